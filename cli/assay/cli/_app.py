@@ -1,0 +1,19 @@
+"""Puts the commands together. Each command group is a module of its own with a typer `app` or plain functions."""
+
+import typer
+
+from assay.cli._common import failing_in_one_line
+
+app = typer.Typer(
+    name="assay",
+    help="Trace LLM applications, evaluate them against datasets, monitor live traffic.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def run() -> None:
+    """Run the command named on the command line."""
+    with failing_in_one_line():
+        app()

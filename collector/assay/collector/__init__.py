@@ -1,0 +1,1 @@
+"""Keep: records, OTLP receiver, dialects, stores, statistics, API, client, pages."""

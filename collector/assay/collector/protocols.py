@@ -1,0 +1,279 @@
+"""The two contracts that every store keeps. One conformance suite each runs over every implementation.
+
+Both are synchronous and safe to call from several threads. `assay.collector.aio(store)` gives the same verbs as
+coroutines. A store raises `StoreError` or one of its kinds, never an error of its driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from assay.collector.filters import Filter
+from assay.collector.records import (
+    JSON,
+    Dataset,
+    Decision,
+    Example,
+    Experiment,
+    Feedback,
+    Key,
+    Lease,
+    Page,
+    QueueItem,
+    Rule,
+    Run,
+    Target,
+    Trace,
+    TraceSummary,
+)
+
+
+class StoreError(Exception):
+    """Something that a store could not do."""
+
+
+class Refused(StoreError):
+    """Permanent: what was asked can never work as it stands (bad input, unknown name, a newer file)."""
+
+
+class NotFound(Refused):
+    """What was named is not in the store."""
+
+
+class Unavailable(StoreError):
+    """May work later: the queue or the disk is full, the server is away. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackStats:
+    """Aggregate of one key's newest feedbacks. `mean`, `minimum`, `maximum` are over the n scores, None if n is 0."""
+
+    key: str
+    n: int = 0
+    mean: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    failed: int = 0
+    skipped: int = 0
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Aggregate over the traces that start in [start_ns, start_ns + width_ns)."""
+
+    start_ns: int
+    width_ns: int
+    group: str | None = None
+    traces: int = 0
+    errors: int = 0
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    feedback: tuple[FeedbackStats, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """One conversation: the traces that carry the same session id."""
+
+    session_id: str
+    project: str
+    user_id: str | None
+    traces: int
+    errors: int
+    start_ns: int
+    end_ns: int
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+
+
+class TraceStore(Protocol):
+    """Spans and feedback. Appending is idempotent on (trace_id, span_id) and on the feedback's id."""
+
+    def append(self, runs: Sequence[Run]) -> None:
+        """Keep runs; returns only when they are durable. A run seen before is replaced by a fuller or later one.
+
+        Raises `Unavailable` when the store cannot keep them now; then none of them is acknowledged.
+        """
+
+    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
+        """Keep feedback; returns only when it is durable. The same id overwrites. The target need not have arrived."""
+
+    def feedback(
+        self,
+        target: str | Target,
+        key: str,
+        score: float | bool | None = None,
+        *,
+        label: str | None = None,
+        comment: str | None = None,
+        author: str | None = None,
+        span_id: str | None = None,
+    ) -> Feedback:
+        """Attach a person's feedback to a trace (its id) or any other target, and return what was kept."""
+
+    def delete_feedback(self, ids: Sequence[str]) -> int:
+        """Remove feedback by id; returns how many there were."""
+
+    def traces(
+        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+    ) -> Page[TraceSummary]:
+        """Traces that pass, latest start first. `conditions` are fields of `Filter`: `feedback=("concise", "<", 0.5)`."""
+
+    def trace(self, trace_id: str) -> Trace:
+        """One trace with all its runs and feedback. Raises `NotFound`."""
+
+    def many(self, trace_ids: Sequence[str]) -> list[Trace]:
+        """Several traces at once, in the order asked; those that are not there are left out."""
+
+    def feedbacks(
+        self, filter: Filter | None = None, *, key: str | None = None, limit: int = 1000, cursor: str | None = None,
+        target: Target | None = None, **conditions: object,
+    ) -> Page[Feedback]:  # fmt: skip
+        """Feedback on traces that pass (or on one target), newest first."""
+
+    def sessions(
+        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+    ) -> Page[SessionSummary]:
+        """Sessions of the traces that pass, latest first."""
+
+    def aggregate(
+        self, filter: Filter | None = None, *, bucket_ns: int | None = None, group_by: str | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:  # fmt: skip
+        """Counts, error rate, latency, tokens, cost and feedback over time; one bucket in all if `bucket_ns` is None.
+
+        `group_by` is one of project, environment, name, model, user, session, experiment.
+        """
+
+    def values(self, field: str, *, limit: int = 100) -> list[str]:
+        """Known values of project, environment, name, kind, model, tag, session, user or feedback (keys)."""
+
+    def count(self) -> Mapping[str, int]:
+        """How many spans, traces and feedbacks are stored and visible."""
+
+    def delete(self, filter: Filter | None = None, **conditions: object) -> int:
+        """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
+
+        An empty filter is refused.
+        """
+
+    def close(self) -> None:
+        """Write what is queued, then let go. Closing twice is harmless."""
+
+
+class ControlStore(Protocol):
+    """Datasets, experiments, rules, decisions, leases, budgets, keys and annotation queues: small and transactional."""
+
+    def save_examples(
+        self, dataset: str, examples: Sequence[Example], *, replace: bool = False, remove: Sequence[str] = (),
+        kind: str | None = None, schema: Mapping[str, JSON] | None = None, description: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+    ) -> Dataset:  # fmt: skip
+        """Add or overwrite examples (by id), take out `remove`, or put them all in place of what is there (`replace`).
+
+        Makes a new version if anything changed, else returns the current one. Creates the dataset if it is new.
+        """
+
+    def dataset(self, name: str, version: int | None = None) -> Dataset:
+        """One dataset at a version (None: the newest). Raises `NotFound`, naming the closest names."""
+
+    def datasets(self) -> list[Dataset]:
+        """All datasets at their newest version, by name."""
+
+    def versions(self, name: str) -> list[Dataset]:
+        """Every version of a dataset, newest first."""
+
+    def examples(
+        self, dataset: str, version: int | None = None, *, split: str | None = None, limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Example]:  # fmt: skip
+        """Examples of a version in their order."""
+
+    def delete_dataset(self, name: str) -> bool:
+        """Remove a dataset with all its versions; False if there was none. Experiments over it stay."""
+
+    def save_experiment(self, experiment: Experiment) -> None:
+        """Create or overwrite, by id."""
+
+    def experiment(self, id_or_name: str) -> Experiment:
+        """One experiment by id, by the beginning of its id, or the newest of that name. Raises `NotFound`."""
+
+    def experiments(
+        self, *, dataset: str | None = None, project: str | None = None, limit: int = 100
+    ) -> list[Experiment]:
+        """Experiments, newest first."""
+
+    def delete_experiment(self, id: str) -> bool:
+        """Remove an experiment with its traces and feedback."""
+
+    def save_rule(self, rule: Rule) -> None:
+        """Create or overwrite, by name; older versions stay readable through `rules(all_versions=True)`."""
+
+    def rules(self, *, all_versions: bool = False) -> list[Rule]:
+        """Rules by name."""
+
+    def delete_rule(self, name: str) -> bool:
+        """Remove a rule; its feedback and decisions stay."""
+
+    def save_decisions(self, decisions: Sequence[Decision]) -> None:
+        """Keep decisions; one per (trace, rule), a later one replaces it."""
+
+    def decisions(
+        self, *, trace_id: str | None = None, rule: str | None = None, verdict: str | None = None, limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Page[Decision]:  # fmt: skip
+        """Decisions, newest first."""
+
+    def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
+        """Take or renew a lease; None while another holder has it."""
+
+    def release(self, name: str, holder: str) -> bool:
+        """Give a lease back; False if this holder has it not."""
+
+    def spend(self, budget: str, amount: float, limit: float, period_start_ns: int) -> float | None:
+        """Book `amount` on a budget for a period unless that passes `limit`: the new total, or None and nothing booked.
+
+        A negative amount gives back.
+        """
+
+    def spent(self, budget: str, period_start_ns: int) -> float:
+        """What is booked so far."""
+
+    def save_key(self, key: Key) -> None:
+        """Create or overwrite an API key's record."""
+
+    def keys(self) -> list[Key]:
+        """All API keys' records, newest first."""
+
+    def delete_key(self, id: str) -> bool:
+        """Revoke an API key."""
+
+    def enqueue(self, items: Sequence[QueueItem]) -> None:
+        """Put targets into an annotation queue; one that waits there already is left as it is."""
+
+    def queue(self, name: str, *, status: str | None = "waiting", limit: int = 100) -> list[QueueItem]:
+        """Items of a queue, oldest first."""
+
+    def queues(self) -> Mapping[str, int]:
+        """Names of queues and how many items wait in each."""
+
+    def resolve(self, item_id: str, status: str, assignee: str | None = None) -> bool:
+        """Mark an item of a queue as done or skipped."""
+
+    def close(self) -> None:
+        """Write what is queued, then let go. Closing twice is harmless."""
+
+
+class Store(TraceStore, ControlStore, Protocol):
+    """What `connect()` returns: both contracts in one object."""

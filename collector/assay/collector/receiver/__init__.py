@@ -1,0 +1,1 @@
+"""Bytes in: OTLP over HTTP to the stores, acknowledged only when durable."""

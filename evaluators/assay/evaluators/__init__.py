@@ -1,0 +1,1 @@
+"""Judge: evaluators, `evaluate()`, monitor."""

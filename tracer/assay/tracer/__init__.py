@@ -1,0 +1,1 @@
+"""Capture: `@trace`, spans, delivery. Imports nothing of the other folders."""
