@@ -128,7 +128,7 @@ class TraceStore(Protocol):
     def traces(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
     ) -> Page[TraceSummary]:
-        """Traces that pass, latest start first. `conditions` are fields of `Filter`: `feedback=("concise", "<", 0.5)`."""
+        """Traces that pass, latest start first. `conditions` are `Filter` fields: `feedback=("concise", "<", 0.5)`."""
 
     def trace(self, trace_id: str) -> Trace:
         """One trace with all its runs and feedback. Raises `NotFound`."""
