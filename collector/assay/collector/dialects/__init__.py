@@ -1,0 +1,7 @@
+"""Dialects: spans of any convention become `Run`s here, and nowhere else."""
+
+from assay.collector.dialects._raw import RawSpan
+from assay.collector.dialects._read import DIALECTS, Dialect, read
+from assay.collector.dialects._readable import from_readable
+
+__all__ = ["DIALECTS", "Dialect", "RawSpan", "from_readable", "read"]

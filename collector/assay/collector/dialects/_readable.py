@@ -1,0 +1,51 @@
+"""Finished spans of the OpenTelemetry SDK, in the process that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from assay.collector.dialects._raw import RawSpan
+from assay.collector.dialects._read import read
+from assay.collector.records import JSON, Event, Link, Run
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import SpanContext
+
+
+def from_readable(span: ReadableSpan) -> Run:
+    """The run that a finished span of the SDK is: the same as after a way through OTLP and the receiver."""
+    context = span.get_span_context()
+    if context is None:
+        raise ValueError(f"span {span.name!r} has no context, so neither trace nor span id")
+    trace_id, span_id = _ids(context)
+    scope = span.instrumentation_scope
+    return read(
+        RawSpan(
+            trace_id=trace_id,
+            span_id=span_id,
+            name=span.name,
+            parent_id=_ids(span.parent)[1] if span.parent else None,
+            kind=span.kind.value + 1,  # the SDK counts from 0, OTLP keeps 0 for "unspecified"
+            start_ns=span.start_time or 0,
+            end_ns=span.end_time or 0,
+            status=span.status.status_code.value,
+            message=span.status.description or "",
+            attributes=_plain(span.attributes),
+            events=tuple(Event(e.name, e.timestamp, _plain(e.attributes)) for e in span.events),
+            links=tuple(Link(*_ids(link.context), _plain(link.attributes)) for link in span.links),
+            resource=_plain(span.resource.attributes),
+            scope=scope.name if scope else "",
+            scope_version=(scope.version or "") if scope else "",
+            trace_state=context.trace_state.to_header(),
+        )
+    )
+
+
+def _ids(context: SpanContext) -> tuple[str, str]:
+    return f"{context.trace_id:032x}", f"{context.span_id:016x}"
+
+
+def _plain(attributes: Mapping[str, Any] | None) -> dict[str, JSON]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}

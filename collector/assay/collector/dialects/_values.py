@@ -1,0 +1,94 @@
+"""What the dialects share: texts that hold JSON, numbers, documents, lists spread over indexed attributes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from assay.collector.records import JSON, Document
+
+MAX_INDEX = 10_000  # a list spread over attributes is bounded by its highest index, which anybody can write
+
+
+def from_json(value: JSON) -> JSON:
+    """What a text holds if it is JSON, else the value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+def number(value: JSON) -> float | None:
+    """A finite number, also out of a text; None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def count(value: JSON) -> int | None:
+    """A whole number that is not negative, or None."""
+    found = number(value)
+    return int(found) if found is not None and 0 <= found < 2**53 else None
+
+
+def text(value: JSON) -> str | None:
+    """A text that is not empty, or None."""
+    return value if isinstance(value, str) and value else None
+
+
+def as_text(value: JSON) -> str:
+    """A text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+
+
+def document(value: JSON) -> Document | None:
+    """One retrieved document out of a text, or of an object under any of the names in use; None if it is neither."""
+    if isinstance(value, str):
+        return Document(value)
+    if not isinstance(value, Mapping):
+        return None
+    content = _first(value, "content", "page_content", "text", "chunk")
+    identity = _first(value, "id", "doc_uri", "document_id", "url")
+    if content is None and identity is None:
+        return None
+    metadata = from_json(value.get("metadata"))
+    return Document(
+        "" if content is None else as_text(content),
+        None if identity is None else as_text(identity),
+        number(value.get("score")),
+        metadata if isinstance(metadata, dict) else {},
+    )
+
+
+def documents(values: JSON) -> tuple[Document, ...]:
+    """The documents in a list, or none at all if some element is not one."""
+    if isinstance(values, Mapping):
+        values = values.get("documents")
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return ()
+    found = [document(value) for value in values]
+    return tuple(one for one in found if one) if all(found) else ()
+
+
+def take_indexed(attributes: dict[str, Any], prefix: str, element: str) -> list[dict[str, JSON]]:
+    """Take the list out of `{prefix}.{i}.{element}.{name}`: one object per index, by index, gaps closed."""
+    lead = len(prefix) + 1
+    found: dict[int, dict[str, JSON]] = {}
+    for key in [key for key in attributes if key.startswith(prefix)]:
+        index, _, rest = key[lead:].partition(".")
+        if rest.startswith(element + ".") and index.isascii() and index.isdigit() and int(index[:6]) < MAX_INDEX:
+            found.setdefault(int(index[:6]), {})[rest[len(element) + 1 :]] = attributes.pop(key)
+    return [found[index] for index in sorted(found)]
+
+
+def _first(value: Mapping[str, JSON], *names: str) -> JSON:
+    return next((value[name] for name in names if value.get(name) is not None), None)

@@ -1,0 +1,181 @@
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from assay.collector.dialects import RawSpan, from_readable, read
+from assay.collector.records import Document, Event, Run, Usage
+
+
+def run(resource: dict | None = None, **attributes: object) -> Run:
+    return read(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=attributes, resource=resource or {}))
+
+
+def test_openinference_values_become_inputs_and_outputs():
+    found = run(
+        **{
+            "openinference.span.kind": "CHAIN",
+            "input.value": '{"question": "why?"}',
+            "input.mime_type": "application/json",
+            "output.value": "because",
+            "output.mime_type": "text/plain",
+        }
+    )
+    assert (found.kind, found.inputs, found.outputs) == ("chain", {"question": "why?"}, "because")
+    assert found.attributes == {}
+
+
+def test_text_that_claims_to_be_json_stays_text():
+    found = run(**{"input.value": "{broken", "input.mime_type": "application/json"})
+    assert found.inputs == "{broken"
+
+
+def test_documents_spread_over_attributes_come_back_in_order():
+    spread = {f"retrieval.documents.{i}.document.content": f"text {i}" for i in (10, 2)}
+    spread |= {"retrieval.documents.2.document.id": "two", "retrieval.documents.2.document.score": 0.5}
+    spread |= {"retrieval.documents.2.document.metadata": '{"page": 3}'}
+    found = run(**{"openinference.span.kind": "RETRIEVER"}, **spread)
+    assert found.documents == (Document("text 2", "two", 0.5, {"page": 3}), Document("text 10"))
+    assert found.attributes == {}
+
+
+@pytest.mark.parametrize("index", ["999999999999", "-1", "x", "", "²"])
+def test_an_index_that_is_no_index_stays_an_attribute(index):
+    found = run(**{f"retrieval.documents.{index}.document.content": "text"})
+    assert found.documents == ()
+    assert found.attributes == {f"retrieval.documents.{index}.document.content": "text"}
+
+
+def test_documents_of_assay_win_over_the_flattened_copy():
+    found = run(
+        **{
+            "assay.documents": '[{"content": "a", "id": "1", "score": 0.5, "metadata": {"k": 1}}]',
+            "retrieval.documents.0.document.content": "a",
+        }
+    )
+    assert found.documents == (Document("a", "1", 0.5, {"k": 1}),)
+    assert found.attributes == {}
+
+
+def test_outputs_of_a_retriever_are_its_documents():
+    found = run(
+        **{
+            "openinference.span.kind": "RETRIEVER",
+            "output.value": '["a", {"page_content": "b", "doc_uri": "u"}]',
+            "output.mime_type": "application/json",
+        }
+    )
+    assert found.documents == (Document("a"), Document("b", "u"))
+
+
+def test_openinference_llm_call():
+    found = run(
+        **{
+            "openinference.span.kind": "LLM",
+            "llm.model_name": "m-1",
+            "llm.token_count.prompt": 10,
+            "llm.token_count.completion": 5,
+            "llm.token_count.total": 15,
+            "llm.token_count.prompt_details.cache_read": 4,
+            "llm.cost.total": 0.25,
+            "llm.input_messages.0.message.role": "user",
+            "llm.input_messages.0.message.content": "hi",
+        }
+    )
+    assert found.usage == Usage(10, 5, {"cache_read.input_tokens": 4})
+    assert (found.model, found.cost) == ("m-1", 0.25)
+    assert found.inputs == [{"role": "user", "content": "hi"}]
+    assert found.attributes == {}
+
+
+def test_genai_llm_call():
+    messages = '[{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]'
+    found = run(
+        **{
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": "gpt",
+            "gen_ai.response.model": "gpt-2026",
+            "gen_ai.usage.input_tokens": 7,
+            "gen_ai.usage.output_tokens": 3,
+            "gen_ai.usage.reasoning.output_tokens": 2,
+            "gen_ai.input.messages": messages,
+            "gen_ai.conversation.id": "c-1",
+        }
+    )
+    assert (found.kind, found.model, found.session_id) == ("llm", "gpt-2026", "c-1")
+    assert found.usage == Usage(7, 3, {"reasoning.output_tokens": 2})
+    assert found.inputs[0]["role"] == "user"
+    assert found.attributes == {"gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt"}
+
+
+def test_tokens_that_an_agent_sums_up_are_not_counted_again():
+    found = run(**{"gen_ai.operation.name": "invoke_agent", "gen_ai.usage.input_tokens": 7})
+    assert (found.kind, found.usage) == ("agent", None)
+    assert found.attributes["gen_ai.usage.input_tokens"] == 7
+
+
+def test_genai_retrieval_and_tool():
+    documents = '[{"id": "d1", "score": 0.9, "content": "text"}]'
+    found = run(**{"gen_ai.operation.name": "retrieval", "gen_ai.retrieval.documents": documents})
+    assert (found.kind, found.documents) == ("retriever", (Document("text", "d1", 0.9),))
+    found = run(**{"gen_ai.operation.name": "execute_tool", "gen_ai.tool.call.arguments": '{"city": "Rome"}'})
+    assert (found.kind, found.inputs) == ("tool", {"city": "Rome"})
+
+
+def test_whose_span_it_is():
+    resource = {"openinference.project.name": "bot", "deployment.environment.name": "prod", "service.name": "web"}
+    found = run(resource, **{"session.id": "s", "user.id": "u", "tag.tags": ["a", "b"], "metadata": '{"k": 1}'})
+    assert (found.project, found.environment, found.session_id, found.user_id) == ("bot", "prod", "s", "u")
+    assert (found.tags, found.metadata, found.attributes) == (("a", "b"), {"k": 1}, {})
+    assert run({"service.name": "web"}).project == "web"
+    assert run({"service.name": "unknown_service:python"}).project == "default"
+
+
+def test_the_experiment_is_taken_and_the_counts_of_spans_are_left():
+    found = run(**{"assay.experiment.id": "e", "assay.example.id": "x", "assay.repetition": 2, "assay.spans.open": 0})
+    assert (found.experiment_id, found.example_id, found.repetition) == ("e", "x", 2)
+    assert found.attributes == {"assay.spans.open": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("metadata", "[1]"), ("tag.tags", "a"), ("session.id", 5), ("llm.token_count.prompt", "x"), ("assay.cost", True),
+     ("llm.cost.total", "inf"), ("openinference.span.kind", ["LLM"]), ("gen_ai.operation.name", ["chat"])],
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_stays_an_attribute(name, value):
+    assert run(**{name: value}).attributes == {name: value}
+
+
+def test_an_error_tells_its_type_and_message():
+    event = Event("exception", 1, {"exception.type": "ValueError", "exception.message": "no"})
+    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", status=2, message="ignored", events=(event,))
+    assert (read(raw).status, read(raw).error) == ("error", "ValueError: no")
+    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", status=2, attributes={"error.type": "timeout"})
+    assert read(raw).error == "timeout"
+
+
+def test_what_the_envelope_says_besides():
+    raw = RawSpan(
+        trace_id="1" * 32, span_id="2" * 16, name="s", kind=3, scope="lib", scope_version="1", trace_state="a=b"
+    )
+    assert read(raw).attributes == {
+        "otel.span.kind": "client",
+        "otel.scope.name": "lib",
+        "otel.scope.version": "1",
+        "otel.trace_state": "a=b",
+    }
+
+
+def test_a_span_of_the_sdk():
+    memory = InMemorySpanExporter()
+    provider = TracerProvider(resource=Resource({"openinference.project.name": "p"}))
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    tracer = provider.get_tracer("assay.tracer")
+    with pytest.raises(KeyError), tracer.start_as_current_span("outer"), tracer.start_as_current_span("inner") as span:
+        span.set_attributes({"input.value": "hi", "tag.tags": ("x",)})
+        raise KeyError("k")
+    inner, outer = map(from_readable, memory.get_finished_spans())
+    assert (inner.parent_id, inner.trace_id) == (outer.span_id, outer.trace_id)
+    assert (inner.inputs, inner.tags, inner.project, inner.error) == ("hi", ("x",), "p", "KeyError: 'k'")
+    assert inner.end_ns >= inner.start_ns > 0
