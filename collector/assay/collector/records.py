@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
+import orjson
+
 T = TypeVar("T")
+_STABLE = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 JSON: TypeAlias = Any  # None, bool, int, float, str, list or dict of these
 Status = Literal["unset", "ok", "error"]
@@ -127,8 +130,9 @@ class TraceSummary:
     complete: bool
     experiment_id: str | None
     example_id: str | None
-    inputs: str  # the beginning of the root's inputs, for display
-    outputs: str
+    repetition: int = 0
+    inputs: str = ""  # the beginning of the root's inputs, for display
+    outputs: str = ""
     feedback: Mapping[str, float | str | None] = field(default_factory=dict)  # newest score (or label) per key
 
 
@@ -238,7 +242,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One row of a dataset. An `id` left empty is derived from the contents."""
+    """One row of a dataset. An `id` left empty is derived from the contents (see `example_id`).
+
+    `outputs` and `documents` are what some application has answered and retrieved already: `evaluate()` without a task
+    scores them as they are.
+    """
 
     inputs: JSON
     reference_outputs: JSON = None
@@ -251,6 +259,21 @@ class Example:
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     split: str | None = None
     id: str = ""
+    outputs: JSON = None
+    documents: tuple[Document, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", example_id(self))
+
+
+def example_id(example: Example) -> str:
+    """32 hex digits over question and reference, not over metadata, split and given answers."""
+    parts = (
+        example.inputs, example.reference_outputs, example.expected_documents, example.conditions, example.guidelines,
+        example.categories, example.history, example.base_id,
+    )  # fmt: skip
+    return hashlib.sha256(orjson.dumps(parts, default=repr, option=_STABLE)).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
