@@ -42,4 +42,24 @@ REPETITION: Final = "assay.repetition"
 FOREIGN_TRACE: Final = "assay.foreign.trace_id"  # the trace of a current span that is not ours
 FOREIGN_SPAN: Final = "assay.foreign.span_id"
 
+# Feedback: attributes of the OTLP log event; the log record's span context is what it speaks of
+EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
+EVALUATION_NAME: Final = "gen_ai.evaluation.name"  # the key
+EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"  # float; a bool travels as 0.0 or 1.0 with FEEDBACK_BOOLEAN
+EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
+EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"  # the comment
+ERROR_TYPE: Final = "error.type"  # the evaluation failed
+FEEDBACK_BOOLEAN: Final = "assay.feedback.boolean"  # true: the score was a bool
+FEEDBACK_SCOPE: Final = "assay.feedback.scope"  # "trace" or "span" (default) of the log record's context
+FEEDBACK_DOCUMENT: Final = "assay.feedback.document"  # int, position in the span's documents
+FEEDBACK_OUTCOME: Final = "assay.feedback.outcome"  # "score" (default), "error", "skip"
+FEEDBACK_ERROR: Final = "assay.feedback.error"  # the error's text, where error.type is only its class
+FEEDBACK_SOURCE: Final = "assay.feedback.source"  # "code" (default), "model", "human"
+FEEDBACK_AUTHOR: Final = "assay.feedback.author"
+FEEDBACK_EVALUATOR: Final = "assay.feedback.evaluator"
+FEEDBACK_VERSION: Final = "assay.feedback.version"
+FEEDBACK_RULE: Final = "assay.feedback.rule"
+FEEDBACK_METADATA: Final = "assay.feedback.metadata"  # a JSON object as a string
+FEEDBACK_ID: Final = "assay.feedback.id"  # left out: derived by the collector
+
 KINDS: Final = ("chain", "llm", "retriever", "tool", "agent", "embedding", "reranker", "guardrail", "evaluator")
