@@ -46,6 +46,7 @@ class Filter:
     skipped: tuple[str, ...] = ()
     text: str | None = None  # words in inputs or outputs of any run
     experiment: str | None = None  # id; "" for traces of no experiment
+    experiments: tuple[str, ...] | None = None  # any of these ids
     dataset: str | None = None  # name of the dataset of the trace's experiment
     example: str | None = None
     complete: bool | None = None
