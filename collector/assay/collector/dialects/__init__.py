@@ -3,5 +3,6 @@
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._read import DIALECTS, Dialect, read
 from assay.collector.dialects._readable import from_readable
+from assay.collector.dialects._values import documents as as_documents
 
-__all__ = ["DIALECTS", "Dialect", "RawSpan", "from_readable", "read"]
+__all__ = ["DIALECTS", "Dialect", "RawSpan", "as_documents", "from_readable", "read"]

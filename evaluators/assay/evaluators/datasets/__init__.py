@@ -1,0 +1,33 @@
+"""Datasets: read from and written to files, DataFrames, other products' exports and traces; checked, compared, kept."""
+
+from assay.evaluators.datasets._columns import BadRow
+from assay.evaluators.datasets._keep import Diff, deduplicate, diff, save
+from assay.evaluators.datasets._kinds import check_kind, kind_of, messages
+from assay.evaluators.datasets._read import is_file, iterate, read
+from assay.evaluators.datasets._schema import SchemaError, check_schema, infer_schema
+from assay.evaluators.datasets._traces import from_traces, stored_traces
+from assay.evaluators.datasets._write import to_databricks, to_openai, to_pandas, to_row, write
+
+__all__ = [
+    "BadRow",
+    "Diff",
+    "SchemaError",
+    "check_kind",
+    "check_schema",
+    "deduplicate",
+    "diff",
+    "from_traces",
+    "infer_schema",
+    "is_file",
+    "iterate",
+    "kind_of",
+    "messages",
+    "read",
+    "save",
+    "stored_traces",
+    "to_databricks",
+    "to_openai",
+    "to_pandas",
+    "to_row",
+    "write",
+]

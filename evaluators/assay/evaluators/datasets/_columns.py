@@ -1,0 +1,133 @@
+"""Which column of a row means what: the names in use become the fields of an `Example`.
+
+Databricks: request, response, expected_response, retrieved_context, expected_retrieved_context, guidelines. LangSmith:
+inputs, outputs (the reference). Langfuse: input, expectedOutput. Phoenix: input, output (the reference). Everything
+that is no field becomes an input, unless there is a column `inputs`: then it becomes metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from assay.collector.dialects import as_documents
+from assay.collector.records import JSON, Document, Example
+
+Row = Mapping[str, JSON]
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "inputs": ("inputs", "input", "request"),
+    "outputs": ("outputs", "output", "response", "actual", "actual_output", "prediction"),
+    "reference_outputs": (
+        "reference_outputs", "reference", "reference_output", "expected", "expected_output", "expected_outputs",
+        "expected_response", "expected_answer", "expectedOutput", "ground_truth", "target",
+    ),
+    "documents": ("documents", "retrieved_context", "retrieved_contexts", "retrieval_context", "contexts", "context"),
+    "expected_documents": ("expected_documents", "expected_retrieved_context", "reference_contexts"),
+    "conditions": ("conditions", "condition"),
+    "guidelines": ("guidelines",),
+    "categories": ("categories", "category"),
+    "history": ("history",),
+    "base_id": ("base_id",),
+    "metadata": ("metadata",),
+    "split": ("split",),
+    "id": ("id", "example_id", "request_id"),
+}  # fmt: skip
+_FIELD_OF = {name: field for field, names in FIELDS.items() for name in names}
+_REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})  # columns that only such exports have
+_SCALARS = ("base_id", "split", "id")
+
+
+class BadRow(ValueError):
+    """A row of a dataset that cannot become an example; says which, what, and the way out."""
+
+
+def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | None = None) -> Example:
+    """The example in a row. `columns` renames columns first: {"gold": "reference_outputs", "q": "inputs.question"}.
+
+    Raises `BadRow`.
+    """
+    draft, rest = _sorted_out(_renamed(row, columns or {}))
+    _references(draft, rest, row)
+    if "inputs" in draft:
+        draft["metadata"] = {**rest, **_mapping(draft.get("metadata"), "metadata", where)}
+    elif rest:
+        draft["inputs"] = rest
+    else:
+        raise BadRow(f"{where} has no inputs, only {sorted(row)!r}: name them with columns={{'…': 'inputs'}}")
+    return _example(draft, where)
+
+
+def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
+    return {columns.get(name, name): value for name, value in row.items()}
+
+
+def _sorted_out(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
+    """The fields of an example that a row has, and its other columns; `inputs.question` is a part of a field."""
+    draft: dict[str, JSON] = {}
+    rest: dict[str, JSON] = {}
+    for name, value in row.items():
+        head, _, part = name.partition(".")
+        field = _FIELD_OF.get(head)
+        if field is None:
+            rest[name] = value
+        elif part:
+            draft.setdefault(field, {})[part] = value
+        elif draft.get(field) is None:
+            draft[field] = value
+    return draft, rest
+
+
+def _references(draft: dict[str, JSON], rest: dict[str, JSON], row: Row) -> None:
+    """Move outputs to where they belong, when an export calls the reference "outputs"."""
+    if draft.get("reference_outputs") is None and _outputs_are_references(row):
+        draft["reference_outputs"] = draft.pop("outputs", None)
+    elif "answer" in rest and "inputs" not in draft:
+        field = "outputs" if draft.get("reference_outputs") is not None else "reference_outputs"
+        draft.setdefault(field, rest.pop("answer"))
+
+
+def _outputs_are_references(row: Row) -> bool:
+    both_spread = isinstance(row.get("input"), Mapping) and isinstance(row.get("output"), Mapping)
+    return both_spread or any(name in row for name in _REFERENCE_IS_OUTPUT)
+
+
+def _example(draft: dict[str, Any], where: str) -> Example:
+    known = {name: value for name, value in draft.items() if value is not None}
+    for name in ("documents", "expected_documents"):
+        if name in known:
+            known[name] = _documents(known[name], name, where)
+    if "categories" in known:
+        known["categories"] = _texts(known["categories"])
+    if "metadata" in known:
+        known["metadata"] = _mapping(known["metadata"], "metadata", where)
+    _split_of_langsmith(known)
+    known.update({name: str(known[name]) for name in _SCALARS if name in known})
+    return Example(inputs=known.pop("inputs", None), **known)
+
+
+def _split_of_langsmith(known: dict[str, Any]) -> None:
+    split = known.get("metadata", {}).get("dataset_split")
+    if split and "split" not in known:
+        known["split"] = split[0] if isinstance(split, list) else split
+
+
+def _documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:
+    values = [value] if isinstance(value, str | Mapping) else list(value)
+    found = as_documents(values)
+    if len(found) != len(values):
+        raise BadRow(f"{where}: {name} {value!r:.120} is not a list of texts or of {{content, id, score, metadata}}")
+    return found
+
+
+def _texts(value: JSON) -> tuple[str, ...]:
+    values = value.split(",") if isinstance(value, str) else value
+    return tuple(str(one).strip() for one in values)
+
+
+def _mapping(value: JSON, name: str, where: str) -> dict[str, JSON]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadRow(f"{where}: {name} is {value!r:.120}, not an object")
+    return dict(value)

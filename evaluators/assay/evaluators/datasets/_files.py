@@ -1,0 +1,91 @@
+"""Rows out of files: JSON lines and CSV one by one, JSON and YAML whole."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from assay.collector.records import JSON
+from assay.evaluators.datasets._columns import BadRow
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".yaml", ".yml")
+_LISTS = ("examples", "items", "rows", "data")  # keys under which exports keep their rows
+
+
+def rows_of_file(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+    """(where, row) pairs of a file. Raises `BadRow` with file and line, `ValueError` for an unknown kind of file."""
+    suffix = path.suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        return _json_lines(path)
+    if suffix in (".csv", ".tsv"):
+        return _csv(path, "\t" if suffix == ".tsv" else ",")
+    if suffix == ".json":
+        return _listed(path, _loads(path.read_bytes(), str(path)))
+    if suffix in (".yaml", ".yml"):
+        return _listed(path, _yaml(path))
+    raise ValueError(f"cannot read {path.name!r}: known are {', '.join(SUFFIXES)}")
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                where = f"{path.name}:{number}"
+                yield where, _row(_loads(line.removeprefix(b"\xef\xbb\xbf"), where), where)
+
+
+def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+    csv.field_size_limit(2**31 - 1)  # documents in cells pass the module's 128 KiB
+    with path.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.DictReader(lines, delimiter=delimiter)
+        for cells in reader:
+            where = f"{path.name}:{reader.line_num}"
+            if None in cells:
+                raise BadRow(f"{where} has more cells than the header has columns: {cells[None]!r:.120}")
+            yield where, {name: _cell(value) for name, value in cells.items() if value not in (None, "")}
+
+
+def _cell(text: str) -> JSON:
+    """JSON objects, lists and quoted texts in a cell are read; everything else is the text that it is."""
+    if text[:1] not in ("{", "[", '"'):
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+def _listed(path: Path, content: Any) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+    if isinstance(content, Mapping):
+        content = next((content[key] for key in _LISTS if isinstance(content.get(key), list)), content)
+    if not isinstance(content, list):
+        raise BadRow(f"{path.name} holds no list of examples (nor one under any of {', '.join(_LISTS)})")
+    for number, row in enumerate(content, 1):
+        where = f"{path.name}, example {number}"
+        yield where, _row(row, where)
+
+
+def _row(value: JSON, where: str) -> Mapping[str, JSON]:
+    if not isinstance(value, Mapping):
+        raise BadRow(f"{where} is {value!r:.80}, not an object")
+    return value
+
+
+def _loads(text: bytes, where: str) -> JSON:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadRow(f"{where} is not JSON: {error}") from None
+
+
+def _yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        raise BadRow(f"{path.name} is not YAML: {error}") from None

@@ -1,0 +1,82 @@
+"""JSON Schemas of a dataset: {"inputs": …, "reference_outputs": …}; inferred from examples, or given and held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from assay.collector.records import JSON, Example
+
+PARTS = ("inputs", "reference_outputs")
+Schema = Mapping[str, JSON]
+
+
+class SchemaError(ValueError):
+    """An example that does not follow its dataset's schema; names the example and the field."""
+
+
+def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
+    """The narrowest schema that all examples follow: the types of every field, and which of them are always there."""
+    rows = list(examples)
+    references = [row.reference_outputs for row in rows if row.reference_outputs is not None]
+    found = {"inputs": [row.inputs for row in rows], "reference_outputs": references}
+    return {part: _tidied(_joined([_of(value) for value in values])) for part, values in found.items() if values}
+
+
+def check_schema(examples: Iterable[Example], schema: Schema) -> None:
+    """Raise `SchemaError` for the first example that does not follow the schema."""
+    from jsonschema import Draft202012Validator
+
+    checks = {part: Draft202012Validator(schema[part]) for part in PARTS if schema.get(part)}
+    for number, example in enumerate(examples, 1):
+        for part, check in checks.items():
+            value = getattr(example, part)
+            if value is not None or part == "inputs":
+                _hold(check, value, part, f"example {number} ({example.id[:12]})")
+
+
+def _hold(check: Any, value: JSON, part: str, where: str) -> None:
+    error = next(iter(sorted(check.iter_errors(value), key=lambda error: list(map(str, error.path)))), None)
+    if error is not None:
+        field = ".".join([part, *map(str, error.path)])
+        raise SchemaError(f"{where} does not follow the dataset's schema at {field}: {error.message}")
+
+
+def _of(value: JSON) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        properties = {str(key): _of(one) for key, one in value.items()}
+        return {"type": ["object"], "properties": properties, "required": sorted(properties)}
+    if isinstance(value, list | tuple):
+        return {"type": ["array"], **({"items": _joined([_of(one) for one in value])} if value else {})}
+    return {"type": [_scalar(value)]}
+
+
+def _scalar(value: JSON) -> str:
+    kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (type(None), "null"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "string")
+
+
+def _joined(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    """One schema for values of several: types together, a field is required when every object has it."""
+    types = {name for schema in schemas for name in schema["type"]}
+    joined: dict[str, Any] = {"type": sorted(types - {"integer"} if "number" in types else types)}
+    objects = [schema for schema in schemas if "properties" in schema]
+    if objects:
+        names = sorted({name for schema in objects for name in schema["properties"]})
+        having = {name: [s["properties"][name] for s in objects if name in s["properties"]] for name in names}
+        joined["properties"] = {name: _joined(parts) for name, parts in having.items()}
+        joined["required"] = sorted(set.intersection(*(set(schema["required"]) for schema in objects)))
+    items = [schema["items"] for schema in schemas if "items" in schema]
+    if items:
+        joined["items"] = _joined(items)
+    return joined
+
+
+def _tidied(schema: dict[str, Any]) -> dict[str, Any]:
+    """A single type without its list."""
+    tidy = {**schema, "type": schema["type"][0] if len(schema["type"]) == 1 else schema["type"]}
+    if "properties" in tidy:
+        tidy["properties"] = {name: _tidied(part) for name, part in tidy["properties"].items()}
+    if "items" in tidy:
+        tidy["items"] = _tidied(tidy["items"])
+    return tidy

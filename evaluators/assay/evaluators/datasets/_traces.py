@@ -1,0 +1,60 @@
+"""Examples from traces: what was asked, and what a person says should have been answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from assay.collector.filters import Filter
+from assay.collector.protocols import TraceStore
+from assay.collector.records import JSON, Example, Trace
+
+PAGE = 200
+
+
+def from_traces(
+    store: TraceStore, trace_ids: Iterable[str] | None = None, *, corrections: Mapping[str, JSON] | None = None,
+    outputs_are_references: bool = False, limit: int = 1000, filter: Filter | None = None, **conditions: object,
+) -> list[Example]:  # fmt: skip
+    """Examples from stored traces: those named, or those that pass a filter, latest first.
+
+    `corrections` maps trace ids to reference outputs; with `outputs_are_references` what was answered is the reference
+    of the others. What was answered and retrieved is kept as the example's given outputs and documents.
+    """
+    found = stored_traces(store, trace_ids, limit=limit, filter=filter, **conditions)
+    known = corrections or {}
+    return [example_of_trace(trace, known.get(trace.trace_id), outputs_are_references) for trace in found]
+
+
+def stored_traces(
+    store: TraceStore, trace_ids: Iterable[str] | None = None, *, limit: int = 1000, filter: Filter | None = None,
+    **conditions: object,
+) -> Iterator[Trace]:  # fmt: skip
+    """Whole traces, a page at a time: those named, in that order, or those that pass, latest first."""
+    if trace_ids is not None:
+        named = list(trace_ids)
+        for start in range(0, len(named), PAGE):
+            yield from store.many(named[start : start + PAGE])
+        return
+    cursor: str | None = None
+    while limit > 0:
+        page = store.traces(filter, limit=min(PAGE, limit), cursor=cursor, **conditions)
+        yield from store.many([summary.trace_id for summary in page])
+        limit, cursor = limit - len(page), page.next
+        if cursor is None:
+            return
+
+
+def example_of_trace(trace: Trace, correction: JSON = None, outputs_are_references: bool = False) -> Example:
+    """The example that a trace is; its id is the trace's."""
+    root = trace.root
+    reference = root.outputs if correction is None and outputs_are_references else correction
+    details: dict[str, Any] = {"trace_id": trace.trace_id, "name": root.name, "project": root.project}
+    return Example(
+        id=trace.trace_id,
+        inputs=root.inputs,
+        reference_outputs=reference,
+        outputs=root.outputs,
+        documents=trace.documents or None,
+        metadata={**root.metadata, **details},
+    )

@@ -1,0 +1,145 @@
+"""Reading: every format and export becomes the same examples."""
+
+import json
+
+import pandas
+import pytest
+
+from assay.collector.records import Document, Example, Run, Trace
+from assay.evaluators import datasets
+
+EXAMPLE = {"inputs": {"question": "Q?"}, "reference_outputs": "A", "metadata": {"level": 2}, "split": "test"}
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return write
+
+
+def test_json_lines(files):
+    path = files("a.jsonl", json.dumps(EXAMPLE) + "\n\n" + json.dumps({"question": "2?", "expected": "B"}) + "\n")
+    first, second = datasets.read(path)
+    assert first.inputs == {"question": "Q?"}
+    assert (first.reference_outputs, first.metadata, first.split) == ("A", {"level": 2}, "test")
+    assert (second.inputs, second.reference_outputs) == ({"question": "2?"}, "B")
+
+
+def test_the_error_of_a_bad_line_names_file_and_line(files):
+    path = files("a.jsonl", '{"question": "Q?"}\nnot json\n')
+    with pytest.raises(datasets.BadRow, match=r"a\.jsonl:2 is not JSON"):
+        datasets.read(path)
+
+
+def test_csv_with_prefixed_columns_and_json_in_cells(files):
+    path = files(
+        "a.csv", 'inputs.q,reference_outputs,documents,metadata.by\nWhy?,"{""a"": 1}","[""one"", ""two""]",ann\n'
+    )
+    (example,) = datasets.read(path)
+    assert (example.inputs, example.reference_outputs) == ({"q": "Why?"}, {"a": 1})
+    assert example.documents == (Document("one"), Document("two"))
+    assert example.metadata == {"by": "ann"}
+
+
+def test_csv_with_more_cells_than_columns(files):
+    with pytest.raises(datasets.BadRow, match=r"a\.csv:2 has more cells"):
+        datasets.read(files("a.csv", "q,expected\n1,2,3\n"))
+
+
+def test_yaml_with_a_list_under_examples(files):
+    path = files("a.yaml", "examples:\n- inputs: {question: why}\n  reference_outputs: A\n")
+    assert datasets.read(str(path))[0].reference_outputs == "A"
+
+
+def test_a_data_frame_leaves_missing_values_out():
+    frame = pandas.DataFrame({"question": ["Q1", "Q2"], "expected": ["A", None], "k": [1, 2]})
+    first, second = datasets.read(frame)
+    assert first.inputs == {"question": "Q1", "k": 1}
+    assert second.reference_outputs is None
+
+
+def test_columns_of_databricks():
+    (example,) = datasets.read([{
+        "request_id": "r1", "request": "Q?", "response": "B", "expected_response": "A", "guidelines": ["be brief"],
+        "retrieved_context": [{"content": "c", "doc_uri": "u"}], "expected_retrieved_context": [{"doc_uri": "u"}],
+    }])  # fmt: skip
+    assert (example.id, example.inputs, example.outputs, example.reference_outputs) == ("r1", "Q?", "B", "A")
+    assert example.documents == (Document("c", "u"),)
+    assert example.expected_documents == (Document("", "u"),)
+    assert example.guidelines == ["be brief"]
+
+
+def test_an_export_of_langsmith_calls_the_reference_outputs():
+    row = {
+        "id": "1",
+        "dataset_id": "d",
+        "inputs": {"q": "Q?"},
+        "outputs": {"a": "A"},
+        "metadata": {"dataset_split": ["dev"]},
+    }
+    (example,) = datasets.read([row])
+    assert (example.reference_outputs, example.outputs, example.split) == ({"a": "A"}, None, "dev")
+
+
+def test_an_export_of_langfuse_leaves_archived_items_out(files):
+    items = [
+        {
+            "id": "1",
+            "datasetId": "d",
+            "status": "ACTIVE",
+            "input": {"q": "Q?"},
+            "expectedOutput": "A",
+            "metadata": None,
+        },
+        {"id": "2", "datasetId": "d", "status": "ARCHIVED", "input": {"q": "old"}, "expectedOutput": "A"},
+    ]
+    (example,) = datasets.read(files("a.json", json.dumps({"data": items})))
+    assert (example.id, example.inputs, example.reference_outputs) == ("1", {"q": "Q?"}, "A")
+
+
+def test_an_export_of_phoenix():
+    (example,) = datasets.read([{"id": "x", "input": {"q": "Q?"}, "output": {"a": "A"}, "metadata": {"by": "ann"}}])
+    assert (example.inputs, example.reference_outputs, example.metadata) == ({"q": "Q?"}, {"a": "A"}, {"by": "ann"})
+
+
+def test_answer_is_the_reference_unless_there_is_another():
+    (qa,) = datasets.read([{"question": "Q?", "answer": "A"}])
+    (given,) = datasets.read([{"question": "Q?", "answer": "B", "expected": "A"}])
+    assert (qa.inputs, qa.reference_outputs, qa.outputs) == ({"question": "Q?"}, "A", None)
+    assert (given.inputs, given.reference_outputs, given.outputs) == ({"question": "Q?"}, "A", "B")
+
+
+def test_columns_may_be_renamed():
+    (example,) = datasets.read(
+        [{"q": "Q?", "gold": "A"}], columns={"q": "inputs.question", "gold": "reference_outputs"}
+    )
+    assert (example.inputs, example.reference_outputs) == ({"question": "Q?"}, "A")
+
+
+def test_ids_derive_from_contents_and_doubles_get_their_own():
+    first, second = datasets.read([{"q": "same"}, {"q": "same"}])
+    assert first.id == Example(inputs={"q": "same"}, split="other").id
+    assert second.id == first.id + "-2"
+
+
+def test_traces_are_examples():
+    run = Run(
+        trace_id="a" * 32, span_id="b" * 16, name="answer", inputs={"q": "Q?"}, outputs="A", documents=(Document("d"),)
+    )
+    (example,) = datasets.read([Trace(run, (run,))])
+    assert (example.inputs, example.outputs, example.documents) == ({"q": "Q?"}, "A", (Document("d"),))
+
+
+def test_json_lines_are_read_one_by_one(files):
+    path = files("a.jsonl", '{"q": 1}\nnot json\n')
+    assert next(datasets.iterate(path)).inputs == {"q": 1}
+
+
+def test_what_is_no_dataset_is_named():
+    with pytest.raises(ValueError, match="not 5"):
+        datasets.read(5)
+    with pytest.raises(datasets.BadRow, match="example 1 has no inputs"):
+        datasets.read([{"expected": "A"}])
