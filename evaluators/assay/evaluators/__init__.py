@@ -1,1 +1,22 @@
 """Judge: evaluators, `evaluate()`, monitor."""
+
+from assay.evaluators._cases import case_of
+from assay.evaluators._evaluator import Evaluator, as_evaluator, evaluator
+from assay.evaluators._metric import Metric
+from assay.evaluators._outcomes import Skip
+from assay.evaluators._registry import from_dict, get, names
+from assay.evaluators._score import ascore, score
+
+__all__ = [
+    "Evaluator",
+    "Metric",
+    "Skip",
+    "as_evaluator",
+    "ascore",
+    "case_of",
+    "evaluator",
+    "from_dict",
+    "get",
+    "names",
+    "score",
+]

@@ -1,0 +1,162 @@
+"""From what an evaluator returned, lacked or raised to feedback: a score, a skip or an error, never confused."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from assay.collector.records import Case, Feedback, Source, Target
+
+FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "error", "metadata", "target", "results"})
+VALUES = frozenset({"score", "value", "label", "error"})
+TRACEBACK_LIMIT = 8000  # characters kept of a traceback
+_OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_outcomes")}
+
+
+class Nonsense(TypeError):
+    """An evaluator returned something that is no score, label, skip, or list of these."""
+
+
+class Skip(Exception):
+    """Raised inside an evaluator: this case cannot be scored, and the message says why. Counted as a skip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes the feedback of one evaluator; `renamed` maps the keys that it returns to those that it was given."""
+
+    key: str
+    keys: tuple[str, ...]
+    name: str
+    version: str
+    source: Source = "code"
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    details: bool = True  # False: metadata of scores is not kept
+
+    def feedback(self, target: Target, key: str | None = None, **values: Any) -> Feedback:
+        """One feedback of this evaluator."""
+        key = self.key if key is None else self.renamed.get(key, key)
+        return Feedback(target=target, key=key, source=self.source, evaluator=self.name, version=self.version, **values)
+
+    def skip(self, target: Target, why: str) -> list[Feedback]:
+        """A skip under every key of the evaluator."""
+        return [self._as_it_is(target, key, outcome="skip", comment=why) for key in self.keys]
+
+    def failure(self, target: Target, error: BaseException) -> list[Feedback]:
+        """An error with its traceback under every key of the evaluator; a `Skip` is a skip."""
+        if isinstance(error, Skip):
+            return self.skip(target, str(error))
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        text = "".join(traceback.format_exception(type(error), error, _beyond_ours(error)))[-TRACEBACK_LIMIT:]
+        metadata = {"traceback": text}
+        return [self._as_it_is(target, key, outcome="error", error=said, metadata=metadata) for key in self.keys]
+
+    def wrap(self, returned: Any, target: Target) -> list[Feedback]:
+        """Feedback for a returned value. Raises `Nonsense`."""
+        if isinstance(returned, Mapping) and "results" in returned:
+            returned = returned["results"]
+        if not isinstance(returned, list | tuple):
+            return [self._one(returned, target)]
+        feedback = [self._one(item, target) for item in returned]
+        if not feedback:
+            return self.skip(target, "the evaluator returned an empty list")
+        return _distinct(feedback)
+
+    def _one(self, value: Any, target: Target) -> Feedback:
+        if value is None:
+            return self.feedback(target, outcome="skip", comment="the evaluator returned None")
+        if isinstance(value, Feedback):
+            return replace(value, evaluator=value.evaluator or self.name, version=value.version or self.version, id="")
+        if isinstance(value, Mapping):
+            return self._from_mapping(value, target)
+        return self._from_value(value, target)
+
+    def _from_value(self, value: Any, target: Target, **more: Any) -> Feedback:
+        if isinstance(value, str):
+            return self.feedback(target, label=value, **more)
+        score = plain_number(value)
+        if isinstance(score, float) and not math.isfinite(score):
+            return self._not_finite(score, target, more)
+        return self.feedback(target, score=score, **more)
+
+    def _not_finite(self, score: float, target: Target, more: Mapping[str, Any]) -> Feedback:
+        more = {name: more[name] for name in ("key", "metadata") if name in more}
+        if math.isnan(score):
+            return self.feedback(target, outcome="skip", comment="the score is NaN: undefined for this case", **more)
+        return self.feedback(target, outcome="error", error=f"Nonsense: {score!r} is no score", **more)
+
+    def _from_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
+        unknown = [name for name in value if name not in FIELDS]
+        if unknown:
+            raise Nonsense(
+                f"the evaluator returned a dict with {', '.join(map(repr, unknown))}; "
+                f"known are {', '.join(sorted(FIELDS))}"
+            )
+        target = value.get("target") or target
+        more: dict[str, Any] = {
+            "key": value.get("key"),
+            "comment": value.get("comment") or value.get("reasoning"),
+            "metadata": (value.get("metadata") or {}) if self.details else {},
+        }
+        if value.get("error") is not None:
+            return self.feedback(target, outcome="error", error=str(value["error"]), **more)
+        score = value.get("score")
+        label = value.get("label") if value.get("label") is not None else value.get("value")
+        if isinstance(label, str) and score is not None and not isinstance(score, str):
+            more["label"] = label
+        first = score if score is not None else label
+        if first is None:
+            more["comment"] = more["comment"] or "the evaluator gave no score"
+            return self.feedback(target, outcome="skip", **more)
+        return self._from_value(first, target, **more)
+
+    def _as_it_is(self, target: Target, key: str, **values: Any) -> Feedback:
+        return Feedback(target=target, key=key, source=self.source, evaluator=self.name, version=self.version, **values)
+
+
+def plain_number(value: Any) -> float | bool:
+    """A plain bool or float from any number, also from a scalar of numpy or torch. Raises `Nonsense`."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    item = getattr(value, "item", None)
+    try:
+        plain = item() if callable(item) else float(value)  # Decimal has no place among the Reals
+    except (TypeError, ValueError) as error:
+        raise Nonsense(f"the evaluator returned {value!r:.200}, which is no score, label, dict or list") from error
+    return plain if isinstance(plain, bool) else float(plain)
+
+
+def missing_needs(names: list[str], case: Case) -> str:
+    """Why a case cannot be scored, in words."""
+    why = f"needs {' and '.join(names)}"
+    run = case.run
+    if "outputs" in names and run is not None and run.status == "error":
+        return f"{why}; the run failed: {run.error or 'no message'}"
+    if case.example is None and {"example", "reference_outputs", "expected_documents"} & set(names):
+        return f"{why}; the case belongs to no example"
+    return f"{why}; the case has none"
+
+
+def _beyond_ours(error: BaseException) -> TracebackType | None:
+    """The traceback from the evaluator on; all of it when the error is in what called the evaluator."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
+        frames = frames.tb_next
+    return frames or error.__traceback__
+
+
+def _distinct(feedback: list[Feedback]) -> list[Feedback]:
+    seen = set()
+    for one in feedback:
+        if (one.target, one.key) in seen:
+            raise Nonsense(f"the evaluator returned the key {one.key!r} twice: the second would overwrite the first")
+        seen.add((one.target, one.key))
+    return feedback

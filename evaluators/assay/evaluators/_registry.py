@@ -1,0 +1,219 @@
+"""The evaluators that have a name: our own, and those that other packages offer by entry points."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from assay.collector.records import Source
+from assay.evaluators._evaluator import Evaluator, make
+from assay.evaluators._metric import Metric
+
+GROUP = "assay.evaluators"  # of entry points: name = "package.module:thing", a callable, a class or an Evaluator
+MODULES = ("retrieval", "text")  # where our own are registered
+
+C = TypeVar("C", bound=type)
+
+# Parameters that every registered evaluator takes, and what they are called when the evaluator is made.
+OPTIONS = {
+    "key": "key", "threshold": "threshold", "metric_threshold": "threshold", "timeout": "timeout",
+    "retries": "retries", "map": "map", "prepare_data": "prepare_data", "save_llm_result": "details",
+    "max_dataset_rows": "max_cases", "min_test_cases": "min_cases",
+}  # fmt: skip
+
+SAFE = "Safe (NIST AI RMF)"
+SECURE = "Secure and Resilient (NIST AI RMF)"
+PRIVACY = "Privacy Enhanced (NIST AI RMF)"
+FAIR = "Fair (NIST AI RMF)"
+TRANSPARENT = "Accountable and Transparent (NIST AI RMF)"
+VALID = "Valid and Reliable (NIST AI RMF)"
+SOUNDNESS = "Conceptual Soundness (SR 11-7)"
+MONITORING = "Ongoing Monitoring (SR 11-7)"  # every evaluator that a monitor rule runs
+OUTCOMES = "Outcomes Analysis (SR 11-7)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What the registry says of an evaluator. `needs` are the arguments that cases must have."""
+
+    id: str
+    group: str
+    metrics: tuple[Metric, ...]
+    needs: tuple[str, ...] = ()
+    version: str = "1"
+    standards: tuple[str, ...] = ()
+    source: str = ""  # the document that defines it
+    canonical: str = ""  # the implementation whose numbers it gives
+    llm: bool = True  # makes sense for a model alone
+    rag: bool = True  # makes sense for retrieval and generation
+    judge: bool = False
+    agent: bool = False
+    model: bool = False
+    gpu: bool = False
+    summary: bool = False
+    kind: Source = "code"
+
+    @property
+    def needed(self) -> dict[str, bool]:
+        """The table of needs: which columns of a test case, and which machinery."""
+        return {
+            "question": "inputs" in self.needs,
+            "expected": bool({"reference_outputs", "expected_documents"} & set(self.needs)),
+            "context": "documents" in self.needs,
+            "actual": "outputs" in self.needs,
+            "conditions": "conditions" in self.needs,
+            "judge": self.judge,
+            "agent": self.agent,
+            "model": self.model,
+            "gpu": self.gpu,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered class and what is said of it."""
+
+    spec: Spec
+    factory: type
+
+
+_entries: dict[str, Entry] = {}
+
+
+def builtin(id: str, *, metrics: tuple[Metric, ...], **said: Any) -> Callable[[C], C]:
+    """Register a frozen dataclass whose instances are evaluators: `@builtin("exact", metrics=(…), source="…")`."""
+
+    def register(cls: C) -> C:
+        group = cls.__module__.rpartition(".")[2]
+        _entries[id] = Entry(Spec(id=id, group=group, metrics=metrics, **said), cls)
+        return cls
+
+    return register
+
+
+@cache
+def _load() -> Mapping[str, Entry]:
+    for module in MODULES:
+        importlib.import_module(f"assay.evaluators.{module}")
+    return _entries
+
+
+def _foreign() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def names() -> list[str]:
+    """The ids of all evaluators that `get` knows, in alphabetical order."""
+    return sorted({*_load(), *_foreign()})
+
+
+def spec(id: str) -> Spec:
+    """What is known of one of our own. Raises `ValueError`, naming the closest ids."""
+    entry = _load().get(id)
+    if entry is None:
+        raise _no_such(id)
+    return entry.spec
+
+
+def specs() -> list[Spec]:
+    """What is known of all of our own, by id."""
+    return [entry.spec for _, entry in sorted(_load().items())]
+
+
+def factory(id: str) -> type:
+    """The class behind an id: its docstring defines the evaluator, its fields are the parameters."""
+    spec(id)
+    return _entries[id].factory
+
+
+def get(id: str, **parameters: Any) -> Evaluator:
+    """A registered evaluator by its id, with its parameters: `get("regex", pattern=r"\\d+", key="has_number")`.
+
+    All take `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `map`, `prepare_data`,
+    `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id or parameter.
+    """
+    entry = _load().get(id)
+    if entry is None:
+        return _from_entry_point(id, parameters)
+    options, own = _split(parameters)
+    known = [field.name for field in dataclasses.fields(entry.factory)]
+    for name in own:
+        if name not in known:
+            raise ValueError(f"evaluator {id!r} has no parameter {name!r}; it has {', '.join([*known, *OPTIONS])}")
+    try:
+        instance = entry.factory(**own)
+    except TypeError as error:
+        raise ValueError(f"evaluator {id!r}: {error}") from error
+    return _made(entry, instance, options, {"type": id, "init_parameters": parameters})
+
+
+def from_dict(data: Mapping[str, Any]) -> Evaluator:
+    """An evaluator from what `to_dict` gave: an id with parameters, or the dotted name of a decorated function.
+
+    Only functions under `@evaluator` are found by a dotted name, so that data cannot name any callable it likes.
+    """
+    name, parameters = str(data.get("type", "")), dict(data.get("init_parameters") or {})
+    if "." not in name:
+        return get(name, **parameters)
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"there is no evaluator {name!r}: {error}") from error
+    if not isinstance(found, Evaluator):
+        raise ValueError(f"{name!r} is no evaluator: put @evaluator above it")
+    return found
+
+
+def wrap_builtin(instance: object) -> Evaluator | None:
+    """The evaluator around an instance of a registered class; None for anything else."""
+    for entry in list(_entries.values()):
+        if type(instance) is entry.factory:
+            return _made(entry, instance, {}, {"type": entry.spec.id, "init_parameters": _parameters(instance)})
+    return None
+
+
+def _made(entry: Entry, instance: Any, options: dict[str, Any], origin: dict[str, Any]) -> Evaluator:
+    said = entry.spec
+    metrics = getattr(instance, "metrics", None) or said.metrics  # some depend on the parameters
+    return make(
+        instance, name=said.id, version=said.version, metrics=metrics, source=said.kind, summary=said.summary,
+        origin=origin, **options,
+    )  # fmt: skip
+
+
+def _parameters(instance: Any) -> dict[str, Any]:
+    pairs = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance))
+    return {field.name: value for field, value in pairs if value != field.default}
+
+
+def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    options = {OPTIONS[name]: value for name, value in parameters.items() if name in OPTIONS}
+    return options, {name: value for name, value in parameters.items() if name not in OPTIONS}
+
+
+def _from_entry_point(id: str, parameters: dict[str, Any]) -> Evaluator:
+    point = _foreign().get(id)
+    if point is None:
+        raise _no_such(id)
+    options, own = _split(parameters)
+    thing = point.load()
+    if isinstance(thing, type):
+        thing = thing(**own)
+    elif own:
+        raise ValueError(f"evaluator {id!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
+    if isinstance(thing, Evaluator):
+        return thing
+    return make(thing, name=id, origin={"type": id, "init_parameters": parameters}, **options)
+
+
+def _no_such(id: str) -> ValueError:
+    close = difflib.get_close_matches(id, names(), n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "`assay evaluators list` shows all"
+    return ValueError(f"there is no evaluator {id!r}; {hint}")

@@ -1,0 +1,292 @@
+"""Retrieval: whether the expected documents were found, and how high they were ranked.
+
+Documents are the same by `by`: "id", "content", "doc_uri" or a field of the metadata ("metadata.source"). "auto", the
+default, compares ids where both have one and contents where not; an expected document without an id also matches a
+retrieved one whose id is its text, so that expected documents may be written as a plain list of ids.
+
+A document that is retrieved twice counts once, at its first rank; an empty text matches nothing. Where nothing is
+expected, nothing is defined: the functions raise `Skip`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import log2
+from typing import Any, Literal, TypeAlias
+
+from assay.collector.records import Document
+from assay.evaluators._cases import documents_of
+from assay.evaluators._metric import Metric
+from assay.evaluators._outcomes import Skip
+from assay.evaluators._registry import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID, builtin
+
+Mode = Literal["single_hit", "multi_hit"]
+Hits: TypeAlias = list[tuple[int, int]]  # (rank from 0, position among the distinct expected documents)
+STANDARDS = (VALID, TRANSPARENT, SOUNDNESS, OUTCOMES)
+
+
+def recall(
+    documents: Iterable[Any], expected: Iterable[Any], *, mode: Mode = "multi_hit", k: int | None = None,
+    by: str = "auto",
+) -> float:  # fmt: skip
+    """The share of the distinct expected documents that were retrieved; "single_hit": 1.0 if any was."""
+    if mode not in ("single_hit", "multi_hit"):
+        raise ValueError(f"mode is 'single_hit' or 'multi_hit', not {mode!r}")
+    hits, total = _hits(documents, expected, by, k)
+    return float(bool(hits)) if mode == "single_hit" else len(hits) / total
+
+
+def average_precision(
+    documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
+) -> float:
+    """The mean over all expected documents of the precision at their rank; those not retrieved add 0 (trec_eval)."""
+    hits, total = _hits(documents, expected, by, k)
+    return sum((found + 1) / (rank + 1) for found, (rank, _) in enumerate(hits)) / total
+
+
+def reciprocal_rank(
+    documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
+) -> float:
+    """1 / rank of the first expected document; 0 if none was retrieved."""
+    hits, _ = _hits(documents, expected, by, k)
+    return 1 / (hits[0][0] + 1) if hits else 0.0
+
+
+def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
+    """Discounted cumulative gain over that of the best ranking: gains are the expected documents' scores (else 1).
+
+    Gains are linear, discounted by log2(rank + 1). Raises `ValueError` when only some expected documents have scores.
+    """
+    wanted = documents_of(expected)
+    gains = _gains(wanted, by)
+    hits, _ = _hits(documents, wanted, by, k)
+    ideal = sum(gain / log2(rank + 2) for rank, gain in enumerate(sorted(gains, reverse=True)[:k]))
+    found = sum(gains[position] / log2(rank + 2) for rank, position in hits)
+    return found / ideal if ideal > 0 else 0.0
+
+
+def precision(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
+    """Expected documents among the first k, over k, also when fewer were retrieved; without k over all retrieved."""
+    retrieved = documents_of(documents)
+    hits, _ = _hits(retrieved, expected, by, k)
+    return len(hits) / (k or len(retrieved) or 1)
+
+
+def hit(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> bool:
+    """Whether any expected document is among the first k."""
+    return bool(_hits(documents, expected, by, k)[0])
+
+
+@builtin(
+    "document_recall", metrics=(Metric("document_recall", primary=True),), standards=STANDARDS, llm=False,
+    source="Haystack DocumentRecallEvaluator; Databricks document_recall", canonical="ir-measures R; Haystack",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class DocumentRecall:
+    """The share of the expected documents that were retrieved, each counted once.
+
+    `mode="single_hit"` gives 1 if any of them was, else 0. `k` looks at the first k retrieved only. `by` says what
+    makes two documents the same: "auto", "id", "content", "doc_uri" or "metadata.<field>".
+    """
+
+    mode: Mode = "multi_hit"
+    k: int | None = None
+    by: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("single_hit", "multi_hit"):
+            raise ValueError(f"mode is 'single_hit' or 'multi_hit', not {self.mode!r}")
+        _check(self.k, self.by)
+
+    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
+        return recall(documents, expected_documents, mode=self.mode, k=self.k, by=self.by)
+
+
+@builtin(
+    "ir_map", metrics=(Metric("ir_map", primary=True),), standards=STANDARDS, llm=False,
+    source="Haystack DocumentMAPEvaluator", canonical="ir-measures AP (trec_eval); Haystack 3",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class AveragePrecision:
+    """Average precision: the mean over all expected documents of the precision at the rank of each.
+
+    An expected document that was not retrieved adds 0, as in trec_eval. The mean over cases is MAP.
+    """
+
+    k: int | None = None
+    by: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self.k, self.by)
+
+    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
+        return average_precision(documents, expected_documents, k=self.k, by=self.by)
+
+
+@builtin(
+    "ir_mrr", metrics=(Metric("ir_mrr", primary=True),), standards=STANDARDS, llm=False,
+    source="Haystack DocumentMRREvaluator", canonical="ir-measures RR; Haystack",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class ReciprocalRank:
+    """One over the rank of the first expected document, 0 if none was retrieved. The mean over cases is MRR."""
+
+    k: int | None = None
+    by: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self.k, self.by)
+
+    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
+        return reciprocal_rank(documents, expected_documents, k=self.k, by=self.by)
+
+
+@builtin(
+    "ir_ndcg", metrics=(Metric("ir_ndcg", primary=True),), standards=STANDARDS, llm=False,
+    source="Haystack DocumentNDCGEvaluator", canonical="ir-measures nDCG; Haystack",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class NDCG:
+    """Normalised discounted cumulative gain: what the ranking gains over what the best ranking would.
+
+    The gain of an expected document is its score (1 when none has a score), discounted by log2(rank + 1).
+    """
+
+    k: int | None = None
+    by: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self.k, self.by)
+
+    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
+        return ndcg(documents, expected_documents, k=self.k, by=self.by)
+
+
+@builtin(
+    "precision_at_k", metrics=(Metric("precision_at_k", primary=True),), standards=STANDARDS, llm=False,
+    source="trec_eval", canonical="ir-measures P@k",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class PrecisionAtK:
+    """Expected documents among the first k retrieved, over k (also when fewer than k were retrieved).
+
+    `k=None` divides by the number retrieved.
+    """
+
+    k: int | None = 5
+    by: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self.k, self.by)
+
+    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
+        return precision(documents, expected_documents, k=self.k, by=self.by)
+
+
+@builtin(
+    "hit_at_k", metrics=(Metric("hit_at_k", primary=True),), standards=STANDARDS, llm=False,
+    source="trec_eval success@k", canonical="ir-measures Success@k",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class HitAtK:
+    """Whether any expected document is among the first k retrieved."""
+
+    k: int | None = 5
+    by: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self.k, self.by)
+
+    def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> bool:
+        return hit(documents, expected_documents, k=self.k, by=self.by)
+
+
+def _hits(documents: Iterable[Any], expected: Iterable[Any], by: str, k: int | None) -> tuple[Hits, int]:
+    """First appearances of expected documents, by rank, and how many distinct documents are expected."""
+    find, total = _finder(documents_of(expected), by)
+    if not total:
+        raise Skip("expected_documents names no document: nothing is defined")
+    seen: set[int] = set()
+    hits: Hits = []
+    for rank, document in enumerate(documents_of(documents)[:k]):
+        position = find(document)
+        if position is not None and position not in seen:
+            seen.add(position)
+            hits.append((rank, position))
+    return hits, total
+
+
+def _finder(expected: Sequence[Document], by: str) -> tuple[Callable[[Document], int | None], int]:
+    if by == "auto":
+        return _auto_finder(expected)
+    value = _value(by)
+    known: dict[Hashable, int] = {}
+    for document in expected:
+        if (found := value(document)) is not None:
+            known.setdefault(found, len(known))
+    return lambda document: known.get(value(document)), len(known)
+
+
+def _auto_finder(expected: Sequence[Document]) -> tuple[Callable[[Document], int | None], int]:
+    ids: dict[str, int] = {}
+    texts: dict[str, int] = {}  # of expected documents without an id
+    contents: dict[str, int] = {}  # of all, for retrieved documents without an id
+    total = 0
+    for document in expected:
+        known, name = (ids, document.id) if document.id is not None else (texts, document.content)
+        if not name:
+            continue
+        if name not in known:
+            known[name] = total
+            total += 1
+        if document.content:
+            contents.setdefault(document.content, known[name])
+
+    def find(document: Document) -> int | None:
+        if document.id is None:
+            return contents.get(document.content)
+        found = ids.get(document.id, texts.get(document.id))
+        return texts.get(document.content) if found is None else found
+
+    return find, total
+
+
+def _gains(expected: Sequence[Document], by: str) -> list[float]:
+    """One gain per distinct expected document, the highest where it is given more than once."""
+    scored = [document.score is not None for document in expected]
+    if any(scored) and not all(scored):
+        raise ValueError("either all expected documents have a score or none has: some have none")
+    find, total = _finder(expected, by)
+    gains = [float("-inf")] * total
+    for document in expected:
+        position = find(document)
+        if position is not None:
+            gains[position] = max(gains[position], 1.0 if document.score is None else document.score)
+    return gains
+
+
+def _value(by: str) -> Callable[[Document], Hashable | None]:
+    if by == "id":
+        return lambda document: document.id
+    if by == "content":
+        return lambda document: document.content or None
+    if by == "doc_uri":
+        return lambda document: document.metadata.get("doc_uri") or document.id
+    steps = by.split(".")[1:]
+
+    def value(document: Document) -> Hashable | None:
+        found: Any = document.metadata
+        for step in steps:
+            found = found.get(step) if isinstance(found, dict) else None
+        return found if isinstance(found, Hashable) else repr(found)
+
+    return value
+
+
+def _check(k: int | None, by: str) -> None:
+    if k is not None and k < 1:
+        raise ValueError(f"k is at least 1, not {k!r}")
+    known = by in ("auto", "id", "content", "doc_uri") or by.startswith(("meta.", "metadata."))
+    if not known:
+        raise ValueError(f"by is 'auto', 'id', 'content', 'doc_uri' or 'metadata.<field>', not {by!r}")

@@ -1,0 +1,345 @@
+"""Arguments by name, wrapping of what comes back, and outcomes that are never confused."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.collector.records import Case, Document, Example, Feedback, Target
+from assay.evaluators import Metric, Skip, as_evaluator, evaluator, score
+
+FULL = Case(
+    example=Example(inputs={"q": "?"}, reference_outputs="ref", metadata={"m": 1}), inputs={"q": "?"}, outputs="out",
+    reference_outputs="ref", documents=(Document("d"),), expected_documents=(Document("e"),), conditions="c",
+    guidelines="g", history=[{"role": "user"}], metadata={"m": 1},
+)  # fmt: skip
+
+
+def test_arguments_come_by_name(run):
+    seen = {}
+
+    def judge(
+        inputs,
+        outputs,
+        reference_outputs,
+        documents,
+        expected_documents,
+        conditions,
+        guidelines,
+        history,
+        example,
+        metadata,
+    ):
+        seen.update(locals())
+        return True
+
+    assert run(as_evaluator(judge), FULL)[0].score is True
+    assert seen["outputs"] == "out"
+    assert seen["documents"][0].content == "d"
+    assert seen["metadata"] == {"m": 1}
+    assert seen["example"] is FULL.example
+
+
+def test_run_and_trace_come_by_name(run, trace):
+    judge = as_evaluator(lambda run, trace: run is trace.root and len(trace.runs) == 2)
+    assert run(judge, Case(trace=trace))[0].score is True
+
+
+def test_an_example_stands_in_for_what_the_case_does_not_hold(run):
+    case = Case(example=Example(inputs=1, reference_outputs=2, conditions="c"), outputs=0)
+    assert (
+        run(
+            as_evaluator(lambda inputs, reference_outputs, conditions: f"{inputs}{reference_outputs}{conditions}"), case
+        )[0].label
+        == "12c"
+    )
+
+
+def test_defaults_stand_in_for_what_is_missing(run):
+    assert (
+        run(as_evaluator(lambda outputs, reference_outputs="none": reference_outputs), Case(outputs="a"))[0].label
+        == "none"
+    )
+
+
+def test_parameters_that_no_case_has_keep_their_default(run):
+    assert run(as_evaluator(lambda outputs, factor=3: factor), Case(outputs="a"))[0].score == 3.0
+
+
+def test_everything_that_is_there_goes_into_kwargs(run):
+    names = run(as_evaluator(lambda outputs, **rest: ",".join(sorted(rest))), Case(outputs="a", inputs="b"))[0].label
+    assert names == "inputs,metadata"
+
+
+def test_positional_only_parameters_are_filled(run, trace):
+    def langsmith(run, example, /):
+        return {"key": "same", "score": run.outputs == example.reference_outputs}
+
+    case = Case(example=Example(inputs=1, reference_outputs="Because."), trace=trace)
+    assert run(as_evaluator(langsmith), case)[0].score is True
+
+
+def test_a_parameter_that_is_nowhere_is_refused_when_the_evaluator_is_made():
+    with pytest.raises(TypeError, match=r"asks for 'answer'.*map="):
+        as_evaluator(lambda answer: True)
+
+
+def test_a_map_says_where_arguments_are(run):
+    judge = evaluator(map={"answer": "outputs.text", "outputs": "tags.0", "all": lambda case: case.inputs})
+    judged = judge(lambda answer, outputs, all: f"{answer}{outputs}{all}")
+    assert run(judged, Case(outputs={"text": "t", "tags": ["x"]}, inputs="i"))[0].label == "txi"
+
+
+def test_a_mapped_field_that_is_missing_is_a_skip_that_names_it(run):
+    judged = evaluator(map={"answer": "outputs.text"})(lambda answer: 1)
+    feedback = run(judged, Case(outputs={"other": 1}))[0]
+    assert (feedback.outcome, feedback.comment) == ("skip", "needs answer; the case has none")
+
+
+def test_a_map_into_nothing_is_refused():
+    with pytest.raises(TypeError, match="begins with none of"):
+        evaluator(map={"answer": "output.text"})(lambda answer: 1)
+
+
+def test_prepare_data_makes_arguments(run):
+    judged = evaluator(prepare_data=lambda inputs, outputs: {"pair": (inputs, outputs)})(lambda pair: "".join(pair))
+    assert run(judged, Case(inputs="a", outputs="b"))[0].label == "ab"
+
+
+def test_partials_and_callable_objects_are_evaluators(run):
+    class Judge:
+        async def __call__(self, outputs):
+            return len(outputs)
+
+    from functools import partial
+
+    assert run(as_evaluator(Judge()), Case(outputs="abc"))[0].score == 3.0
+    assert run(as_evaluator(partial(lambda outputs, n: n, n=2)), Case(outputs="abc"))[0].score == 2.0
+
+
+@pytest.mark.parametrize(
+    ("returned", "score_", "label"),
+    [(True, True, None), (0.5, 0.5, None), (3, 3.0, None), ("good", None, "good"), (np.float32(0.25), 0.25, None), (np.bool_(False), False, None), (np.array(2), 2.0, None)],
+)  # fmt: skip
+def test_plain_values_become_scores_or_labels(run, returned, score_, label):
+    feedback = run(as_evaluator(lambda outputs: returned), FULL)[0]
+    assert (feedback.score, feedback.label, feedback.outcome) == (score_, label, "score")
+    assert type(feedback.score) is type(score_)
+
+
+def test_dicts_and_lists_become_feedback(run):
+    returned = [{"key": "a", "score": 1, "comment": "why"}, {"key": "b", "value": "label"}, {"key": "c", "score": None}]
+    a, b, c = run(as_evaluator(lambda outputs: {"results": returned}), FULL)
+    assert (a.score, a.comment) == (1.0, "why")
+    assert b.label == "label"
+    assert c.outcome == "skip"
+
+
+def test_feedback_passes_through_and_learns_who_made_it(run, target):
+    made = Feedback(target=Target(trace_id="2" * 32), key="k", score=1.0)
+    feedback = run(evaluator(key="judge")(lambda outputs: made), FULL)[0]
+    assert (feedback.target.trace_id, feedback.key, feedback.evaluator) == ("2" * 32, "k", "judge")
+    assert feedback.id != made.id
+
+
+def test_none_is_a_skip(run):
+    assert run(as_evaluator(lambda outputs: None), FULL)[0].outcome == "skip"
+
+
+def test_a_skip_may_say_why(run):
+    def judge(outputs):
+        raise Skip("not a question")
+
+    assert (run(as_evaluator(judge), FULL)[0].outcome, run(as_evaluator(judge), FULL)[0].comment) == (
+        "skip",
+        "not a question",
+    )
+
+
+def test_nan_is_a_skip_and_infinity_an_error(run):
+    nan = run(as_evaluator(lambda outputs: float("nan")), FULL)[0]
+    infinite = run(as_evaluator(lambda outputs: {"score": float("inf"), "comment": "c"}), FULL)[0]
+    assert (nan.outcome, nan.score) == ("skip", None)
+    assert (infinite.outcome, infinite.score) == ("error", None)
+
+
+@pytest.mark.parametrize("nonsense", [object(), {"socre": 1}, [[1]], b"bytes", {"key": "a", "score": object()}, [1, 2]])
+def test_nonsense_is_an_error(run, nonsense):
+    feedback = run(as_evaluator(lambda outputs: nonsense), FULL)
+    assert [one.outcome for one in feedback] == ["error"]
+    assert "Nonsense" in feedback[0].error
+
+
+def test_an_exception_is_an_error_with_the_traceback_of_the_evaluator(run):
+    def judge(outputs):
+        return 1 / 0
+
+    feedback = run(as_evaluator(judge), FULL)[0]
+    assert feedback.error == "ZeroDivisionError: division by zero"
+    assert "in judge" in feedback.metadata["traceback"]
+    assert "_evaluator.py" not in feedback.metadata["traceback"]
+
+
+def test_a_missing_need_is_a_skip_that_names_it(run):
+    feedback = run(as_evaluator(lambda outputs, reference_outputs: 1), Case(outputs="a"))[0]
+    assert feedback.outcome == "skip"
+    assert feedback.comment == "needs reference_outputs; the case belongs to no example"
+
+
+def test_outputs_of_a_failed_run_are_missing_and_the_skip_says_so(run, failed):
+    feedback = run(as_evaluator(lambda outputs: 1), failed)[0]
+    assert (feedback.outcome, feedback.comment) == ("skip", "needs outputs; the run failed: ValueError: boom")
+    assert run(as_evaluator(lambda outputs="nothing": outputs), failed)[0].label == "nothing"
+
+
+def test_what_goes_wrong_is_told_under_every_declared_key(run):
+    def judge(outputs):
+        raise ValueError("no")
+
+    several = evaluator(metrics=[Metric("a", primary=True), Metric("b")])(judge)
+    assert [(one.key, one.outcome) for one in run(several, FULL)] == [("a", "error"), ("b", "error")]
+    assert [(one.key, one.outcome) for one in run(several, Case())] == [("a", "skip"), ("b", "skip")]
+
+
+def test_async_evaluators_are_awaited(run):
+    async def judge(outputs):
+        await asyncio.sleep(0)
+        return 0.5
+
+    assert run(as_evaluator(judge), FULL)[0].score == 0.5
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_an_evaluator_that_hangs_is_an_error_of_that_case(run, asynchronous):
+    async def hang(outputs):
+        await asyncio.sleep(60)
+
+    judge = evaluator(timeout=0.05)(hang if asynchronous else lambda outputs: time.sleep(2))
+    feedback = run(judge, FULL)[0]
+    assert (feedback.outcome, feedback.error) == ("error", "TimeoutError: the evaluator took more than 0.05 s")
+
+
+def test_a_failing_evaluator_is_tried_again(run):
+    calls = []
+
+    def judge(outputs):
+        calls.append(outputs)
+        return 1 / (len(calls) - 1)
+
+    assert run(evaluator(retries=2)(judge), FULL)[0].score == 1.0
+    assert len(calls) == 2
+
+
+def test_a_slow_plain_function_moves_to_a_thread(target):
+    def judge(outputs):
+        time.sleep(0.05)
+        return True
+
+    wrapped = as_evaluator(judge)
+
+    async def many():
+        await wrapped.evaluate(FULL, target)
+        began = time.perf_counter()
+        feedback = await asyncio.gather(*[wrapped.evaluate(FULL, target) for _ in range(20)])
+        return feedback, time.perf_counter() - began
+
+    feedback, seconds = asyncio.run(many())
+    assert all(one.score is True for [one] in feedback)
+    assert seconds < 0.9
+
+
+def test_batch_is_used_where_it_is_offered(target):
+    class Judge:
+        def __call__(self, outputs):
+            raise AssertionError("one by one")
+
+        def batch(self, cases):
+            return [ValueError("bad") if case.outputs == "x" else len(case.outputs) for case in cases]
+
+    cases = [Case(outputs="ab"), Case(), Case(outputs="x")]
+    results = asyncio.run(as_evaluator(Judge()).evaluate_batch(cases, [target] * 3))
+    assert [one.outcome for [one] in results] == ["score", "skip", "error"]
+    assert results[0][0].score == 2.0
+
+
+def test_a_batch_of_another_length_is_an_error_of_each_case(target):
+    class Judge:
+        def __call__(self, outputs): ...
+
+        def batch(self, cases):
+            return [1]
+
+    results = asyncio.run(as_evaluator(Judge()).evaluate_batch([FULL, FULL], [target] * 2))
+    assert ["1 results for 2 cases" in one.error for [one] in results] == [True, True]
+
+
+def test_a_summary_sees_all_complete_cases_and_counts_the_others(target):
+    judge = evaluator(summary=True)(lambda outputs, reference_outputs: sum(map(int.__eq__, outputs, reference_outputs)))
+    cases = [Case(outputs=1, reference_outputs=1), Case(outputs=2, reference_outputs=1), Case(reference_outputs=1)]
+    feedback = asyncio.run(judge.evaluate_set(cases, target))[0]
+    assert (feedback.score, feedback.metadata) == (1.0, {"cases": 2, "left_out": 1})
+
+
+def test_langsmith_summaries_ask_for_runs_and_examples(target, trace):
+    judge = as_evaluator(lambda runs, examples: len(runs) + len(examples))
+    assert judge.summary
+    assert asyncio.run(judge.evaluate_set([Case(trace=trace, example=Example(inputs=1))], target))[0].score == 2.0
+
+
+def test_a_summary_of_nothing_is_a_skip(target):
+    judge = evaluator(summary=True)(lambda outputs: 1)
+    assert asyncio.run(judge.evaluate_set([], target))[0].comment == "there are no cases"
+    assert asyncio.run(judge.evaluate_set([Case()], target))[0].comment == "needs outputs; no case has them"
+
+
+def test_a_decorated_function_can_still_be_called():
+    @evaluator(key="concise", threshold=0.5)
+    def short(outputs):
+        return len(outputs) < 3
+
+    assert short("ab") is True
+    assert (short.key, short.needs, short.metrics[0].threshold) == ("concise", ("outputs",), 0.5)
+
+
+def test_what_is_no_evaluator_is_refused():
+    with pytest.raises(TypeError, match="an evaluator is a callable"):
+        as_evaluator(3)
+
+
+def test_a_metric_passes_on_the_good_side_and_when_equal():
+    assert Metric("a", threshold=0.5).passes(0.5) is True
+    assert Metric("a", threshold=0.5, higher_is_better=False).passes(0.6) is False
+    assert Metric("a").passes(0.4) is None
+    assert Metric("a").passes(True) is True
+
+
+def test_score_works_inside_a_running_loop():
+    async def inside():
+        return score(lambda outputs: len(outputs), outputs="abc")
+
+    assert asyncio.run(inside())[0].score == 3.0
+
+
+def test_score_takes_a_stored_trace(trace):
+    feedback = score(lambda inputs, documents: inputs["question"] + documents[0].id, trace)[0]
+    assert (feedback.label, feedback.target.trace_id) == ("Why?d1", trace.trace_id)
+
+
+@given(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.floats(),
+        st.integers(),
+        st.text(),
+        st.binary(),
+        st.dictionaries(st.text(), st.floats()),
+        st.lists(st.floats(), max_size=2),
+    )
+)
+def test_evaluating_never_raises_and_never_scores_nan(returned):
+    for feedback in score(lambda outputs: returned, outputs="a"):
+        assert feedback.score is None or feedback.score == feedback.score
