@@ -1,1 +1,6 @@
-"""Bytes in: OTLP over HTTP to the stores, acknowledged only when durable."""
+"""OTLP in: bytes → OTLP messages → dialects → the store; answered only when the store has kept it."""
+
+from assay.collector.receiver._endpoint import Receiver
+from assay.collector.receiver._limits import Limits
+
+__all__ = ["Limits", "Receiver"]

@@ -1,0 +1,108 @@
+"""The collector's own numbers, in Prometheus' text format."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+
+Labels = tuple[tuple[str, str], ...]
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+HELP = {
+    "assay_received_total": "Spans or log records that arrived and could be read.",
+    "assay_stored_total": "Spans or feedbacks that are durable and were acknowledged.",
+    "assay_refused_total": "Single spans or log records that were refused.",
+    "assay_requests_refused_total": "Requests that were answered with an error, by reason.",
+    "assay_requests_total": "OTLP requests, by answer.",
+    "assay_acknowledgement_seconds": "From the last byte of a request to its acknowledgement.",
+    "assay_commit_seconds": "From a request handed to the store to its being durable: waiting and writing.",
+    "assay_pending_bytes": "Bytes of request bodies that are being read, decoded or written.",
+    "assay_start_time_seconds": "When this process started to serve.",
+}
+
+
+class Histogram:
+    """Counts by upper bound, and their sum."""
+
+    def __init__(self) -> None:
+        self.counts, self.sum = [0] * (len(BUCKETS) + 1), 0.0
+
+    def lines(self, name: str, labels: Labels) -> Iterable[str]:
+        """Cumulative buckets, sum and count."""
+        total = 0
+        for bound, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
+            total += count
+            yield f"{name}_bucket{_braces((*labels, ('le', bound)))} {total}"
+        yield f"{name}_sum{_braces(labels)} {self.sum!r}"
+        yield f"{name}_count{_braces(labels)} {total}"
+
+
+class Metrics:
+    """Counters, gauges and histograms of one server. Safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counters: dict[str, dict[Labels, float]] = {}
+        self._histograms: dict[str, dict[Labels, Histogram]] = {}
+        self._gauges: dict[str, Callable[[], float]] = {}
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        """Count up."""
+        key = tuple(labels.items())
+        with self._lock:
+            series = self._counters.setdefault(name, {})
+            series[key] = series.get(key, 0) + amount
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Put a duration in seconds into a histogram."""
+        with self._lock:
+            histogram = self._histograms.setdefault(name, {}).setdefault(tuple(labels.items()), Histogram())
+            histogram.counts[bisect_left(BUCKETS, value)] += 1
+            histogram.sum += value
+
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        """Have a value read whenever somebody asks."""
+        self._gauges[name] = read
+
+    def value(self, name: str, **labels: str) -> float:
+        """A counter's value; without labels the sum of its series."""
+        series = self._counters.get(name, {})
+        return series.get(tuple(labels.items()), 0) if labels else sum(series.values())
+
+    def text(self, extra: Mapping[str, float] | None = None) -> str:
+        """Everything, with further gauges."""
+        with self._lock:
+            lines = [*self._counter_lines(), *self._histogram_lines()]
+        gauges = {name: read() for name, read in self._gauges.items()} | dict(extra or {})
+        for name, value in gauges.items():
+            lines += [*_head(name, "gauge"), f"{name} {value!r}"]
+        return "\n".join(lines) + "\n"
+
+    def _counter_lines(self) -> Iterable[str]:
+        for name, series in self._counters.items():
+            yield from _head(name, "counter")
+            for labels, value in series.items():
+                yield f"{name}{_braces(labels)} {value!r}"
+
+    def _histogram_lines(self) -> Iterable[str]:
+        for name, series in self._histograms.items():
+            yield from _head(name, "histogram")
+            for labels, histogram in series.items():
+                yield from histogram.lines(name, labels)
+
+
+def _head(name: str, kind: str) -> Iterable[str]:
+    if name in HELP:
+        yield f"# HELP {name} {HELP[name]}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _braces(labels: Labels) -> str:
+    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+    return f"{{{inner}}}" if inner else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,77 @@
+"""Feedback as the OTLP log event `gen_ai.evaluation.result` carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from assay.collector.dialects._values import as_text, from_json, number, text
+from assay.collector.records import JSON, Feedback, Target
+from assay.tracer import _attributes as names
+
+SOURCES = ("code", "model", "human")
+TEXTS = {
+    "label": names.EVALUATION_LABEL, "comment": names.EVALUATION_EXPLANATION, "author": names.FEEDBACK_AUTHOR,
+    "evaluator": names.FEEDBACK_EVALUATOR, "version": names.FEEDBACK_VERSION, "rule": names.FEEDBACK_RULE,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RawFeedback:
+    """An evaluation's result as it arrived: the span it speaks of, None for the whole trace, and its attributes."""
+
+    trace_id: str
+    span_id: str | None
+    time_ns: int
+    attributes: Mapping[str, JSON]
+
+
+def read_feedback(raw: RawFeedback) -> Feedback:
+    """The feedback that an event is; attributes of no field become metadata. Raises `ValueError` if it is none."""
+    attributes = dict(raw.attributes)
+    taken: dict[str, Any] = {key: as_text(attributes.pop(name)) for key, name in TEXTS.items() if name in attributes}
+    taken |= _outcome(attributes)
+    if (source := attributes.pop(names.FEEDBACK_SOURCE, None)) in SOURCES:
+        taken["source"] = source
+    return Feedback(
+        target=_target(raw, attributes),
+        key=as_text(attributes.pop(names.EVALUATION_NAME, "")),
+        created_ns=raw.time_ns,
+        id=text(attributes.pop(names.FEEDBACK_ID, None)) or "",
+        metadata=_metadata(attributes),
+        **taken,
+    )
+
+
+def _target(raw: RawFeedback, attributes: dict[str, JSON]) -> Target:
+    document = attributes.pop(names.FEEDBACK_DOCUMENT, None)
+    if attributes.pop(names.FEEDBACK_SCOPE, "span") == "trace" or raw.span_id is None:
+        return Target(trace_id=raw.trace_id)
+    return Target(trace_id=raw.trace_id, span_id=raw.span_id, document=document if isinstance(document, int) else None)
+
+
+def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
+    """An error is no score: what an event says besides its error is not kept as a value."""
+    error = attributes.pop(names.FEEDBACK_ERROR, None) or attributes.get(names.ERROR_TYPE)
+    outcome = attributes.pop(names.FEEDBACK_OUTCOME, "error" if error else "score")
+    if outcome == "error":
+        return {"outcome": "error", "error": as_text(error or "error"), "label": None}
+    if outcome == "skip":
+        return {"outcome": "skip", "label": None}
+    return {"score": _score(attributes)}
+
+
+def _score(attributes: dict[str, JSON]) -> float | bool | None:
+    value = attributes.pop(names.EVALUATION_SCORE, None)
+    if isinstance(value, bool):
+        return value
+    found = number(value)
+    if value is not None and found is None:
+        raise ValueError(f"score {value!r} is not a finite number")
+    return bool(found) if attributes.pop(names.FEEDBACK_BOOLEAN, False) is True and found is not None else found
+
+
+def _metadata(attributes: dict[str, JSON]) -> dict[str, JSON]:
+    given = from_json(attributes.pop(names.FEEDBACK_METADATA, None))
+    return {**attributes, **given} if isinstance(given, dict) else attributes

@@ -1,0 +1,60 @@
+"""What came out of a request: items to keep, and how many were refused, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from assay.collector.receiver._errors import ItemRefused, RequestRefused
+from assay.collector.receiver._limits import Limits
+
+T = TypeVar("T")
+ZEROS = ("", "0" * 16, "0" * 32)
+MAX_TIME = 2**63  # what a signed 64-bit integer of nanoseconds holds, the year 2262
+SHOWN = 3  # reasons in one answer
+
+
+@dataclass(slots=True)
+class Decoded(Generic[T]):
+    """Items of a request that can be kept, and the reasons why others cannot."""
+
+    items: list[T] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def refused_count(self) -> int:
+        """How many items were refused."""
+        return self.refused.total()
+
+    @property
+    def reason(self) -> str:
+        """The reasons for people, the most frequent first."""
+        shown = [f"{count} × {reason}" for reason, count in self.refused.most_common(SHOWN)]
+        return "; ".join(shown) + ("; …" if len(self.refused) > SHOWN else "")
+
+
+def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
+    """The parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
+    if len(trace_id) != 32 or trace_id in ZEROS:
+        raise ItemRefused(f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
+    if len(span_id) != 16 or span_id in ZEROS:
+        raise ItemRefused(f"span id {span_id[:64]!r} is not 8 bytes other than all zeros")
+    if parent_id in ZEROS:
+        return None
+    if len(parent_id) != 16:
+        raise ItemRefused(f"parent span id {parent_id[:64]!r} is not 8 bytes")
+    return parent_id
+
+
+def check_time(time_ns: int) -> int:
+    """The time. Raises `ItemRefused` if no store could hold it."""
+    if not 0 <= time_ns < MAX_TIME:
+        raise ItemRefused(f"time {time_ns!r} is not within 0 and 2^63 - 1 nanoseconds since 1970")
+    return time_ns
+
+
+def check_count(found: int, limits: Limits) -> None:
+    """Raises `RequestRefused` (413) if a request has too many items."""
+    if found > limits.spans:
+        raise RequestRefused(413, "too_many", f"{found:,} items in one request, at most {limits.spans:,}: send less")
