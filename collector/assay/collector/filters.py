@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal, TypeAlias
 
 Operator = Literal["<", "<=", "=", "!=", ">=", ">"]
 Comparison: TypeAlias = tuple[Operator, float]
@@ -51,3 +52,54 @@ class Filter:
     example: str | None = None
     complete: bool | None = None
     trace_ids: tuple[str, ...] | None = None
+
+
+LISTS = ("tags", "missing", "failed", "skipped", "trace_ids", "experiments")
+COMPARISONS = ("latency_ms", "tokens", "cost")
+
+
+def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
+    """A filter with further conditions by name, in the short forms that people write.
+
+    One text stands for a list of one, one `(key, operator, value)` for a tuple of one, and a plain number for an
+    equality. Raises `ValueError` for a name that is no condition, or a value that cannot be one.
+    """
+    given = {name: _normal(name, value) for name, value in (conditions or {}).items()}
+    return replace(filter or Filter(), **given)
+
+
+def _normal(name: str, value: Any) -> Any:
+    if name not in _NAMES:
+        near = get_close_matches(name, _NAMES, 1)
+        raise ValueError(f"{name!r} is no condition on traces" + (f": did you mean {near[0]!r}?" if near else ""))
+    if value is None:
+        return _DEFAULTS.get(name)
+    if name in LISTS:
+        return (value,) if isinstance(value, str) else tuple(value)
+    if name == "feedback":
+        found = (value,) if value and isinstance(value[0], str) else value
+        return tuple(_feedback(condition) for condition in found)
+    return _comparison(name, value) if name in COMPARISONS else value
+
+
+def _comparison(name: str, value: Any) -> Comparison:
+    operator, bound = ("=", value) if isinstance(value, int | float) else value
+    return _operator(name, operator), float(bound)
+
+
+def _feedback(condition: Any) -> FeedbackCondition:
+    try:
+        key, operator, value = condition
+    except (TypeError, ValueError):
+        raise ValueError(f"a condition on feedback is (key, operator, value), not {condition!r}") from None
+    return key, _operator(key, operator), value if isinstance(value, str) else float(value)
+
+
+def _operator(name: str, operator: str) -> Operator:
+    if operator not in OPERATORS:
+        raise ValueError(f"{name!r}: {operator!r} is not one of {', '.join(OPERATORS)}")
+    return operator
+
+
+_NAMES = tuple(one.name for one in fields(Filter))
+_DEFAULTS = {name: getattr(Filter(), name) for name in _NAMES}
