@@ -67,8 +67,8 @@ def test_columns_of_databricks():
         "retrieved_context": [{"content": "c", "doc_uri": "u"}], "expected_retrieved_context": [{"doc_uri": "u"}],
     }])  # fmt: skip
     assert (example.id, example.inputs, example.outputs, example.reference_outputs) == ("r1", "Q?", "B", "A")
-    assert example.documents == (Document("c", "u"),)
-    assert example.expected_documents == (Document("", "u"),)
+    assert example.documents == (Document("c", "u", None, {"doc_uri": "u"}),)
+    assert example.expected_documents == (Document("", "u", None, {"doc_uri": "u"}),)
     assert example.guidelines == ["be brief"]
 
 

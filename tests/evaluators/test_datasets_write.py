@@ -65,7 +65,7 @@ def test_an_example_without_reference_cannot_be_trained_on():
 
 
 def test_databricks_columns_come_back():
-    assert datasets.read([datasets.to_databricks(FULL)])[0].documents == (Document("one", "1"),)
+    assert datasets.read([datasets.to_databricks(FULL)])[0].documents == (Document("one", "1", None, {"doc_uri": "1"}),)
 
 
 def test_the_inferred_schema_names_types_and_what_is_always_there():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, overload, runtime_checkable
 
@@ -25,6 +25,13 @@ class Batch(Protocol):
 
     def batch(self, cases: Sequence[Case]) -> Any:
         """One value per case, in order (or a coroutine of that); an exception in the list is that case's error."""
+
+
+def _run(awaitable: Awaitable[Any]) -> Any:
+    async def main() -> Any:
+        return await awaitable
+
+    return asyncio.run(main())
 
 
 @dataclass(slots=True)
@@ -83,6 +90,27 @@ class Evaluator:
             return self.make.wrap(await self._attempt(self.function, arguments), target)
         except Exception as error:
             return self.make.failure(target, error)
+
+    def evaluate_here(self, case: Case, target: Target, wait: Callable[[Awaitable[Any]], Any] = _run) -> list[Feedback]:
+        """`evaluate` on the calling thread, which needs no event loop: for evaluators that are `plain`. Never raises.
+
+        `wait` gets what a plain function returned if that has to be awaited.
+        """
+        try:
+            arguments, missing = self.binding.arguments(case)
+            if missing:
+                return self.make.skip(target, missing_needs(missing, case))
+            args = [arguments.pop(name) for name in self.binding.positional if name in arguments]
+            returned = self.function(*args, **arguments)
+            return self.make.wrap(wait(returned) if inspect.isawaitable(returned) else returned, target)
+        except Exception as error:
+            return self.make.failure(target, error)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is an ordinary function of one case, with neither timeout nor retries."""
+        bound = self.timeout is not None or self.retries or self.summary or isinstance(self.function, Batch)
+        return not bound and not _is_async(self.function)
 
     async def evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
         """The feedback on many cases, in their order; through `batch` where the evaluator offers it. Never raises."""

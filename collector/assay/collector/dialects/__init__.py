@@ -4,6 +4,5 @@ from assay.collector.dialects._feedback import RawFeedback, read_feedback
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._read import DIALECTS, Dialect, read
 from assay.collector.dialects._readable import from_readable
-from assay.collector.dialects._values import documents as as_documents
 
-__all__ = ["DIALECTS", "Dialect", "RawFeedback", "RawSpan", "as_documents", "from_readable", "read", "read_feedback"]
+__all__ = ["DIALECTS", "Dialect", "RawFeedback", "RawSpan", "from_readable", "read", "read_feedback"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from assay.collector.dialects import as_documents
 from assay.collector.records import JSON, Document, Example
+from assay.evaluators._cases import documents_of
 
 Row = Mapping[str, JSON]
 
@@ -113,11 +113,10 @@ def _split_of_langsmith(known: dict[str, Any]) -> None:
 
 
 def _documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:
-    values = [value] if isinstance(value, str | Mapping) else list(value)
-    found = as_documents(values)
-    if len(found) != len(values):
-        raise BadRow(f"{where}: {name} {value!r:.120} is not a list of texts or of {{content, id, score, metadata}}")
-    return found
+    try:
+        return documents_of([value] if isinstance(value, str | Mapping) else value)
+    except (TypeError, ValueError) as error:
+        raise BadRow(f"{where}, {name}: {error}") from None
 
 
 def _texts(value: JSON) -> tuple[str, ...]:
