@@ -1,0 +1,7 @@
+"""The store on one SQLite file."""
+
+from assay.collector.sqlite._codec import Batch, Encoder
+from assay.collector.sqlite._lock import holder
+from assay.collector.sqlite._store import SQLiteStore
+
+__all__ = ["Batch", "Encoder", "SQLiteStore", "holder"]

@@ -1,0 +1,175 @@
+"""Write batches: inside the writer's transaction, in few statements, with integer keys given out here.
+
+Rows go in by statements of many rows each: SQLite gives up the interpreter's lock for every statement, and where other
+threads compute, getting it back costs more than the row.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from assay.collector.sqlite._codec import COLUMNS, Batch, Fact
+from assay.collector.sqlite._rollup import RollUp, roll_up
+
+ROWS = 50  # per statement
+CACHED_SPANS = 20_000
+
+SPAN_COLUMNS = (
+    "id", "trace", "resource", "payload", "span_id", "parent_id", "name", "kind", "status", "error", "start_ns",
+    "end_ns", "model", "input_tokens", "output_tokens", "cost", "session_id", "user_id", "size",
+)  # fmt: skip
+TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", *RollUp._fields)
+
+
+def overwrite(columns: Sequence[str]) -> str:
+    """The clause that puts a row in place of the one with its key (the first column), touching indexes where needed."""
+    return f"ON CONFLICT ({columns[0]}) DO UPDATE SET " + ",".join(f"{name}=excluded.{name}" for name in columns[1:])
+
+
+def insert_many(
+    db: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], conflict: str = ""
+) -> None:
+    """Insert rows, `ROWS` at a time; `conflict` is an `ON CONFLICT` clause."""
+    for start in range(0, len(rows), ROWS):
+        chunk = rows[start : start + ROWS]
+        marks = ",".join(["(" + ",".join("?" * len(columns)) + ")"] * len(chunk))
+        sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES {marks} {conflict}"
+        db.execute(sql, [value for row in chunk for value in row])
+
+
+def find_many(db: sqlite3.Connection, sql: str, values: Iterable[Any]) -> list[Any]:
+    """Rows of a statement with `IN (%s)` for any number of values."""
+    rest, found = list(values), []
+    for start in range(0, len(rest), 500):
+        chunk = rest[start : start + 500]
+        found.extend(db.execute(sql % ",".join("?" * len(chunk)), chunk).fetchall())
+    return found
+
+
+_OVERWRITE_SPAN = overwrite(SPAN_COLUMNS)
+_OVERWRITE_TRACE = overwrite(TRACE_COLUMNS)
+
+
+class Known:
+    """The spans of one trace as the file has them: facts and row ids, in order of arrival."""
+
+    __slots__ = ("facts", "key", "rows")
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.facts: dict[str, Fact] = {}
+        self.rows: dict[str, int] = {}
+
+
+class Appender:
+    """Writes batches for the one writer. Remembers the traces that were written last, so that a late span is cheap."""
+
+    def __init__(self, db: sqlite3.Connection, load: Any) -> None:
+        self._db = db
+        self._load = load  # (trace id, key) -> Known, from the file
+        self._cache: OrderedDict[str, Known] = OrderedDict()
+        self._cached_spans = 0
+        self._resources: dict[str, int] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is remembered: after a rollback or a deletion it may be wrong."""
+        self._cache.clear()
+        self._cached_spans = 0
+        self._resources.clear()
+        self._next_trace = self._highest("traces") + 1
+        self._next_span = self._highest("spans") + 1
+
+    def _highest(self, table: str) -> int:
+        return int(self._db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
+
+    def keys(self, trace_ids: Iterable[str]) -> dict[str, int]:
+        """Integer keys of traces; those that are new get a row without spans, which no list shows."""
+        wanted = list(dict.fromkeys(trace_ids))
+        found = dict(find_many(self._db, "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)", wanted))
+        new = [(trace_id, self._take_trace()) for trace_id in wanted if trace_id not in found]
+        insert_many(self._db, "traces", ("trace_id", "id"), new)
+        return {**found, **dict(new)}
+
+    def _take_trace(self) -> int:
+        self._next_trace += 1
+        return self._next_trace - 1
+
+    def write(self, batch: Batch) -> list[int]:
+        """Insert or merge the batch; returns the keys of traces with runs that were replaced."""
+        known = self._known(batch)
+        resources = [self._resource(blob) for blob in batch.resource_blobs]
+        spans: list[tuple[Any, ...]] = []
+        traces: list[tuple[Any, ...]] = []
+        replaced: list[int] = []
+        now = time.time_ns()
+        for trace_id, positions in batch.traces.items():
+            state = known[trace_id]
+            before = len(spans)
+            if self._merge(state, batch, positions, resources, spans):
+                replaced.append(state.key)
+            if len(spans) > before:
+                found, root = roll_up(list(state.facts.values()))
+                root_row = list(state.rows.values())[root]
+                traces.append((state.key, trace_id, now, root_row, *found))
+        insert_many(self._db, "spans", SPAN_COLUMNS, spans, _OVERWRITE_SPAN)
+        insert_many(self._db, "traces", TRACE_COLUMNS, traces, _OVERWRITE_TRACE)
+        insert_many(self._db, "unindexed", ("trace",), [(row[0],) for row in traces], "ON CONFLICT DO NOTHING")
+        self._trim()
+        return replaced
+
+    def _merge(
+        self, state: Known, batch: Batch, positions: Sequence[int], resources: Sequence[int], out: list[tuple[Any, ...]]
+    ) -> bool:
+        """Rows for the runs that are new or fuller than what is known; True if one takes another's place."""
+        replaced = False
+        for position in positions:
+            fact = batch.facts[position]
+            old = state.facts.get(fact.span_id)
+            if old is None:
+                row, self._next_span = self._next_span, self._next_span + 1
+                self._cached_spans += 1
+            elif _supersedes(fact, old):
+                row, replaced = state.rows[fact.span_id], True
+            else:
+                continue
+            state.facts[fact.span_id] = fact
+            state.rows[fact.span_id] = row
+            resource = resources[batch.resources[position]]
+            out.append((row, state.key, resource, batch.payloads[position], *fact[:COLUMNS]))
+        return replaced
+
+    def _known(self, batch: Batch) -> dict[str, Known]:
+        """What is known of the batch's traces: remembered, read from the file, or new."""
+        found = {trace_id: self._cache[trace_id] for trace_id in batch.traces if trace_id in self._cache}
+        missing = [trace_id for trace_id in batch.traces if trace_id not in found]
+        stored = dict(find_many(self._db, "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)", missing))
+        for trace_id in missing:
+            key = stored.get(trace_id)
+            state = Known(self._take_trace()) if key is None else self._load(trace_id, key)
+            self._cached_spans += len(state.facts)
+            self._cache[trace_id] = found[trace_id] = state
+        return found
+
+    def _trim(self) -> None:
+        while self._cached_spans > CACHED_SPANS and len(self._cache) > 1:
+            _, state = self._cache.popitem(last=False)
+            self._cached_spans -= len(state.facts)
+
+    def _resource(self, blob: str) -> int:
+        key = self._resources.get(blob)
+        if key is None:
+            self._db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
+            key = int(self._db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
+            self._resources[blob] = key
+        return key
+
+
+def _supersedes(new: Fact, old: Fact) -> bool:
+    """Later and fuller wins; the same run sent twice changes nothing."""
+    rank_new, rank_old = (new.end_ns, new.size), (old.end_ns, old.size)
+    return rank_new > rank_old or (rank_new == rank_old and new != old)

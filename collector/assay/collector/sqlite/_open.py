@@ -1,0 +1,39 @@
+"""Opening the file: settings, migrations, and a clear word on a file that cannot be used."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from assay.collector.protocols import Refused, StoreError
+from assay.collector.sqlite._schema import PAGE_SIZE, migrate
+from assay.collector.sqlite._writer import translate
+
+
+def open_writable(path: str) -> sqlite3.Connection:
+    """The one writing connection, on a file of the newest version."""
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=256)
+        try:
+            _configure(db)
+            migrate(db, path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+    except sqlite3.Error as error:
+        raise _explained(path, error) from error
+
+
+def _configure(db: sqlite3.Connection) -> None:
+    db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")  # with group commit as fast as NORMAL, and an acknowledged span is on disk
+    db.execute("PRAGMA cache_size = -65536")
+    db.execute("PRAGMA temp_store = MEMORY")
+
+
+def _explained(path: str, error: sqlite3.Error) -> Exception:
+    if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error):
+        return Refused(f"cannot open {path!r}: is its folder there, and may this user write in it?")
+    found = translate(error)
+    return type(found)(f"{path!r}: {found}") if isinstance(found, StoreError) else error

@@ -1,0 +1,291 @@
+"""The store on one SQLite file: every read on a connection of its own, every write through the one writer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from assay.collector.filters import Filter, combined
+from assay.collector.records import (
+    JSON,
+    Dataset,
+    Decision,
+    Example,
+    Experiment,
+    Feedback,
+    Key,
+    Lease,
+    Page,
+    QueueItem,
+    Rule,
+    Run,
+    Target,
+    Trace,
+    TraceSummary,
+)
+from assay.collector.sqlite import _control, _datasets, _feedback, _traces
+from assay.collector.sqlite._append import Appender, Known
+from assay.collector.sqlite._codec import Batch, Encoder, facts
+from assay.collector.sqlite._lock import Lock
+from assay.collector.sqlite._open import open_writable
+from assay.collector.sqlite._reader import Reader, Readers
+from assay.collector.sqlite._writer import Job, Writer
+
+
+class SQLiteStore:
+    """Implements `assay.collector.protocols.Store` on the file at `path`, which it makes if there is none.
+
+    Raises `Refused` when another process (or another store in this one) writes the file, when the file is damaged,
+    newer than this Assay, or not Assay's.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        self._lock = Lock(self.path)
+        try:
+            self._db = open_writable(self.path)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._readers = Readers(self.path)
+        self._own = Reader(self._db)
+        self._appender = Appender(self._db, self._load)
+        self._encoders = threading.local()
+        self._dictionary: bytes | None = None
+        self._closed = threading.Lock()
+        self._writer = Writer(self._db, self._append, self._appender.forget, lambda: False)
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({self.path!r})"
+
+    def __enter__(self) -> SQLiteStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def announce(self, url: str | None) -> None:
+        """Say beside the file where this process can be reached; `connect()` in others reads it there."""
+        self._lock.announce(url)
+
+    # runs
+
+    @property
+    def encoder(self) -> Encoder:
+        """An encoder for this store. It pickles, so that another process can make the batches for `write`."""
+        found: Encoder | None = getattr(self._encoders, "one", None)
+        if found is None or found.dictionary is not self._dictionary:
+            found = self._encoders.one = Encoder(self._dictionary)
+        return found
+
+    def write(self, batch: Batch) -> Future[None]:
+        """Queue what an encoder made; the future resolves once it is durable. May raise `Unavailable`."""
+        return self._writer.put(Job(weight=len(batch.facts), batch=batch))
+
+    def append_async(self, runs: Sequence[Run]) -> Future[None]:
+        """As `append`, without waiting. Raises `Unavailable` if too much waits."""
+        return self.write(self.encoder.encode(runs))
+
+    def append(self, runs: Sequence[Run]) -> None:
+        """See `TraceStore.append`."""
+        if runs:
+            self.append_async(runs).result()
+
+    def _append(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            self._appender.write(batch)
+
+    def _load(self, trace_id: str, key: int) -> Known:
+        """A trace as the file has it, read by the writer."""
+        known = Known(key)
+        for row, run in self._own.rows_in_order(key):
+            known.facts[run.span_id] = facts(run)
+            known.rows[run.span_id] = row
+        return known
+
+    # feedback
+
+    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
+        """See `TraceStore.add_feedback`."""
+        kept = list(feedback)
+        if kept:
+            self._writer.call(lambda db: _feedback.write(db, self._appender, kept))
+
+    def feedback(
+        self, target: str | Target, key: str, score: float | bool | None = None, *, label: str | None = None,
+        comment: str | None = None, author: str | None = None, span_id: str | None = None,
+    ) -> Feedback:  # fmt: skip
+        """See `TraceStore.feedback`."""
+        if isinstance(target, str):
+            target = Target(trace_id=target, span_id=span_id)
+        kept = Feedback(
+            target=target, key=key, score=score, label=label, comment=comment, author=author, source="human"
+        )
+        self.add_feedback([kept])
+        return kept
+
+    def delete_feedback(self, ids: Sequence[str]) -> int:
+        """See `TraceStore.delete_feedback`."""
+        return self._writer.call(lambda db: _feedback.delete(db, ids))
+
+    # queries
+
+    def traces(
+        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+    ) -> Page[TraceSummary]:
+        """See `TraceStore.traces`."""
+        wanted = combined(filter, conditions)
+        with self._readers.one() as reader:
+            return _traces.page(reader, wanted, limit, cursor)
+
+    def trace(self, trace_id: str) -> Trace:
+        """See `TraceStore.trace`."""
+        with self._readers.one() as reader:
+            return _traces.one(reader, trace_id)
+
+    def many(self, trace_ids: Sequence[str]) -> list[Trace]:
+        """See `TraceStore.many`."""
+        with self._readers.one() as reader:
+            return _traces.many(reader, trace_ids)
+
+    # datasets and experiments
+
+    def save_examples(
+        self, dataset: str, examples: Sequence[Example], *, replace: bool = False, remove: Sequence[str] = (),
+        kind: str | None = None, schema: Mapping[str, JSON] | None = None, description: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+    ) -> Dataset:  # fmt: skip
+        """See `ControlStore.save_examples`."""
+        about = {"kind": kind, "schema": schema, "description": description, "metadata": metadata}
+        return self._writer.call(
+            lambda db: _datasets.save(db, dataset, examples, replace=replace, remove=remove, about=about)
+        )
+
+    def dataset(self, name: str, version: int | None = None) -> Dataset:
+        """See `ControlStore.dataset`."""
+        with self._readers.one() as reader:
+            return _datasets.one(reader.db, name, version)
+
+    def datasets(self) -> list[Dataset]:
+        """See `ControlStore.datasets`."""
+        with self._readers.one() as reader:
+            return _datasets.newest(reader.db)
+
+    def versions(self, name: str) -> list[Dataset]:
+        """See `ControlStore.versions`."""
+        with self._readers.one() as reader:
+            return _datasets.versions(reader.db, name)
+
+    def examples(
+        self, dataset: str, version: int | None = None, *, split: str | None = None, limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Example]:  # fmt: skip
+        """See `ControlStore.examples`."""
+        with self._readers.one() as reader:
+            return _datasets.examples(reader.db, dataset, version, split, limit, offset)
+
+    def delete_dataset(self, name: str) -> bool:
+        """See `ControlStore.delete_dataset`."""
+        return self._writer.call(lambda db: _datasets.delete(db, name))
+
+    def save_experiment(self, experiment: Experiment) -> None:
+        """See `ControlStore.save_experiment`."""
+        self._writer.call(lambda db: _control.save_experiment(db, experiment))
+
+    def experiment(self, id_or_name: str) -> Experiment:
+        """See `ControlStore.experiment`."""
+        with self._readers.one() as reader:
+            return _control.experiment(reader.db, id_or_name)
+
+    def experiments(
+        self, *, dataset: str | None = None, project: str | None = None, limit: int = 100
+    ) -> list[Experiment]:
+        """See `ControlStore.experiments`."""
+        with self._readers.one() as reader:
+            return _control.experiments(reader.db, dataset, project, limit)
+
+    # rules, decisions, leases, budgets, keys, queues
+
+    def save_rule(self, rule: Rule) -> None:
+        """See `ControlStore.save_rule`."""
+        self._writer.call(lambda db: _control.save_rule(db, rule))
+
+    def rules(self, *, all_versions: bool = False) -> list[Rule]:
+        """See `ControlStore.rules`."""
+        with self._readers.one() as reader:
+            return _control.rules(reader.db, all_versions)
+
+    def delete_rule(self, name: str) -> bool:
+        """See `ControlStore.delete_rule`."""
+        return self._writer.call(lambda db: _control.delete_rule(db, name))
+
+    def save_decisions(self, decisions: Sequence[Decision]) -> None:
+        """See `ControlStore.save_decisions`."""
+        self._writer.call(lambda db: _control.save_decisions(db, decisions))
+
+    def decisions(
+        self, *, trace_id: str | None = None, rule: str | None = None, verdict: str | None = None, limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Page[Decision]:  # fmt: skip
+        """See `ControlStore.decisions`."""
+        with self._readers.one() as reader:
+            return _control.decisions(reader.db, trace_id, rule, verdict, limit, cursor)
+
+    def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
+        """See `ControlStore.acquire`."""
+        return self._writer.call(lambda db: _control.acquire(db, name, holder, seconds))
+
+    def release(self, name: str, holder: str) -> bool:
+        """See `ControlStore.release`."""
+        return self._writer.call(lambda db: _control.release(db, name, holder))
+
+    def spend(self, budget: str, amount: float, limit: float, period_start_ns: int) -> float | None:
+        """See `ControlStore.spend`."""
+        return self._writer.call(lambda db: _control.spend(db, budget, amount, limit, period_start_ns))
+
+    def spent(self, budget: str, period_start_ns: int) -> float:
+        """See `ControlStore.spent`."""
+        with self._readers.one() as reader:
+            return _control.spent(reader.db, budget, period_start_ns)
+
+    def save_key(self, key: Key) -> None:
+        """See `ControlStore.save_key`."""
+        self._writer.call(lambda db: _control.save_key(db, key))
+
+    def keys(self) -> list[Key]:
+        """See `ControlStore.keys`."""
+        with self._readers.one() as reader:
+            return _control.keys(reader.db)
+
+    def delete_key(self, id: str) -> bool:
+        """See `ControlStore.delete_key`."""
+        return self._writer.call(lambda db: _control.delete_key(db, id))
+
+    def enqueue(self, items: Sequence[QueueItem]) -> None:
+        """See `ControlStore.enqueue`."""
+        self._writer.call(lambda db: _control.enqueue(db, items))
+
+    def queue(self, name: str, *, status: str | None = "waiting", limit: int = 100) -> list[QueueItem]:
+        """See `ControlStore.queue`."""
+        with self._readers.one() as reader:
+            return _control.queue(reader.db, name, status, limit)
+
+    def queues(self) -> Mapping[str, int]:
+        """See `ControlStore.queues`."""
+        with self._readers.one() as reader:
+            return _control.queues(reader.db)
+
+    def resolve(self, item_id: str, status: str, assignee: str | None = None) -> bool:
+        """See `ControlStore.resolve`."""
+        return self._writer.call(lambda db: _control.resolve(db, item_id, status, assignee))
+
+    def close(self) -> None:
+        """See `TraceStore.close`."""
+        if not self._closed.acquire(blocking=False):
+            return
+        self._writer.close()
+        self._readers.close()
+        self._db.close()
+        self._lock.release()

@@ -1,0 +1,196 @@
+"""The one thread that writes. Whoever asks waits on a future, which resolves after the commit that made it durable."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from assay.collector.protocols import Refused, StoreError, Unavailable
+from assay.collector.sqlite._codec import Batch
+
+T = TypeVar("T")
+
+QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most; more are told to come again
+COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
+FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch of runs, or anything else to be done on the writing connection."""
+
+    weight: int
+    batch: Batch | None = None
+    action: Callable[[sqlite3.Connection], Any] | None = None
+    future: Future[Any] = field(default_factory=Future)
+    result: Any = None
+
+
+class Writer:
+    """Group commit: everything that waits goes into the next transaction.
+
+    `append` writes batches on the connection; `reset` is called when a transaction was rolled back; `idle` is called
+    when nothing waits and returns whether it has done something.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        append: Callable[[list[Batch]], None],
+        reset: Callable[[], None],
+        idle: Callable[[], bool],
+    ) -> None:
+        self._db, self._append, self._reset, self._idle = db, append, reset, idle
+        self._jobs: deque[Job] = deque()
+        self._weight = 0
+        self._ready = threading.Condition()
+        self._closing = False
+        self.commits = 0
+        self.last_commit_ns = 0
+        self._thread = threading.Thread(target=self._run, name="assay-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def depth(self) -> int:
+        """Spans that wait to be written."""
+        return self._weight
+
+    def put(self, job: Job) -> Future[Any]:
+        """Queue a job. Raises `Unavailable` if too much waits already."""
+        with self._ready:
+            if self._closing:
+                raise Unavailable("the store is closed")
+            if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
+                raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
+            self._jobs.append(job)
+            self._weight += job.weight
+            self._ready.notify()
+        return job.future
+
+    def call(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """Do something on the writing connection and wait until it is durable."""
+        result: T = self.put(Job(weight=64, action=action)).result()
+        return result
+
+    def close(self) -> None:
+        """Write what waits, then end."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            jobs = self._take()
+            if jobs:
+                self._commit(jobs)
+            elif self._closing:
+                return
+
+    def _take(self) -> list[Job]:
+        """What goes into the next commit; waits for work, and lets `idle` work use the wait."""
+        with self._ready:
+            if not self._jobs and not self._closing:
+                self._ready.release()
+                try:
+                    busy = self._idle()
+                finally:
+                    self._ready.acquire()
+                if not self._jobs and not busy and not self._closing:
+                    self._ready.wait(timeout=0.2)
+            jobs: list[Job] = []
+            weight = 0
+            while self._jobs and (not jobs or weight + self._jobs[0].weight <= COMMIT_WEIGHT):
+                weight += self._jobs[0].weight
+                jobs.append(self._jobs.popleft())
+            self._weight -= weight
+            return jobs
+
+    def _commit(self, jobs: list[Job]) -> None:
+        started = time.perf_counter_ns()
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._work(jobs)
+            self._db.execute("COMMIT")
+        except Exception as error:
+            self._undo()
+            self._failed(jobs, error)
+        else:
+            self.commits += 1
+            self.last_commit_ns = time.perf_counter_ns() - started
+            for job in jobs:
+                _settle(job)
+
+    def _work(self, jobs: list[Job]) -> None:
+        """Do the jobs in order; batches that follow each other are written together."""
+        batches: list[Batch] = []
+        for job in jobs:
+            if job.batch is not None:
+                batches.append(job.batch)
+                continue
+            if batches:
+                self._append(batches)
+                batches = []
+            self._act(job)
+        if batches:
+            self._append(batches)
+
+    def _act(self, job: Job) -> None:
+        """Run an action; one that is refused leaves no trace and does not disturb its neighbours."""
+        assert job.action is not None
+        self._db.execute("SAVEPOINT action")
+        try:
+            job.result = job.action(self._db)
+        except (StoreError, ValueError) as error:
+            self._db.execute("ROLLBACK TO action")
+            self._reset()
+            job.result = error
+        self._db.execute("RELEASE action")
+
+    def _undo(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        with contextlib.suppress(sqlite3.Error):
+            self._reset()
+
+    def _failed(self, jobs: list[Job], error: Exception) -> None:
+        """A group that fails is tried job by job, so that only the bad one fails; not if nothing can be written."""
+        translated = translate(error)
+        if len(jobs) > 1 and not isinstance(translated, Unavailable):
+            for job in jobs:
+                self._commit([job])
+            return
+        for job in jobs:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(translated)
+
+
+def _settle(job: Job) -> None:
+    if not job.future.set_running_or_notify_cancel():
+        return
+    if isinstance(job.result, Exception):
+        job.future.set_exception(job.result)
+    else:
+        job.future.set_result(job.result)
+
+
+def translate(error: Exception) -> Exception:
+    """A driver's error as the contract's: what may work later is `Unavailable`, a damaged file is `Refused`."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in FULL_CODES:
+        return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(f"the database is locked by another program: {error}")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Refused(f"the database is damaged: {error}; look with `assay db check`, or restore a copy of the file")
+    return StoreError(f"the database refused: {error}")
