@@ -1,0 +1,105 @@
+"""Fixtures of the tracer's tests: spans in memory, and a real OTLP/HTTP collector in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from assay.tracer import _errors, _runtime
+from assay.tracer.testing import traced  # noqa: F401
+
+
+class Sink:
+    """A collector that keeps request bodies, and answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.answer: Callable[[str, bytes], tuple[int, dict[str, str], bytes]] = lambda path, body: (200, {}, b"")
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def spans(self) -> list[Any]:
+        """Every span of every request answered so far, in protobuf."""
+        found = []
+        for path, _, body in list(self.requests):
+            if path == "/v1/traces":
+                message = ExportTraceServiceRequest.FromString(body)
+                found += [s for r in message.resource_spans for scope in r.scope_spans for s in scope.spans]
+        return found
+
+    def logs(self) -> list[Any]:
+        """Every log record received."""
+        bodies = [body for path, _, body in list(self.requests) if path == "/v1/logs"]
+        resources = [r for body in bodies for r in ExportLogsServiceRequest.FromString(body).resource_logs]
+        return [record for r in resources for scope in r.scope_logs for record in scope.log_records]
+
+    def bytes(self) -> bytes:
+        """Everything that came over the wire."""
+        return b"".join(body for _, _, body in list(self.requests))
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(sink: Sink) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status, headers, answer = sink.answer(self.path, body)
+            if status == 200:
+                sink.requests.append((self.path, dict(self.headers), body))
+            self.send_response(status)
+            for key, value in {**headers, "Content-Length": str(len(answer))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    found = Sink()
+    yield found
+    found.close()
+
+
+@pytest.fixture(autouse=True)
+def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    """Each test has its own set-up, spills into its own directory, and sees our own errors raised."""
+    monkeypatch.setenv("ASSAY_SPILL_DIR", str(tmp_path / "spill"))
+    previous = _runtime.replace(None)
+    _errors.reset()
+    _errors.strict = True
+    yield
+    _errors.strict = False
+    made = _runtime.replace(previous)
+    if made is not None:
+        made.delivery.close(0.2)
+
+
+def until(condition: Callable[[], Any], timeout: float = 10.0) -> Any:
+    """Wait for something to become true; fails after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.005)
+    raise AssertionError("it did not become true in time")

@@ -1,0 +1,110 @@
+"""The walking path: decorate, deliver over a real socket, attach feedback."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from assay.tracer import configure, current_run, flush, session, span, stats, tags, trace, user
+from assay.tracer.capture import capture
+from assay.tracer.testing import Spans
+
+
+@trace(kind="retriever")
+def search(query: str, k: int = 2) -> list[dict[str, Any]]:
+    return [{"content": "gold", "id": "au", "score": 0.5, "metadata": {"page": 1}}]
+
+
+@trace
+def answer(question: str) -> str:
+    return str(search(question)[0]["content"])
+
+
+def test_a_call_records_inputs_with_defaults_and_outputs(traced: Spans) -> None:
+    answer("what?")
+    assert traced.names() == ["answer", "search"]
+    assert traced.inputs("search") == {"query": "what?", "k": 2}
+    assert traced.outputs("answer") == "gold"
+    assert traced.parent("search") == "answer"
+
+
+def test_documents_are_flattened(traced: Spans) -> None:
+    search("q")
+    attributes = dict(traced.one("search").attributes or {})
+    assert attributes["retrieval.documents.0.document.content"] == "gold"
+    assert attributes["retrieval.documents.0.document.id"] == "au"
+    assert attributes["retrieval.documents.0.document.score"] == 0.5
+    assert attributes["retrieval.documents.0.document.metadata"] == '{"page":1}'
+
+
+def test_spans_and_feedback_reach_a_collector(sink: Any) -> None:
+    configure(url=sink.url, project="p")
+
+    @trace
+    def work() -> int:
+        current_run().feedback("good", True, comment="yes")
+        return 1
+
+    work()
+    assert flush(10)
+    (sent,) = sink.spans()
+    (log,) = sink.logs()
+    assert (sent.name, log.event_name) == ("work", "gen_ai.evaluation.result")
+    assert log.span_id == sent.span_id
+    assert stats().delivered == 2
+
+
+def test_an_exception_is_recorded_once_where_it_was_raised(traced: Spans) -> None:
+    @trace
+    def inner() -> None:
+        raise ValueError("no")
+
+    @trace
+    def outer() -> None:
+        inner()
+
+    with pytest.raises(ValueError):
+        outer()
+    assert [len(traced.one(n).events) for n in ("inner", "outer")] == [1, 0]
+    assert {traced.one(n).status.description for n in ("inner", "outer")} == {"ValueError: no"}
+
+
+def test_session_user_and_tags_reach_all_spans_below(traced: Spans) -> None:
+    with session("s1"), user("u1"), tags("a"), tags("b", "a"):
+        answer("q")
+    for name in ("answer", "search"):
+        attributes = dict(traced.one(name).attributes or {})
+        assert (attributes["session.id"], attributes["user.id"], attributes["tag.tags"]) == ("s1", "u1", ("a", "b"))
+
+
+def test_capture_keeps_a_fresh_trace_in_memory(traced: Spans) -> None:
+    with span("around"), capture("example", inputs={"q": 1}) as captured:
+        answer("q")
+        captured.run.feedback("k", 1)
+    spans, still_open = captured.spans()
+    assert [s.name for s in spans] == ["search", "answer", "example"]
+    assert {f"{s.context.trace_id:032x}" for s in spans} == {captured.trace_id}
+    assert (still_open, len(captured.feedback), traced.names()) == (0, 1, ["around"])
+
+
+def test_capture_waits_for_open_spans_and_counts_them(traced: Spans) -> None:
+    async def main() -> tuple[int, int]:
+        with capture("example") as captured:
+            late = span("late")
+            late.__enter__()
+        _, before = await captured.aspans(timeout=0.01)
+        late.__exit__(None, None, None)
+        spans, after = await captured.aspans()
+        assert [s.name for s in spans] == ["example", "late"]
+        return before, after
+
+    assert asyncio.run(main()) == (1, 0)
+
+
+def test_local_root_carries_the_counts(traced: Spans) -> None:
+    answer("q")
+    root = dict(traced.one("answer").attributes or {})
+    assert (root["assay.spans.started"], root["assay.spans.open"]) == (2, 0)
+    assert root["assay.local_root"] == f"{traced.one('answer').context.span_id:016x}"

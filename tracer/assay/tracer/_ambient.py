@@ -1,0 +1,69 @@
+"""Session, user and tags for all spans below, in this process and (as W3C baggage) in those that we call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, unquote
+
+from opentelemetry import baggage
+
+from assay.tracer import _attributes as names
+from assay.tracer import _context, _errors
+
+_BAGGAGE = {names.SESSION: "assay.session", names.USER: "assay.user", names.TAGS: "assay.tags"}
+
+
+def from_baggage(entries: Mapping[str, object]) -> dict[str, Any]:
+    """Attributes that a calling process of ours sent along."""
+    found = {key: str(entries[name]) for key, name in _BAGGAGE.items() if name in entries}
+    tags = found.pop(names.TAGS, "")
+    return {**found, names.TAGS: tuple(unquote(t) for t in tags.split(";"))} if tags else dict(found)
+
+
+@contextmanager
+def session(id: str) -> Iterator[None]:
+    """All spans started inside belong to this conversation. Also usable as a decorator."""
+    with _below({names.SESSION: str(id)}):
+        yield
+
+
+@contextmanager
+def user(id: str) -> Iterator[None]:
+    """All spans started inside belong to this user. Also usable as a decorator."""
+    with _below({names.USER: str(id)}):
+        yield
+
+
+@contextmanager
+def tags(*tags: str) -> Iterator[None]:
+    """All spans started inside get these tags, besides those of outer `tags(…)`. Also usable as a decorator."""
+    outer = _context.ambient(_context.get_current()).get(names.TAGS, ())
+    with _below({names.TAGS: tuple(dict.fromkeys((*outer, *map(str, tags))))}):
+        yield
+
+
+@contextmanager
+def _below(attributes: dict[str, Any]) -> Iterator[None]:
+    previous = _context.get_current()
+    token = _context.attach(_context_with(attributes))
+    try:
+        yield
+    finally:
+        _context.detach(token, previous)
+
+
+def _context_with(attributes: dict[str, Any]) -> Any:
+    ctx = _context.get_current()
+    new = _context.with_value(ctx, _context.AMBIENT_KEY, {**_context.ambient(ctx), **attributes})
+    try:
+        for key, value in attributes.items():
+            new = baggage.set_baggage(_BAGGAGE[key], _text(value), new)
+    except Exception as error:
+        _errors.note("baggage", error)
+    return new
+
+
+def _text(value: Any) -> str:
+    return ";".join(quote(t, safe="") for t in value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,100 @@
+"""Whose child a new span is, and how it becomes the current one.
+
+A current OpenTelemetry span that is not ours is never our parent: we start a local root and link to it. And we do not
+become the parent of foreign spans: where another OpenTelemetry set-up is active, our current span is kept under a key
+of our own, so that its traces stay as they would be without us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import Token
+from typing import Any, NamedTuple
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace as otel
+from opentelemetry.context.context import Context
+from opentelemetry.trace import SpanContext
+
+from assay.tracer._span import VENDOR, LiveSpan, Unsampled
+
+# OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.
+OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())))
+OWN_KEY = otel_context.create_key("assay-span")
+AMBIENT_KEY = otel_context.create_key("assay-ambient")  # attributes for all spans below: session, user, tags
+
+get_current = otel_context.get_current
+attach = otel_context.attach
+
+
+class Remote(NamedTuple):
+    """A parent of ours in another process, or in this one behind a span that is not ours."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+
+
+def parent(ctx: Context) -> LiveSpan | Unsampled | Remote | None:
+    """The nearest span of ours in a context."""
+    other = ctx.get(OTEL_KEY)
+    if isinstance(other, (LiveSpan, Unsampled)):
+        return other
+    remote = _entry(other.get_span_context()) if isinstance(other, otel.Span) else None
+    own = ctx.get(OWN_KEY)
+    if isinstance(own, (LiveSpan, Unsampled)) and not (remote and remote.trace_id == _trace_id(own)):
+        return own
+    return remote
+
+
+def foreign(ctx: Context) -> SpanContext | None:
+    """The context of a current span that is not ours."""
+    other = ctx.get(OTEL_KEY)
+    if not isinstance(other, otel.Span) or isinstance(other, (LiveSpan, Unsampled)):
+        return None
+    found = other.get_span_context()
+    return found if found.is_valid else None
+
+
+def _trace_id(span: LiveSpan | Unsampled) -> int:
+    return span.local.trace_id if isinstance(span, LiveSpan) else span.get_span_context().trace_id
+
+
+def _entry(context: SpanContext) -> Remote | None:
+    text = context.trace_state.get(VENDOR) if context.trace_state else None
+    return None if text is None else parse_entry(text)
+
+
+def parse_entry(text: str) -> Remote | None:
+    """Our tracestate entry, `trace id-span id-flags` in hex; None if it is malformed."""
+    try:
+        trace_id, span_id, flags = (int(part, 16) for part in text.split("-"))
+    except ValueError:
+        return None
+    return Remote(trace_id, span_id, bool(flags & 1)) if trace_id and span_id else None
+
+
+def with_span(ctx: Context, span: LiveSpan | Unsampled, hidden: bool) -> Context:
+    """A context in which the span is the current one."""
+    new = Context(ctx)
+    dict.__setitem__(new, OWN_KEY if hidden else OTEL_KEY, span)
+    return new
+
+
+def with_value(ctx: Context, key: str, value: object) -> Context:
+    """A context with one more entry."""
+    return otel_context.set_value(key, value, ctx)
+
+
+def ambient(ctx: Context) -> Mapping[str, Any]:
+    """Attributes that every span started in this context gets."""
+    found = ctx.get(AMBIENT_KEY)
+    return found if isinstance(found, dict) else {}
+
+
+def detach(token: Token[Context], previous: Context) -> None:
+    """Give back the context that was current. A generator may be resumed elsewhere, where its token does not count."""
+    try:
+        token.var.reset(token)
+    except ValueError:
+        attach(previous)

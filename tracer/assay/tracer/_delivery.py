@@ -1,0 +1,273 @@
+"""From ended spans to the collector: a bounded queue, one thread, one batch every half second.
+
+Nothing is lost silently: what cannot be sent now waits on disk, and what is dropped is counted with its reason.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from opentelemetry import context as otel_context
+from opentelemetry.sdk.trace import ReadableSpan
+
+from assay.tracer import _errors
+from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected, spans_body
+from assay.tracer._finish import finish
+from assay.tracer._post import Answer, Post
+from assay.tracer._queue import Item, Queue
+from assay.tracer._settings import Settings
+from assay.tracer._spill import Spill
+
+_MAX_BODY = 4 << 20  # bytes of values in one request
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_live: weakref.WeakSet[Delivery] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a flush achieved. True if every span and feedback handed in before it was acknowledged by the collector."""
+
+    delivered: int = 0
+    spilled: int = 0  # on disk, to be sent when the collector is back
+    dropped: int = 0
+    pending: int = 0  # still queued when the time was up
+
+    def __bool__(self) -> bool:
+        return not (self.spilled or self.dropped or self.pending)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of spans and feedbacks since the start of the process."""
+
+    delivered: int = 0
+    spilled: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class Delivery:
+    """Takes ended spans and feedback from any thread and brings them to the collector from one thread of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._fresh()
+        _live.add(self)
+
+    def _fresh(self) -> None:
+        """The state of a new process."""
+        self.tally = Tally()
+        self.queue = Queue(self.settings.queue_spans, self.settings.queue_bytes)
+        self.spill = Spill(self.settings)
+        self._post = Post(self.settings)
+        self._wake = threading.Event()
+        self._settled = threading.Condition()
+        self._asked = self._done = 0  # flushes
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+        self._deadline = float("inf")
+        self._pause, self._not_before = 0.0, 0.0
+        self._in_flight: tuple[str, bytes, int] | None = None
+
+    def put(self, item: Item) -> None:
+        """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
+        try:
+            if self.queue.put(item) >= self.settings.batch_spans:
+                self._wake.set()
+            if self._thread is None:
+                self._start()
+        except Exception as error:
+            _errors.note("queue", error)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is not None:
+                return
+            self._closed, self._deadline = False, float("inf")
+            thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
+            self._thread = thread
+            atexit.register(self.close, self.settings.exit_timeout)
+            thread.start()
+
+    def _run(self) -> None:
+        otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
+        while True:
+            self._wake.wait(self.settings.interval)
+            self._wake.clear()
+            asked, closed = self._asked, self._closed
+            try:
+                self._round(asked > self._done)
+            except Exception as error:
+                _errors.note("delivery", error)
+            with self._settled:
+                self._done = asked
+                self._settled.notify_all()
+            if closed:
+                return
+
+    def _round(self, urgent: bool) -> None:
+        """Deliver everything queued now. An urgent round does not wait for the back-off."""
+        if urgent:
+            self._not_before = 0.0
+        items = self.queue.take()
+        for batch in _batches([i for i in items if not isinstance(i, FeedbackEvent)], self.settings.batch_spans):
+            self._spans(batch)
+        events = [i for i in items if isinstance(i, FeedbackEvent)]
+        if events:
+            self._send(LOGS, feedback_body(events), len(events))
+        if self._reachable():
+            self.spill.replay(self._replay)
+
+    def _spans(self, spans: Sequence[ReadableSpan]) -> None:
+        try:
+            body = spans_body([finish(span) for span in spans])
+        except Exception as error:
+            return self._one_by_one(spans, error)
+        if self._send(TRACES, body, len(spans)) == "too_large":
+            if len(spans) == 1:
+                return self._drop("too_large", 1)
+            half = len(spans) // 2
+            self._spans(spans[:half])
+            self._spans(spans[half:])
+        return None
+
+    def _one_by_one(self, spans: Sequence[ReadableSpan], error: Exception) -> None:
+        """A span that cannot be encoded must not take its batch along."""
+        if len(spans) > 1:
+            for span in spans:
+                self._spans([span])
+            return
+        _errors.note("encode", error)
+        self._drop("not_encodable", 1)
+
+    def _send(self, path: str, body: bytes, count: int) -> str:
+        """Send or spill a body. `too_large` is left to the caller, everything else is settled here."""
+        if not self._reachable():
+            self._keep(path, body, count)
+            return "later"
+        self._in_flight = path, body, count
+        answer = self._post.send(path, body, self._timeout())
+        self._in_flight = None
+        if answer.verdict == "ok":
+            self._acknowledged(path, answer, count)
+        elif answer.verdict == "later":
+            self._back_off(answer)
+            self._keep(path, body, count)
+        elif answer.verdict == "refused" or path == LOGS:
+            self._drop(answer.reason, count)
+        return answer.verdict
+
+    def _replay(self, path: str, body: bytes, count: int) -> str:
+        """Send a body from the disk."""
+        answer = self._post.send(path, body, self._timeout())
+        if answer.verdict == "ok":
+            self._acknowledged(path, answer, count)
+        elif answer.verdict == "later":
+            self._back_off(answer)
+        else:
+            self._drop(answer.reason, count)
+        return answer.verdict
+
+    def _acknowledged(self, path: str, answer: Answer, count: int) -> None:
+        self._pause = 0.0
+        refused = min(rejected(path, answer.body), count)
+        self.tally.delivered += count - refused
+        if refused:
+            self._drop("rejected", refused)
+
+    def _keep(self, path: str, body: bytes, count: int) -> None:
+        kept, lost = self.spill.keep(path, body, count)
+        self.tally.spilled += kept
+        for reason, n in lost.items():
+            self._drop(reason, n)
+
+    def _drop(self, reason: str, count: int) -> None:
+        self.tally.dropped[reason] += count
+
+    def _reachable(self) -> bool:
+        return time.monotonic() >= self._not_before
+
+    def _back_off(self, answer: Answer) -> None:
+        self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
+        self._not_before = time.monotonic() + max(answer.after, self._pause * random.uniform(0.7, 1.0))
+
+    def _timeout(self) -> float:
+        return min(self.settings.timeout, self._deadline - time.monotonic())
+
+    def dropped(self) -> Counter[str]:
+        """Drops by reason, those at the queue included."""
+        return self.tally.dropped + self.queue.dropped
+
+    def flush(self, timeout: float) -> Flushed:
+        """Deliver what is queued now, waiting at most `timeout` seconds."""
+        before = self.tally.delivered, self.tally.spilled, self.dropped().total()
+        if self._thread is None and len(self.queue):
+            self._start()
+        if self._thread is not None and self._thread.is_alive():
+            with self._settled:
+                self._asked += 1
+                wanted = self._asked
+                self._wake.set()
+                self._settled.wait_for(lambda: self._done >= wanted, timeout)
+        flying = self._in_flight
+        return Flushed(
+            self.tally.delivered - before[0],
+            self.tally.spilled - before[1],
+            self.dropped().total() - before[2],
+            len(self.queue) + (flying[2] if flying else 0),
+        )
+
+    def close(self, timeout: float) -> None:
+        """Deliver what there is within `timeout` seconds; what remains goes to the disk."""
+        atexit.unregister(self.close)
+        if self._closed:
+            return
+        self._deadline = time.monotonic() + timeout
+        self.flush(timeout)
+        thread, self._thread, self._closed = self._thread, None, True
+        self._wake.set()
+        if thread is not None:
+            thread.join(max(0.0, self._deadline - time.monotonic()))
+        self._rescue()
+
+    def _rescue(self) -> None:
+        """The time is up: write what is left to the disk."""
+        flying = self._in_flight
+        if flying:
+            self._keep(*flying)
+        self._not_before = float("inf")
+        try:
+            if len(self.queue):
+                self._round(False)
+        except Exception as error:
+            _errors.note("delivery", error)
+
+
+def _batches(spans: list[ReadableSpan], limit: int) -> list[list[ReadableSpan]]:
+    """Split by number of spans and by bytes of values."""
+    found: list[list[ReadableSpan]] = []
+    size = _MAX_BODY + 1
+    for span in spans:
+        weight = getattr(span, "weight", 1000)
+        if size + weight > _MAX_BODY or len(found[-1]) >= limit:
+            found.append([])
+            size = 0
+        found[-1].append(span)
+        size += weight
+    return found
+
+
+def _after_fork() -> None:
+    for delivery in _live:
+        delivery._fresh()
+
+
+os.register_at_fork(after_in_child=_after_fork)

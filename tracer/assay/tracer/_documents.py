@@ -1,0 +1,103 @@
+"""Retrieved documents by duck typing: strings, dicts, and the classes of LangChain, LlamaIndex and Haystack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import orjson
+
+from assay.tracer import _attributes as names
+
+Plain: TypeAlias = dict[str, Any]
+
+_CONTENT = ("content", "page_content", "text")
+_ID = ("id", "doc_uri", "id_", "node_id")
+_METADATA = ("metadata", "meta")
+_LISTS = ("documents", "source_nodes", "nodes", "results")
+
+
+def readable(value: Any) -> Any:
+    """What a retriever returned, with document objects turned into dicts; plain values are returned as they are."""
+    if isinstance(value, Mapping):
+        found = next((k for k in _LISTS if isinstance(value.get(k), (list, tuple))), None)
+        return value if found is None else {**value, found: readable(value[found])}
+    if not isinstance(value, (list, tuple)):
+        return value
+    return value if all(type(v) in (str, dict) for v in value) else [_guarded(v) for v in value]
+
+
+def _guarded(value: Any) -> Any:
+    try:
+        return _as_dict(value)
+    except Exception:  # a property of the document raised: keep what the general serialiser makes of it
+        return value
+
+
+def _as_dict(value: Any) -> Any:
+    if isinstance(value, (str, Mapping)):
+        return value
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):  # (document, score)
+        inner = _as_dict(value[0])
+        return {**inner, "score": value[1]} if isinstance(inner, dict) else value
+    return document(value) or value
+
+
+def document(value: Any, nested: bool = False) -> Plain | None:
+    """`{content, id, score, metadata}` of one document, None if the value is none. Absent fields are None or {}."""
+    if isinstance(value, str):
+        return {"content": value, "id": None, "score": None, "metadata": {}}
+    inner = _get(value, ("node", "document"))
+    if not (nested or inner is None or isinstance(inner, (str, int, float))):  # NodeWithScore: the score is outside
+        found = document(inner, nested=True)
+        return found and {**found, "score": _score(_get(value, ("score",)), found["score"])}
+    content = _get(value, _CONTENT)
+    if content is None:
+        return None
+    metadata = _get(value, _METADATA)
+    return {
+        "content": content if isinstance(content, str) else str(content),
+        "id": _text(_get(value, _ID) or _get(metadata, ("doc_uri", "id"))),
+        "score": _score(_get(value, ("score",)), None),
+        "metadata": dict(metadata) if isinstance(metadata, Mapping) else {},
+    }
+
+
+def _get(value: Any, keys: Iterable[str]) -> Any:
+    if isinstance(value, Mapping):
+        return next((value[k] for k in keys if value.get(k) is not None), None)
+    found = (getattr(value, k, None) for k in keys if value is not None)
+    return next((v for v in found if v is not None and not callable(v)), None)
+
+
+def _score(value: Any, otherwise: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None if otherwise is None else float(otherwise)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def flatten(text: str) -> dict[str, Any]:
+    """OpenInference attributes of the documents in a JSON text; empty if it holds none."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    if isinstance(value, dict):
+        value = next((value[k] for k in _LISTS if isinstance(value.get(k), list)), [])
+    found = [document(v) for v in value] if isinstance(value, list) else []
+    flat: dict[str, Any] = {}
+    for i, one in enumerate(d for d in found if d is not None):
+        flat.update(_one(f"{names.DOCUMENTS}.{i}.document.", one))
+    return flat
+
+
+def _one(prefix: str, document: Plain) -> dict[str, Any]:
+    flat = {prefix + k: document[k] for k in ("id", "content", "score") if document[k] is not None}
+    if document["metadata"]:
+        flat[prefix + "metadata"] = orjson.dumps(document["metadata"]).decode()
+    return flat

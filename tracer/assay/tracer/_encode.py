@@ -1,0 +1,85 @@
+"""Spans and feedback as OTLP request bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+
+from assay.tracer import _attributes as names
+from assay.tracer._json import to_json
+
+TRACES, LOGS = "/v1/traces", "/v1/logs"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackEvent:
+    """Feedback on its way out: what `current_run().feedback(…)` was given."""
+
+    trace_id: int
+    span_id: int
+    time_ns: int
+    attributes: Mapping[str, Any]
+    resource: Mapping[str, Any] = field(default_factory=dict)
+
+
+def spans_body(spans: Sequence[ReadableSpan]) -> bytes:
+    """The body of a request to `/v1/traces`."""
+    body: bytes = encode_spans(spans).SerializePartialToString()
+    return body
+
+
+def feedback_body(events: Iterable[FeedbackEvent]) -> bytes:
+    """The body of a request to `/v1/logs`. All events are of one process, so of one resource."""
+    found = list(events)
+    records = [_record(event) for event in found]
+    scope = ScopeLogs(scope=InstrumentationScope(name="assay"), log_records=records)
+    resource = Resource(attributes=_pairs(found[0].resource)) if found else Resource()
+    body: bytes = ExportLogsServiceRequest(
+        resource_logs=[ResourceLogs(resource=resource, scope_logs=[scope])]
+    ).SerializeToString()
+    return body
+
+
+def _record(event: FeedbackEvent) -> LogRecord:
+    return LogRecord(
+        time_unix_nano=event.time_ns,
+        observed_time_unix_nano=event.time_ns,
+        event_name=names.FEEDBACK_EVENT,
+        trace_id=event.trace_id.to_bytes(16, "big"),
+        span_id=event.span_id.to_bytes(8, "big"),
+        attributes=_pairs(event.attributes),
+    )
+
+
+def _pairs(attributes: Mapping[str, Any]) -> list[KeyValue]:
+    return [KeyValue(key=k, value=_value(v)) for k, v in attributes.items() if v is not None]
+
+
+def _value(value: Any) -> AnyValue:
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return AnyValue(int_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    text = value if isinstance(value, str) else to_json(value, 1 << 20)
+    return AnyValue(string_value=text.encode("utf-8", "replace").decode())
+
+
+def rejected(path: str, body: bytes) -> int:
+    """How many items a successful answer says it did not take."""
+    try:
+        if path == TRACES:
+            return int(ExportTraceServiceResponse.FromString(body).partial_success.rejected_spans)
+        return int(ExportLogsServiceResponse.FromString(body).partial_success.rejected_log_records)
+    except Exception:  # not every server answers in protobuf
+        return 0

@@ -1,0 +1,36 @@
+"""Our own errors: logged once each, counted always, never raised into the traced application."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+logger = logging.getLogger("assay.tracer")
+counts: Counter[str] = Counter()
+_logged: set[str] = set()
+strict = False  # set by our own tests: raise instead
+
+
+def note(where: str, error: BaseException) -> None:
+    """Count an error of ours under `where`, and log it the first time that this kind of error happens there."""
+    counts[where] += 1
+    if strict:
+        raise error
+    kind = f"{where}:{type(error).__name__}"
+    if kind not in _logged:
+        _logged.add(kind)
+        logger.warning("assay: %s failed (logged once, see stats()): %s", where, describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """`Type: message`, also when the error's own `__str__` raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def reset() -> None:
+    """Forget what was counted and logged (after a fork, and between tests)."""
+    counts.clear()
+    _logged.clear()

@@ -1,0 +1,225 @@
+"""Any Python value as JSON text: never raises, bounded in bytes and in work, always valid JSON.
+
+A value of plain types within the bounds goes to orjson as it is. Anything else is first rewritten into plain types, and
+what does not fit is cut with a marker that says how much is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import pathlib
+import types
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from assay.tracer import _errors
+
+MAX_NODES = 20_000  # values in containers, all levels together: bounds the time that a caller can lose
+_MAX_DEPTH = 60
+_OPTIONS = orjson.OPT_NON_STR_KEYS
+_PLAIN = frozenset((str, int, float, bool, types.NoneType))
+_TEXTUAL = (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath, datetime.timedelta, complex, range, slice)
+_LISTS: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.keys()), type({}.values()), type({}.items()))
+
+
+def to_json(value: object, limit: int) -> str:
+    """JSON text of at most `limit` bytes (and a marker's length) of any value."""
+    try:
+        if _is_light(value, limit):
+            found = orjson.dumps(value)
+            if len(found) <= limit:
+                return found.decode()
+    except (TypeError, RecursionError, RuntimeError):  # huge integers, lone surrogates, a dict that changes meanwhile
+        pass
+    return _rewritten(value, limit)
+
+
+def cut_text(text: str, limit: int) -> str:
+    """The text, or its beginning and a marker. The last word before a cut goes too: it may be half of a secret."""
+    if len(text) <= limit:
+        return text
+    kept = text[: max(0, limit)]
+    tail = kept[-256:]
+    kept = kept[: len(kept) - len(tail)] + tail[: max(tail.rfind(" "), tail.rfind("\n"), 0)]
+    return f"{kept}…[cut {len(text) - len(kept):,} of {len(text):,} characters]"
+
+
+def _is_light(value: object, limit: int) -> bool:
+    """Whether the value holds only plain types and is within both bounds. Stops as soon as it is not."""
+    nodes = [value]
+    add = nodes.extend
+    for node in nodes:
+        kind = type(node)
+        if kind is str:
+            limit -= len(node)  # type: ignore[arg-type]
+            if limit < 0:
+                return False
+        elif kind is dict:
+            if len(nodes) + len(node) > MAX_NODES:  # type: ignore[arg-type]
+                return False
+            add(node.values())  # type: ignore[attr-defined]
+        elif kind is list or kind is tuple:
+            if len(nodes) + len(node) > MAX_NODES:  # type: ignore[arg-type]
+                return False
+            add(node)  # type: ignore[arg-type]
+        elif kind not in _PLAIN:
+            return False
+    return True
+
+
+def _rewritten(value: object, limit: int) -> str:
+    size = limit
+    for _ in range(4):
+        try:
+            found = orjson.dumps(_Rewriter(size).rewrite(value, 0), option=_OPTIONS)
+        except Exception as error:
+            _errors.counts["serialise"] += 1
+            return orjson.dumps(f"[{type(value).__name__} that could not be captured: {type(error).__name__}]").decode()
+        if len(found) <= limit + 200:
+            return found.decode()
+        size = int(size * limit / len(found) * 0.9)  # escapes and non-ASCII text take more bytes than characters
+    return orjson.dumps(f"…[cut {len(found):,} bytes]").decode()
+
+
+class _Rewriter:
+    """Rewrites a value into plain types while its budget of bytes and nodes lasts."""
+
+    __slots__ = ("nodes", "path", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.nodes = MAX_NODES
+        self.path: set[int] = set()
+
+    def rewrite(self, value: Any, depth: int) -> Any:
+        self.nodes -= 1
+        self.size -= 4
+        kind = type(value)
+        if kind is str:
+            return self.text(value)
+        if kind in _PLAIN:
+            return self.number(value)
+        if depth > _MAX_DEPTH:
+            return "…[cut: nested too deeply]"
+        if id(value) in self.path:
+            return "…[cycle]"
+        return self.guarded(value, depth)
+
+    def guarded(self, value: Any, depth: int) -> Any:
+        self.path.add(id(value))
+        try:
+            return self.convert(value, depth)
+        except RecursionError:
+            return "…[cut: nested too deeply]"
+        except Exception as error:
+            return f"[{type(value).__name__} that could not be captured: {type(error).__name__}]"
+        finally:
+            self.path.discard(id(value))
+
+    def convert(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Mapping):
+            return self.mapping(value.items(), len(value), depth)
+        fields = _fields(value)
+        if fields is not None:
+            return self.mapping(fields.items(), len(fields), depth)
+        if isinstance(value, _LISTS):
+            return self.items(value, len(value), depth)
+        return self.scalar(value, depth)
+
+    def scalar(self, value: Any, depth: int) -> Any:
+        if isinstance(value, enum.Enum):
+            return self.rewrite(value.value, depth + 1)
+        if isinstance(value, str):
+            return self.text(str.__str__(value))
+        if isinstance(value, (int, float)):
+            return self.number(int(value) if isinstance(value, int) else float(value))
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return self.data(bytes(value[: max(self.size, 0) + 1]), len(value))
+        if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+            return value.isoformat()
+        return self.array(value, depth) if hasattr(type(value), "tolist") else self.text(_words(value))
+
+    def array(self, value: Any, depth: int) -> Any:
+        """numpy arrays and scalars, and what looks like them (tensors). Large ones give their beginning."""
+        if getattr(value, "size", None) is None or not isinstance(value.size, int) or value.size <= max(self.nodes, 1):
+            return self.rewrite(value.tolist(), depth + 1)
+        head = value.ravel()[:1000].tolist()
+        return {"shape": list(value.shape), "head": head, "…": f"[cut: {value.size - 1000:,} more items]"}
+
+    def mapping(self, pairs: Iterable[tuple[Any, Any]], total: int, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in islice(pairs, total):
+            if self.nodes <= 0 or self.size <= 0:
+                found["…"] = f"[cut: {total - len(found):,} more keys]"
+                break
+            name = self.text(key if type(key) is str else _words(key))
+            found[name] = self.rewrite(value, depth + 1)
+        return found
+
+    def items(self, values: Iterable[Any], total: int, depth: int) -> list[Any]:
+        found: list[Any] = []
+        for value in islice(values, total):
+            if self.nodes <= 0 or self.size <= 0:
+                found.append(f"…[cut: {total - len(found):,} more items]")
+                break
+            found.append(self.rewrite(value, depth + 1))
+        return found
+
+    def text(self, value: str) -> str:
+        short = cut_text(value, self.size)
+        self.size -= len(short)
+        return short if short.isascii() else short.encode("utf-8", "replace").decode()
+
+    def number(self, value: Any) -> Any:
+        if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
+            return str(value)
+        if type(value) is int and not -(2**63) <= value < 2**64:
+            return _big(value)
+        return value
+
+    def data(self, head: bytes, total: int) -> str:
+        try:
+            text = head.decode()
+        except UnicodeDecodeError:
+            text = "base64:" + base64.b64encode(head).decode()
+        short = self.text(text)
+        return short if len(head) == total else f"{short} [of {total:,} bytes]"
+
+
+def _big(value: int) -> str:
+    return str(value) if value.bit_length() < 10_000 else f"[integer of {value.bit_length():,} bits]"
+
+
+def _fields(value: Any) -> Mapping[str, Any] | None:
+    """Named fields of pydantic models, dataclasses, attrs classes and named tuples; None for anything else."""
+    kind = type(value)
+    if callable(getattr(kind, "model_dump", None)):
+        dumped: Mapping[str, Any] = value.model_dump()
+        return dumped if isinstance(dumped, Mapping) else {"root": dumped}
+    if dataclasses.is_dataclass(kind):
+        return {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+    if hasattr(kind, "__attrs_attrs__"):
+        return {a.name: getattr(value, a.name, None) for a in kind.__attrs_attrs__}
+    as_dict = getattr(value, "_asdict", None) if isinstance(value, tuple) else None
+    return as_dict() if as_dict is not None else None
+
+
+def _words(value: object) -> str:
+    """A short text for a value without a JSON form; its own `__repr__` may raise."""
+    if isinstance(value, BaseException):
+        return _errors.describe(value)
+    describe: Callable[[object], str] = str if isinstance(value, _TEXTUAL) else repr
+    try:
+        return describe(value)
+    except Exception as error:
+        return f"[{type(value).__name__} whose repr raised {type(error).__name__}]"

@@ -1,0 +1,71 @@
+"""One OTLP/HTTP request, and what its answer means: kept, refused for good, or worth another try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from assay.tracer._settings import Settings
+
+if TYPE_CHECKING:
+    import requests
+
+_RETRYABLE = frozenset((408, 425, 429, 500, 502, 503, 504))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`verdict` is ok, refused (permanent), too_large, or later (retryable, not before `after` seconds)."""
+
+    verdict: Literal["ok", "refused", "too_large", "later"]
+    reason: str = ""
+    after: float = 0.0
+    body: bytes = b""
+
+
+class Post:
+    """Sends request bodies to a collector over one kept-alive connection. Used by one thread at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = settings.url
+        self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "assay-tracer"}
+        if settings.api_key:
+            self._headers["Authorization"] = f"Bearer {settings.api_key}"
+        self._session: requests.Session | None = None
+
+    def send(self, path: str, body: bytes, timeout: float) -> Answer:
+        """POST a protobuf body to `<url><path>`."""
+        import requests
+
+        if self._session is None:
+            self._session = requests.Session()
+        try:
+            response = self._session.post(
+                self._url + path, data=body, headers=self._headers, timeout=max(timeout, 0.05), allow_redirects=False
+            )
+        except requests.RequestException as error:
+            return Answer("later", type(error).__name__)
+        return _meaning(response)
+
+    def close(self) -> None:
+        """Let the connection go."""
+        if self._session is not None:
+            self._session.close()
+
+
+def _meaning(response: requests.Response) -> Answer:
+    status = response.status_code
+    if 200 <= status < 300:
+        return Answer("ok", body=response.content)
+    if status == 413:
+        return Answer("too_large", "http_413")
+    if status in _RETRYABLE:
+        return Answer("later", f"http_{status}", _seconds(response.headers.get("Retry-After")))
+    return Answer("refused", f"http_{status}")
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return min(300.0, max(0.0, float(text or 0)))
+    except ValueError:  # an HTTP date: the back-off of our own will do
+        return 0.0

@@ -1,0 +1,80 @@
+"""The bounded queue between the application's threads and the delivery thread.
+
+When it is full, spans without children go first and local roots last: a lost leaf costs one span, a lost parent a tree.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from typing import Any, TypeAlias
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from assay.tracer._encode import FeedbackEvent
+from assay.tracer._span import LiveSpan, dropped
+
+Item: TypeAlias = ReadableSpan | FeedbackEvent
+_ROOT, _INNER, _LEAF = 0, 1, 2
+
+
+class Queue:
+    """First in, first out within each of three ranks. Bounded in spans and in bytes of their values."""
+
+    def __init__(self, max_items: int, max_bytes: int) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._max = max_items, max_bytes
+        self._lock = threading.Lock()
+        self._ranks: tuple[deque[tuple[Item, int]], ...] = (deque(), deque(), deque())
+        self._count = self._bytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, item: Item) -> int:
+        """Queue an item, or drop the least needed one; returns how many are queued."""
+        rank, weight = _rank(item), _weight(item)
+        with self._lock:
+            self._ranks[rank].append((item, weight))
+            self._count += 1
+            self._bytes += weight
+            if self._count > self._max[0] or self._bytes > self._max[1]:
+                self._evict()
+            return self._count
+
+    def take(self) -> list[Item]:
+        """Everything queued, in the order of the ranks."""
+        with self._lock:
+            found = [item for rank in self._ranks for item, _ in rank]
+            for rank in self._ranks:
+                rank.clear()
+            self._count = self._bytes = 0
+        return found
+
+    def _evict(self) -> None:
+        """The newest of the lowest rank goes, so that what is dropped is what the overload brought."""
+        while self._count > self._max[0] or self._bytes > self._max[1]:
+            rank = next(r for r in reversed(self._ranks) if r)
+            item, weight = rank.pop()
+            self._count -= 1
+            self._bytes -= weight
+            self.dropped["queue_full"] += 1
+            if isinstance(item, LiveSpan):
+                dropped(item)
+
+
+def _rank(item: Any) -> int:
+    if type(item) is not LiveSpan:
+        return _ROOT if isinstance(item, FeedbackEvent) or item.parent is None else _INNER
+    return _ROOT if item.span_id == item.local.root_id else _INNER if item.has_children else _LEAF
+
+
+def _weight(item: Any) -> int:
+    """About how many bytes an item holds: its text."""
+    weight = 500
+    for value in (item.attributes if isinstance(item, FeedbackEvent) else item._attributes or {}).values():
+        if type(value) is str:
+            weight += len(value)
+    if type(item) is LiveSpan:
+        item.weight = weight
+    return weight

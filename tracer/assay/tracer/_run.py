@@ -1,0 +1,231 @@
+"""The handle on the run that is going on: what a traced function can say about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Literal
+
+import orjson
+from opentelemetry import trace as otel
+from opentelemetry.context.context import Context
+
+from assay.tracer import _attributes as names
+from assay.tracer import _context, _errors
+from assay.tracer._documents import readable
+from assay.tracer._encode import FeedbackEvent
+from assay.tracer._json import cut_text, to_json
+from assay.tracer._runtime import Runtime, current
+from assay.tracer._span import Clock, LiveSpan, Unsampled
+
+JSON_MIME, TEXT_MIME = "application/json", "text/plain"
+
+
+class Run:
+    """A handle on one span. Every method is safe to call at any time, also when nothing is being traced."""
+
+    __slots__ = ("_runtime", "_span")
+
+    def __init__(self, span: otel.Span, runtime: Runtime) -> None:
+        self._span = span
+        self._runtime = runtime
+
+    @property
+    def span(self) -> otel.Span:
+        """The OpenTelemetry span behind the handle."""
+        return self._span
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits; all zeros outside of any trace."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    @property
+    def span_id(self) -> str:
+        """16 hex digits; all zeros outside of any trace."""
+        return f"{self._span.get_span_context().span_id:016x}"
+
+    def set_name(self, name: str) -> None:
+        """Rename the run."""
+        self._span.update_name(name)
+
+    def set_inputs(self, inputs: object) -> None:
+        """Record (or replace) the inputs: any value."""
+        self._content(names.INPUT_VALUE, names.INPUT_MIME, inputs)
+
+    def set_outputs(self, outputs: object) -> None:
+        """Record (or replace) the outputs: any value. The return value no longer overrides them."""
+        self._content(names.OUTPUT_VALUE, names.OUTPUT_MIME, outputs)
+
+    def set_documents(self, documents: Sequence[object]) -> None:
+        """Record retrieved documents where they are not the outputs: strings, dicts or document objects."""
+        if self._runtime.content and self._span.is_recording():
+            self._guarded(names.DOCUMENTS_JSON, lambda: to_json(readable(list(documents)), self._runtime.limit))
+
+    def set_tags(self, *tags: str) -> None:
+        """Add tags."""
+        known = self._known(names.TAGS) or ()
+        self._guarded(names.TAGS, lambda: tuple(dict.fromkeys((*known, *map(str, tags)))))
+
+    def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
+        """Add metadata, by key."""
+        self._guarded(names.METADATA, lambda: self._metadata({**(metadata or {}), **more}))
+
+    def set_model(self, model: str) -> None:
+        """Name the model that answered."""
+        self._span.set_attribute(names.REQUEST_MODEL, str(model))
+
+    def set_usage(
+        self, input_tokens: int | None = None, output_tokens: int | None = None, *, cost: float | None = None,
+        **details: int,
+    ) -> None:  # fmt: skip
+        """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call."""
+        given = {names.INPUT_TOKENS: input_tokens, names.OUTPUT_TOKENS: output_tokens, names.COST: cost}
+        given.update({f"gen_ai.usage.{k}.input_tokens" if k.startswith("cache") else f"gen_ai.usage.{k}": v
+                      for k, v in details.items()})  # fmt: skip
+        self._span.set_attributes({k: v for k, v in given.items() if v is not None})
+
+    def set_attribute(self, key: str, value: object) -> None:
+        """Record any other attribute; what OpenTelemetry cannot carry becomes JSON text."""
+        plain = isinstance(value, (str, bool, int, float))
+        self._guarded(key, lambda: value if plain else to_json(value, self._runtime.limit))
+
+    def record_exception(self, error: BaseException) -> None:
+        """Record an exception that the run has handled; its status stays as it is."""
+        self._span.record_exception(error)
+
+    def feedback(
+        self, key: str, value: float | bool | str | None = None, *, comment: str | None = None,
+        label: str | None = None, source: Literal["code", "model", "human"] = "code", author: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        """Attach feedback to this run: a number or bool is a score, a string a label."""
+        try:
+            self._feedback(key, value, comment, label, source, author, metadata)
+        except Exception as error:
+            _errors.note("feedback", error)
+
+    def _feedback(
+        self, key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any
+    ) -> None:
+        is_label = isinstance(value, str)
+        context = self._span.get_span_context()
+        attributes = {
+            names.FEEDBACK_KEY: str(key),
+            names.FEEDBACK_SCORE: None if is_label or value is None else float(value),
+            names.FEEDBACK_LABEL: value if is_label else label,
+            names.FEEDBACK_COMMENT: comment,
+            names.FEEDBACK_BOOLEAN: True if isinstance(value, bool) else None,
+            names.FEEDBACK_SOURCE: source,
+            names.FEEDBACK_AUTHOR: author,
+            names.FEEDBACK_METADATA: to_json(metadata, self._runtime.limit) if metadata else None,
+        }
+        if context.is_valid and not isinstance(self._span, Unsampled):
+            self._deliver(FeedbackEvent(
+                context.trace_id, context.span_id, Clock.now(), {k: v for k, v in attributes.items() if v is not None},
+                self._runtime.resource.attributes,
+            ))  # fmt: skip
+
+    def _deliver(self, event: FeedbackEvent) -> None:
+        captured = self._runtime.captures.get(event.trace_id)
+        (captured.add_feedback if captured is not None else self._runtime.delivery.put)(event)
+
+    def _content(self, key: str, mime: str, value: object) -> None:
+        if self._runtime.content and self._span.is_recording():
+            is_text = type(value) is str
+            limit = self._runtime.limit
+            self._guarded(key, lambda: cut_text(value, limit) if is_text else to_json(value, limit))  # type: ignore[arg-type]
+            self._span.set_attribute(mime, TEXT_MIME if is_text else JSON_MIME)
+
+    def _metadata(self, new: Mapping[str, object]) -> str:
+        known = self._known(names.METADATA)
+        return to_json({**(orjson.loads(known) if known else {}), **new}, self._runtime.limit)
+
+    def _known(self, key: str) -> Any:
+        return (getattr(self._span, "attributes", None) or {}).get(key)
+
+    def _guarded(self, key: str, make: Any) -> None:
+        try:
+            self._span.set_attribute(key, make())
+        except Exception as error:
+            _errors.note("attribute", error)
+
+
+def current_run() -> Run:
+    """The run that is going on here. Outside of any it is a handle that does nothing."""
+    found = _context.parent(_context.get_current())
+    runtime = current()
+    if isinstance(found, (LiveSpan, Unsampled)):
+        return Run(found, runtime)
+    return Run(otel.get_current_span() if runtime.joined else otel.INVALID_SPAN, runtime)
+
+
+class span:
+    """`with span("name", kind="tool") as run:` (or `async with`) opens a span around a block.
+
+    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator.
+    """
+
+    __slots__ = ("_inputs", "_name", "_previous", "_run", "_template", "_token")
+
+    def __init__(
+        self, name: str, *, kind: str = "chain", inputs: object = None, tags: Sequence[str] = (),
+        metadata: Mapping[str, object] | None = None, attributes: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self._name = name
+        self._inputs = inputs
+        self._template = template(kind, tags, metadata, attributes)
+
+    def __enter__(self) -> Run:
+        runtime = current()
+        self._previous = _context.get_current()
+        self._token: Token[Context] | None = None
+        self._run = Run(otel.INVALID_SPAN, runtime)
+        try:
+            self._open(runtime)
+        except Exception as error:
+            _errors.note("span", error)
+        return self._run
+
+    def _open(self, runtime: Runtime) -> None:
+        if runtime.off:
+            return
+        opened, ctx = runtime.open(self._name, dict(self._template), self._previous)
+        self._run = Run(opened, runtime)
+        if self._inputs is not None:
+            self._run.set_inputs(self._inputs)
+        self._token = _context.attach(ctx)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._token is None:
+            return
+        try:
+            _context.detach(self._token, self._previous)
+            if error is not None:
+                self._run._runtime.fail(self._run.span, error)
+            self._run.span.end()
+        except Exception as ours:
+            _errors.note("span", ours)
+
+    async def __aenter__(self) -> Run:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, tb)
+
+
+def template(
+    kind: str, tags: Sequence[str], metadata: Mapping[str, object] | None, attributes: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The attributes that every span of one decorator or block starts with. Raises `ValueError` for an unknown kind."""
+    if kind not in names.KINDS:
+        raise ValueError(f"kind is one of {', '.join(names.KINDS)}, not {kind!r}")
+    found: dict[str, Any] = {**(attributes or {}), names.KIND: kind.upper()}
+    if tags:
+        found[names.TAGS] = (tags,) if isinstance(tags, str) else tuple(map(str, tags))
+    if metadata:
+        found[names.METADATA] = to_json(dict(metadata), 1 << 20)
+    return found

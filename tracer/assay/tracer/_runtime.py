@@ -1,0 +1,157 @@
+"""The one live set-up of this process: settings, resource, spans, delivery. Made when first needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from opentelemetry import trace as otel
+from opentelemetry.context.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from assay.tracer import _attributes as names
+from assay.tracer import _context, _errors, _settings
+from assay.tracer._delivery import Delivery, Flushed
+from assay.tracer._encode import FeedbackEvent
+from assay.tracer._provider import Provider, Spans
+from assay.tracer._settings import Capture, Redactor, Settings
+from assay.tracer._span import Clock, LiveSpan, new_local
+
+SCOPE = InstrumentationScope("assay", "0.1.0")
+
+
+class CaptureSink(Protocol):
+    """Where the spans and feedback of a captured trace go."""
+
+    def add_span(self, span: ReadableSpan) -> None:
+        """Keep an ended span."""
+
+    def add_feedback(self, event: FeedbackEvent) -> None:
+        """Keep a feedback."""
+
+
+class Runtime:
+    """What one `configure` makes."""
+
+    def __init__(self, settings: Settings, joined: TracerProvider | None = None) -> None:
+        self.settings = settings
+        self.resource = _resource(settings)
+        self.delivery = Delivery(settings)
+        self.spans = Spans(self.delivery.put, self.resource, settings.sample_rate)
+        self.provider = Provider(self.spans)
+        self.off = settings.capture == "none"
+        self.content = settings.capture == "full"
+        self.limit = settings.max_value_bytes
+        self.joined = joined
+        self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
+
+    def open(self, name: str, attributes: dict[str, Any], ctx: Context) -> tuple[otel.Span, Context]:
+        """A started span, and the context in which it is the current one."""
+        span = self.spans.start(name, attributes, SCOPE, ctx)
+        return span, _context.with_span(ctx, span, span.hidden)
+
+    def fail(self, span: otel.Span, error: BaseException) -> None:
+        """Record the exception that leaves a span. A generator that is closed early has not failed."""
+        if not isinstance(error, GeneratorExit) and isinstance(span, LiveSpan):
+            span.fail(error)
+
+    def captured_root(self, name: str, attributes: dict[str, Any], sink: CaptureSink) -> LiveSpan:
+        """The root span of a fresh trace that goes to `sink` instead of delivery."""
+        local = new_local(Clock.bits(128) or 1, sink.add_span, self.resource, remote=False)
+        self.captures[local.trace_id] = sink
+        return LiveSpan(name, local, 0, attributes, SCOPE)
+
+
+def _resource(settings: Settings) -> Resource:
+    ours = {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment}
+    return Resource.create({**ours, **settings.resource})
+
+
+_lock = threading.Lock()
+_current: Runtime | None = None
+
+
+def current() -> Runtime:
+    """The live set-up, made from the environment if nobody called `configure`. Never raises."""
+    return _current or _first()
+
+
+def _first() -> Runtime:
+    global _current
+    with _lock:
+        if _current is None:
+            _current = _from_environment()
+        return _current
+
+
+def _from_environment() -> Runtime:
+    try:
+        return Runtime(_settings.resolve())
+    except Exception as error:
+        _errors.note("settings", error)
+        return Runtime(Settings())
+
+
+def replace(runtime: Runtime | None) -> Runtime | None:
+    """Put another set-up in place and return the one that was there."""
+    global _current
+    with _lock:
+        previous, _current = _current, runtime
+    return previous
+
+
+def configure(
+    *,
+    url: str | None = None,
+    api_key: str | None = None,
+    project: str | None = None,
+    environment: str | None = None,
+    capture: Capture | None = None,
+    redact: Sequence[Redactor] | None = None,
+    sample_rate: float | None = None,
+    max_value_bytes: int | None = None,
+    spill_dir: str | None = None,
+    resource: Mapping[str, Any] | None = None,
+) -> None:
+    """Set where spans go and what they hold. Optional: without it the `ASSAY_*` variables and the defaults count.
+
+    Raises `ValueError` for a value that cannot be.
+    """
+    settings = _settings.resolve(
+        url=url, api_key=api_key, project=project, environment=environment, capture=capture, redact=redact,
+        sample_rate=sample_rate, max_value_bytes=max_value_bytes, spill_dir=spill_dir, resource=resource,
+    )  # fmt: skip
+    previous = replace(Runtime(settings))
+    if previous is not None:
+        previous.delivery.close(settings.exit_timeout)
+
+
+def flush(timeout: float = 30.0) -> Flushed:
+    """Deliver everything that has ended so far; true if the collector has acknowledged all of it.
+
+    Waits at most `timeout` seconds. What could not be delivered is counted in the result and, if possible, on disk.
+    """
+    return current().delivery.flush(timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What has become of spans and feedback in this process. `errors` are our own, by where they happened."""
+
+    delivered: int
+    queued: int
+    spilled: int
+    dropped: Mapping[str, int]
+    errors: Mapping[str, int]
+
+
+def stats() -> Stats:
+    """Counts since the start of the process (or since `configure`)."""
+    delivery = current().delivery
+    tally = delivery.tally
+    return Stats(tally.delivered, len(delivery.queue), tally.spilled, dict(delivery.dropped()), dict(_errors.counts))

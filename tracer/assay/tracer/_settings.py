@@ -1,0 +1,112 @@
+"""What can be set: argument of `configure`, then environment variable, then default."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+Capture: TypeAlias = Literal["none", "metadata", "full"]
+Redactor: TypeAlias = "str | re.Pattern[str] | Callable[[str, Any], Any]"
+
+MIB = 1 << 20
+DEFAULT_URL = "http://127.0.0.1:4318"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that `configure` takes, resolved."""
+
+    url: str = DEFAULT_URL
+    api_key: str | None = None
+    project: str = "default"
+    environment: str = "default"
+    capture: Capture = "full"
+    redact: tuple[Redactor, ...] = ()
+    sample_rate: float = 1.0
+    max_value_bytes: int = MIB
+    queue_spans: int = 50_000
+    queue_bytes: int = 256 * MIB
+    interval: float = 0.5
+    batch_spans: int = 512
+    timeout: float = 10.0
+    exit_timeout: float = 5.0
+    spill_dir: Path | None = None
+    spill_bytes: int = 256 * MIB
+    threads: bool = True
+    sigterm: bool = True
+    resource: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolve(**given: Any) -> Settings:
+    """Settings from what was given (None: not given) over the environment over the defaults. Raises `ValueError`."""
+    values = {**_environment(), **{k: v for k, v in given.items() if v is not None}}
+    values["url"] = _url(values.get("url", DEFAULT_URL))
+    values["redact"] = tuple(values.get("redact", ()))
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def _environment() -> dict[str, Any]:
+    environ = os.environ
+    found: dict[str, Any] = {
+        "url": environ.get("ASSAY_URL"),
+        "api_key": environ.get("ASSAY_API_KEY"),
+        "project": environ.get("ASSAY_PROJECT"),
+        "environment": environ.get("ASSAY_ENVIRONMENT"),
+        "capture": environ.get("ASSAY_CAPTURE", "").lower(),
+        "redact": tuple(_redactors(environ.get("ASSAY_REDACT", ""))),
+        "sample_rate": _number("ASSAY_SAMPLE_RATE"),
+        "threads": _switch("ASSAY_THREADS"),
+        "sigterm": _switch("ASSAY_SIGTERM"),
+    }
+    found = {k: v for k, v in found.items() if v not in (None, "", ())}
+    return {**found, "spill_dir": _spill_dir(environ.get("ASSAY_SPILL_DIR"))}
+
+
+def _spill_dir(value: str | None) -> Path | None:
+    """`off` or an empty value switches spilling off; unset means the user's cache directory."""
+    if value is None:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return Path(base, "assay", "spill")
+    return None if value.strip().lower() in ("", "0", "off", "none") else Path(value)
+
+
+def _redactors(text: str) -> Iterable[Redactor]:
+    """Comma-separated keys; `/…/` is a pattern."""
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        is_pattern = len(part) > 2 and part[0] == part[-1] == "/"
+        yield re.compile(part[1:-1]) if is_pattern else part
+
+
+def _number(name: str) -> float | None:
+    text = os.environ.get(name)
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"{name} is a number, not {text!r}") from None
+
+
+def _switch(name: str) -> bool | None:
+    text = os.environ.get(name, "").strip().lower()
+    return None if not text else text not in ("0", "off", "false", "no")
+
+
+def _url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise ValueError(f"url is the collector's address such as {DEFAULT_URL!r}, not {value!r}")
+    return value.rstrip("/").removesuffix("/v1/traces")
+
+
+def _check(settings: Settings) -> None:
+    if settings.capture not in get_args(Capture):
+        raise ValueError(f"capture is one of {get_args(Capture)}, not {settings.capture!r}")
+    if not 0.0 <= settings.sample_rate <= 1.0:
+        raise ValueError(f"sample_rate is between 0 and 1, not {settings.sample_rate!r}")
+    for redactor in settings.redact:
+        if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):
+            raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), not {redactor!r}")

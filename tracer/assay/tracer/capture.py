@@ -1,0 +1,105 @@
+"""Run something under a root span of its own and keep its spans in memory instead of delivering them.
+
+with capture("example") as captured:
+    task(...)
+spans, still_open = captured.spans()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry.context.context import Context
+from opentelemetry.sdk.trace import ReadableSpan
+
+from assay.tracer import _context
+from assay.tracer._encode import FeedbackEvent
+from assay.tracer._finish import finish
+from assay.tracer._run import Run, template
+from assay.tracer._runtime import Runtime, current
+from assay.tracer._span import LiveSpan
+
+__all__ = ["Captured", "FeedbackEvent", "capture"]
+
+
+class Captured:
+    """The spans and feedback of one captured trace."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._ended: list[ReadableSpan] = []
+        self._feedback: list[FeedbackEvent] = []
+        self._change = threading.Condition()
+        self._root: LiveSpan | None = None
+        self.run: Run
+        self.trace_id = ""  # 32 hex digits
+
+    @property
+    def feedback(self) -> list[FeedbackEvent]:
+        """What `current_run().feedback(…)` attached to runs of this trace so far."""
+        return list(self._feedback)
+
+    def spans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:
+        """The ended spans, and how many are still open after waiting at most `timeout` seconds for them."""
+        with self._change:
+            self._change.wait_for(lambda: self._open() == 0, timeout)
+        return self._finished()
+
+    async def aspans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:  # noqa: ASYNC109
+        """As `spans`, without blocking the event loop."""
+        if self._open():
+            return await asyncio.to_thread(self.spans, timeout)
+        return self._finished()
+
+    def add_span(self, span: ReadableSpan) -> None:
+        """Keep an ended span (the tracer calls this)."""
+        with self._change:
+            self._ended.append(span)
+            self._change.notify_all()
+
+    def add_feedback(self, event: FeedbackEvent) -> None:
+        """Keep a feedback (the tracer calls this)."""
+        self._feedback.append(event)
+
+    def _open(self) -> int:
+        return self._root.local.open if self._root is not None else 0
+
+    def _finished(self) -> tuple[list[ReadableSpan], int]:
+        return [finish(span) for span in tuple(self._ended)], self._open()
+
+
+@contextmanager
+def capture(
+    name: str, *, kind: str = "chain", inputs: object = None, attributes: Mapping[str, Any] | None = None
+) -> Iterator[Captured]:
+    """Open the root span of a fresh trace, whatever span is current, and keep every span of it in this process.
+
+    The spans are not delivered anywhere. Head sampling does not apply, `capture="none"` neither. An exception is
+    recorded on the root span and goes on.
+    """
+    runtime = current()
+    captured = Captured(runtime)
+    span = runtime.captured_root(name, template(kind, (), None, attributes), captured)
+    captured._root, captured.run = span, Run(span, runtime)
+    captured.trace_id = captured.run.trace_id
+    if inputs is not None:
+        captured.run.set_inputs(inputs)
+    previous = _context.get_current()
+    token = _context.attach(_context.with_span(_bare(previous), span, hidden=False))
+    try:
+        yield captured
+    except BaseException as error:
+        span.fail(error)
+        raise
+    finally:
+        _context.detach(token, previous)
+        span.end()
+
+
+def _bare(ctx: Context) -> Context:
+    """The context without a span of ours; the root span takes the place of any other."""
+    return Context({k: v for k, v in ctx.items() if k != _context.OWN_KEY})
