@@ -43,17 +43,6 @@ FOREIGN_TRACE: Final = "assay.foreign.trace_id"  # the trace of a current span t
 FOREIGN_SPAN: Final = "assay.foreign.span_id"
 SAMPLE_RATE: Final = "assay.sample_rate"  # float in (0, 1], on a local root when head sampling is below 1
 
-# Feedback travels as an OTLP log event of this name, with these attributes; the log record bears trace and span id.
-FEEDBACK_EVENT: Final = "gen_ai.evaluation.result"
-FEEDBACK_KEY: Final = "gen_ai.evaluation.name"
-FEEDBACK_SCORE: Final = "gen_ai.evaluation.score.value"  # float; a bool travels as 0.0 or 1.0
-FEEDBACK_LABEL: Final = "gen_ai.evaluation.score.label"
-FEEDBACK_COMMENT: Final = "gen_ai.evaluation.explanation"
-FEEDBACK_BOOLEAN: Final = "assay.feedback.boolean"  # true when the score was a bool
-FEEDBACK_SOURCE: Final = "assay.feedback.source"  # code, model or human
-FEEDBACK_AUTHOR: Final = "assay.feedback.author"
-FEEDBACK_METADATA: Final = "assay.feedback.metadata"  # a JSON object as a string
-
 # Feedback: attributes of the OTLP log event; the log record's span context is what it speaks of
 EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
 EVALUATION_NAME: Final = "gen_ai.evaluation.name"  # the key

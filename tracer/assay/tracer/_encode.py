@@ -53,7 +53,7 @@ def _record(event: FeedbackEvent) -> LogRecord:
     return LogRecord(
         time_unix_nano=event.time_ns,
         observed_time_unix_nano=event.time_ns,
-        event_name=names.FEEDBACK_EVENT,
+        event_name=names.EVALUATION_EVENT,
         trace_id=event.trace_id.to_bytes(16, "big"),
         span_id=event.span_id.to_bytes(8, "big"),
         attributes=_pairs(event.attributes),

@@ -112,10 +112,10 @@ class Run:
         is_label = isinstance(value, str)
         context = self._span.get_span_context()
         attributes = {
-            names.FEEDBACK_KEY: str(key),
-            names.FEEDBACK_SCORE: None if is_label or value is None else float(value),
-            names.FEEDBACK_LABEL: value if is_label else label,
-            names.FEEDBACK_COMMENT: comment,
+            names.EVALUATION_NAME: str(key),
+            names.EVALUATION_SCORE: None if is_label or value is None else float(value),
+            names.EVALUATION_LABEL: value if is_label else label,
+            names.EVALUATION_EXPLANATION: comment,
             names.FEEDBACK_BOOLEAN: True if isinstance(value, bool) else None,
             names.FEEDBACK_SOURCE: source,
             names.FEEDBACK_AUTHOR: author,
