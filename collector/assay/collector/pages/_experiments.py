@@ -1,0 +1,113 @@
+"""Experiments: the list with their results, and one experiment example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from assay.collector.filters import Filter
+from assay.collector.pages import _feedback, _query, _render
+from assay.collector.pages._datasets import whole
+from assay.collector.protocols import Bucket, NotFound, Store
+from assay.collector.records import Example, Experiment, Target, TraceSummary
+
+PAGE = 50
+MOST = 5_000  # traces of one experiment that a page sorts
+_LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run of the task over one example. `example` is None if the dataset is no longer there."""
+
+    trace: TraceSummary
+    example: Example | None
+    position: int
+
+
+def experiments(store: Store, request: Request) -> Response:
+    """`GET /experiments?dataset=`."""
+    dataset = request.query_params.get("dataset") or None
+    listed = store.experiments(dataset=dataset, limit=_LISTED)
+    results = aggregates(store, listed)
+    keys = sorted({stats.key for bucket in results.values() for stats in bucket.feedback})
+    return _render.html(
+        request, "experiments.html", experiments=listed, results=results, keys=keys, dataset=dataset,
+        datasets=[found.name for found in store.datasets()], most=_LISTED,
+    )  # fmt: skip
+
+
+def aggregates(store: Store, experiments: Sequence[Experiment]) -> dict[str, Bucket]:
+    """Counts, latency and feedback per experiment, in one query."""
+    if not experiments:
+        return {}
+    ids = tuple(experiment.id for experiment in experiments)
+    buckets = store.aggregate(Filter(experiments=ids), group_by="experiment")
+    return {bucket.group or "": bucket for bucket in buckets}
+
+
+def experiment(store: Store, request: Request) -> Response:
+    """`GET /experiments/{id or name}?sort=&feedback_key=…&offset=`."""
+    found = store.experiment(request.path_params["experiment_id"])
+    query = _query.read({**request.query_params, "experiment": found.id})
+    sort, offset = request.query_params.get("sort", ""), whole(request, "offset") or 0
+    rows = ordered(load(store, found, query.filter), sort)
+    shown = rows[offset : offset + PAGE]
+    return _render.html(
+        request, "experiment.html", status=422 if query.problems else 200, experiment=found, query=query, sort=sort,
+        rows=shown, offset=offset, total=len(rows), most=MOST, page_size=PAGE,
+        result=aggregates(store, [found]).get(found.id),
+        chips=_feedback.by_trace(store, [row.trace for row in shown]),
+        of_whole=_feedback.newest(store.feedbacks(target=Target(experiment_id=found.id))),
+        others=[other for other in store.experiments(dataset=found.dataset, limit=20) if other.id != found.id],
+    )  # fmt: skip
+
+
+def load(store: Store, experiment: Experiment, filter: Filter) -> list[Row]:
+    """The traces of an experiment that pass, at most `MOST`, in the dataset's order."""
+    traces: list[TraceSummary] = []
+    cursor = None
+    while len(traces) < MOST:
+        page = store.traces(filter, limit=1000, cursor=cursor)
+        traces += page.items
+        cursor = page.next
+        if cursor is None:
+            break
+    examples = known_examples(store, experiment)
+    rows = [Row(trace, *examples.get(trace.example_id or "", (None, MOST))) for trace in traces[:MOST]]
+    return sorted(rows, key=lambda row: (row.position, row.trace.start_ns))
+
+
+def known_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:
+    """The dataset's examples at the experiment's version with their places, by id; none if it is gone."""
+    try:
+        found = store.examples(experiment.dataset, experiment.dataset_version)
+    except NotFound:
+        return {}
+    return {example.id: (example, position) for position, example in enumerate(found)}
+
+
+def ordered(rows: list[Row], sort: str) -> list[Row]:
+    """Rows by `latency`, `cost`, `tokens` or a feedback key, descending after a "-"; rows without a value come last."""
+    name = sort.removeprefix("-")
+    if not name:
+        return rows
+    valued = [(value, row) for row in rows if (value := _sortable(row.trace, name)) is not None]
+    without = [row for row in rows if _sortable(row.trace, name) is None]
+    valued.sort(key=lambda pair: pair[0], reverse=sort.startswith("-"))
+    return [row for _, row in valued] + without
+
+
+def _sortable(trace: TraceSummary, name: str) -> tuple[float, str] | None:
+    plain: dict[str, float | None] = {
+        "latency": trace.duration_ns,
+        "tokens": trace.input_tokens + trace.output_tokens,
+        "cost": trace.cost,
+    }
+    value = trace.feedback.get(name) if name not in plain else plain[name]
+    if value is None:
+        return None
+    return (0.0, value) if isinstance(value, str) else (float(value), "")

@@ -1,0 +1,77 @@
+"""The list of traces: filter form, what happened over time, feedback beside each trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from assay.collector.filters import Filter
+from assay.collector.pages import _chart, _feedback, _query, _render
+from assay.collector.protocols import Bucket, Store
+from assay.collector.records import TraceSummary
+
+PAGE = 50
+_LONGEST = 366 * 86_400 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What the charts above the list show: one stretch of time in buckets, and all of it in one."""
+
+    window: _chart.Window
+    buckets: Sequence[Bucket]
+    total: Bucket
+
+
+def traces(store: Store, request: Request) -> Response:
+    """`GET /`."""
+    query = _query.read(request.query_params)
+    page = store.traces(query.filter, limit=PAGE, cursor=query.fields.get("cursor"))
+    chips = _feedback.by_trace(store, page.items)
+    return _render.html(
+        request,
+        "traces.html",
+        status=422 if query.problems else 200,
+        query=query,
+        page=page,
+        chips=chips,
+        columns=_feedback.columns(chips),
+        overview=overview(store, query.filter, page.items),
+        choices=choices(store),
+        slowest=max((trace.duration_ns for trace in page), default=0),
+        empty=not page.items and not query.fields.get("cursor") and emptiness(store),
+    )
+
+
+def choices(store: Store) -> dict[str, list[str]]:
+    """What the form offers."""
+    fields = ("project", "environment", "kind", "name", "feedback")
+    return {field: sorted(store.values(field), key=str.lower) for field in fields}
+
+
+def emptiness(store: Store) -> str:
+    """Why a list has nothing: "store" when there are no traces at all, else "filter"."""
+    return "filter" if store.count().get("traces") else "store"
+
+
+def overview(store: Store, filter: Filter, shown: Sequence[TraceSummary]) -> Overview | None:
+    """Aggregates over the filter's time, else over a bounded stretch that holds the traces shown. None without any."""
+    if not shown:
+        return None
+    since, until = stretch(filter, shown)
+    view = _chart.window(since, until)
+    within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
+    buckets = store.aggregate(within, bucket_ns=view.width_ns)
+    total = store.aggregate(within)
+    return Overview(view, _chart.filled(buckets, view), total[0]) if total else None
+
+
+def stretch(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
+    """The time that the charts cover: what was asked for, else from the oldest to the newest trace shown, bounded."""
+    until = filter.until_ns or (time.time_ns() if filter.since_ns else max(trace.start_ns for trace in shown))
+    since = filter.since_ns or min(trace.start_ns for trace in shown)
+    return max(since, until - _LONGEST), until

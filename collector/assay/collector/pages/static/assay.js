@@ -1,0 +1,51 @@
+// Everything works without this file. It spares reloads and keeps addresses short.
+"use strict";
+
+// Empty fields of a filter form stay out of the address, and a changed choice applies at once.
+for (const form of document.querySelectorAll("form[data-tidy]")) {
+  form.addEventListener("submit", () => {
+    for (const field of form.elements) if (field.name && !field.value) field.disabled = true;
+    const key = form.elements["feedback_key"];
+    if (key && !key.value) for (const name of ["feedback_op", "feedback_value"]) form.elements[name].disabled = true;
+  });
+  form.addEventListener("change", (event) => {
+    if (event.target.tagName === "SELECT" && event.target.name !== "feedback_op" && event.target.name !== "feedback_key") form.requestSubmit();
+  });
+}
+// Coming back with the browser's button must not find the fields disabled.
+addEventListener("pageshow", () => {
+  for (const field of document.querySelectorAll("form[data-tidy] :disabled")) field.disabled = false;
+});
+
+// In a trace, another span is fetched and put in place, so that the tree keeps its position.
+const detail = document.getElementById("detail");
+async function show(address, push) {
+  const answer = await fetch(address);
+  if (!answer.ok) return location.assign(address);
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const id of ["detail", "feedback"]) document.getElementById(id).replaceWith(document.adoptNode(page.getElementById(id)));
+  for (const link of document.querySelectorAll("a[data-run]")) {
+    const current = link.href === new URL(address, location).href;
+    link.parentElement.classList.toggle("current", current);
+    current ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+  }
+  if (push) history.pushState({}, "", address);
+  if (push && matchMedia("(max-width: 900px)").matches) document.getElementById("detail").scrollIntoView();
+}
+if (detail) {
+  const links = [...document.querySelectorAll("a[data-run]")];
+  document.querySelector(".tree").addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-run]");
+    if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    show(link.href, true).catch(() => location.assign(link.href));
+  });
+  document.querySelector(".tree").addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const next = step && links[links.indexOf(document.activeElement) + step];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  });
+  addEventListener("popstate", () => location.reload());
+}
