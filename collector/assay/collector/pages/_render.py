@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from assay.collector.pages import _chart, _feedback, _format, _payload, _query
-from assay.collector.pages._text import visible
+from assay.collector.pages._text import breakable, visible
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -55,7 +55,13 @@ def environment() -> Environment:
     made.globals |= {"static": _versioned, "zone": _format.zone, "chart": _chart, "verbs": _query.VERBS}
     made.globals |= {"ranges": _query.RANGE_NAMES, "layout": _payload.layout, "block": _payload.block}
     made.filters |= {name: getattr(_format, name) for name in _FORMATS}
-    made.filters |= {"glimpse": _payload.glimpse, "gist": _payload.gist, "path": path, "chip": _feedback.chip}
+    made.filters |= {
+        "glimpse": _payload.glimpse,
+        "gist": _payload.gist,
+        "path": path,
+        "breakable": breakable,
+        "chip": _feedback.chip,
+    }
     return made
 
 

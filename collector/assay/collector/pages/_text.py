@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 # Control characters, lone surrogates, and the marks that reorder or hide text (bidirectional controls, zero-width).
 _UNSEEN = re.compile(
@@ -29,3 +29,8 @@ def visible(value: object) -> object:
     if isinstance(value, str) and not isinstance(value, Markup):
         return _UNSEEN.sub(_picture, value)
     return value
+
+
+def breakable(text: str) -> Markup:
+    """A name that may be broken after its underscores, dots and dashes."""
+    return Markup(re.sub(r"([_.-]+)", r"\1<wbr>", str(escape(visible(text)))))

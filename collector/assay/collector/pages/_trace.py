@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from assay.collector.pages import _feedback, _payload, _render, _tree
 from assay.collector.protocols import NotFound, Refused, Store
-from assay.collector.records import JSON, Feedback, Run, Target, Trace
+from assay.collector.records import JSON, Feedback, Run, Target, Trace, TraceSummary
 
 _LARGEST_FORM = 64 * 1024
 _PARTS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
@@ -21,6 +21,7 @@ def trace(store: Store, request: Request) -> Response:
     found = store.trace(request.path_params["trace_id"])
     run = chosen(found, request.query_params.get("run"))
     rows = _tree.rows(found)
+    start, end = _tree.span_of(found.runs)
     return _render.html(
         request,
         "trace.html",
@@ -28,7 +29,8 @@ def trace(store: Store, request: Request) -> Response:
         run=run,
         rows=rows[: _tree.SHOWN],
         hidden=max(0, len(rows) - _tree.SHOWN),
-        facts=facts(found),
+        summary=summary(store, found),
+        duration_ns=end - start,
         own=_feedback.newest(item for item in found.feedback if item.target.span_id is None),
         of_run=[item for item in found.feedback if item.target.span_id == run.span_id],
         decisions=store.decisions(trace_id=found.trace_id).items,
@@ -46,17 +48,9 @@ def chosen(trace: Trace, span_id: str | None) -> Run:
     return found
 
 
-def facts(trace: Trace) -> dict[str, float | int | None]:
-    """Sums over the runs, and the trace's length."""
-    start, end = _tree.span_of(trace.runs)
-    costs = [run.cost for run in trace.runs if run.cost is not None]
-    return {
-        "duration_ns": end - start,
-        "input_tokens": sum(run.usage.input_tokens for run in trace.runs if run.usage),
-        "output_tokens": sum(run.usage.output_tokens for run in trace.runs if run.usage),
-        "cost": sum(costs) if costs else None,
-        "errors": sum(run.status == "error" for run in trace.runs),
-    }
+def summary(store: Store, trace: Trace) -> TraceSummary | None:
+    """The same sums as in the list of traces; None while the trace is being deleted."""
+    return next(iter(store.traces(trace_ids=(trace.trace_id,), limit=1)), None)
 
 
 def payload(store: Store, request: Request) -> Response:
