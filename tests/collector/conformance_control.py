@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from assay.collector.protocols import NotFound, Store
-from assay.collector.records import Example, Experiment
+from assay.collector.records import Decision, Document, Example, Experiment, Key, QueueItem, Rule, Target
 
 
 def test_examples_come_back_in_order(store: Store) -> None:
@@ -37,3 +39,126 @@ def test_experiments_are_listed_newest_first(store: Store) -> None:
     assert store.experiments(dataset="d") == made[::-1]
     assert store.experiment("same") == made[2]
     assert store.experiment("id1") == made[1]
+
+
+def test_replacing_all_examples_keeps_old_versions(store: Store) -> None:
+    store.save_examples("d", [Example(inputs=n) for n in range(3)], description="numbers", kind="llm")
+    made = store.save_examples("d", [Example(inputs=9)], replace=True)
+    assert (made.version, made.example_count, made.description, made.kind) == (2, 1, "numbers", "llm")
+    assert [one.version for one in store.versions("d")] == [2, 1]
+    assert len(store.examples("d", 1)) == 3
+
+
+def test_describing_anew_makes_a_version(store: Store) -> None:
+    store.save_examples("d", [Example(inputs=1)])
+    assert store.save_examples("d", [], schema={"inputs": {"type": "integer"}}).version == 2
+    assert store.dataset("d").schema == {"inputs": {"type": "integer"}}
+    assert store.dataset("d", 1).schema is None
+    assert [one.name for one in store.datasets()] == ["d"]
+
+
+def test_examples_by_split_and_in_slices(store: Store) -> None:
+    store.save_examples("d", [Example(inputs=n, split="test" if n % 2 else "train") for n in range(6)])
+    assert [one.inputs for one in store.examples("d", split="test")] == [1, 3, 5]
+    assert [one.inputs for one in store.examples("d", limit=2, offset=3)] == [3, 4]
+
+
+def test_a_changed_example_keeps_its_place(store: Store) -> None:
+    store.save_examples("d", [Example(inputs=n, id=str(n)) for n in range(3)])
+    store.save_examples("d", [Example(inputs="new", id="1")])
+    assert [one.inputs for one in store.examples("d")] == [0, "new", 2]
+
+
+def test_a_dataset_can_be_deleted(store: Store) -> None:
+    store.save_examples("d", [Example(inputs=1)])
+    assert store.delete_dataset("d")
+    assert not store.delete_dataset("d")
+    with pytest.raises(NotFound):
+        store.examples("d")
+
+
+def test_a_whole_example_comes_back_as_it_was(store: Store) -> None:
+    document = Document("text", "id", 0.5, {"page": 1})
+    given = Example(
+        inputs={"q": "x"}, reference_outputs=["a"], expected_documents=(document,), conditions=["c"], guidelines="g",
+        categories=("a", "b"), history=[{"role": "user"}], base_id="b", metadata={"m": 1}, split="s", id="mine",
+        outputs="given", documents=(),
+    )  # fmt: skip
+    store.save_examples("d", [given])
+    assert store.examples("d") == [given]
+
+
+def test_an_experiment_can_be_updated_and_found_by_the_beginning_of_its_id(store: Store) -> None:
+    one = Experiment(id="abcdef", name="n", dataset="d", evaluators=({"key": "exact"},))
+    store.save_experiment(one)
+    store.save_experiment(done := replace(one, status="finished", ended_ns=5))
+    assert store.experiment("abc") == store.experiment("abcdef") == done
+    with pytest.raises(NotFound, match="'zzz'"):
+        store.experiment("zzz")
+
+
+def test_rules_have_versions(store: Store) -> None:
+    for version in ("1", "2"):
+        store.save_rule(Rule(name="r", version=version, evaluators=({"key": "pii"},), budget={"usd_per_day": 5}))
+    assert [rule.version for rule in store.rules()] == ["2"]
+    assert store.delete_rule("r")
+    assert store.rules() == []
+    assert [rule.version for rule in store.rules(all_versions=True)] == ["2", "1"]
+
+
+def test_one_decision_per_trace_and_rule(store: Store) -> None:
+    made = [
+        Decision(trace_id=f"{n}" * 32, rule="r", rule_version="1", verdict="pending", created_ns=n) for n in range(3)
+    ]
+    store.save_decisions(made)
+    store.save_decisions([done := replace(made[1], verdict="done", reason="scored", created_ns=9)])
+    assert list(store.decisions(trace_id="1" * 32)) == [done]
+    assert [one.created_ns for one in store.decisions(rule="r")] == [9, 2, 0]
+    page = store.decisions(limit=2)
+    assert [one.created_ns for one in store.decisions(limit=2, cursor=page.next)] == [0]
+    assert len(store.decisions(verdict="pending")) == 2
+
+
+def test_a_lease_has_one_holder(store: Store) -> None:
+    lease = store.acquire("monitor", "one", 60)
+    assert lease is not None
+    assert store.acquire("monitor", "two", 60) is None
+    assert store.acquire("monitor", "one", 60) is not None
+    assert not store.release("monitor", "two")
+    assert store.release("monitor", "one")
+    assert store.acquire("monitor", "two", 60) is not None
+
+
+def test_a_lease_that_has_run_out_is_free(store: Store) -> None:
+    store.acquire("monitor", "one", -1)
+    assert store.acquire("monitor", "two", 60) is not None
+
+
+def test_a_budget_is_never_overspent(store: Store) -> None:
+    assert store.spend("usd", 3, limit=5, period_start_ns=0) == 3
+    assert store.spend("usd", 3, limit=5, period_start_ns=0) is None
+    assert store.spend("usd", -1, limit=5, period_start_ns=0) == 2
+    assert store.spend("usd", 3, limit=5, period_start_ns=1) == 3
+    assert (store.spent("usd", 0), store.spent("usd", 1), store.spent("other", 0)) == (2, 3, 0)
+
+
+def test_keys(store: Store) -> None:
+    made = [Key(id=f"k{n}", name="ci", sha256="0" * 64, project="p", scopes=("write",), created_ns=n) for n in (1, 2)]
+    for key in made:
+        store.save_key(key)
+    assert store.keys() == made[::-1]
+    assert store.delete_key("k1")
+    assert store.keys() == [made[1]]
+
+
+def test_what_waits_in_a_queue_is_not_put_in_twice(store: Store) -> None:
+    item = QueueItem(queue="review", target=Target(trace_id="1" * 32), note="look")
+    store.enqueue([item, item])
+    store.enqueue([item])
+    [waiting] = store.queue("review")
+    assert replace(waiting, id="") == item
+    assert store.queues() == {"review": 1}
+    assert store.resolve(waiting.id, "done", "ann")
+    assert (store.queue("review"), store.queues()) == ([], {"review": 0})
+    assert store.queue("review", status=None)[0].assignee == "ann"
+    assert not store.resolve("unknown", "done")

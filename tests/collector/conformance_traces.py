@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from time import monotonic, sleep
+from typing import Any
+
 import pytest
 
-from assay.collector.protocols import NotFound, Store
-from assay.collector.records import Document, Event, Link, Run, Usage
-from collector.making import child, run
+from assay.collector.protocols import NotFound, Refused, Store
+from assay.collector.records import (
+    Decision,
+    Document,
+    Event,
+    Experiment,
+    Feedback,
+    Link,
+    Run,
+    Target,
+    TraceSummary,
+    Usage,
+)
+from collector.making import SECOND, START, child, run
+
+
+def eventually(look: Callable[[], Any], wanted: Any, seconds: float = 10) -> bool:
+    """Whether `look` gives what is wanted before the deadline."""
+    deadline = monotonic() + seconds
+    while (found := look()) != wanted and monotonic() < deadline:
+        sleep(0.02)
+    return bool(found == wanted)
+
 
 FULL = Run(
     trace_id="a" * 32, span_id="b" * 16, parent_id=None, name="äé\x00 name", kind="llm", start_ns=1, end_ns=5, status="error",
@@ -63,3 +88,369 @@ def test_traces_by_feedback_below_a_threshold(store: Store) -> None:
     for i, root in enumerate(roots):
         store.feedback(root.trace_id, "concise", i / 4)
     assert [one.name for one in store.traces(feedback=("concise", "<", 0.5))] == ["1", "0"]
+
+
+def names(found: Iterable[TraceSummary]) -> list[str]:
+    return [summary.name for summary in found]
+
+
+# what is kept
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_later_and_fuller_run_wins(store: Store, order: int) -> None:
+    started = run(end_ns=0, status="unset")
+    finished = replace(started, end_ns=started.start_ns + 5, status="ok", outputs="done")
+    for one in [started, finished][::order]:
+        store.append([one])
+    assert store.trace(started.trace_id).runs == (finished,)
+
+
+def test_many(store: Store) -> None:
+    roots = [run(str(i)) for i in range(5)]
+    store.append(roots)
+    wanted = [roots[3].trace_id, "f" * 32, roots[1].trace_id]
+    assert [trace.root.name for trace in store.many(wanted)] == ["3", "1"]
+
+
+def test_what_json_cannot_hold_is_mended_and_nothing_is_lost(store: Store) -> None:
+    odd = run("lone \ud800", inputs={"huge": 2**70, "nan": float("nan"), 7: "key"}, start_ns=2**64, end_ns=2**64)
+    store.append([odd, fine := run()])
+    assert store.trace(odd.trace_id).root.inputs == {"huge": str(2**70), "nan": None, "7": "key"}
+    assert store.trace(fine.trace_id).root == fine
+
+
+def test_a_late_span_reopens_nothing_but_counts(store: Store) -> None:
+    root = run()
+    store.append([root])
+    store.append([child(root, status="error", error="E: no", end_ns=root.end_ns + SECOND)])
+    [summary] = store.traces()
+    assert (summary.span_count, summary.error_count, summary.duration_ns) == (2, 1, 2 * SECOND)
+    assert summary.status == "ok"
+
+
+def test_a_span_whose_parent_never_arrives_is_the_root(store: Store) -> None:
+    orphan = run("orphan", parent_id="e" * 16)
+    store.append([orphan, child(orphan)])
+    assert store.trace(orphan.trace_id).root == orphan
+    assert names(store.traces()) == ["orphan"]
+
+
+def test_tokens_and_cost_are_counted_once(store: Store) -> None:
+    root = run(usage=Usage(30, 3), cost=3.0)
+    calls = [child(root, kind="llm", model="m", usage=Usage(10, 1), cost=1.0) for _ in range(3)]
+    store.append([*calls, root])
+    [summary] = store.traces()
+    assert (summary.input_tokens, summary.output_tokens, summary.cost) == (30, 3, 3.0)
+
+
+def test_completeness_is_counted(store: Store) -> None:
+    root = run(attributes={"assay.local_root": "", "assay.spans.started": 2, "assay.spans.open": 0})
+    root = replace(root, attributes={**root.attributes, "assay.local_root": root.span_id})
+    store.append([root])
+    assert not store.traces().items[0].complete
+    store.append([child(root, attributes={"assay.local_root": root.span_id})])
+    assert store.traces(complete=True).items[0].complete
+
+
+def test_a_span_open_at_the_end_of_its_root_is_waited_for(store: Store) -> None:
+    root = run()
+    own = {"assay.local_root": root.span_id, "assay.spans.started": 2}
+    store.append([replace(root, attributes={**own, "assay.spans.open": 1})])
+    assert store.traces(complete=False).items
+    store.append([child(root, end_ns=root.end_ns + 9, attributes={**own, "assay.spans.open": 0})])
+    assert store.trace(root.trace_id).complete
+
+
+def test_foreign_traces_are_complete_after_a_quiet_period_only(store: Store) -> None:
+    store.append([run()])
+    assert not store.traces().items[0].complete
+
+
+# lists
+
+
+def test_pages_follow_each_other_without_gap_or_repeat(store: Store) -> None:
+    store.append([run(str(i), start_ns=START + i // 3) for i in range(10)])
+    seen, cursor = [], None
+    while True:
+        page = store.traces(limit=3, cursor=cursor)
+        seen += names(page)
+        if (cursor := page.next) is None:
+            break
+    assert sorted(seen, key=int) == [str(i) for i in range(10)]
+    assert [int(name) // 3 for name in seen] == sorted((int(name) // 3 for name in seen), reverse=True)
+
+
+def test_a_bad_cursor_is_refused(store: Store) -> None:
+    with pytest.raises(Refused, match="no cursor"):
+        store.traces(cursor="nonsense")
+
+
+A = {"project": "p", "environment": "prod", "session_id": "s", "user_id": "u", "tags": ("x", "y"), "metadata": {"tenant": "t1", "ok": True}}  # fmt: skip
+FILTERS: list[tuple[dict[str, Any], bool]] = [
+    ({"project": "p"}, True),
+    ({"project": "q"}, False),
+    ({"environment": "prod"}, True),
+    ({"since_ns": START, "until_ns": START + 1}, True),
+    ({"since_ns": START + 1}, False),
+    ({"name": "root"}, True),
+    ({"name": "search"}, False),
+    ({"kind": "agent"}, True),
+    ({"any_name": "search"}, True),
+    ({"any_name": "sear"}, False),
+    ({"any_kind": "retriever"}, True),
+    ({"status": "error"}, False),
+    ({"status": "ok"}, True),
+    ({"error": "timeout ValueError"}, True),
+    ({"error": "timeout other"}, False),
+    ({"model": "m-1"}, True),
+    ({"model": "m"}, False),
+    ({"latency_ms": (">=", 1000)}, True),
+    ({"latency_ms": (">", 1000)}, False),
+    ({"tokens": ("=", 12)}, True),
+    ({"tokens": ("!=", 12)}, False),
+    ({"cost": ("<", 0.2)}, True),
+    ({"tags": "x"}, True),
+    ({"tags": ("x", "z")}, False),
+    ({"metadata": {"tenant": "t1", "ok": "true"}}, True),
+    ({"metadata": {"tenant": "t2"}}, False),
+    ({"session": "s"}, True),
+    ({"user": "v"}, False),
+    ({"feedback": ("good", ">=", 1)}, True),
+    ({"feedback": [("good", ">", 0), ("tone", "=", "kind")]}, True),
+    ({"feedback": ("tone", "!=", "kind")}, False),
+    ({"feedback": ("none", "<", 1)}, False),
+    ({"missing": "none"}, True),
+    ({"missing": "good"}, False),
+    ({"missing": "judge"}, True),
+    ({"failed": "judge"}, True),
+    ({"skipped": "judge"}, False),
+    ({"skipped": "recall"}, True),
+    ({"experiment": "e"}, True),
+    ({"experiment": ""}, False),
+    ({"experiments": ("d", "e")}, True),
+    ({"dataset": "numbers"}, True),
+    ({"example": "ex"}, True),
+    ({"complete": True}, False),
+    ({"trace_ids": ("f" * 32,)}, False),
+    ({"trace_ids": ()}, False),
+]
+
+
+@pytest.mark.parametrize(("conditions", "passes"), FILTERS, ids=str)
+def test_filters(store: Store, conditions: dict[str, Any], passes: bool) -> None:
+    root = run("root", kind="agent", start_ns=START, experiment_id="e", example_id="ex", **A)
+    failing = child(root, kind="retriever", status="error", error="ValueError: timeout_of it")
+    store.append([root, failing, child(root, "chat", kind="llm", model="m-1", usage=Usage(10, 2), cost=0.1)])
+    store.save_experiment(Experiment(id="e", name="n", dataset="numbers"))
+    on = Target(trace_id=root.trace_id)
+    store.add_feedback([
+        Feedback(target=on, key="good", score=True),
+        Feedback(target=replace(on, span_id=failing.span_id), key="tone", label="kind"),
+        Feedback(target=on, key="judge", outcome="error", error="timeout"),
+        Feedback(target=on, key="recall", outcome="skip", comment="no documents"),
+    ])  # fmt: skip
+    assert len(store.traces(**conditions)) == passes
+
+
+def test_an_unknown_condition_is_refused(store: Store) -> None:
+    with pytest.raises(ValueError, match="'latency_ms'"):
+        store.traces(latency_mss=(">", 1))
+
+
+def test_words_of_any_run_find_the_trace(store: Store) -> None:
+    root = run(inputs={"question": "Where is my Parcel?"})
+    store.append([root, child(root, outputs=["It left the dépôt on Monday"]), run("other", inputs="monday")])
+    assert eventually(lambda: names(store.traces(text="parcel MONDAY")), ["answer"])
+    assert names(store.traces(text="depot")) == ["answer"]
+    assert names(store.traces(text="mond*")) == ["other", "answer"]
+    assert names(store.traces(text='par" OR')) == []
+
+
+def test_words_of_a_run_that_was_replaced_are_forgotten(store: Store) -> None:
+    root = run(outputs="provisional words")
+    store.append([root])
+    assert eventually(lambda: len(store.traces(text="provisional")), 1)
+    store.append([replace(root, outputs="final words", end_ns=root.end_ns + 1)])
+    assert eventually(lambda: len(store.traces(text="final")), 1)
+    assert len(store.traces(text="provisional")) == 0
+
+
+# feedback
+
+
+def test_a_repeat_overwrites_itself_and_two_votes_do_not(store: Store) -> None:
+    store.append([root := run()])
+    for author, score in (("ann", 0), ("bob", 1), ("ann", 1)):
+        store.feedback(root.trace_id, "good", score, author=author)
+    assert [(one.author, one.score) for one in store.feedbacks(key="good")] == [("ann", 1), ("bob", 1)]
+
+
+def test_feedback_may_come_before_its_trace(store: Store) -> None:
+    root = run()
+    store.feedback(root.trace_id, "good", True)
+    assert len(store.traces()) == 0
+    store.append([root])
+    assert store.trace(root.trace_id).feedback[0].score is True
+    assert names(store.traces(feedback=("good", "=", 1))) == ["answer"]
+
+
+def test_only_the_newest_score_of_a_key_filters(store: Store) -> None:
+    store.append([root := run()])
+    on = Target(trace_id=root.trace_id)
+    store.add_feedback([Feedback(target=on, key="k", score=0.9, version="2", created_ns=2)])
+    store.add_feedback([Feedback(target=on, key="k", score=0.1, version="1", created_ns=1)])
+    assert len(store.traces(feedback=("k", "<", 0.5))) == 0
+    assert store.traces().items[0].feedback == {"k": 0.9}
+
+
+def test_taking_feedback_back_brings_the_one_before_forward(store: Store) -> None:
+    store.append([root := run()])
+    on = Target(trace_id=root.trace_id)
+    old, new = (Feedback(target=on, key="k", score=n / 10, version=str(n), created_ns=n) for n in (1, 2))
+    store.add_feedback([old, new])
+    assert store.delete_feedback([new.id, "unknown"]) == 1
+    assert len(store.traces(feedback=("k", "<", 0.15))) == 1
+
+
+def test_every_kind_of_feedback_comes_back_as_it_was(store: Store) -> None:
+    span = Target(trace_id="1" * 32, span_id="2" * 16)
+    given = [
+        Feedback(target=replace(span, document=3), key="relevance", score=0.5, source="model", judge_trace_id="j"),
+        Feedback(target=Target(session_id="s"), key="resolved", score=False, source="human", author="ann"),
+        Feedback(target=Target(experiment_id="e"), key="f1", label="high", metadata={"n": [1]}, rule="r"),
+        Feedback(target=span, key="judge", outcome="error", error="timeout", evaluator="judge", version="3"),
+    ]
+    store.add_feedback(given)
+    assert list(store.feedbacks())[::-1] == sorted(given, key=lambda one: one.created_ns)
+    for one in given:
+        assert list(store.feedbacks(target=one.target)) == [one]
+
+
+def test_feedbacks_of_traces_that_pass_in_pages(store: Store) -> None:
+    roots = [run(str(i), project="p" if i % 2 else "q") for i in range(6)]
+    store.append(roots)
+    on = [Target(trace_id=root.trace_id) for root in roots]
+    store.add_feedback([Feedback(target=t, key="k", score=float(i), created_ns=i) for i, t in enumerate(on)])
+    page = store.feedbacks(project="p", limit=2)
+    assert [one.score for one in page] == [5.0, 3.0]
+    assert [one.score for one in store.feedbacks(project="p", limit=2, cursor=page.next)] == [1.0]
+
+
+# sessions, aggregates, values, counts
+
+
+def test_sessions_sum_up_their_traces(store: Store) -> None:
+    store.append([run(session_id="a", user_id="u", usage=Usage(1, 2)), run(session_id="b", status="error", error="E")])
+    store.append([run(session_id="a", user_id="u", usage=Usage(3, 4), cost=0.5), run()])
+    first, second = store.sessions()
+    assert (first.session_id, first.traces, first.user_id, first.input_tokens, first.cost) == ("a", 2, "u", 4, 0.5)
+    assert (second.session_id, second.errors) == ("b", 1)
+    page = store.sessions(limit=1)
+    assert [one.session_id for one in store.sessions(limit=1, cursor=page.next)] == ["b"]
+
+
+def test_aggregates_over_time(store: Store) -> None:
+    store.append([run(start_ns=100 * SECOND + i, end_ns=101 * SECOND + i + i * SECOND) for i in range(4)])
+    store.append([run(start_ns=165 * SECOND, end_ns=166 * SECOND, status="error", error="E", usage=Usage(5, 1))])
+    first, second = store.aggregate(bucket_ns=60 * SECOND)
+    assert (first.start_ns, first.traces, first.errors, first.p50_ms, first.p95_ms) == (60 * SECOND, 4, 0, 2000, 4000)
+    assert (second.start_ns, second.errors, second.input_tokens, second.output_tokens) == (120 * SECOND, 1, 5, 1)
+    [whole] = store.aggregate()
+    assert (whole.traces, whole.start_ns, whole.start_ns + whole.width_ns) == (5, 100 * SECOND, 165 * SECOND + 1)
+
+
+def test_aggregates_by_model_count_the_calls_tokens(store: Store) -> None:
+    root = run()
+    calls = [
+        child(root, kind="llm", model=m, usage=Usage(n, 0), cost=n / 10) for m, n in (("a", 1), ("b", 2), ("a", 3))
+    ]
+    store.append([root, *calls])
+    found = {one.group: (one.traces, one.input_tokens, one.cost) for one in store.aggregate(group_by="model")}
+    assert found == {"a": (1, 4, pytest.approx(0.4)), "b": (1, 2, pytest.approx(0.2))}
+
+
+def test_aggregates_count_outcomes_apart_and_newest_versions_only(store: Store) -> None:
+    roots = [run() for _ in range(4)]
+    store.append(roots)
+    on = [Target(trace_id=root.trace_id) for root in roots]
+    old = Feedback(target=on[0], key="k", score=0.0, version="1", created_ns=1)
+    store.add_feedback([old, Feedback(target=on[0], key="k", score=1.0, version="2", created_ns=2)])
+    store.add_feedback([Feedback(target=on[1], key="k", score=0.5), Feedback(target=on[2], key="k", outcome="skip")])
+    store.add_feedback([Feedback(target=on[3], key="k", outcome="error", error="E"), Feedback(target=on[3], key="l", label="x")])  # fmt: skip
+    k, label = store.aggregate()[0].feedback
+    assert (k.n, k.mean, k.minimum, k.maximum, k.failed, k.skipped) == (2, 0.75, 0.5, 1.0, 1, 1)
+    assert (label.n, label.mean, label.labels) == (1, None, {"x": 1})
+
+
+def test_two_peoples_votes_both_count(store: Store) -> None:
+    store.append([root := run()])
+    for author, score in (("ann", 0), ("bob", 1)):
+        store.feedback(root.trace_id, "good", score, author=author)
+    [stats] = store.aggregate()[0].feedback
+    assert (stats.n, stats.mean) == (2, 0.5)
+
+
+def test_known_values(store: Store) -> None:
+    store.append([run(model="m", **A), run("b", kind="llm", environment="dev")])
+    store.feedback("1" * 32, "good", 1)
+    found = {field: store.values(field) for field in ("project", "environment", "name", "kind", "model", "tag")}
+    assert found == {
+        "project": ["default", "p"], "environment": ["dev", "prod"], "name": ["answer", "b"],
+        "kind": ["chain", "llm"], "model": ["m"], "tag": ["x", "y"],
+    }  # fmt: skip
+    assert (store.values("session"), store.values("user"), store.values("feedback")) == (["s"], ["u"], ["good"])
+
+
+def test_counts(store: Store) -> None:
+    root = run()
+    store.append([root, child(root), run()])
+    store.feedback(root.trace_id, "good", 1)
+    assert store.count() == {"spans": 3, "traces": 2, "feedbacks": 1}
+
+
+# deletion
+
+
+def test_deleting_takes_everything_that_speaks_of_a_trace(store: Store) -> None:
+    gone, stays = run("gone", session_id="s", inputs="secret"), run("stays", inputs="secret")
+    store.append([gone, child(gone), stays])
+    store.feedback(gone.trace_id, "good", 1)
+    store.feedback(Target(session_id="s"), "resolved", 1)
+    store.save_decisions([Decision(trace_id=gone.trace_id, rule="r", rule_version="1", verdict="done")])
+    assert eventually(lambda: len(store.traces(text="secret")), 2)
+    assert store.delete(session="s") == 1
+    assert names(store.traces()) == names(store.traces(text="secret")) == ["stays"]
+    assert store.count() == {"spans": 1, "traces": 1, "feedbacks": 0}
+    assert len(store.decisions()) == 0
+
+
+def test_a_deleted_trace_may_come_again(store: Store) -> None:
+    store.append([root := run()])
+    store.delete(trace_ids=(root.trace_id,))
+    store.append([root])
+    assert store.trace(root.trace_id).runs == (root,)
+
+
+def test_an_empty_filter_deletes_nothing(store: Store) -> None:
+    store.append([run()])
+    with pytest.raises(Refused, match="every trace"):
+        store.delete()
+    assert len(store.traces()) == 1
+
+
+def test_deleting_many(store: Store) -> None:
+    store.append([run(project="p") for _ in range(450)])
+    assert store.delete(project="p") == 450
+    assert store.count()["spans"] == 0
+
+
+def test_an_experiment_goes_with_its_traces_and_feedback(store: Store) -> None:
+    store.append([root := run(experiment_id="e"), run()])
+    store.save_experiment(Experiment(id="e", name="n", dataset="d"))
+    store.feedback(root.trace_id, "good", 1)
+    store.feedback(Target(experiment_id="e"), "f1", 0.5)
+    assert store.delete_experiment("e")
+    assert store.count() == {"spans": 1, "traces": 1, "feedbacks": 0}
+    assert not store.delete_experiment("e")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from assay.collector.sqlite._codec import COLUMNS, Batch, Fact
@@ -68,12 +68,16 @@ class Known:
 class Appender:
     """Writes batches for the one writer. Remembers the traces that were written last, so that a late span is cheap."""
 
-    def __init__(self, db: sqlite3.Connection, load: Any) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, load: Callable[[str, int], Known], before_replacing: Callable[[int], None]
+    ) -> None:
         self._db = db
-        self._load = load  # (trace id, key) -> Known, from the file
+        self._load = load  # a trace from the file
+        self._before_replacing = before_replacing  # told the key of a trace of which a run will be overwritten
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._cached_spans = 0
         self._resources: dict[str, int] = {}
+        self._values: set[tuple[str, str]] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -81,6 +85,7 @@ class Appender:
         self._cache.clear()
         self._cached_spans = 0
         self._resources.clear()
+        self._values = set(self._db.execute("SELECT field, value FROM known").fetchall())
         self._next_trace = self._highest("traces") + 1
         self._next_span = self._highest("spans") + 1
 
@@ -99,34 +104,39 @@ class Appender:
         self._next_trace += 1
         return self._next_trace - 1
 
-    def write(self, batch: Batch) -> list[int]:
-        """Insert or merge the batch; returns the keys of traces with runs that were replaced."""
+    def evict(self, trace_ids: Iterable[str]) -> None:
+        """Drop what is remembered of these traces."""
+        for trace_id in trace_ids:
+            if state := self._cache.pop(trace_id, None):
+                self._cached_spans -= len(state.facts)
+
+    def write(self, batch: Batch) -> None:
+        """Insert or merge the batch."""
         known = self._known(batch)
         resources = [self._resource(blob) for blob in batch.resource_blobs]
         spans: list[tuple[Any, ...]] = []
         traces: list[tuple[Any, ...]] = []
-        replaced: list[int] = []
         now = time.time_ns()
         for trace_id, positions in batch.traces.items():
             state = known[trace_id]
             before = len(spans)
-            if self._merge(state, batch, positions, resources, spans):
-                replaced.append(state.key)
+            self._merge(state, batch, positions, resources, spans)
             if len(spans) > before:
                 found, root = roll_up(list(state.facts.values()))
                 root_row = list(state.rows.values())[root]
                 traces.append((state.key, trace_id, now, root_row, *found))
         insert_many(self._db, "spans", SPAN_COLUMNS, spans, _OVERWRITE_SPAN)
         insert_many(self._db, "traces", TRACE_COLUMNS, traces, _OVERWRITE_TRACE)
-        insert_many(self._db, "unindexed", ("trace",), [(row[0],) for row in traces], "ON CONFLICT DO NOTHING")
+        insert_many(
+            self._db, "unindexed", ("trace", "since_ns"), [(row[0], now) for row in traces], "ON CONFLICT DO NOTHING"
+        )
+        self._keep_values(batch.facts)
         self._trim()
-        return replaced
 
     def _merge(
         self, state: Known, batch: Batch, positions: Sequence[int], resources: Sequence[int], out: list[tuple[Any, ...]]
-    ) -> bool:
-        """Rows for the runs that are new or fuller than what is known; True if one takes another's place."""
-        replaced = False
+    ) -> None:
+        """Rows for the runs that are new or fuller than what is known."""
         for position in positions:
             fact = batch.facts[position]
             old = state.facts.get(fact.span_id)
@@ -134,14 +144,14 @@ class Appender:
                 row, self._next_span = self._next_span, self._next_span + 1
                 self._cached_spans += 1
             elif _supersedes(fact, old):
-                row, replaced = state.rows[fact.span_id], True
+                row = state.rows[fact.span_id]
+                self._before_replacing(state.key)
             else:
                 continue
             state.facts[fact.span_id] = fact
             state.rows[fact.span_id] = row
             resource = resources[batch.resources[position]]
             out.append((row, state.key, resource, batch.payloads[position], *fact[:COLUMNS]))
-        return replaced
 
     def _known(self, batch: Batch) -> dict[str, Known]:
         """What is known of the batch's traces: remembered, read from the file, or new."""
@@ -154,6 +164,15 @@ class Appender:
             self._cached_spans += len(state.facts)
             self._cache[trace_id] = found[trace_id] = state
         return found
+
+    def _keep_values(self, facts: Sequence[Fact]) -> None:
+        """Note values that menus offer and no index can list."""
+        found = {("kind", fact.kind) for fact in facts} | {("environment", fact.environment) for fact in facts}
+        found |= {("model", fact.model) for fact in facts if fact.model is not None}
+        found |= {("tag", tag) for fact in facts for tag in fact.tags}
+        if new := found - self._values:
+            insert_many(self._db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
+            self._values |= new
 
     def _trim(self) -> None:
         while self._cached_spans > CACHED_SPANS and len(self._cache) > 1:

@@ -107,10 +107,12 @@ def _fast(run: Run) -> tuple[Fact, bytes]:
     payload = orjson.dumps(_payload(run), option=orjson.OPT_NON_STR_KEYS)
     usage = run.usage
     attributes = run.attributes
+    _check(run)
     return Fact(
         run.span_id, run.parent_id, run.name, run.kind, run.status, run.error,
         min(run.start_ns, INT_MAX), min(run.end_ns, INT_MAX), run.model,
-        usage.input_tokens if usage else None, usage.output_tokens if usage else None, run.cost,
+        min(usage.input_tokens, INT_MAX) if usage else None, min(usage.output_tokens, INT_MAX) if usage else None,
+        run.cost,
         run.session_id, run.user_id, len(payload), run.project, run.environment, run.experiment_id, run.example_id,
         run.repetition, run.tags, _plain_metadata(run.metadata) if run.metadata else None,
         *(_counts(attributes) if names.LOCAL_ROOT in attributes else _UNCOUNTED),
@@ -118,6 +120,16 @@ def _fast(run: Run) -> tuple[Fact, bytes]:
 
 
 _UNCOUNTED = (None, None)
+
+
+def _check(run: Run) -> None:
+    """Raises `UnicodeEncodeError` if a column cannot hold its text; JSON's texts have been seen to by then."""
+    texts = (
+        f"{run.trace_id}{run.span_id}{run.parent_id}{run.name}{run.kind}{run.error}{run.model}{run.session_id}"
+        f"{run.user_id}{run.project}{run.environment}{run.experiment_id}{run.example_id}"
+    )
+    if not texts.isascii():
+        texts.encode()
 
 
 def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, tuple[int, int, int] | None]:
@@ -165,7 +177,7 @@ def _payload(run: Run) -> dict[str, JSON]:
 def _mended(run: Run) -> Run:
     """The same run with lone surrogates, huge integers, too deep nesting and foreign objects replaced."""
     fields = {name: clean(getattr(run, name)) for name in Run.__slots__}
-    fields["usage"] = run.usage
+    fields.update({name: getattr(run, name) for name in ("start_ns", "end_ns", "repetition", "usage")})
     fields["documents"] = tuple(Document(*map(clean, (d.content, d.id, d.score, d.metadata))) for d in run.documents)
     fields["events"] = tuple(Event(*map(clean, (e.name, e.time_ns, e.attributes))) for e in run.events)
     fields["links"] = tuple(Link(*map(clean, (x.trace_id, x.span_id, x.attributes))) for x in run.links)

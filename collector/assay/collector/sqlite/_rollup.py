@@ -17,7 +17,7 @@ from assay.collector.sqlite._values import dumps
 
 
 class RollUp(NamedTuple):
-    """Columns of `traces`, in the order of `_append.ROLL_UP_COLUMNS`."""
+    """Columns of `traces`, under their names."""
 
     span_count: int
     error_count: int
@@ -43,6 +43,7 @@ class RollUp(NamedTuple):
     models: str | None
     tags: str | None
     metadata: str | None
+    size: int  # bytes of all payloads before compression
 
 
 def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
@@ -77,6 +78,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
         models=_models(facts, tokens, costs),
         tags=_tags(facts),
         metadata=root.metadata or next((fact.metadata for fact in facts if fact.metadata), None),
+        size=sum(fact.size for fact in facts),
     )
     return found, position
 

@@ -123,7 +123,25 @@ def _create(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create,)
+_VERSION_2 = """
+CREATE TABLE known (field TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (field, value)) WITHOUT ROWID;
+ALTER TABLE unindexed ADD COLUMN since_ns INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE traces ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
+UPDATE traces SET size = (SELECT coalesce(sum(s.size), 0) FROM spans s WHERE s.trace = traces.id);
+INSERT INTO known SELECT DISTINCT 'environment', environment FROM traces WHERE environment IS NOT NULL;
+INSERT INTO known SELECT DISTINCT 'kind', value FROM traces, json_each(kinds);
+INSERT INTO known SELECT DISTINCT 'model', key FROM traces, json_each(models);
+INSERT INTO known SELECT DISTINCT 'tag', value FROM traces, json_each(tags);
+"""
+
+
+def _add_known_values(db: sqlite3.Connection) -> None:
+    """Version 2: values for menus, the size of each trace for retention, and since when a trace waits for its index."""
+    for statement in _VERSION_2.split(";\n"):
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_known_values)
 
 
 def migrate(db: sqlite3.Connection, path: str) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from assay.collector.filters import Filter, combined
+from assay.collector.protocols import Bucket, SessionSummary
 from assay.collector.records import (
     JSON,
     Dataset,
@@ -25,8 +26,9 @@ from assay.collector.records import (
     Trace,
     TraceSummary,
 )
-from assay.collector.sqlite import _control, _datasets, _feedback, _traces
+from assay.collector.sqlite import _aggregate, _control, _datasets, _delete, _feedback, _lists, _traces, _words
 from assay.collector.sqlite._append import Appender, Known
+from assay.collector.sqlite._behind import Behind
 from assay.collector.sqlite._codec import Batch, Encoder, facts
 from assay.collector.sqlite._lock import Lock
 from assay.collector.sqlite._open import open_writable
@@ -51,11 +53,13 @@ class SQLiteStore:
             raise
         self._readers = Readers(self.path)
         self._own = Reader(self._db)
-        self._appender = Appender(self._db, self._load)
+        self._disturbed: set[int] = set()
+        self._appender = Appender(self._db, self._load, self._before_replacing)
         self._encoders = threading.local()
         self._dictionary: bytes | None = None
         self._closed = threading.Lock()
-        self._writer = Writer(self._db, self._append, self._appender.forget, lambda: False)
+        self._writer = Writer(self._db, self._append, self._appender.forget)
+        self._behind = Behind(self._readers, self._own, self._writer, self._disturbed, self._adopt)
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.path!r})"
@@ -105,6 +109,13 @@ class SQLiteStore:
             known.rows[run.span_id] = row
         return known
 
+    def _before_replacing(self, key: int) -> None:
+        _words.remove(self._own, [key])
+        self._disturbed.add(key)
+
+    def _adopt(self, dictionary: bytes | None) -> None:
+        self._dictionary = dictionary
+
     # feedback
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
@@ -149,6 +160,51 @@ class SQLiteStore:
         """See `TraceStore.many`."""
         with self._readers.one() as reader:
             return _traces.many(reader, trace_ids)
+
+    def feedbacks(
+        self, filter: Filter | None = None, *, key: str | None = None, limit: int = 1000, cursor: str | None = None,
+        target: Target | None = None, **conditions: object,
+    ) -> Page[Feedback]:  # fmt: skip
+        """See `TraceStore.feedbacks`."""
+        wanted = combined(filter, conditions)
+        with self._readers.one() as reader:
+            return _lists.feedbacks(reader.db, wanted, key, target, limit, cursor)
+
+    def sessions(
+        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+    ) -> Page[SessionSummary]:
+        """See `TraceStore.sessions`."""
+        wanted = combined(filter, conditions)
+        with self._readers.one() as reader:
+            return _lists.sessions(reader.db, wanted, limit, cursor)
+
+    def aggregate(
+        self, filter: Filter | None = None, *, bucket_ns: int | None = None, group_by: str | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:  # fmt: skip
+        """See `TraceStore.aggregate`."""
+        wanted = combined(filter, conditions)
+        with self._readers.one() as reader:
+            return _aggregate.buckets(reader.db, wanted, bucket_ns, group_by)
+
+    def values(self, field: str, *, limit: int = 100) -> list[str]:
+        """See `TraceStore.values`."""
+        with self._readers.one() as reader:
+            return _lists.values(reader.db, field, limit)
+
+    def count(self) -> Mapping[str, int]:
+        """See `TraceStore.count`."""
+        with self._readers.one() as reader:
+            return _lists.count(reader.db)
+
+    def delete(self, filter: Filter | None = None, **conditions: object) -> int:
+        """See `TraceStore.delete`."""
+        wanted, total = combined(filter, conditions), 0
+        while True:
+            gone = self._writer.call(lambda _: _delete.some(self._own, self._appender, wanted, self._disturbed))
+            total += gone
+            if gone < _delete.CHUNK:
+                return total
 
     # datasets and experiments
 
@@ -205,6 +261,11 @@ class SQLiteStore:
         """See `ControlStore.experiments`."""
         with self._readers.one() as reader:
             return _control.experiments(reader.db, dataset, project, limit)
+
+    def delete_experiment(self, id: str) -> bool:
+        """See `ControlStore.delete_experiment`."""
+        self.delete(experiment=id)
+        return self._writer.call(lambda db: _delete.experiment(db, id))
 
     # rules, decisions, leases, budgets, keys, queues
 
@@ -285,6 +346,7 @@ class SQLiteStore:
         """See `TraceStore.close`."""
         if not self._closed.acquire(blocking=False):
             return
+        self._behind.close()
         self._writer.close()
         self._readers.close()
         self._db.close()

@@ -19,12 +19,15 @@ class Condition(NamedTuple):
     ids_values: tuple[Any, ...] = ()
 
 
+_NOTHING = Filter()
+
+
 def conditions(filter: Filter) -> list[Condition]:
     """What must hold, all of it. Traces of which only feedback has arrived never pass."""
     found = [Condition("t.span_count > 0")]
     for name in Filter.__slots__:
         value = getattr(filter, name)
-        if value is not None and value != () and value != {}:
+        if value != getattr(_NOTHING, name):
             found.extend(_WRITERS[name](value))
     return found
 
@@ -144,9 +147,8 @@ def complete_sql() -> str:
     return f"(t.complete = 1 OR (t.complete IS NULL AND {quiet}))"
 
 
-def _trace_ids(ids: Any) -> list[Condition]:
-    marks = ",".join("?" * len(ids))
-    return [Condition(f"t.trace_id IN ({marks})", tuple(ids))] if ids else [Condition("0")]
+def _one_of(column: str) -> Callable[[Any], list[Condition]]:
+    return lambda values: [Condition(f"t.{column} IN ({','.join('?' * len(values))})", tuple(values))]
 
 
 _WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
@@ -174,11 +176,11 @@ _WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
     "skipped": _outcome("skip"),
     "text": _text,
     "experiment": _experiment,
-    "experiments": lambda ids: [Condition(f"t.experiment_id IN ({','.join('?' * len(ids))})", tuple(ids))],
+    "experiments": _one_of("experiment_id"),
     "dataset": lambda name: [
         Condition("t.experiment_id IN (SELECT e.id FROM experiments e WHERE e.dataset = ?)", (name,))
     ],
     "example": _equals("example_id"),
     "complete": _complete,
-    "trace_ids": _trace_ids,
+    "trace_ids": _one_of("trace_id"),
 }

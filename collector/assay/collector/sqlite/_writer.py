@@ -36,8 +36,7 @@ class Job:
 class Writer:
     """Group commit: everything that waits goes into the next transaction.
 
-    `append` writes batches on the connection; `reset` is called when a transaction was rolled back; `idle` is called
-    when nothing waits and returns whether it has done something.
+    `append` writes batches on the connection; `reset` is called when a transaction was rolled back.
     """
 
     def __init__(
@@ -45,9 +44,8 @@ class Writer:
         db: sqlite3.Connection,
         append: Callable[[list[Batch]], None],
         reset: Callable[[], None],
-        idle: Callable[[], bool],
     ) -> None:
-        self._db, self._append, self._reset, self._idle = db, append, reset, idle
+        self._db, self._append, self._reset = db, append, reset
         self._jobs: deque[Job] = deque()
         self._weight = 0
         self._ready = threading.Condition()
@@ -95,16 +93,10 @@ class Writer:
                 return
 
     def _take(self) -> list[Job]:
-        """What goes into the next commit; waits for work, and lets `idle` work use the wait."""
+        """What goes into the next commit; waits for work."""
         with self._ready:
-            if not self._jobs and not self._closing:
-                self._ready.release()
-                try:
-                    busy = self._idle()
-                finally:
-                    self._ready.acquire()
-                if not self._jobs and not busy and not self._closing:
-                    self._ready.wait(timeout=0.2)
+            while not self._jobs and not self._closing:
+                self._ready.wait()
             jobs: list[Job] = []
             weight = 0
             while self._jobs and (not jobs or weight + self._jobs[0].weight <= COMMIT_WEIGHT):

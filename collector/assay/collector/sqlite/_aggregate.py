@@ -1,0 +1,99 @@
+"""Counts, latency, tokens, cost and feedback over time.
+
+Percentiles are nearest-rank: the smallest latency that is not below the given share of the traces.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from assay.collector.filters import Filter
+from assay.collector.protocols import Bucket, FeedbackStats, Refused
+from assay.collector.sqlite._plan import Plan, plan
+
+_GROUPS = {
+    "project": "t.project",
+    "environment": "t.environment",
+    "name": "t.name",
+    "user": "t.user_id",
+    "session": "t.session_id",
+    "experiment": "t.experiment_id",
+    "model": "m.key",
+}
+
+_TRACES = """
+WITH found AS (
+  SELECT {bucket} AS b, {group} AS g, max(0, t.end_ns - t.start_ns) AS d, t.status = 'error' AS e,
+    {tokens_in} AS i, {tokens_out} AS o, {cost} AS c, t.start_ns AS s
+  FROM {source} WHERE {where}
+), ranked AS (
+  SELECT *, row_number() OVER (PARTITION BY b, g ORDER BY d) AS n, count(*) OVER (PARTITION BY b, g) AS k FROM found
+)
+SELECT b, g, count(*), sum(e), max(CASE WHEN n = (k * 50 + 99) / 100 THEN d END),
+  max(CASE WHEN n = (k * 95 + 99) / 100 THEN d END), sum(i), sum(o), sum(c), min(s), max(s)
+FROM ranked GROUP BY b, g ORDER BY b, g
+"""
+
+_FEEDBACK = """
+SELECT {bucket} AS b, {group} AS g, f.key, sum(f.outcome = 'score'), avg(f.score), min(f.score), max(f.score),
+  sum(f.outcome = 'error'), sum(f.outcome = 'skip')
+FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1 GROUP BY b, g, f.key
+"""
+
+_LABELS = """
+SELECT {bucket} AS b, {group} AS g, f.key, f.label, count(*)
+FROM {source} CROSS JOIN feedback f ON f.trace = t.id
+WHERE {where} AND f.standing >= 1 AND f.label IS NOT NULL GROUP BY b, g, f.key, f.label
+"""
+
+
+def buckets(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None) -> list[Bucket]:
+    """Buckets in order of time, then group; those without traces are left out."""
+    if bucket_ns is not None and bucket_ns <= 0:
+        raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
+    found = plan(db, filter)
+    parts = _parts(found, bucket_ns, group_by)
+    rows = db.execute(_TRACES.format(**parts), found.values).fetchall()
+    stats = _stats(db, found, parts)
+    return [_bucket(row, filter, bucket_ns, stats.get(row[:2], ())) for row in rows]
+
+
+def _parts(found: Plan, bucket_ns: int | None, group_by: str | None) -> dict[str, str]:
+    if group_by is not None and group_by not in _GROUPS:
+        raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_GROUPS)}")
+    by_model = group_by == "model"
+    return {
+        "bucket": f"t.start_ns / {bucket_ns} * {bucket_ns}" if bucket_ns else "0",
+        "group": _GROUPS[group_by] if group_by else "NULL",
+        "source": f"{found.source} CROSS JOIN json_each(t.models) m" if by_model else found.source,
+        "where": found.where,
+        "tokens_in": "m.value ->> 1" if by_model else "t.input_tokens",
+        "tokens_out": "m.value ->> 2" if by_model else "t.output_tokens",
+        "cost": "m.value ->> 3" if by_model else "t.cost",
+    }
+
+
+def _bucket(row: Any, filter: Filter, bucket_ns: int | None, stats: tuple[FeedbackStats, ...]) -> Bucket:
+    start, width = row[0], bucket_ns
+    if width is None:
+        start = filter.since_ns if filter.since_ns is not None else row[9]
+        width = (filter.until_ns if filter.until_ns is not None else row[10] + 1) - start
+    return Bucket(
+        start_ns=start, width_ns=width, group=row[1], traces=row[2], errors=row[3], p50_ms=row[4] / 1e6,
+        p95_ms=row[5] / 1e6, input_tokens=row[6] or 0, output_tokens=row[7] or 0, cost=row[8] or 0.0, feedback=stats,
+    )  # fmt: skip
+
+
+def _stats(db: sqlite3.Connection, found: Plan, parts: dict[str, str]) -> dict[Any, tuple[FeedbackStats, ...]]:
+    labels: dict[Any, dict[str, int]] = {}
+    for *place, label, count in db.execute(_LABELS.format(**parts), found.values):
+        labels.setdefault(tuple(place), {})[label] = count
+    stats: dict[Any, tuple[FeedbackStats, ...]] = {}
+    for row in db.execute(_FEEDBACK.format(**parts), found.values):
+        one = FeedbackStats(
+            key=row[2], n=row[3], mean=row[4], minimum=row[5], maximum=row[6], failed=row[7], skipped=row[8],
+            labels=labels.get(row[:3], {}),
+        )  # fmt: skip
+        stats[row[:2]] = (*stats.get(row[:2], ()), one)
+    return stats

@@ -1,0 +1,108 @@
+"""What happens behind the writer, in a thread of its own: the text index, compression dictionaries."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+
+import zstandard
+
+from assay.collector.protocols import Unavailable
+from assay.collector.sqlite import _words
+from assay.collector.sqlite._reader import Reader, Readers
+from assay.collector.sqlite._writer import Writer
+
+log = logging.getLogger("assay.collector")
+
+PAUSE = 0.25  # seconds between looks at what there is to do
+TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
+SAMPLES = 2_000
+SAMPLE_BYTES = 16_384  # a longer payload is no sample: dictionaries help short ones
+DICTIONARY_BYTES = 65_536
+
+
+class Behind:
+    """Runs until `close`. What it does not finish is found again by the next start."""
+
+    def __init__(
+        self,
+        readers: Readers,
+        own: Reader,
+        writer: Writer,
+        disturbed: set[int],
+        adopt: Callable[[bytes | None], None],
+    ) -> None:
+        self._readers, self._own, self._writer = readers, own, writer
+        self._disturbed, self._adopt = disturbed, adopt
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._dictionaries = self._newest_dictionary()
+        self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after the round that runs."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                busy = self.index_round()
+                self.train_if_due()
+            except Unavailable:
+                busy = False
+            except Exception:
+                log.exception("work behind the writer failed; it will be tried again")
+                busy = False
+            if not busy:
+                self._stop.wait(PAUSE)
+
+    def index_round(self) -> bool:
+        """Index the traces whose time it is, `_words.ROUND` of them at most; whether there were any."""
+        with self._lock:
+            self._disturbed.clear()
+            with self._readers.one() as reader:
+                keys = _words.waiting(reader)
+                found = _words.entries(reader, keys)
+            if keys:
+                self._writer.call(lambda _: _words.put(self._own, keys, found, self._disturbed))
+            return bool(keys)
+
+    def train_if_due(self) -> None:
+        """Make the next dictionary if enough spans are stored."""
+        if self._dictionaries < len(TRAIN_AT) and self._stored() >= TRAIN_AT[self._dictionaries]:
+            self._train()
+
+    def _stored(self) -> int:
+        with self._readers.one() as reader:
+            return int(reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0])
+
+    def _train(self) -> None:
+        with self._readers.one() as reader:
+            blobs = reader.db.execute(
+                "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (SAMPLE_BYTES, SAMPLES)
+            ).fetchall()
+            samples: list[bytes | bytearray | memoryview] = [reader.decoder(blob).raw(blob) for (blob,) in blobs]
+        self._dictionaries += 1
+        try:
+            trained = zstandard.train_dictionary(DICTIONARY_BYTES, samples, k=512, d=8)
+        except zstandard.ZstdError as error:
+            log.info("no dictionary from %d payloads: %s", len(samples), error)
+            return
+        data, number = trained.as_bytes(), trained.dict_id()
+        self._writer.call(lambda db: _keep(db, number, data))
+        self._adopt(data)
+
+    def _newest_dictionary(self) -> int:
+        with self._readers.one() as reader:
+            rows = reader.db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC").fetchall()
+        self._adopt(rows[0][0] if rows else None)
+        return len(rows)
+
+
+def _keep(db: sqlite3.Connection, number: int, data: bytes) -> None:
+    db.execute("INSERT OR IGNORE INTO dictionaries VALUES (?, ?, ?)", (number, data, time.time_ns()))

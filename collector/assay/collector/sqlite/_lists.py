@@ -1,0 +1,118 @@
+"""Lists besides that of traces: feedback, sessions, known values, counts."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from assay.collector.filters import Filter
+from assay.collector.protocols import Refused, SessionSummary
+from assay.collector.records import Feedback, Page, Target
+from assay.collector.sqlite import _feedback
+from assay.collector.sqlite._control import position
+from assay.collector.sqlite._plan import plan
+
+
+def feedbacks(
+    db: sqlite3.Connection, filter: Filter, key: str | None, target: Target | None, limit: int, cursor: str | None
+) -> Page[Feedback]:
+    """Newest first."""
+    where, values = _on_traces(db, filter)
+    if key is not None:
+        where.append("f.key = ?")
+        values.append(key)
+    if target is not None:
+        _on_target(target, where, values)
+    if cursor is not None:
+        where.append("(f.created_ns, f.rowid) < (?, ?)")
+        values.extend(position(cursor))
+    sql = f"{_feedback.SELECT.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
+    rows = db.execute(f"{sql} ORDER BY f.created_ns DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
+    next = f"{rows[limit - 1][21]}.{rows[limit - 1][-1]}" if len(rows) > limit else None
+    return Page(items=tuple(_feedback.read(row) for row in rows[:limit]), next=next)
+
+
+def _on_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+    if filter == Filter():
+        return [], []
+    found = plan(db, filter)
+    return [f"f.trace IN (SELECT t.id FROM {found.source} WHERE {found.where})"], list(found.values)
+
+
+def _on_target(target: Target, where: list[str], values: list[Any]) -> None:
+    """Exactly this target. The trace's integer key leads to the index."""
+    if target.trace_id is not None:
+        where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
+        values.append(target.trace_id)
+    for name in ("span_id", "document", "session_id", "experiment_id"):
+        where.append(f"f.{name} IS ?")
+        values.append(getattr(target, name))
+
+
+_SESSIONS = """
+SELECT t.session_id, t.project, max(t.user_id), count(*), sum(t.status = 'error'), min(t.start_ns), max(t.end_ns),
+  sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns) AS latest
+FROM {source} WHERE {where} AND t.session_id IS NOT NULL
+GROUP BY t.session_id HAVING {having} ORDER BY latest DESC, t.session_id DESC LIMIT ?
+"""
+
+
+def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None) -> Page[SessionSummary]:
+    """Latest first."""
+    found = plan(db, filter)
+    having, after = ("1", ()) if cursor is None else ("(latest, t.session_id) < (?, ?)", _session_position(cursor))
+    sql = _SESSIONS.format(source=found.source, where=found.where, having=having)
+    rows = db.execute(sql, (*found.values, *after, limit + 1)).fetchall()
+    next = f"{rows[limit - 1][10]}.{rows[limit - 1][0]}" if len(rows) > limit else None
+    return Page(items=tuple(_session(row) for row in rows[:limit]), next=next)
+
+
+def _session_position(cursor: str) -> tuple[int | str, ...]:
+    latest, _, session = cursor.partition(".")
+    return position(f"{latest}.0")[0], session
+
+
+def _session(row: Any) -> SessionSummary:
+    return SessionSummary(
+        session_id=row[0], project=row[1], user_id=row[2], traces=row[3], errors=row[4], start_ns=row[5],
+        end_ns=row[6], input_tokens=row[7], output_tokens=row[8], cost=row[9],
+    )  # fmt: skip
+
+
+# One step through an index per value, however many rows share it
+_DISTINCT = """
+WITH RECURSIVE v (x) AS (
+  SELECT min({column}) FROM {table} WHERE {where}
+  UNION ALL
+  SELECT (SELECT min({column}) FROM {table} WHERE {where} AND {column} > v.x) FROM v WHERE v.x IS NOT NULL
+)
+SELECT x FROM v WHERE x IS NOT NULL LIMIT ?
+"""
+_INDEXED = {
+    "project": ("project", "traces", "project IS NOT NULL"),
+    "name": ("name", "traces", "name IS NOT NULL"),
+    "session": ("session_id", "traces", "session_id IS NOT NULL"),
+    "user": ("user_id", "traces", "user_id IS NOT NULL"),
+    "feedback": ("key", "feedback", "standing = 2"),
+}
+_KEPT = ("environment", "kind", "model", "tag")
+
+
+def values(db: sqlite3.Connection, field: str, limit: int) -> list[str]:
+    """Known values of a field, in order."""
+    if field in _INDEXED:
+        column, table, where = _INDEXED[field]
+        sql = _DISTINCT.format(column=column, table=table, where=where)
+        return [row[0] for row in db.execute(sql, (limit,))]
+    if field in _KEPT:
+        sql = "SELECT value FROM known WHERE field = ? ORDER BY value LIMIT ?"
+        return [row[0] for row in db.execute(sql, (field, limit))]
+    raise Refused(f"there are no values of {field!r}; use one of {', '.join((*_INDEXED, *_KEPT))}")
+
+
+def count(db: sqlite3.Connection) -> dict[str, int]:
+    """Spans, traces and feedbacks."""
+    sql = "SELECT count(*), coalesce(sum(span_count), 0) FROM traces WHERE span_count > 0"
+    traces, spans = db.execute(sql).fetchone()
+    feedbacks = db.execute("SELECT count(*) FROM feedback").fetchone()[0]
+    return {"spans": spans, "traces": traces, "feedbacks": feedbacks}
