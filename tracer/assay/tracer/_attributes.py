@@ -41,6 +41,7 @@ EXAMPLE: Final = "assay.example.id"
 REPETITION: Final = "assay.repetition"
 FOREIGN_TRACE: Final = "assay.foreign.trace_id"  # the trace of a current span that is not ours
 FOREIGN_SPAN: Final = "assay.foreign.span_id"
+STREAM_CLOSED: Final = "assay.stream.closed"  # true: the consumer of a generator stopped before its end
 SAMPLE_RATE: Final = "assay.sample_rate"  # float in (0, 1], on a local root when head sampling is below 1
 
 # Feedback: attributes of the OTLP log event; the log record's span context is what it speaks of

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from opentelemetry import trace as otel
-from opentelemetry.context.context import Context
-
-from assay.tracer import _attributes as names
-from assay.tracer import _context, _errors
-from assay.tracer._bind import Bind, binder
-from assay.tracer._documents import readable
-from assay.tracer._json import cut_text, to_json
-from assay.tracer._run import JSON_MIME, TEXT_MIME, template
-from assay.tracer._runtime import Runtime, current
+from assay.tracer import _context
+from assay.tracer._bind import binder
+from assay.tracer._call import Call, Spec, begin, ended, fail, failed, opened
+from assay.tracer._run import template
+from assay.tracer._streams import DEFERRED, follow
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Spec(NamedTuple):
-    """What was decided at decoration time."""
-
-    name: str
-    template: dict[str, Any]
-    bind: Bind | None  # None: inputs are not captured
-    outputs: bool
-    documents: bool
 
 
 class Decorator(Protocol):
@@ -53,6 +39,7 @@ def trace(
     tags: Sequence[str] = (),
     metadata: Mapping[str, object] | None = None,
     attributes: Mapping[str, Any] | None = None,
+    reduce: Callable[[list[Any]], Any] | None = None,
 ) -> Decorator: ...
 
 
@@ -60,33 +47,59 @@ def trace(function: Any = None, /, **options: Any) -> Any:
     """Record every call of a function as a span: inputs, outputs, errors, and what it calls in turn.
 
     `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. What a retriever
-    returns is read as documents.
+    returns is read as documents. A generator's outputs are what it yields, or what `reduce` makes of the list of it.
+    Raises `TypeError` for a class, `ValueError` for an unknown kind; the traced function itself behaves as before.
     """
     if function is None:
         return functools.partial(_trace, **options)
     return _trace(function, **options)
 
 
-def _trace(
+def _trace(function: Any, **options: Any) -> Any:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(_decorate(function.__func__, **options))
+    return _decorate(function, **options)
+
+
+def _decorate(
     function: Any, *, name: str | None = None, kind: str = "chain", capture_inputs: bool = True,
     capture_outputs: bool = True, tags: Sequence[str] = (), metadata: Mapping[str, object] | None = None,
-    attributes: Mapping[str, Any] | None = None,
+    attributes: Mapping[str, Any] | None = None, reduce: Callable[[list[Any]], Any] | None = None,
 ) -> Any:  # fmt: skip
-    if not callable(function):
-        raise TypeError(f"@trace takes a callable, not {function!r}")
+    if not callable(function) or inspect.isclass(function):
+        raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}")
     spec = Spec(
-        name or str(getattr(function, "__name__", type(function).__name__)),
-        template(kind, tags, metadata, attributes),
-        binder(function) if capture_inputs else None,
-        capture_outputs,
-        kind == "retriever",
-    )
-    wrap = _async if inspect.iscoroutinefunction(function) else _sync
-    return functools.wraps(function)(wrap(function, spec))
+        name or _name(function), template(kind, tags, metadata, attributes),
+        binder(function) if capture_inputs else None, capture_outputs, kind == "retriever", reduce,
+    )  # fmt: skip
+    return functools.update_wrapper(_wrapper(function, spec), function)
 
 
-def _sync(function: Callable[..., R], spec: Spec) -> Callable[..., R]:
-    def traced(*args: Any, **kwargs: Any) -> R:
+def _name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _wrapper(function: Any, spec: Spec) -> Any:
+    """The wrapper for the kind of callable that it is."""
+    plain = _plain(function)
+    if inspect.iscoroutinefunction(plain):
+        return _async(function, spec)
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        return _StreamFunction(function, plain, spec)
+    return _sync(function, spec)
+
+
+def _plain(function: Any) -> Any:
+    """What decides the kind: the function behind partials, and the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _sync(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+    def traced(*args: Any, **kwargs: Any) -> Any:
         call = begin(spec, args, kwargs)
         if call is None:
             return function(*args, **kwargs)
@@ -95,14 +108,17 @@ def _sync(function: Callable[..., R], spec: Spec) -> Callable[..., R]:
         except BaseException as error:
             failed(call, error)
             raise
+        if type(result) in DEFERRED:
+            _context.detach(call.token, call.previous)
+            return follow(spec, call, result)
         ended(spec, call, result)
         return result
 
     return traced
 
 
-def _async(function: Callable[..., Awaitable[R]], spec: Spec) -> Callable[..., Awaitable[R]]:
-    async def traced(*args: Any, **kwargs: Any) -> R:
+def _async(function: Callable[..., Awaitable[Any]], spec: Spec) -> Callable[..., Awaitable[Any]]:
+    async def traced(*args: Any, **kwargs: Any) -> Any:
         call = begin(spec, args, kwargs)
         if call is None:
             return await function(*args, **kwargs)
@@ -111,67 +127,41 @@ def _async(function: Callable[..., Awaitable[R]], spec: Spec) -> Callable[..., A
         except BaseException as error:
             failed(call, error)
             raise
+        if type(result) in DEFERRED:
+            _context.detach(call.token, call.previous)
+            return follow(spec, call, result)
         ended(spec, call, result)
         return result
 
     return traced
 
 
-class Call(NamedTuple):
-    """One call on its way."""
+class _StreamFunction:
+    """A traced generator function: its span starts with the call, in the caller's context.
 
-    runtime: Runtime
-    span: otel.Span
-    token: Any
-    previous: Context
+    It shows the original's code object, so that `inspect.isgeneratorfunction` and `isasyncgenfunction` stay true
+    (frameworks decide by them how to treat a handler).
+    """
 
+    def __init__(self, function: Any, plain: Any, spec: Spec) -> None:
+        self._function, self._spec = function, spec
+        for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
+            setattr(self, name, getattr(plain, name, None))
 
-def begin(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    """Start the span of a call and make it current. None if nothing is recorded."""
-    try:
-        runtime = current()
-        if runtime.off:
-            return None
-        attributes = spec.template.copy()
-        if spec.bind is not None and runtime.content:
-            attributes[names.INPUT_VALUE] = to_json(spec.bind(args, kwargs), runtime.limit)
-            attributes[names.INPUT_MIME] = JSON_MIME
-        previous = _context.get_current()
-        span, ctx = runtime.open(spec.name, attributes, previous)
-        return Call(runtime, span, _context.attach(ctx), previous)
-    except Exception as error:
-        _errors.note("trace", error)
-        return None
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = opened(self._spec, args, kwargs)
+        result = self._function(*args, **kwargs) if call is None else self._guarded(call, args, kwargs)
+        return result if call is None else follow(self._spec, call, result)
 
+    def _guarded(self, call: Call, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._function(*args, **kwargs)
+        except BaseException as error:  # the arguments do not fit
+            fail(call, error)
+            raise
 
-def ended(spec: Spec, call: Call, result: object) -> None:
-    """End the span of a call that returned."""
-    try:
-        _context.detach(call.token, call.previous)
-        if spec.outputs and call.runtime.content:
-            _outputs(spec, call, result)
-        call.span.end()
-    except Exception as error:
-        _errors.note("trace", error)
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
 
-
-def _outputs(spec: Spec, call: Call, result: object) -> None:
-    known = getattr(call.span, "_attributes", None)
-    if known is None or names.OUTPUT_VALUE in known:
-        return
-    if type(result) is str:
-        known[names.OUTPUT_VALUE] = cut_text(result, call.runtime.limit)
-        known[names.OUTPUT_MIME] = TEXT_MIME
-    else:
-        known[names.OUTPUT_VALUE] = to_json(readable(result) if spec.documents else result, call.runtime.limit)
-        known[names.OUTPUT_MIME] = JSON_MIME
-
-
-def failed(call: Call, error: BaseException) -> None:
-    """End the span of a call that raised."""
-    try:
-        _context.detach(call.token, call.previous)
-        call.runtime.fail(call.span, error)
-        call.span.end()
-    except Exception as ours:
-        _errors.note("trace", ours)
+    def __reduce__(self) -> str:
+        return str(self.__qualname__)  # type: ignore[attr-defined]  # pickled by name, as functions are
