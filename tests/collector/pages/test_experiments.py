@@ -1,0 +1,78 @@
+import re
+
+from collector.pages.scene import experiment
+
+
+def test_a_store_without_experiments_says_how_to_make_one(client):
+    assert "evaluate(" in client.get("/experiments").text
+    assert "assay demo" in client.get("/compare").text
+    assert "No datasets yet" in client.get("/datasets").text
+
+
+def test_the_list_shows_means_with_n_and_failed(store, client):
+    experiment(store, "first", (1.0, None))
+    text = client.get("/experiments").text
+    assert '<span class="mean">1</span>' in text
+    assert '<span>n 1</span><span class="failed">1 failed</span>' in text
+
+
+def test_one_experiment_shows_example_by_example(store, client):
+    experiment(store, "first", (1.0, 0.0))
+    text = client.get("/experiments/id-first").text
+    assert text.index("A mutable sequence.") < text.index("An immutable sequence.")
+    assert text.count('data-key="reference"') == 2
+
+
+def test_rows_can_be_sorted_by_a_key(store, client):
+    experiment(store, "first", (1.0, 0.0))
+    up, down = (client.get(f"/experiments/id-first?sort={sort}").text for sort in ("exact", "-exact"))
+    assert up.index("An immutable sequence.") < up.index("A mutable sequence.")
+    assert down.index("A mutable sequence.") < down.index("An immutable sequence.")
+
+
+def test_rows_without_a_value_come_last_either_way(store, client):
+    experiment(store, "first", (None, 0.0))
+    for sort in ("exact", "-exact"):
+        text = client.get(f"/experiments/id-first?sort={sort}").text
+        assert text.index("An immutable sequence.") < text.index("A mutable sequence.")
+
+
+def test_rows_can_be_narrowed_to_failures(store, client):
+    experiment(store, "first", (1.0, None))
+    text = client.get("/experiments/id-first?feedback_key=exact&feedback_op=failed").text
+    assert "An immutable sequence." in text
+    assert "A mutable sequence." not in text
+
+
+def test_experiments_are_compared_example_by_example(store, client):
+    experiment(store, "first", (1.0, 0.0))
+    experiment(store, "second", (1.0, 1.0))
+    text = client.get("/compare?ids=id-first,id-second").text
+    assert re.search(r'class="delta moved">\+0\.5<', text)
+    assert "<span>1 higher</span><span>0 lower</span><span>1 same</span>" in text
+    assert "1 of 2 examples" in text
+
+
+def test_failures_take_no_part_in_differences(store, client):
+    experiment(store, "first", (1.0, None))
+    experiment(store, "second", (1.0, 1.0))
+    text = client.get("/compare?ids=id-first,id-second").text
+    assert "<span>0 higher</span><span>0 lower</span><span>1 same</span>" in text
+    assert "No differences" in text
+
+
+def test_too_few_or_too_many_or_unknown_experiments(store, client):
+    experiment(store, "first", (1.0, 0.0))
+    assert "Choose two or more" in client.get("/compare?ids=id-first").text
+    assert client.get("/compare?ids=id-first,nope").status_code == 404
+    assert client.get("/compare?ids=a,b,c,d,e,f").status_code == 400
+
+
+def test_a_dataset_shows_its_examples_and_versions(store, client):
+    experiment(store, "first", (1.0, 0.0))
+    assert "/datasets/sequences" in client.get("/datasets").text
+    text = client.get("/datasets/sequences").text
+    for words in ("What is a list?", "An immutable sequence.", "/experiments/id-first"):
+        assert words in text
+    assert client.get("/datasets/sequences?version=9").status_code == 404
+    assert client.get("/datasets/sequences?version=x").status_code == 400

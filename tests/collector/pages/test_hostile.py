@@ -1,0 +1,107 @@
+"""Traces are written by whoever speaks to the traced application: their text must stay text."""
+
+import html.parser
+
+import pytest
+
+from assay.collector.records import Document, Event, Example, Experiment, Feedback, Link, Target
+from collector.making import run
+
+EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}\x00\u202e\x1b[31m"
+
+
+class Elements(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.fixture
+def addresses(store):
+    """Every text field that a trace can bring is hostile."""
+    fields = {
+        "inputs": {EVIL: [EVIL]},
+        "outputs": EVIL,
+        "attributes": {EVIL: EVIL},
+        "metadata": {EVIL: EVIL},
+        "resource": {EVIL: EVIL},
+    }
+    root = run(
+        EVIL, kind=EVIL, status="error", error=EVIL, documents=(Document(EVIL, EVIL, 0.5, {EVIL: EVIL}),), model=EVIL,
+        events=(Event("exception", 1, {"exception.stacktrace": EVIL}), Event(EVIL, 1, {EVIL: EVIL})), tags=(EVIL,),
+        links=(Link("a" * 32, EVIL),), session_id=EVIL, user_id=EVIL, project=EVIL, environment=EVIL, **fields,
+    )  # fmt: skip
+    tested = run(EVIL, experiment_id="e1", example_id=Example(inputs=EVIL).id, inputs=EVIL, outputs=EVIL)
+    store.append([root, tested])
+    target = Target(trace_id=root.trace_id)
+    store.add_feedback(
+        [
+            Feedback(target=target, key=EVIL, label=EVIL, comment=EVIL, author=EVIL, source="human"),
+            Feedback(target=target, key="k", outcome="error", error=EVIL),
+        ]
+    )
+    store.save_examples(
+        EVIL, [Example(inputs=EVIL, reference_outputs={EVIL: EVIL}, categories=(EVIL,))], description=EVIL
+    )
+    for id in ("e1", "e2"):
+        store.save_experiment(Experiment(id=id, name=EVIL, dataset=EVIL, dataset_version=1))
+    return [
+        "/",
+        "/?traffic=all",
+        f"/traces/{root.trace_id}",
+        "/sessions",
+        "/datasets",
+        "/experiments",
+        "/experiments/e1",
+        "/compare?ids=e1,e2",
+        f"/traces/{EVIL}",
+    ]
+
+
+def test_nothing_in_a_trace_becomes_an_element_or_a_handler(client, addresses):
+    for address in addresses:
+        page = Elements()
+        page.feed(client.get(address).text)
+        scripts = [attrs for tag, attrs in page.found if tag == "script"]
+        assert [list(attrs) for attrs in scripts] == [["src", "defer"]], address
+        assert not [tag for tag, attrs in page.found if tag == "img" or any(name.startswith("on") for name in attrs)]
+
+
+def test_control_characters_never_reach_the_page(client, addresses):
+    for address in addresses:
+        text = client.get(address).text
+        assert not set(text) & set("\x00\x1b\u202e"), address
+        assert "{{7*7}}" in text or "%7B%7B7" in text or address in ("/sessions",), address
+
+
+def test_every_answer_forbids_inline_code(client, addresses):
+    for address in (*addresses, "/static/assay.css", "/static/nothing", "/traces/x"):
+        headers = client.get(address).headers
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_no_page_uses_inline_style_or_script(client, addresses):
+    for address in addresses:
+        page = Elements()
+        page.feed(client.get(address).text)
+        assert not [tag for tag, attrs in page.found if "style" in attrs or tag == "style"]
+
+
+def test_addresses_stay_on_this_server(client, addresses):
+    for address in addresses:
+        page = Elements()
+        page.feed(client.get(address).text)
+        targets = [attrs.get("href") or attrs.get("src") or attrs.get("action") for _, attrs in page.found]
+        assert [target for target in targets if target and not target.startswith(("/", "?", "#"))] == []
+
+
+@pytest.mark.parametrize("value", ["\ud800", "x" * 3_000_000, {"deep": [[[[[[1]]]]]]}, 10**40, float("1e308"), True])
+def test_odd_values_are_shown(store, client, value):
+    root = run(inputs=value)
+    store.append([root])
+    assert client.get(f"/traces/{root.trace_id}").status_code == 200

@@ -1,0 +1,115 @@
+import pytest
+
+from assay.collector.records import Feedback, Target
+from collector.making import child, run
+from collector.pages.scene import STACK, outcomes, rag
+
+
+def test_the_tree_shows_every_run_and_the_root_in_full(store, client):
+    root = rag(store)
+    text = client.get(f"/traces/{root.trace_id}").text
+    assert text.count("data-run") == 3
+    assert "Because." in text
+
+
+def test_documents_come_with_rank_id_and_score(store, client):
+    root = rag(store)
+    retrieve = next(one for one in store.trace(root.trace_id).runs if one.name == "retrieve")
+    store.add_feedback(
+        [
+            Feedback(
+                target=Target(trace_id=root.trace_id, span_id=retrieve.span_id, document=1), key="relevant", score=0.1
+            )
+        ]
+    )
+    text = client.get(f"/traces/{root.trace_id}?run={retrieve.span_id}").text
+    for words in ("First passage.", "doc-2", ">0.9<", ">relevant</span>"):
+        assert words in text
+
+
+def test_errors_come_with_their_stack_trace(store, client):
+    root = rag(store, failing=True)
+    read = next(one for one in store.trace(root.trace_id).runs if one.name == "read")
+    text = client.get(f"/traces/{root.trace_id}?run={read.span_id}").text
+    assert "TimeoutError: too slow" in text
+    assert STACK.splitlines()[1].strip().replace('"', "&#34;") in text
+
+
+def test_feedback_shows_comment_error_and_source(store, client):
+    root = rag(store)
+    outcomes(store, root.trace_id)
+    text = client.get(f"/traces/{root.trace_id}").text
+    for words in ("rather long", "RuntimeError: judge is away", "no expected documents"):
+        assert words in text
+
+
+def test_unknown_traces_and_runs_are_404(store, client):
+    root = rag(store)
+    assert client.get("/traces/" + "f" * 32).status_code == 404
+    assert client.get(f"/traces/{root.trace_id}?run=nope").status_code == 404
+
+
+def test_a_person_can_add_feedback(store, client):
+    root = rag(store)
+    form = {"key": "correct", "value": "true", "comment": "I checked", "author": "ann"}
+    answer = client.post(f"/traces/{root.trace_id}/feedback", data=form, follow_redirects=False)
+    assert answer.status_code == 303
+    (kept,) = store.trace(root.trace_id).feedback
+    assert (kept.key, kept.score, kept.comment, kept.author, kept.source) == (
+        "correct",
+        True,
+        "I checked",
+        "ann",
+        "human",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "score", "label"), [("0.5", 0.5, None), ("false", False, None), ("curt", None, "curt")]
+)
+def test_a_value_is_a_number_a_truth_or_a_label(store, client, value, score, label):
+    root = rag(store)
+    client.post(f"/traces/{root.trace_id}/feedback", data={"key": "k", "value": value, "span": root.span_id})
+    (kept,) = store.trace(root.trace_id).feedback
+    assert (kept.score, kept.label, kept.target.span_id) == (score, label, root.span_id)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"key": "", "value": "1"},
+        {"key": "k", "value": " "},
+        {"key": "k", "value": "nan"},
+        {"key": "k", "value": "x" * 70_000},
+    ],
+)
+def test_a_form_that_cannot_be_kept_is_refused(store, client, form):
+    root = rag(store)
+    assert client.post(f"/traces/{root.trace_id}/feedback", data=form).status_code == 400
+    assert store.trace(root.trace_id).feedback == ()
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_other_sites_cannot_send_the_form(store, client, headers):
+    root = rag(store)
+    answer = client.post(f"/traces/{root.trace_id}/feedback", data={"key": "k", "value": "1"}, headers=headers)
+    assert answer.status_code == 400
+    assert store.trace(root.trace_id).feedback == ()
+
+
+def test_a_huge_value_is_cut_on_the_page_and_whole_behind_a_link(store, client):
+    root = run(inputs="x" * 300_000)
+    store.append([root])
+    page = client.get(f"/traces/{root.trace_id}")
+    assert len(page.text) < 150_000
+    whole = client.get(f"/traces/{root.trace_id}/runs/{root.span_id}/inputs")
+    assert (len(whole.text), whole.headers["content-type"]) == (300_000, "text/plain; charset=utf-8")
+    assert client.get(f"/traces/{root.trace_id}/runs/{root.span_id}/secrets").status_code == 404
+
+
+def test_a_trace_of_very_many_runs_is_cut_with_a_word_about_it(store, client):
+    root = run()
+    store.append([root, *(child(root, f"c{i}") for i in range(2_100))])
+    text = client.get(f"/traces/{root.trace_id}").text
+    assert text.count("data-run") == 2_000
+    assert "And 101 more spans" in text

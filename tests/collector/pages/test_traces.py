@@ -1,0 +1,89 @@
+import re
+
+from assay.collector.records import Feedback, Target
+from collector.making import run
+from collector.pages.scene import experiment, outcomes, rag
+
+
+def test_a_new_store_says_what_to_do(client):
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "No traces yet" in page.text
+    assert "assay demo" in page.text
+
+
+def test_the_list_shows_traces_latest_first(store, client):
+    store.append([run("first"), run("second")])
+    text = client.get("/").text
+    assert text.index(">second</a>") < text.index(">first</a>")
+
+
+def test_an_error_and_a_skip_never_look_like_a_score(store, client):
+    outcomes(store, rag(store).trace_id)
+    chips = re.findall(r'class="chip (\w+)"[^>]*popovertarget.*?<span class="value">([^<]*)', client.get("/").text)
+    assert sorted(chips) == [("error", "error"), ("score", "0.25"), ("skip", "skipped")]
+
+
+def test_means_stand_beside_n_failed_and_skipped(store, client):
+    for score in (0.0, 1.0, None):
+        target = Target(trace_id=rag(store).trace_id)
+        outcome = {"score": score} if score is not None else {"outcome": "error", "error": "boom"}
+        store.add_feedback([Feedback(target=target, key="exact", **outcome)])
+    text = client.get("/").text
+    assert '<span class="mean">0.5</span>' in text
+    assert '<span>n 2</span><span class="failed">1 failed</span>' in text
+
+
+def test_the_filter_form_narrows_the_list(store, client):
+    store.append([run("kept", project="p"), run("gone", project="q")])
+    text = client.get("/?project=p").text
+    assert ">kept</a>" in text
+    assert ">gone</a>" not in text
+
+
+def test_feedback_conditions_narrow_the_list(store, client):
+    roots = [rag(store) for _ in range(2)]
+    store.feedback(roots[0].trace_id, "concise", 0.2)
+    store.feedback(roots[1].trace_id, "concise", 0.9)
+    text = client.get("/?feedback_key=concise&feedback_op=<&feedback_value=0.5").text
+    assert roots[0].trace_id in text
+    assert roots[1].trace_id not in text
+
+
+def test_older_traces_are_a_link_away(store, client):
+    store.append([run(f"t{i}") for i in range(55)])
+    older = re.search(r'rel="next" href="([^"]+)"', client.get("/").text).group(1)
+    text = client.get(older.replace("&amp;", "&")).text
+    assert text.count("row-link") == 5
+    assert 'rel="next"' not in text
+
+
+def test_experiments_stay_out_until_asked_for(store, client):
+    experiment(store, "first", (1.0, 0.0))
+    assert "Nothing matches" in client.get("/").text
+    assert client.get("/?traffic=all").text.count("row-link") == 2
+
+
+def test_a_condition_that_makes_no_sense_is_said_beside_the_form(store, client):
+    rag(store)
+    page = client.get("/?latency_ms=fast")
+    assert page.status_code == 422
+    assert "latency &#39;fast&#39; is no comparison" in page.text
+
+
+def test_a_cursor_from_elsewhere_is_no_server_error(store, client):
+    rag(store)
+    assert client.get("/?cursor=nonsense").status_code in (200, 400)
+
+
+def test_sessions_are_listed_and_told_as_conversations(store, client):
+    rag(store, session_id="talk/7")
+    rag(store, session_id="talk/7", failing=True)
+    assert "/sessions/talk%2F7" in client.get("/sessions").text
+    text = client.get("/sessions/talk%2F7").text
+    assert text.index("Because.") < text.index("TimeoutError: too slow")
+    assert client.get("/sessions/none").status_code == 404
+
+
+def test_a_store_without_sessions_says_how_to_make_one(client):
+    assert "with session(" in client.get("/sessions").text
