@@ -1,6 +1,7 @@
 """Traces are written by whoever speaks to the traced application: their text must stay text."""
 
 import html.parser
+from urllib.parse import quote
 
 import pytest
 
@@ -57,7 +58,7 @@ def addresses(store):
         "/experiments",
         "/experiments/e1",
         "/compare?ids=e1,e2",
-        f"/traces/{EVIL}",
+        f"/traces/{quote(EVIL.replace('/', ''))}",
     ]
 
 
