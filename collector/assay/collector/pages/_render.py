@@ -95,6 +95,6 @@ def static(_store: object, request: Request) -> Response:
     """The style sheet, the script or the icon; kept by the browser for a year, since their addresses bear a hash."""
     name = request.path_params["name"]
     if name not in ("assay.css", "assay.js", "assay.svg"):
-        return Response("not found", 404, media_type="text/plain")
+        return Response("not found", 404, HEADERS, media_type="text/plain")
     headers: Mapping[str, str] = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
     return Response(asset(name), headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
