@@ -1,10 +1,11 @@
-"""Cases and traces by hand."""
+"""Cases and traces by hand, and a store on a file of its own for every test that asks."""
 
 import asyncio
 
 import pytest
 
 from assay.collector.records import Case, Document, Example, Run, Target, Trace
+from assay.collector.sqlite import SQLiteStore
 
 TRACE_ID = "1" * 32
 
@@ -48,3 +49,9 @@ def run(target):
         return asyncio.run(evaluator.evaluate(case, target))
 
     return run
+
+
+@pytest.fixture
+def store(tmp_path):
+    with SQLiteStore(tmp_path / "assay.db") as opened:
+        yield opened

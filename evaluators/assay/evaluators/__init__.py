@@ -6,14 +6,18 @@ from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
 from assay.evaluators._registry import from_dict, get, names
 from assay.evaluators._score import ascore, score
+from assay.evaluators.engine import Experiment, aevaluate, evaluate
 
 __all__ = [
     "Evaluator",
+    "Experiment",
     "Metric",
     "Skip",
+    "aevaluate",
     "as_evaluator",
     "ascore",
     "case_of",
+    "evaluate",
     "evaluator",
     "from_dict",
     "get",

@@ -5,7 +5,7 @@ from assay.evaluators.datasets._keep import Diff, deduplicate, diff, save
 from assay.evaluators.datasets._kinds import check_kind, kind_of, messages
 from assay.evaluators.datasets._read import is_file, iterate, read
 from assay.evaluators.datasets._schema import SchemaError, check_schema, infer_schema
-from assay.evaluators.datasets._traces import from_traces, stored_traces
+from assay.evaluators.datasets._traces import example_of_trace, from_traces, stored_traces
 from assay.evaluators.datasets._write import to_databricks, to_openai, to_pandas, to_row, write
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "check_schema",
     "deduplicate",
     "diff",
+    "example_of_trace",
     "from_traces",
     "infer_schema",
     "is_file",

@@ -1,0 +1,59 @@
+"""`evaluate()` and `aevaluate()`: one async core, and the bridge to it from plain code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from assay.collector.records import JSON
+from assay.evaluators.engine._bridge import finish
+from assay.evaluators.engine._core import Settings, Where, run
+from assay.evaluators.engine._experiment import Experiment
+
+
+def evaluate(
+    dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), *, name: str | None = None, concurrency: int = 8,
+    repetitions: int = 1, metadata: Mapping[str, JSON] | None = None, split: str | None = None,
+    limit: int | None = None, timeout: float | None = None, retries: int = 0, seed: int | None = None,
+    resume: bool | str | None = None, summary_evaluators: Iterable[Any] = (), store: Where = None,
+    progress: bool | None = None, span_wait: float = 1.0, batch_size: int = 32,
+) -> Experiment:  # fmt: skip
+    """Run a task over a dataset, let evaluators score every run, and keep both in a store as an experiment.
+
+    `dataset` is a dataset's name in the store (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a DataFrame, a
+    list or generator of dicts or examples, stored traces or a `Filter` over them, or an experiment whose runs are to be
+    scored further. `task` is called with the inputs by name, with the whole dict if it takes `inputs`, or with the one
+    value if inputs are no dict; async tasks run on one loop, others on threads. Without a task what is there is scored:
+    given outputs, traces, runs.
+
+    `repetitions` runs every example so many times; `timeout` (seconds) and `retries` hold per run; `limit` takes the
+    first examples, or with `seed` a random sample, and a task with a parameter `seed` gets one per run. `resume` (True:
+    by `name`, or an experiment's id) goes on where an experiment was interrupted: what is stored is not run again.
+    `span_wait` is how long (seconds) to wait for spans that are still open when the task is over. `store` None: see
+    `assay.collector.connect`.
+
+    A failing task or evaluator is an outcome, not an exception. Raises `ValueError` for what a caller can mend: a task
+    that does not fit the inputs, a bad row, an experiment that cannot be resumed.
+    """
+    return finish(
+        run(dataset, task, evaluators, summary_evaluators, store, Settings(
+            name=name, concurrency=concurrency, repetitions=repetitions, metadata=metadata or {}, split=split,
+            limit=limit, timeout=timeout, retries=retries, seed=seed, resume=resume, progress=progress,
+            span_wait=span_wait, batch_size=batch_size,
+        ))
+    )  # fmt: skip
+
+
+async def aevaluate(
+    dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), *, name: str | None = None, concurrency: int = 8,
+    repetitions: int = 1, metadata: Mapping[str, JSON] | None = None, split: str | None = None,
+    limit: int | None = None, timeout: float | None = None, retries: int = 0, seed: int | None = None,  # noqa: ASYNC109
+    resume: bool | str | None = None, summary_evaluators: Iterable[Any] = (), store: Where = None,
+    progress: bool | None = None, span_wait: float = 1.0, batch_size: int = 32,
+) -> Experiment:  # fmt: skip
+    """As `evaluate`, from async code: async tasks and evaluators run on the loop that is running."""
+    return await run(dataset, task, evaluators, summary_evaluators, store, Settings(
+        name=name, concurrency=concurrency, repetitions=repetitions, metadata=metadata or {}, split=split,
+        limit=limit, timeout=timeout, retries=retries, seed=seed, resume=resume, progress=progress,
+        span_wait=span_wait, batch_size=batch_size,
+    ))  # fmt: skip

@@ -1,0 +1,225 @@
+"""What `evaluate()` returns: an experiment that can be read, printed and scored further."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from assay.collector.protocols import NotFound, Store
+from assay.collector.records import JSON, Example, Feedback, Trace
+from assay.collector.records import Experiment as Record
+from assay.evaluators.engine._recall import Recall, metrics_of, recall
+from assay.evaluators.engine._summary import Summary, summarise
+from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._write import Unstored
+
+if TYPE_CHECKING:
+    import pandas
+
+PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run of an experiment: its trace with all feedback, and the example that it ran on, if that is stored."""
+
+    example: Example | None
+    trace: Trace
+
+    @property
+    def example_id(self) -> str:
+        """The example's id."""
+        return self.trace.root.example_id or self.trace.trace_id
+
+    @property
+    def repetition(self) -> int:
+        """Which repetition it is, from 0."""
+        return self.trace.root.repetition
+
+    @property
+    def known_example(self) -> Example:
+        """The example, or what the run tells of one that is not stored."""
+        return self.example or Example(id=self.example_id, inputs=self.inputs)
+
+    @property
+    def inputs(self) -> JSON:
+        """What the task was given."""
+        return self.trace.root.inputs
+
+    @property
+    def outputs(self) -> JSON:
+        """What it returned; None if it failed."""
+        return self.trace.root.outputs
+
+    @property
+    def reference_outputs(self) -> JSON:
+        """What it should have returned."""
+        return self.example.reference_outputs if self.example else None
+
+    @property
+    def error(self) -> str | None:
+        """Why the task failed."""
+        return self.trace.root.error
+
+    @property
+    def feedback(self) -> Mapping[str, Feedback]:
+        """The newest outcome per key, of the whole run or of one of its spans."""
+        by_age = sorted(self.trace.feedback, key=lambda one: one.created_ns)
+        return {one.key: one for one in by_age if one.target.document is None}
+
+    @property
+    def scores(self) -> Mapping[str, float | bool | str | None]:
+        """Score (or label) per key; None where there is an error or a skip."""
+        return {key: one.label if one.score is None else one.score for key, one in self.feedback.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat dict: the run's fields, then one entry per key."""
+        root = self.trace.root
+        return {
+            "example_id": self.example_id,
+            "repetition": self.repetition,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "reference_outputs": self.reference_outputs,
+            "error": self.error,
+            "duration_ms": root.duration_ns / 1e6,
+            "trace_id": root.trace_id,
+            **self.scores,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of a task or an evaluator (`key`), with its traceback where there is one."""
+
+    example_id: str
+    trace_id: str
+    key: str | None
+    error: str
+    traceback: str
+
+    def __str__(self) -> str:
+        who = f"evaluator {self.key!r}" if self.key else "the task"
+        return f"{who} failed on example {self.example_id}: {self.error}\n{self.traceback}".rstrip()
+
+
+class Experiment:
+    """One execution of a task over a dataset. Prints as its summary; rows are read from the store when asked for."""
+
+    def __init__(self, record: Record, store: Store, tally: Tally, *, unstored: Unstored | None = None) -> None:
+        self.record = record
+        self.unstored = unstored
+        self._store = store
+        self._tally = tally
+
+    @classmethod
+    def load(cls, store: Store, id_or_name: str) -> Experiment:
+        """A stored experiment by id, the beginning of its id, or the newest of that name. Raises `NotFound`."""
+        record = store.experiment(id_or_name)
+        tally = Tally(metrics_of(record), _repetitions(record))
+        found = recall(store, record, tally)
+        tally.traces = dict(enumerate(_in_order(found, _stored_examples(store, record))))
+        return cls(record, store, tally)
+
+    @property
+    def id(self) -> str:
+        """32 hex digits."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """What it was called."""
+        return self.record.name
+
+    @property
+    def store(self) -> Store:
+        """Where its traces and feedback are."""
+        return self._store
+
+    def summary(self) -> Summary:
+        """Per key n, mean, passing share, failed and skipped; print it, or ask `summary()["exact"].mean`."""
+        record = self.record
+        status = "" if record.status == "finished" else f", {record.status}"
+        return summarise(f"{record.name} on {record.dataset}{status}", self._tally, _repetitions(record) > 1)
+
+    def rows(self) -> Iterator[Row]:
+        """Every run in the dataset's order, read from the store page by page."""
+        examples = {example.id: example for example in _stored_examples(self._store, self.record)}
+        ids = (self._tally.traces[slot] for slot in sorted(self._tally.traces))
+        while page := list(islice(ids, PAGE)):
+            for trace in self._store.many(page):
+                yield Row(examples.get(trace.root.example_id or ""), trace)
+
+    def errors(self) -> Iterator[Failure]:
+        """Every error of the task and of evaluators, with tracebacks."""
+        for row in self.rows():
+            if row.error is not None:
+                yield Failure(row.example_id, row.trace.trace_id, None, row.error, _traceback(row.trace))
+            for one in row.feedback.values():
+                if one.error is not None:
+                    text = str(one.metadata.get("traceback", ""))
+                    yield Failure(row.example_id, row.trace.trace_id, one.key, one.error, text)
+
+    def spread(self, key: str) -> Mapping[str, tuple[int, float, float | None, bool]]:
+        """With repetitions: per example id (n, mean, variance, whether it is flaky) of one key's scores."""
+        tally = self._tally.keys.get(key)
+        spreads = tally.spreads if tally else {}
+        return {example: (one.n, one.mean, one.variance, one.is_flaky) for example, one in spreads.items()}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per run: inputs, outputs, reference, error, duration, and one column per key."""
+        import pandas
+
+        return pandas.DataFrame([row.to_dict() for row in self.rows()])
+
+    def to_html(self) -> str:
+        """The summary as an HTML table."""
+        return self.summary()._repr_html_()
+
+    def evaluate(self, evaluators: Iterable[Any], **settings: Any) -> Experiment:
+        """Let more evaluators look at the runs that are there; the task is not run again."""
+        from assay.evaluators.engine._evaluate import evaluate  # it makes experiments: the two need each other
+
+        return evaluate(self, None, evaluators, store=self._store, **settings)
+
+    def __str__(self) -> str:
+        return str(self.summary())
+
+    def __repr__(self) -> str:
+        return f"<Experiment {self.name!r} {self.id[:8]} {self.record.status}: {self._tally.runs} runs>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.summary()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def _repetitions(record: Record) -> int:
+    return int((record.metadata.get("setup") or {}).get("repetitions") or 1)
+
+
+def _stored_examples(store: Store, record: Record) -> list[Example]:
+    if record.dataset_version is None:
+        return []
+    try:
+        return store.examples(record.dataset, record.dataset_version)
+    except NotFound:  # the dataset was deleted since: experiments stay
+        return []
+
+
+def _in_order(found: Recall, examples: list[Example]) -> list[str]:
+    """Trace ids in the dataset's order, then what belongs to no example of it, by start."""
+    position = {example.id: place for place, example in enumerate(examples)}
+    last = len(position)
+    keys = sorted(enumerate(found.traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
+    return [found.traces[key] for _, key in keys]
+
+
+def _traceback(trace: Trace) -> str:
+    events = [event for event in trace.root.events if event.name == "exception"]
+    return str(events[-1].attributes.get("exception.stacktrace", "")) if events else ""

@@ -1,0 +1,81 @@
+"""What an experiment is to do, and the pieces that travel through it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from assay.collector.records import Case, Example, Feedback, Run, Target, Trace
+from assay.evaluators._evaluator import Batch, Evaluator
+from assay.evaluators.engine._task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The settings of one experiment. Times are in seconds."""
+
+    experiment_id: str
+    name: str
+    task: Task | None
+    evaluators: tuple[Evaluator, ...]
+    kind: str = "kv"
+    concurrency: int = 8
+    repetitions: int = 1
+    timeout: float | None = None
+    retries: int = 0
+    seed: int | None = None
+    span_wait: float = 1.0
+    batch_size: int = 32
+
+    def seed_of(self, example: Example, repetition: int) -> int | None:
+        """A seed for one run: the same in every experiment with this seed."""
+        if self.seed is None:
+            return None
+        digest = hashlib.sha256(f"{self.seed}|{example.id}|{repetition}".encode()).digest()
+        return int.from_bytes(digest[:4], "big")
+
+
+@dataclass(slots=True)
+class Item:
+    """One run to do: an example in one repetition. `slot` is its place in the results.
+
+    With `trace` the run is there already, and `evaluators` are those that still have to look at it; `stored` says that
+    the trace is in the store under this experiment.
+    """
+
+    slot: int
+    example: Example
+    repetition: int = 0
+    trace: Trace | None = None
+    evaluators: tuple[Evaluator, ...] | None = None
+    stored: bool = False
+
+
+@dataclass(slots=True)
+class Done:
+    """A finished run on its way to the store: its spans, what evaluators see of it, and what they said."""
+
+    item: Item
+    case: Case
+    target: Target
+    runs: Sequence[Run]
+    feedback: list[Feedback] = field(default_factory=list)
+    open_spans: int = 0
+
+    @property
+    def root(self) -> Run:
+        """The root run of its trace."""
+        if self.case.trace is None:
+            raise ValueError("a run without a trace")  # cannot be: every case here is built around one
+        return self.case.trace.root
+
+    @property
+    def error(self) -> str | None:
+        """Why the task failed, if it did."""
+        return self.root.error or "error" if self.root.status == "error" else None
+
+
+def is_batch(evaluator: Evaluator) -> bool:
+    """Whether an evaluator scores many cases better together."""
+    return isinstance(evaluator.function, Batch)

@@ -1,0 +1,103 @@
+"""Evaluators on finished runs: plain ones where the run ended, the others on the loop, models in small batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from assay.collector.records import Case, Feedback, Target
+from assay.evaluators._evaluator import Evaluator
+from assay.evaluators.engine._plan import Done, Plan, is_batch
+from assay.evaluators.engine._run import Wait
+
+IDLE = 0.02  # seconds that a batch waits for more
+_SEE_FAILURES = frozenset({"run", "trace", "case"})  # evaluators that ask for these can judge a failed run
+
+
+class Scoring:
+    """The evaluators of one experiment, sorted by where they run."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._batchers = {one.key: Batcher(one, plan.batch_size) for one in plan.evaluators if is_batch(one)}
+        self._all = plan.evaluators
+        self.has_later = any(not one.plain for one in plan.evaluators)
+
+    def here(self, done: Done, wait: Wait) -> None:
+        """Let the plain evaluators look at a run, on this thread."""
+        for evaluator in self._wanted(done):
+            if evaluator.plain:
+                done.feedback += _failed(evaluator, done) or evaluator.evaluate_here(done.case, done.target, wait)
+
+    async def on_loop(self, done: Done) -> None:
+        """Let the plain evaluators look at a run, on the loop; those that turn out slow move to threads."""
+        for evaluator in self._wanted(done):
+            if evaluator.plain:
+                done.feedback += _failed(evaluator, done) or await evaluator.evaluate(done.case, done.target)
+
+    async def later(self, done: Done) -> None:
+        """Let all others look at a run, at the same time."""
+        others = [evaluator for evaluator in self._wanted(done) if not evaluator.plain]
+        for feedback in await asyncio.gather(*(self._one(evaluator, done) for evaluator in others)):
+            done.feedback += feedback
+
+    def _wanted(self, done: Done) -> Sequence[Evaluator]:
+        return self._all if done.item.evaluators is None else done.item.evaluators
+
+    async def _one(self, evaluator: Evaluator, done: Done) -> list[Feedback]:
+        if failed := _failed(evaluator, done):
+            return failed
+        batcher = self._batchers.get(evaluator.key)
+        if batcher is not None:
+            return await batcher.score(done.case, done.target)
+        return await evaluator.evaluate(done.case, done.target)
+
+
+class Batcher:
+    """Gathers cases for an evaluator that scores many at once: full batches, or what came within `IDLE` seconds."""
+
+    def __init__(self, evaluator: Evaluator, size: int) -> None:
+        self._evaluator = evaluator
+        self._size = size
+        self._waiting: list[tuple[Case, Target, asyncio.Future[list[Feedback]]]] = []
+        self._one_at_a_time = asyncio.Lock()  # two batches at once would only share the model's threads
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def score(self, case: Case, target: Target) -> list[Feedback]:
+        """The feedback on one case, when its batch is done."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Feedback]] = loop.create_future()
+        self._waiting.append((case, target, future))
+        if len(self._waiting) >= self._size:
+            self._start()
+        elif self._timer is None:
+            self._timer = loop.call_later(IDLE, self._start)
+        return await future
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        task = asyncio.get_running_loop().create_task(self._flush())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _flush(self) -> None:
+        async with self._one_at_a_time:
+            batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+            if not batch:
+                return
+            cases, targets, futures = zip(*batch, strict=True)
+            for future, feedback in zip(futures, await self._evaluator.evaluate_batch(cases, targets), strict=True):
+                if not future.done():
+                    future.set_result(feedback)
+            if self._waiting and self._timer is None:
+                self._start()
+
+
+def _failed(evaluator: Evaluator, done: Done) -> list[Feedback] | None:
+    """Skips, when the task failed and the evaluator judges what it would have returned."""
+    error = done.error
+    if error is None or _SEE_FAILURES & set(evaluator.needs):
+        return None
+    return evaluator.make.skip(done.target, f"the task failed: {error}")

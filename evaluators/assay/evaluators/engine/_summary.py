@@ -1,0 +1,211 @@
+"""The table of an experiment: per key n, mean, passed, failed, skipped; as text, HTML and data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from html import escape
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from assay.collector.records import Feedback
+from assay.evaluators.engine._tally import KeyTally, Tally
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySummary:
+    """One feedback key over an experiment.
+
+    `mean`, `minimum`, `maximum` are over the n scores; `passed` is the share of scores on the good side of the
+    threshold, None where there is none. `failed` counts errors, `skipped` cases that lacked something. With
+    repetitions, `variance` is the mean over examples of the variance between an example's repetitions, and `flaky`
+    how many examples did not always come out alike (on the same side of the threshold, if there is one).
+    """
+
+    key: str
+    n: int
+    mean: float | None
+    minimum: float | None
+    maximum: float | None
+    passed: float | None
+    failed: int
+    skipped: int
+    labels: Mapping[str, int]
+    variance: float | None = None
+    flaky: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary(Mapping[str, KeySummary]):
+    """All keys of an experiment, by name; `overall` is what set-level evaluators said. Durations are milliseconds."""
+
+    title: str
+    keys_: Mapping[str, KeySummary]
+    overall: Mapping[str, Feedback]
+    runs: int
+    failed: int
+    open_spans: int
+    p50_ms: float | None
+    p95_ms: float | None
+    tokens: int
+    cost: float | None
+    models: tuple[str, ...] = ()
+    repeats: bool = False
+
+    def __getitem__(self, key: str) -> KeySummary:
+        return self.keys_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys_)
+
+    def __len__(self) -> int:
+        return len(self.keys_)
+
+    def __str__(self) -> str:
+        return rendered(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._table()
+        yield from self._notes()
+
+    def _repr_html_(self) -> str:
+        return html_table(self.title, *self._cells()) + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per key."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.values()])
+
+    def _table(self) -> Table:
+        head, rows = self._cells()
+        return text_table(self.title, head, rows)
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        head = ["key", "n", "mean", "passed", "failed", "skipped"] + ["variance", "flaky"] * self.repeats
+        return head, [self._row(row) for row in self.values()] + [
+            self._of_the_set(one) for one in self.overall.values()
+        ]
+
+    def _row(self, row: KeySummary) -> list[str]:
+        mean = number(row.mean) if row.mean is not None else labels(row.labels)
+        cells = [row.key, str(row.n), mean, share(row.passed), str(row.failed), str(row.skipped)]
+        return cells + [number(row.variance), "" if row.flaky is None else str(row.flaky)] * self.repeats
+
+    def _of_the_set(self, one: Feedback) -> list[str]:
+        value = one.label or "" if one.score is None else number(float(one.score))
+        cells = [f"{one.key} (all)", str(int(one.outcome == "score")), value, ""]
+        return [*cells, str(int(one.outcome == "error")), str(int(one.outcome == "skip"))] + ["", ""] * self.repeats
+
+    def _notes(self) -> list[str]:
+        """What stands below the table."""
+        parts = [f"{self.runs} runs", f"{self.failed} failed"]
+        if self.p50_ms is not None and self.p95_ms is not None:
+            parts.append(f"p50 {self.p50_ms:,.1f} ms, p95 {self.p95_ms:,.1f} ms")
+        if self.tokens:
+            parts.append(f"{self.tokens:,} tokens")
+        if self.cost is not None:
+            parts.append(f"${self.cost:,.4f}")
+        if self.models:
+            parts.append(", ".join(self.models))
+        notes = [" · ".join(parts)]
+        if self.open_spans:
+            notes.append(
+                f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
+            )
+        return notes
+
+
+def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
+    """The summary of what a tally has counted so far."""
+    p50, p95 = _percentiles(tally)
+    return Summary(
+        title=title,
+        keys_={key: _of_key(key, one, repeats) for key, one in list(tally.keys.items())},
+        overall=dict(tally.overall),
+        runs=tally.runs,
+        failed=tally.failed,
+        open_spans=tally.open,
+        p50_ms=p50,
+        p95_ms=p95,
+        tokens=tally.input_tokens + tally.output_tokens,
+        cost=tally.cost,
+        models=tuple(sorted(tally.models)),
+        repeats=repeats,
+    )
+
+
+def _of_key(key: str, tally: KeyTally, repeats: bool) -> KeySummary:
+    scored = tally.minimum <= tally.maximum
+    variances = [one.variance for one in tally.spreads.values() if one.variance is not None]
+    return KeySummary(
+        key=key,
+        n=tally.n,
+        mean=tally.mean,
+        minimum=tally.minimum if scored else None,
+        maximum=tally.maximum if scored else None,
+        passed=tally.passed / tally.judged if tally.judged else None,
+        failed=tally.failed,
+        skipped=tally.skipped,
+        labels=dict(tally.labels),
+        variance=sum(variances) / len(variances) if variances else None,
+        flaky=sum(one.is_flaky for one in tally.spreads.values()) if repeats else None,
+    )
+
+
+def _percentiles(tally: Tally) -> tuple[float | None, float | None]:
+    durations = tally.durations_ns
+    if not durations:
+        return None, None
+    if len(durations) == 1:
+        return durations[0] / 1e6, durations[0] / 1e6
+    cuts = quantiles(durations, n=20, method="inclusive")
+    return cuts[9] / 1e6, cuts[18] / 1e6
+
+
+def number(value: float | None) -> str:
+    """Four digits at most; empty for None."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def share(value: float | None) -> str:
+    """A share in percent; empty for None."""
+    return "" if value is None else f"{value:.1%}"
+
+
+def labels(counts: Mapping[str, int]) -> str:
+    """The commonest labels with their counts."""
+    common = sorted(counts.items(), key=lambda pair: -pair[1])[:3]
+    return ", ".join(f"{label} {count}" for label, count in common)
+
+
+def text_table(title: str, head: list[str], rows: list[list[str]]) -> Table:
+    """A table for terminals: names left, numbers right."""
+    table = Table(title=Text(title), title_justify="left")
+    for name in head:
+        table.add_column(name, justify="left" if name == "key" else "right", no_wrap=name == "key")
+    for row in rows:
+        table.add_row(*map(Text, row))  # not str: brackets in a key are no markup
+    return table
+
+
+def html_table(title: str, head: list[str], rows: list[list[str]]) -> str:
+    """The same table for notebooks, every text escaped."""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{escape(title)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def rendered(renderable: Any) -> str:
+    """What rich would print, as plain text."""
+    console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()

@@ -1,0 +1,113 @@
+"""How a task is called with the inputs of an example: decided by its signature, once."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.collector.records import JSON, Example
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class TaskError(ValueError):
+    """A task that cannot be called with the inputs of an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A function under test. `takes` are its parameters' names, `needs` those without a default."""
+
+    function: Callable[..., Any]
+    name: str
+    takes: frozenset[str]
+    needs: frozenset[str]
+    takes_all: bool  # **kwargs
+    first: str | None  # the one parameter that can be given by position
+    is_async: bool
+
+    def arguments(self, example: Example, kind: str = "kv", seed: int | None = None) -> tuple[tuple[Any, ...], JSON]:
+        """(positional, named) arguments for an example. Raises `TaskError`, which says what does not fit."""
+        positional, named = self._split(example.inputs, kind)
+        extra = {"example": example, "seed": seed, "history": example.history}
+        for name in (self.needs | ({"seed"} & self.takes)) & extra.keys() - named.keys():
+            if not positional or name != self.first:
+                named = {**named, name: extra[name]}
+        lacking = self.needs - named.keys() - ({self.first} if positional else set())
+        if lacking:
+            raise TaskError(self._says(sorted(lacking), example))
+        return positional, named
+
+    def _split(self, inputs: JSON, kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not isinstance(inputs, Mapping):
+            return (inputs,), {}
+        if "inputs" in self.takes and "inputs" not in inputs:
+            return (), {"inputs": inputs}
+        if kind != "kv" and self.first is not None and not inputs.keys() <= self.takes:
+            return (next(iter(inputs.values())),), {}
+        return (), dict(inputs) if self.takes_all else {k: v for k, v in inputs.items() if k in self.takes}
+
+    def _says(self, lacking: list[str], example: Example) -> str:
+        has = sorted(example.inputs) if isinstance(example.inputs, Mapping) else f"a {type(example.inputs).__name__}"
+        return (
+            f"task {self.name!r} needs {', '.join(map(repr, lacking))}, but the example's inputs are {has}: rename the "
+            "parameter or the column, or take the whole dict with a parameter named 'inputs'"
+        )
+
+
+def as_task(function: Any) -> Task:
+    """Read a callable's signature. Raises `TaskError` for something that cannot be called."""
+    if not callable(function):
+        raise TaskError(f"a task is a function, or None to score what is there, not {function!r}")
+    parameters = _parameters(function)
+    named = [one for one in parameters if one.kind in _NAMED]
+    by_position = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return Task(
+        function=function,
+        name=_name(function),
+        takes=frozenset(one.name for one in named),
+        needs=frozenset(one.name for one in (*by_position, *named) if one.default is one.empty),
+        takes_all=any(one.kind is one.VAR_KEYWORD for one in parameters),
+        first=by_position[0].name if by_position else None,
+        is_async=_is_async(function),
+    )
+
+
+def code_of(function: Any) -> str:
+    """A digest of the module that a task is written in, else of its own code; for telling whether it has changed."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    path = getattr(module, "__file__", None)
+    if path and Path(path).is_file():
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    code = getattr(function, "__code__", None)
+    return hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16] if code else ""
+
+
+def joined(pieces: Iterable[Any]) -> Any:
+    """What a generator has yielded: one text if they were texts, else a list."""
+    found = list(pieces)
+    return "".join(found) if found and all(isinstance(one, str) for one in found) else found
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"cannot read the parameters of {function!r}: wrap it in a function ({error})") from error
+
+
+def _name(function: Any) -> str:
+    inner = getattr(function, "func", function)  # functools.partial
+    return str(getattr(inner, "__name__", None) or type(inner).__name__)
+
+
+def _is_async(function: Any) -> bool:
+    inner = getattr(function, "func", function)
+    candidates = (inner, getattr(inner, "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in candidates)

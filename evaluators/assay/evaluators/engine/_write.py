@@ -1,0 +1,166 @@
+"""Finished runs into the store, on a thread of its own: neither tasks nor the loop ever wait for it.
+
+What the store refuses or cannot take is kept in a spool file and offered again; no task is run a second time for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from assay.collector.protocols import TraceStore, Unavailable
+from assay.collector.records import Feedback, Run
+from assay.evaluators.engine._plan import Done
+
+BATCH = 500  # runs at once
+LINGER = 0.1  # seconds that a batch waits for more; what a kill may cost at most
+FULL = 5_000  # finished runs that wait for the store before new ones are held back
+ATTEMPTS = 3
+LONGEST_PAUSE = 2.0  # seconds
+
+
+class Parcel(msgspec.Struct):
+    """One line of a spool file."""
+
+    runs: list[Run]
+    feedback: list[Feedback]
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """What a store did not take: how many runs, where they are kept, and why."""
+
+    runs: int
+    path: Path
+    why: str
+
+
+class Spool:
+    """A file of records that a store has not taken yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, runs: Sequence[Run], feedback: Sequence[Feedback]) -> None:
+        """Keep records at the end of the file."""
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(Parcel(list(runs), list(feedback)), enc_hook=str) + b"\n")
+
+    def deliver(self, store: TraceStore) -> int:
+        """Hand everything to a store and remove the file; returns how many runs that were. The store's errors pass."""
+        if not self.path.exists():
+            return 0
+        count = 0
+        for parcel in self._parcels():
+            keep(store, parcel.runs, parcel.feedback)
+            count += len(parcel.runs)
+        self.path.unlink()
+        return count
+
+    def _parcels(self) -> Iterator[Parcel]:
+        decoder = msgspec.json.Decoder(Parcel)
+        with self.path.open("rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n"):  # a last line without one was cut off by a kill
+                    yield decoder.decode(line)
+
+
+class Writer:
+    """Takes finished runs, stores them in batches, and tells `on_stored` about each batch, in their order."""
+
+    def __init__(self, store: TraceStore, spool: Spool, on_stored: Callable[[Sequence[Done]], None]) -> None:
+        self._store = store
+        self._spool = spool
+        self._on_stored = on_stored
+        self._queue: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
+        self._spooled = 0
+        self._why = ""
+        self._error: BaseException | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="assay-write", daemon=True)
+        self._thread.start()
+
+    def put(self, done: Done) -> None:
+        """Hand over a finished run; returns at once."""
+        self._queue.put(done)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether new runs should wait, for the sake of memory."""
+        return self._queue.qsize() > FULL and self._error is None
+
+    def close(self) -> Unstored | None:
+        """Store what is queued, offer what was spooled once more; returns what is left over."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._spooled and self._offer(self._spool.deliver):
+            self._spooled = 0
+        return Unstored(self._spooled, self._spool.path, self._why) if self._spooled else None
+
+    def _work(self) -> None:
+        try:
+            while batch := self._batch():
+                self._keep(batch)
+                self._on_stored(batch)
+        except BaseException as error:
+            self._error = error
+
+    def _batch(self) -> list[Done]:
+        """The next runs, in the order of their arrival; empty at the end.
+
+        It sleeps, rather than being woken for each run: a wake-up costs the threads that run tasks more than the run.
+        """
+        first = self._queue.get()
+        if first is None:
+            return []
+        batch = [first]
+        self._closing.wait(LINGER)
+        while len(batch) < BATCH:
+            try:
+                done = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if done is None:
+                self._queue.put(None)
+                break
+            batch.append(done)
+        return batch
+
+    def _keep(self, batch: Sequence[Done]) -> None:
+        runs = [run for done in batch for run in done.runs]
+        feedback = [one for done in batch for one in done.feedback]
+        if self._offer(lambda store: keep(store, runs, feedback)):
+            return
+        self._spool.add(runs, feedback)
+        self._spooled += len(batch)
+
+    def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
+        """Whether the store took it; several attempts while nothing else waits, unless it has failed already."""
+        for attempt in range(1 if self._spooled else ATTEMPTS):
+            try:
+                give(self._store)
+                return True
+            except Exception as error:  # whatever a store raises, the runs must be kept
+                self._why = f"{type(error).__name__}: {error}"
+                if not isinstance(error, Unavailable) or self.is_full:
+                    return False
+                time.sleep(min(error.retry_after * 2**attempt, LONGEST_PAUSE))
+        return False
+
+
+def keep(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback]) -> None:
+    """Runs first: they say what has been done. Feedback that is missing is made up for by `resume`."""
+    if runs:
+        store.append(runs)
+    if feedback:
+        store.add_feedback(feedback)

@@ -1,0 +1,305 @@
+"""`evaluate()`: a dataset, a task and evaluators become an experiment in a store."""
+
+import asyncio
+import contextvars
+import threading
+import time
+
+import pytest
+
+from assay.collector.records import Document, Example
+from assay.evaluators import aevaluate, evaluate, evaluator, get
+from assay.evaluators.engine import TaskError
+from assay.tracer import current_run, span, trace
+
+QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(5)]
+
+
+def answer(q):
+    return f"a {q.lower()}"
+
+
+def outputs_of(experiment):
+    return [row.outputs for row in experiment.rows()]
+
+
+def test_every_run_is_scored_and_stored_in_the_order_of_the_dataset(store):
+    experiment = evaluate(QUESTIONS, answer, [get("exact")], store=store, progress=False)
+    rows = list(experiment.rows())
+    assert [row.inputs["q"] for row in rows] == ["Q0", "Q1", "Q2", "Q3", "Q4"]
+    assert [row.scores for row in rows] == [{"exact": 1.0}] * 5
+    assert rows[0].reference_outputs == "a q0"
+    assert store.experiment(experiment.id).status == "finished"
+
+
+def test_the_summary_says_n_mean_passed_failed_and_skipped(store):
+    @evaluator(key="odd", threshold=0.5)
+    def odd(inputs):
+        number = int(inputs["q"][1:])
+        return None if number == 0 else number % 2 if number < 4 else 1 / 0
+
+    summary = evaluate(QUESTIONS, answer, [odd], store=store, progress=False).summary()
+    row = summary["odd"]
+    assert (row.n, row.mean, row.passed, row.failed, row.skipped) == (
+        3,
+        pytest.approx(2 / 3),
+        pytest.approx(2 / 3),
+        1,
+        1,
+    )
+    assert "│ odd │ 3 │ 0.6667 │  66.7% │      1 │       1 │" in str(summary)
+
+
+def test_an_async_task_runs_concurrently_on_one_loop(store):
+    running, most = 0, 0
+
+    async def slow(q):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return answer(q)
+
+    experiment = evaluate(QUESTIONS, slow, [get("exact")], store=store, concurrency=3, progress=False)
+    assert (experiment.summary()["exact"].mean, most) == (1.0, 3)
+
+
+def test_plain_tasks_run_in_as_many_threads_as_allowed(store):
+    together = threading.Barrier(5, timeout=10)
+
+    def task(q):
+        together.wait()
+        return threading.get_ident()
+
+    experiment = evaluate(QUESTIONS, task, store=store, concurrency=5, progress=False)
+    assert len(set(outputs_of(experiment))) == 5
+
+
+def test_the_context_of_the_caller_is_kept(store):
+    setting = contextvars.ContextVar("setting")
+    setting.set("here")
+    assert outputs_of(evaluate(QUESTIONS[:1], lambda q: setting.get(), store=store, progress=False)) == ["here"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "task"),
+    [
+        ({"q": "x"}, lambda q: q),
+        ({"q": "x", "unused": 1}, lambda q: q),
+        ({"q": "x"}, lambda inputs: inputs["q"]),
+        ({"q": "x"}, lambda **kw: kw["q"]),
+        ("x", lambda text: text),
+        ({"input": "x"}, lambda prompt: prompt),
+        ({"q": "x"}, lambda q, example: example.inputs["q"]),
+    ],
+)
+def test_how_a_task_is_called(store, inputs, task):
+    assert outputs_of(evaluate([{"inputs": inputs}], task, store=store, progress=False)) == ["x"]
+
+
+def test_a_task_that_does_not_fit_is_told_before_anything_runs(store):
+    with pytest.raises(TaskError, match=r"needs 'query', but the example's inputs are \['q'\]"):
+        evaluate(QUESTIONS, lambda query: query, store=store, progress=False)
+    assert store.experiments() == []
+
+
+def test_a_failing_task_is_an_error_and_its_evaluators_skip(store):
+    def task(q):
+        if q == "Q1":
+            raise ValueError("no idea")
+        return answer(q)
+
+    experiment = evaluate(QUESTIONS, task, [get("exact")], store=store, progress=False)
+    row = experiment.summary()["exact"]
+    assert (row.n, row.failed, row.skipped, experiment.summary().failed) == (4, 0, 1, 1)
+    (failure,) = experiment.errors()
+    assert failure.error == "ValueError: no idea"
+    assert 'raise ValueError("no idea")' in failure.traceback
+
+
+def test_the_traceback_of_an_evaluator_is_one_call_away(store):
+    def bad(outputs):
+        raise KeyError("missing")
+
+    (failure,) = evaluate(QUESTIONS[:1], answer, [bad], store=store, progress=False).errors()
+    assert (failure.key, failure.error) == ("bad", "KeyError: 'missing'")
+    assert "raise KeyError" in str(failure)
+
+
+def test_async_and_plain_evaluators_see_the_same_case(store):
+    seen = []
+
+    async def later(inputs, outputs, reference_outputs):
+        seen.append((inputs, outputs, reference_outputs))
+        return True
+
+    def here(inputs, outputs, reference_outputs):
+        seen.append((inputs, outputs, reference_outputs))
+        return True
+
+    evaluate(QUESTIONS[:1], answer, [later, here], store=store, progress=False)
+    assert seen == [({"q": "Q0"}, "a q0", "a q0")] * 2
+
+
+def test_retrieved_documents_reach_the_evaluators(store):
+    @trace(kind="retriever")
+    def search(q):
+        return [{"content": "one", "id": "1"}]
+
+    def task(q):
+        search(q)
+        return "x"
+
+    data = [Example(inputs={"q": "Q"}, expected_documents=(Document("one", "1"),))]
+    experiment = evaluate(data, task, [get("document_recall")], store=store, progress=False)
+    assert experiment.summary()["document_recall"].mean == 1.0
+
+
+def test_spans_of_threads_belong_to_their_run(store):
+    def task(q):
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(inner,))
+        thread.start()
+        return "x"
+
+    def inner():
+        with span("inner"):
+            time.sleep(0.05)
+
+    (row,) = evaluate(QUESTIONS[:1], task, store=store, progress=False).rows()
+    assert {run.name for run in row.trace.runs} == {"task", "inner"}
+
+
+def test_spans_that_stay_open_are_said(store):
+    release = threading.Event()
+
+    def task(q):
+        threading.Thread(target=contextvars.copy_context().run, args=(inner,)).start()
+        return "x"
+
+    def inner():
+        with span("inner"):
+            release.wait(10)
+
+    summary = evaluate(QUESTIONS[:1], task, store=store, span_wait=0.01, progress=False).summary()
+    release.set()
+    assert summary.open_spans == 1
+    assert "still open" in str(summary)
+
+
+def test_feedback_that_a_task_gives_its_own_run_is_stored(store):
+    def task(q):
+        current_run().feedback("length", len(q))
+        return "x"
+
+    experiment = evaluate(QUESTIONS, task, store=store, progress=False)
+    assert experiment.summary()["length"].mean == 2.0
+    assert next(experiment.rows()).scores == {"length": 2.0}
+
+
+def test_a_timeout_fails_the_run_of_a_thread(store):
+    release = threading.Event()
+    experiment = evaluate(QUESTIONS[:1], lambda q: release.wait(10), store=store, timeout=0.02, progress=False)
+    release.set()
+    assert next(experiment.rows()).error == "TimeoutError: the task took more than 0.02 s"
+
+
+def test_a_timeout_fails_the_run_of_an_async_task(store):
+    async def task(q):
+        await asyncio.sleep(10)
+
+    experiment = evaluate(QUESTIONS[:1], task, store=store, timeout=0.02, progress=False)
+    assert next(experiment.rows()).error.startswith("TimeoutError")
+
+
+def test_retries_keep_the_attempt_that_worked(store):
+    attempts = []
+
+    def task(q):
+        attempts.append(q)
+        return "x" if len(attempts) == 2 else 1 / 0
+
+    experiment = evaluate(QUESTIONS[:1], task, store=store, retries=1, progress=False)
+    assert (len(attempts), experiment.summary().failed, outputs_of(experiment)) == (2, 0, ["x"])
+
+
+def test_a_generator_of_texts_is_one_text(store):
+    def task(q):
+        yield "a "
+        yield q.lower()
+
+    assert evaluate(QUESTIONS, task, [get("exact")], store=store, progress=False).summary()["exact"].mean == 1.0
+
+
+def test_batch_evaluators_get_many_cases_at_once(store):
+    sizes = []
+
+    class Model:
+        def __call__(self, outputs):
+            raise AssertionError("batch is there")
+
+        def batch(self, cases):
+            sizes.append(len(cases))
+            return [ValueError("bad one") if case.inputs["q"] == "Q3" else len(case.outputs) for case in cases]
+
+    data = [{"inputs": {"q": f"Q{n}"}} for n in range(100)]
+    summary = evaluate(data, answer, [Model()], store=store, batch_size=10, progress=False).summary()
+    assert (summary["Model"].n, summary["Model"].failed) == (99, 1)
+    assert max(sizes) == 10
+    assert len(sizes) < 30
+
+
+def test_summary_evaluators_judge_all_runs_at_once(store):
+    def accuracy(outputs, reference_outputs):
+        return sum(a == b for a, b in zip(outputs, reference_outputs, strict=True)) / len(outputs)
+
+    whole = evaluator(key="accuracy", summary=True)(accuracy)
+    experiment = evaluate(QUESTIONS, answer, summary_evaluators=[whole], store=store, progress=False)
+    assert experiment.summary().overall["accuracy"].score == 1.0
+    assert "accuracy (all)" in str(experiment)
+
+
+def test_from_async_code_and_within_a_running_loop(store):
+    async def main():
+        inside = await aevaluate(QUESTIONS, answer, [get("exact")], store=store, progress=False)
+        nested = evaluate(QUESTIONS, answer, [get("exact")], store=store, progress=False)
+        return inside.summary()["exact"].mean, nested.summary()["exact"].mean
+
+    assert asyncio.run(main()) == (1.0, 1.0)
+
+
+def test_a_bad_row_stops_everything_but_keeps_what_is_done(store):
+    def rows():
+        yield from QUESTIONS
+        yield 5
+
+    with pytest.raises(ValueError, match="example 6 is 5"):
+        evaluate(rows(), answer, store=store, progress=False)
+    (record,) = store.experiments()
+    assert (record.status, record.metadata["totals"]["runs"]) == ("interrupted", 5)
+
+
+def test_two_evaluators_with_one_key_are_refused(store):
+    with pytest.raises(ValueError, match="two evaluators have the key 'exact'"):
+        evaluate(QUESTIONS, answer, [get("exact"), get("exact")], store=store, progress=False)
+
+
+def test_what_an_experiment_was_made_with_is_recorded(store):
+    experiment = evaluate(QUESTIONS, answer, [get("exact")], store=store, metadata={"k": 3}, seed=1, progress=False)
+    record = store.experiment(experiment.id)
+    assert record.metadata["k"] == 3
+    assert {"task", "task_code", "seed", "python", "assay", "dataset", "dataset_version"} <= record.metadata[
+        "setup"
+    ].keys()
+    assert record.metadata["totals"]["runs"] == 5
+    assert record.example_count == 5
+    assert [one["key"] for one in record.evaluators] == ["exact"]
+
+
+def test_an_experiment_prints_in_terminals_and_notebooks(store):
+    experiment = evaluate(QUESTIONS, answer, [get("exact")], store=store, name="<b>", progress=False)
+    assert "│ exact │ 5 │    1 │" in str(experiment)
+    assert "<td>exact</td>" in experiment.to_html()
+    assert "&lt;b&gt;" in experiment._repr_html_()
+    assert list(experiment.to_pandas()["exact"]) == [1.0] * 5
