@@ -10,8 +10,12 @@ from assay.collector.dialects._read import read
 from assay.collector.records import JSON, Event, Link, Run
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import SpanContext
+
+
+_latest: tuple[Resource, dict[str, JSON]] | None = None
 
 
 def from_readable(span: ReadableSpan) -> Run:
@@ -35,7 +39,7 @@ def from_readable(span: ReadableSpan) -> Run:
             attributes=_plain(span.attributes),
             events=tuple(Event(e.name, e.timestamp, _plain(e.attributes)) for e in span.events),
             links=tuple(Link(*_ids(link.context), _plain(link.attributes)) for link in span.links),
-            resource=_plain(span.resource.attributes),
+            resource=_resource(span.resource),
             scope=scope.name if scope else "",
             scope_version=(scope.version or "") if scope else "",
             trace_state=context.trace_state.to_header(),
@@ -45,6 +49,15 @@ def from_readable(span: ReadableSpan) -> Run:
 
 def _ids(context: SpanContext) -> tuple[str, str]:
     return f"{context.trace_id:032x}", f"{context.span_id:016x}"
+
+
+def _resource(resource: Resource) -> dict[str, JSON]:
+    """Its attributes, made plain once: all spans of a process share one resource, and so do their runs."""
+    global _latest
+    latest = _latest
+    if latest is None or latest[0] is not resource:
+        latest = _latest = (resource, _plain(resource.attributes))
+    return latest[1]
 
 
 def _plain(attributes: Mapping[str, Any] | None) -> dict[str, JSON]:

@@ -19,29 +19,25 @@ class Scoring:
 
     def __init__(self, plan: Plan) -> None:
         self._batchers = {one.key: Batcher(one, plan.batch_size) for one in plan.evaluators if is_batch(one)}
-        self._all = plan.evaluators
-        self.has_later = any(not one.plain for one in plan.evaluators)
+        self._plain = tuple(one for one in plan.evaluators if one.plain)
+        self._others = tuple(one for one in plan.evaluators if not one.plain)
+        self.has_later = bool(self._others)
 
     def here(self, done: Done, wait: Wait) -> None:
         """Let the plain evaluators look at a run, on this thread."""
-        for evaluator in self._wanted(done):
-            if evaluator.plain:
-                done.feedback += _failed(evaluator, done) or evaluator.evaluate_here(done.case, done.target, wait)
+        for evaluator in _wanted(self._plain, done):
+            done.feedback += _failed(evaluator, done) or evaluator.evaluate_here(done.case, done.target, wait)
 
     async def on_loop(self, done: Done) -> None:
         """Let the plain evaluators look at a run, on the loop; those that turn out slow move to threads."""
-        for evaluator in self._wanted(done):
-            if evaluator.plain:
-                done.feedback += _failed(evaluator, done) or await evaluator.evaluate(done.case, done.target)
+        for evaluator in _wanted(self._plain, done):
+            done.feedback += _failed(evaluator, done) or await evaluator.evaluate(done.case, done.target)
 
     async def later(self, done: Done) -> None:
         """Let all others look at a run, at the same time."""
-        others = [evaluator for evaluator in self._wanted(done) if not evaluator.plain]
-        for feedback in await asyncio.gather(*(self._one(evaluator, done) for evaluator in others)):
+        looking = (self._one(evaluator, done) for evaluator in _wanted(self._others, done))
+        for feedback in await asyncio.gather(*looking):
             done.feedback += feedback
-
-    def _wanted(self, done: Done) -> Sequence[Evaluator]:
-        return self._all if done.item.evaluators is None else done.item.evaluators
 
     async def _one(self, evaluator: Evaluator, done: Done) -> list[Feedback]:
         if failed := _failed(evaluator, done):
@@ -93,6 +89,11 @@ class Batcher:
                     future.set_result(feedback)
             if self._waiting and self._timer is None:
                 self._start()
+
+
+def _wanted(evaluators: Sequence[Evaluator], done: Done) -> Sequence[Evaluator]:
+    only = done.item.evaluators
+    return evaluators if only is None else [one for one in evaluators if one in only]
 
 
 def _failed(evaluator: Evaluator, done: Done) -> list[Feedback] | None:
