@@ -6,7 +6,7 @@ from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
 from assay.evaluators._registry import from_dict, get, names
 from assay.evaluators._score import ascore, score
-from assay.evaluators.engine import Experiment, aevaluate, evaluate
+from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
 
 __all__ = [
     "Evaluator",
@@ -17,6 +17,7 @@ __all__ = [
     "as_evaluator",
     "ascore",
     "case_of",
+    "compare",
     "evaluate",
     "evaluator",
     "from_dict",

@@ -1,5 +1,6 @@
 """The engine: a dataset, a task and evaluators become an experiment."""
 
+from assay.evaluators.engine._compare import Change, Comparison, compare
 from assay.evaluators.engine._core import CannotResume
 from assay.evaluators.engine._evaluate import aevaluate, evaluate
 from assay.evaluators.engine._experiment import Experiment, Failure, Row
@@ -8,6 +9,8 @@ from assay.evaluators.engine._task import TaskError
 
 __all__ = [
     "CannotResume",
+    "Change",
+    "Comparison",
     "Experiment",
     "Failure",
     "KeySummary",
@@ -15,5 +18,6 @@ __all__ = [
     "Summary",
     "TaskError",
     "aevaluate",
+    "compare",
     "evaluate",
 ]

@@ -229,11 +229,11 @@ def _plan(record: Record, task: Task | None, evaluators: tuple[Evaluator, ...], 
 def _opened(where: Where, settings: Settings) -> Store:
     if where is not None and not isinstance(where, str | PathLike):
         return where
-    from assay.collector import connect, describe
+    from assay.collector.sqlite import SQLiteStore
 
-    store: Store = connect(where)
+    store: Store = SQLiteStore(Path(where or "assay.db"))
     if settings.progress is not False:
-        say(f"assay: results go to {describe(store)}")
+        say(f"assay: results go to {store}")
     return store
 
 

@@ -170,6 +170,10 @@ class Experiment:
         spreads = tally.spreads if tally else {}
         return {example: (one.n, one.mean, one.variance, one.is_flaky) for example, one in spreads.items()}
 
+    def higher_is_better(self, key: str) -> bool:
+        """Which direction is good under a key."""
+        return self._tally.metric(key).higher_is_better
+
     def to_pandas(self) -> pandas.DataFrame:
         """One row per run: inputs, outputs, reference, error, duration, and one column per key."""
         import pandas

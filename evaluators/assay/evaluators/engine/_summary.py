@@ -128,7 +128,7 @@ def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
     p50, p95 = _percentiles(tally)
     return Summary(
         title=title,
-        keys_={key: _of_key(key, one, repeats) for key, one in list(tally.keys.items())},
+        keys_={key: _of_key(key, one, repeats) for key, one in tally.in_order()},
         overall=dict(tally.overall),
         runs=tally.runs,
         failed=tally.failed,

@@ -112,6 +112,11 @@ class Tally:
         """What is known about a key's scores."""
         return self._metrics.get(key) or Metric(key)
 
+    def in_order(self) -> list[tuple[str, KeyTally]]:
+        """Keys as the evaluators declare them, then all others by name."""
+        declared = {key: place for place, key in enumerate(self._metrics)}
+        return sorted(self.keys.items(), key=lambda pair: (declared.get(pair[0], len(declared)), pair[0]))
+
     def add_run(self, slot: int, trace_id: str, duration_ns: int, failed: bool, open_spans: int = 0) -> None:
         """Count a finished run and remember where it belongs."""
         self.traces[slot] = trace_id

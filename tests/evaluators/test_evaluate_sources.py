@@ -1,0 +1,155 @@
+"""What `evaluate()` takes as a dataset: names, files, frames, generators, traces, experiments, or answers given."""
+
+import pandas
+import pytest
+
+from assay.collector.filters import Filter
+from assay.collector.protocols import NotFound
+from assay.collector.records import Document, Example, Run
+from assay.evaluators import datasets, evaluate, get
+
+EXAMPLES = [
+    Example(inputs={"q": f"Q{n}"}, reference_outputs=f"a q{n}", split="test" if n % 2 else "train") for n in range(6)
+]
+
+
+def answer(q):
+    return f"a {q.lower()}"
+
+
+def scored(dataset, store, task=answer, **settings):
+    return evaluate(dataset, task, [get("exact")], store=store, progress=False, **settings)
+
+
+def test_a_stored_dataset_is_pinned_to_its_version(store):
+    datasets.save(store, "questions", EXAMPLES)
+    before = scored("questions", store)
+    datasets.save(store, "questions", [Example(inputs={"q": "new"}, reference_outputs="?")])
+    after = scored("questions", store)
+    assert (before.record.dataset_version, after.record.dataset_version) == (1, 2)
+    assert [len(list(one.rows())) for one in (before, after, scored("questions@1", store))] == [6, 7, 6]
+
+
+def test_an_unknown_name_says_so(store):
+    with pytest.raises(NotFound, match="questoins"):
+        scored("questoins", store)
+
+
+def test_a_file_becomes_a_dataset_of_its_name(store, tmp_path):
+    datasets.write(EXAMPLES, tmp_path / "parcels.jsonl")
+    assert scored(str(tmp_path / "parcels.jsonl"), store).summary()["exact"].mean == 1.0
+    assert store.dataset("parcels").example_count == 6
+
+
+def test_a_data_frame(store):
+    frame = pandas.DataFrame({"q": ["A", "B"], "expected": ["a a", "no"]})
+    assert scored(frame, store).summary()["exact"].mean == 0.5
+
+
+def test_a_generator_is_streamed_and_not_kept(store):
+    assert scored((example for example in EXAMPLES), store).summary()["exact"].n == 6
+    assert store.datasets() == []
+
+
+def test_split_limit_and_seed(store):
+    test = scored(EXAMPLES, store, split="test")
+    first = scored(EXAMPLES, store, limit=2)
+    sample = [[row.inputs["q"] for row in scored(EXAMPLES, store, limit=3, seed=7).rows()] for _ in range(2)]
+    assert [row.inputs["q"] for row in test.rows()] == ["Q1", "Q3", "Q5"]
+    assert [row.inputs["q"] for row in first.rows()] == ["Q0", "Q1"]
+    assert sample[0] == sample[1] == sorted(sample[0])
+    assert len(sample[0]) == 3
+
+
+def test_a_seed_reaches_the_task(store):
+    seeds = [[row.outputs for row in scored(EXAMPLES, store, lambda q, seed: seed, seed=1).rows()] for _ in range(2)]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 6
+
+
+@pytest.fixture
+def traces(store):
+    """Two stored traces with retrieved documents."""
+    runs = [
+        Run(trace_id=f"{n:032x}", span_id=f"{n:016x}", name="answer", start_ns=n, end_ns=n + 5, status="ok",
+            inputs={"q": f"Q{n}"}, outputs=f"a q{n}", documents=(Document("d", "1"),))
+        for n in (1, 2)
+    ]  # fmt: skip
+    store.append(runs)
+    return runs
+
+
+def test_the_same_evaluators_score_given_answers_stored_traces_and_a_live_task(store, traces):
+    evaluators = [get("exact"), get("document_recall")]
+    references = {"reference_outputs": "a q1", "expected_documents": (Document("d", "1"),)}
+    live = evaluate(
+        [Example(inputs={"q": "Q1"}, documents=(Document("d", "1"),), **references)],
+        answer,
+        evaluators,
+        store=store,
+        progress=False,
+    )
+    given = evaluate(
+        [Example(inputs={"q": "Q1"}, outputs="a q1", documents=(Document("d", "1"),), **references)],
+        None,
+        evaluators,
+        store=store,
+        progress=False,
+    )
+    examples = datasets.from_traces(store, [traces[0].trace_id], corrections={traces[0].trace_id: "a q1"})
+    stored = evaluate(
+        [Example(inputs=e.inputs, outputs=e.outputs, documents=e.documents, **references) for e in examples],
+        None,
+        evaluators,
+        store=store,
+        progress=False,
+    )
+    assert [one.summary()[key].mean for one in (live, given, stored) for key in ("exact", "document_recall")] == [
+        1.0
+    ] * 6
+
+
+def test_stored_traces_are_scored_as_copies_that_point_to_them(store, traces):
+    experiment = evaluate(
+        Filter(name="answer"), None, [lambda outputs, run: len(outputs)], store=store, name="live", progress=False
+    )
+    rows = list(experiment.rows())
+    assert {row.outputs for row in rows} == {"a q1", "a q2"}
+    assert {row.trace.root.links[0].trace_id for row in rows} == {run.trace_id for run in traces}
+    assert store.trace(traces[0].trace_id).root.experiment_id is None
+
+
+def test_traces_may_be_listed(store, traces):
+    page = store.traces(name="answer", limit=1)
+    assert evaluate(page, None, [lambda outputs: 1.0], store=store, progress=False).summary().runs == 1
+
+
+def test_a_dataset_of_kind_chat_shows_evaluators_texts(store):
+    chat = {
+        "inputs": {"input": [{"role": "user", "content": "Q"}]},
+        "reference_outputs": {"output": [{"role": "assistant", "content": "A"}]},
+    }
+    datasets.save(store, "talk", [chat])
+    seen = []
+
+    def look(inputs, outputs, reference_outputs):
+        seen.append((inputs, outputs, reference_outputs))
+        return True
+
+    evaluate("talk", lambda messages: {"role": "assistant", "content": "B"}, [look], store=store, progress=False)
+    assert seen == [("Q", "B", "A")]
+
+
+def test_repetitions_report_variance_and_flakiness(store):
+    counts = {}
+
+    def task(q):
+        counts[q] = counts.get(q, 0) + 1
+        return "a q0" if q == "Q0" or counts[q] % 2 else "no"
+
+    data = [{"q": "Q0", "expected": "a q0"}, {"q": "Q1", "expected": "a q0"}]
+    experiment = scored(data, store, task, repetitions=4, concurrency=1)
+    row = experiment.summary()["exact"]
+    assert (row.n, row.mean, row.flaky, row.variance) == (8, 0.75, 1, pytest.approx(1 / 6))
+    assert sorted(spread[3] for spread in experiment.spread("exact").values()) == [False, True]
+    assert [r.repetition for r in experiment.rows()] == [0, 1, 2, 3] * 2
