@@ -1,0 +1,58 @@
+"""Who holds a port, and who answers at an address."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PROBE = 0.5  # seconds
+LISTENING = "0A"
+
+
+def assay_at(url: str, timeout: float = PROBE) -> dict[str, Any] | None:
+    """What an Assay server at `url` says of itself ({"pid", "store", …}); None if none answers there."""
+    # Neither httpx nor a proxy: this runs at the start of programs that may not speak to a server at all
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError, ValueError, urllib.error.URLError), opener.open(f"{url}/healthz", timeout=timeout) as answer:
+        found = json.load(answer)
+        return found if isinstance(found, dict) and found.get("service") == "assay" else None
+    return None
+
+
+def holder(host: str, port: int) -> str:
+    """Words for who holds a port: an Assay server and its store, a process by its name and id, or another program."""
+    found = assay_at(f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}")
+    if found:
+        return f"an Assay server (process {found.get('pid')}, store {found.get('store')!r})"
+    pid = next(_listeners(port), None)
+    return f"process {pid} ({_name(pid)})" if pid else "another program"
+
+
+def _listeners(port: int) -> Iterator[int]:
+    """Processes that listen on a port, as far as Linux lets this user see."""
+    sockets = {f"socket:[{inode}]" for inode in _inodes(port)}
+    for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
+        with suppress(OSError):
+            if os.readlink(link) in sockets:
+                yield int(link.parts[2])
+
+
+def _inodes(port: int) -> Iterator[str]:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return "of another user"

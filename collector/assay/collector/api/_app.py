@@ -1,0 +1,40 @@
+"""Puts the application together: OTLP routes, API, health, pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from assay.collector import pages
+from assay.collector._metrics import Metrics
+from assay.collector.api import _control, _datasets, _feedback, _health, _openapi, _traces
+from assay.collector.api._http import map_errors
+from assay.collector.protocols import Store
+from assay.collector.receiver import Limits, Receiver
+
+
+def create_app(
+    store: Store, *, limits: Limits | None = None, metrics: Metrics | None = None, ready: Callable[[], bool] | None = None
+) -> FastAPI:  # fmt: skip
+    """The collector as an ASGI application over a store, which the caller closes."""
+    metrics = metrics or Metrics()
+    app = FastAPI(
+        title="Assay", version=metadata.version("assay"), description="Traces, feedback, datasets and experiments."
+    )
+    receiver = Receiver(store, metrics, limits)
+    # Before FastAPI's own routes: the first that matches answers, and these are asked most
+    app.router.routes[:0] = [Route("/v1/traces", receiver.traces), Route("/v1/logs", receiver.logs)]
+    for routes in (
+        _health.router(store, metrics, ready or (lambda: True)), _traces.router(store), _feedback.router(store),
+        _datasets.datasets(store), _datasets.experiments(store), _control.rules(store), _control.shared(store),
+        _control.keys(store), _control.queues(store),
+    ):  # fmt: skip
+        app.include_router(routes)
+    if hasattr(pages, "router"):
+        app.include_router(pages.router(store))
+    map_errors(app)
+    _openapi.install(app)
+    return app

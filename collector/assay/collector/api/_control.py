@@ -1,0 +1,201 @@
+"""What monitors keep: rules, decisions, leases, budgets; and keys and annotation queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from assay.collector import _wire
+from assay.collector.api._http import Body, reply, wire
+from assay.collector.protocols import ControlStore, NotFound
+from assay.collector.records import Decision, Key, Lease, Page, QueueItem, Rule
+
+
+class RuleChange(msgspec.Struct):
+    """Whether a rule is in force."""
+
+    enabled: bool
+
+
+class LeaseAsked(msgspec.Struct):
+    """What `acquire` takes."""
+
+    name: str
+    holder: str
+    seconds: float
+
+
+class LeaseReturned(msgspec.Struct):
+    """What `release` takes."""
+
+    name: str
+    holder: str
+
+
+class Spending(msgspec.Struct):
+    """What `spend` takes."""
+
+    budget: str
+    amount: float
+    limit: float
+    period_start_ns: int
+
+
+class Resolution(msgspec.Struct):
+    """What `resolve` takes."""
+
+    status: Literal["waiting", "done", "skipped"]
+    assignee: str | None = None
+
+
+def rules(store: ControlStore) -> APIRouter:
+    """The routes of rules and their decisions."""
+    routes = APIRouter(prefix="/api", tags=["monitor"])
+
+    @routes.get("/rules")
+    @wire(returns=list[Rule])
+    def listed(all_versions: bool = False) -> Response:
+        """Rules by name."""
+        return reply(store.rules(all_versions=all_versions))
+
+    @routes.post("/rules")
+    @wire(takes=Rule, returns=Rule)
+    def save(body: Body) -> Response:
+        """Create or overwrite, by name; older versions stay readable."""
+        rule = _wire.decode(Rule, body)
+        store.save_rule(rule)
+        return reply(rule)
+
+    @routes.patch("/rules/{name:path}")
+    @wire(takes=RuleChange, returns=Rule)
+    def change(name: str, body: Body) -> Response:
+        """Switch a rule on or off."""
+        asked = _wire.decode(RuleChange, body)
+        rule = next((rule for rule in store.rules() if rule.name == name), None)
+        if rule is None:
+            raise NotFound(f"there is no rule {name!r}")
+        store.save_rule(replace(rule, enabled=asked.enabled))
+        return reply(replace(rule, enabled=asked.enabled))
+
+    @routes.delete("/rules/{name:path}")
+    @wire(returns=dict[str, int])
+    def delete(name: str) -> Response:
+        """Remove a rule; its feedback and decisions stay."""
+        return reply({"deleted": int(store.delete_rule(name))})
+
+    @routes.get("/decisions")
+    @wire(returns=Page[Decision])
+    def decisions(
+        trace_id: str | None = None, rule: str | None = None, verdict: str | None = None, limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Response:  # fmt: skip
+        """What rules did with traces, and why; newest first."""
+        return reply(store.decisions(trace_id=trace_id, rule=rule, verdict=verdict, limit=limit, cursor=cursor))
+
+    @routes.post("/decisions")
+    @wire(takes=list[Decision], returns=dict[str, int])
+    def decide(body: Body) -> Response:
+        """Keep decisions; one per trace and rule, a later one replaces it."""
+        found = _wire.decode(list[Decision], body)
+        store.save_decisions(found)
+        return reply({"stored": len(found)})
+
+    return routes
+
+
+def shared(store: ControlStore) -> APIRouter:
+    """The routes of what several processes share: leases and budgets."""
+    routes = APIRouter(prefix="/api", tags=["monitor"])
+
+    @routes.post("/leases/acquire")
+    @wire(takes=LeaseAsked, returns=Lease | None)
+    def acquire(body: Body) -> Response:
+        """Take or renew a lease; null while another holder has it."""
+        asked = _wire.decode(LeaseAsked, body)
+        return reply(store.acquire(asked.name, asked.holder, asked.seconds))
+
+    @routes.post("/leases/release")
+    @wire(takes=LeaseReturned, returns=bool)
+    def release(body: Body) -> Response:
+        """Give a lease back; false if this holder has it not."""
+        asked = _wire.decode(LeaseReturned, body)
+        return reply(store.release(asked.name, asked.holder))
+
+    @routes.post("/budgets/spend")
+    @wire(takes=Spending, returns=float | None)
+    def spend(body: Body) -> Response:
+        """Book an amount unless that passes the limit: the new total, or null and nothing booked."""
+        asked = _wire.decode(Spending, body)
+        return reply(store.spend(asked.budget, asked.amount, asked.limit, asked.period_start_ns))
+
+    @routes.get("/budgets/spent")
+    @wire(returns=float)
+    def spent(budget: str, period_start_ns: int) -> Response:
+        """What is booked so far."""
+        return reply(store.spent(budget, period_start_ns))
+
+    return routes
+
+
+def keys(store: ControlStore) -> APIRouter:
+    """The routes of API keys' records; secrets are never sent nor kept."""
+    routes = APIRouter(prefix="/api/keys", tags=["keys"])
+
+    @routes.get("")
+    @wire(returns=list[Key])
+    def listed() -> Response:
+        """All keys' records, newest first."""
+        return reply(store.keys())
+
+    @routes.post("")
+    @wire(takes=Key, returns=Key)
+    def save(body: Body) -> Response:
+        """Create or overwrite a key's record."""
+        key = _wire.decode(Key, body)
+        store.save_key(key)
+        return reply(key)
+
+    @routes.delete("/{id}")
+    @wire(returns=dict[str, int])
+    def delete(id: str) -> Response:
+        """Revoke a key."""
+        return reply({"deleted": int(store.delete_key(id))})
+
+    return routes
+
+
+def queues(store: ControlStore) -> APIRouter:
+    """The routes of annotation queues."""
+    routes = APIRouter(prefix="/api/queues", tags=["queues"])
+
+    @routes.get("")
+    @wire(returns=dict[str, int])
+    def listed() -> Response:
+        """Names of queues and how many items wait in each."""
+        return reply(store.queues())
+
+    @routes.post("")
+    @wire(takes=list[QueueItem], returns=dict[str, int])
+    def enqueue(body: Body) -> Response:
+        """Put targets into queues; one that waits there already is left as it is."""
+        items = _wire.decode(list[QueueItem], body)
+        store.enqueue(items)
+        return reply({"stored": len(items)})
+
+    @routes.patch("/items/{id}")
+    @wire(takes=Resolution, returns=bool)
+    def resolve(id: str, body: Body) -> Response:
+        """Mark an item as done or skipped."""
+        asked = _wire.decode(Resolution, body)
+        return reply(store.resolve(id, asked.status, asked.assignee))
+
+    @routes.get("/{name:path}")
+    @wire(returns=list[QueueItem])
+    def one(name: str, status: str | None = "waiting", limit: int = 100) -> Response:
+        """Items of a queue, oldest first; `status=` (empty) for all of them."""
+        return reply(store.queue(name, status=status or None, limit=limit))
+
+    return routes

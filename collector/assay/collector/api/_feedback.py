@@ -1,0 +1,43 @@
+"""Feedback."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from assay.collector import _wire
+from assay.collector.api._http import Body, Conditions, reply, wire
+from assay.collector.protocols import TraceStore
+from assay.collector.records import Feedback, Page, Target
+
+
+def router(store: TraceStore) -> APIRouter:
+    """The routes over a store."""
+    routes = APIRouter(prefix="/api/feedback", tags=["feedback"])
+
+    @routes.get("")
+    @wire(returns=Page[Feedback])
+    def feedbacks(
+        filter: Conditions, key: str | None = None, target: str | None = None, limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Response:  # fmt: skip
+        """Feedback on traces that pass, or on one target (a JSON object), newest first."""
+        aim = None if target is None else _wire.decode(Target, target.encode())
+        return reply(store.feedbacks(filter, key=key, limit=limit, cursor=cursor, target=aim))
+
+    @routes.post("")
+    @wire(takes=list[Feedback], returns=list[str])
+    def add(body: Body) -> Response:
+        """Keep feedback; answered with the ids when it is durable. The same id overwrites."""
+        feedback = _wire.decode(list[Feedback], body)
+        store.add_feedback(feedback)
+        return reply([one.id for one in feedback])
+
+    @routes.delete("")
+    @wire(returns=dict[str, int])
+    def delete(id: Annotated[list[str], Query()]) -> Response:
+        """Remove feedback by id."""
+        return reply({"deleted": store.delete_feedback(id)})
+
+    return routes

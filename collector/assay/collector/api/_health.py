@@ -1,0 +1,44 @@
+"""Whether the collector is alive, whether it is ready, and its numbers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from fastapi import APIRouter, Response
+
+from assay.collector._metrics import Metrics
+from assay.collector.api._http import reply
+from assay.collector.protocols import Store
+
+
+def router(store: Store, metrics: Metrics, ready: Callable[[], bool]) -> APIRouter:
+    """The routes over a store and its server's numbers."""
+    routes = APIRouter(tags=["health"])
+    started = time.time()
+    metrics.gauge("assay_start_time_seconds", lambda: started)
+
+    @routes.get("/healthz")
+    async def healthz() -> Response:
+        """Alive. Says who answers, so that a busy port can be named with its holder."""
+        return reply({"status": "ok", "service": "assay", "pid": os.getpid(), "store": getattr(store, "path", None)})
+
+    @routes.get("/readyz")
+    async def readyz() -> Response:
+        """Ready for spans: 503 while starting, stopping, or unable to keep anything."""
+        return reply({"ready": True}) if ready() else reply({"ready": False}, 503)
+
+    @routes.get("/metrics")
+    def numbers() -> Response:
+        """Prometheus' text format."""
+        return Response(metrics.text(_stored(store)), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def _stored(store: Store) -> dict[str, float]:
+    """What the store says of itself: queue, lag, sizes."""
+    health = getattr(store, "health", None)
+    found = health() if health is not None else {}
+    return {f"assay_store_{name}": value for name, value in found.items() if isinstance(value, int | float)}

@@ -1,0 +1,87 @@
+"""What the routes share: bodies in, records out, errors as statuses, conditions out of query strings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from assay.collector import _wire
+from assay.collector.filters import Filter
+from assay.collector.protocols import NotFound, Refused, StoreError, Unavailable
+from assay.collector.querystring import to_filter
+
+F = TypeVar("F", bound=Callable[..., Any])
+MAX_BODY = 64 * 1024 * 1024
+NOT_CONDITIONS = frozenset(
+    ("limit", "cursor", "filter", "key", "target", "bucket_ns", "group_by", "since", "until", "page")
+)
+
+
+def wire(*, takes: Any = None, returns: Any = None) -> Callable[[F], F]:
+    """Say which records a route takes and returns, for OpenAPI."""
+
+    def mark(function: F) -> F:
+        function.__wire__ = (takes, returns)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def reply(value: Any, status: int = 200) -> Response:
+    """A record, or anything made of records, as JSON."""
+    return Response(_wire.encode(value), status, media_type="application/json")
+
+
+async def _body(request: Request) -> bytes:
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > MAX_BODY:
+            raise Refused(f"the body is larger than {MAX_BODY:,} bytes: send fewer at once")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _conditions(request: Request) -> Filter:
+    exact = request.query_params.get("filter")
+    if exact is not None:
+        found: Filter = _wire.decode(Filter, exact.encode())
+        return found
+    return to_filter(item for item in request.query_params.multi_items() if item[0] not in NOT_CONDITIONS)
+
+
+Body = Annotated[bytes, Depends(_body)]
+Conditions = Annotated[Filter, Depends(_conditions)]
+
+
+def _answer(status: int, kind: str, message: str) -> Response:
+    return reply({"error": kind, "message": message}, status)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    return _answer(404 if isinstance(error, NotFound) else 400, type(error).__name__, str(error))
+
+
+def _unavailable(request: Request, error: Exception) -> Response:
+    seconds = error.retry_after if isinstance(error, Unavailable) else 5.0
+    answer = _answer(503, "Unavailable", str(error))
+    answer.headers["retry-after"] = str(max(1, math.ceil(seconds)))
+    return answer
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    faults = error.errors() if isinstance(error, RequestValidationError) else []
+    told = "; ".join(f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}, not {fault['input']!r}" for fault in faults)
+    return _answer(400, "Refused", told or str(error))
+
+
+def map_errors(app: FastAPI) -> None:
+    """Answer what stores raise: 404 and 400 for what cannot work, 503 with Retry-After for what may work later."""
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(StoreError, _unavailable)
+    app.add_exception_handler(ValueError, _invalid)
+    app.add_exception_handler(RequestValidationError, _invalid)

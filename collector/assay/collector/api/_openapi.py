@@ -1,0 +1,51 @@
+"""OpenAPI for routes that take and return records: their schemas come from the records themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+REFERENCE = "#/components/schemas/{name}"
+
+
+def install(app: FastAPI) -> None:
+    """Have `app.openapi()` describe bodies and answers, too."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _described(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    marked = list(_marked(app))
+    kinds = [kind for _, wired in marked for kind in wired if kind is not None]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
+    found.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    by_kind = iter(schemas)
+    for route, (takes, returns) in marked:
+        for method in sorted(route.methods):
+            operation = found["paths"][route.path_format.replace(":path", "")][method.lower()]
+        if takes is not None:
+            operation["requestBody"] = {"required": True, "content": _json(next(by_kind))}
+        if returns is not None:
+            operation["responses"]["200"] = {"description": "Done", "content": _json(next(by_kind))}
+    return found
+
+
+def _marked(app: FastAPI) -> Iterator[tuple[APIRoute, tuple[Any, Any]]]:
+    for route in app.routes:
+        if isinstance(route, APIRoute) and hasattr(route.endpoint, "__wire__"):
+            yield route, route.endpoint.__wire__
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

@@ -1,0 +1,5 @@
+"""The Python client: both store contracts over HTTP."""
+
+from assay.collector.client._store import HTTPStore
+
+__all__ = ["HTTPStore"]

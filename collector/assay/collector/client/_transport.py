@@ -1,0 +1,76 @@
+"""One HTTP exchange: records out, records in, the server's errors as the store's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+from assay.collector import _wire
+from assay.collector.protocols import NotFound, Refused, StoreError, Unavailable
+
+T = TypeVar("T")
+Params = Sequence[tuple[str, Any]]
+TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+
+
+class Transport:
+    """Connections to one server, kept open. Safe to use from several threads."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT, trust_env=False)
+
+    def ask(self, kind: type[T] | Any, method: str, path: str, params: Params = (), body: Any = None) -> T:
+        """Send a request; the record in its answer. Parameters that are None are left out. Raises `StoreError`."""
+        given = [(name, _text(value)) for name, value in params if value is not None]
+        try:
+            response = self._client.request(
+                method, path, params=given, content=None if body is None else _wire.encode(body)
+            )
+        except httpx.TransportError as error:
+            raise Unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
+        except RuntimeError as error:  # httpx's word for a client that was closed
+            raise Refused(f"the client of {self.url} is closed") from error
+        if not response.is_success:
+            raise _error(self.url, response)
+        found: T = _wire.decode(kind, response.content)
+        return found
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+
+def segment(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
+
+
+def _text(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _error(url: str, response: httpx.Response) -> StoreError:
+    message = _message(response) or f"{url} answered {response.status_code}: {response.text[:200]!r}"
+    if response.status_code in (429, 502, 503, 504):
+        return Unavailable(message, _seconds(response))
+    if response.status_code == 404:
+        return NotFound(message)
+    return Refused(message) if response.status_code < 500 else StoreError(message)
+
+
+def _message(response: httpx.Response) -> str | None:
+    try:
+        found = response.json()
+    except ValueError:
+        return None
+    return found.get("message") if isinstance(found, dict) else None
+
+
+def _seconds(response: httpx.Response) -> float:
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdigit() else 1.0

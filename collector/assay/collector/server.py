@@ -1,0 +1,132 @@
+"""The collector as a server: in a thread beside a program, or as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import uvicorn
+
+from assay.collector import _ports
+from assay.collector.api import Guard, create_app, is_loopback
+from assay.collector.protocols import Refused, Store
+from assay.collector.receiver import Limits
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
+GRACE = 30  # seconds for requests that are under way when the server is told to stop
+
+
+class Server:
+    """Serves a store, which the caller closes: `with Server(store) as server: server.url`.
+
+    Port 0 takes a free one. Raises `Refused`: the port is taken, or the server would be open to others without a key.
+    """
+
+    def __init__(
+        self, store: Store, *, host: str = DEFAULT_HOST, port: int = 0, api_key: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:  # fmt: skip
+        self.store, self.host = store, host
+        locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
+        if locked and not secret and not store.keys():
+            raise Refused(
+                f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY"
+            )
+        self._socket = _bound(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
+        self._server = uvicorn.Server(_config(Guard(app, store=store, locked=locked, api_key=secret)))
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        name = "127.0.0.1" if self.host in ("0.0.0.0", "") else "[::1]" if self.host == "::" else self.host
+        return f"http://{name}:{self.port}"
+
+    def __enter__(self) -> Server:
+        started = threading.Event()
+        self._thread = threading.Thread(target=self.run, args=(started.set,), name="assay-server", daemon=True)
+        self._thread.start()
+        started.wait()
+        if not self._server.started:
+            raise Refused(f"the server on port {self.port} did not start")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join()
+
+    def run(self, started: Callable[[], Any] | None = None) -> None:
+        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
+        announce = getattr(self.store, "announce", lambda url: None)
+        server = self._server
+        report = _Reporter(server, started)
+        try:
+            announce(self.url)
+            report.start()
+            server.run(sockets=[self._socket])
+        finally:
+            report.done()
+            announce(None)
+            self._socket.close()
+
+
+class _Reporter:
+    """Says once that the server has started, or that it never will: uvicorn tells neither."""
+
+    def __init__(self, server: uvicorn.Server, tell: Callable[[], Any] | None) -> None:
+        self.server, self.tell = server, tell
+
+    def start(self) -> None:
+        startup = self.server.startup
+
+        async def startup_and_tell(sockets: list[socket.socket] | None = None) -> None:
+            await startup(sockets=sockets)
+            self.done()
+
+        self.server.startup = startup_and_tell  # type: ignore[method-assign]
+
+    def done(self) -> None:
+        if self.tell is not None:
+            tell, self.tell = self.tell, None
+            tell()
+
+
+def serve(store: Store, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, ready: Callable[[str], Any] | None = None) -> None:  # fmt: skip
+    """Serve until SIGINT or SIGTERM, then answer what is under way. `ready` is called with the address."""
+    server = Server(store, host=host, port=port)
+    server.run(None if ready is None else lambda: ready(server.url))
+
+
+def _config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=GRACE,
+        server_header=False, backlog=2048,
+    )  # fmt: skip
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(2048)  # bound alone, Linux would let a second server bind here, too
+    except OSError as error:
+        found.close()
+        raise _cannot_bind(host, port, error) from error
+    return found
+
+
+def _cannot_bind(host: str, port: int, error: OSError) -> Refused:
+    if error.errno == 98:  # address in use
+        return Refused(f"port {port} is held by {_ports.holder(host, port)}: stop it, or choose another with --port")
+    return Refused(f"cannot bind to {host!r} port {port}: {error.strerror or error}")
