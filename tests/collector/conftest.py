@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from assay.collector.client import HTTPStore
 from assay.collector.protocols import Store
+from assay.collector.server import Server
 from assay.collector.sqlite import SQLiteStore
+
+
+@contextmanager
+def over_http(folder: Path) -> Iterator[Store]:
+    with SQLiteStore(folder / "assay.db") as kept, Server(kept) as server, HTTPStore(server.url) as client:
+        yield client
+
 
 # name of an implementation: from a folder to a context that gives its store
 IMPLEMENTATIONS: dict[str, Callable[[Path], AbstractContextManager[Store]]] = {
+    "http": over_http,
     "sqlite": lambda folder: SQLiteStore(folder / "assay.db"),
 }
 

@@ -2,15 +2,21 @@
 
 import typer
 
+from assay.cli import serve
 from assay.cli._common import failing_in_one_line
 
 app = typer.Typer(
     name="assay",
-    help="Trace LLM applications, evaluate them against datasets, monitor live traffic.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+app.command()(serve.serve)
+
+
+@app.callback()
+def assay() -> None:
+    """Trace LLM applications, evaluate them against datasets, monitor live traffic."""
 
 
 def run() -> None:

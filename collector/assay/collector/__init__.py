@@ -1,6 +1,6 @@
 """Keep: records, OTLP receiver, dialects, stores, statistics, API, client, pages."""
 
 from assay.collector._aio import AsyncStore, aio
-from assay.collector.connect import connect
+from assay.collector._connect import connect, describe
 
-__all__ = ["AsyncStore", "aio", "connect"]
+__all__ = ["AsyncStore", "aio", "connect", "describe"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -12,13 +12,16 @@ T = TypeVar("T")
 encode = msgspec.json.Encoder().encode
 
 
-def decode(kind: type[T] | Any, body: bytes) -> T:
+@overload
+def decode(kind: type[T], body: bytes) -> T: ...
+@overload
+def decode(kind: Any, body: bytes) -> Any: ...
+def decode(kind: Any, body: bytes) -> Any:
     """What a body holds. Raises `ValueError`, saying where in the body the fault is."""
     try:
-        found: T = _decoder(kind).decode(body)
+        return _decoder(kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"the JSON is not what is asked for: {error}") from error
-    return found
 
 
 @cache

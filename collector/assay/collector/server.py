@@ -33,9 +33,7 @@ class Server:
         self.store, self.host = store, host
         locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
         if locked and not secret and not store.keys():
-            raise Refused(
-                f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY"
-            )
+            raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY")
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
@@ -100,7 +98,9 @@ class _Reporter:
             tell()
 
 
-def serve(store: Store, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, ready: Callable[[str], Any] | None = None) -> None:  # fmt: skip
+def serve(
+    store: Store, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, ready: Callable[[str], Any] | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM, then answer what is under way. `ready` is called with the address."""
     server = Server(store, host=host, port=port)
     server.run(None if ready is None else lambda: ready(server.url))

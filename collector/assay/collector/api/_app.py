@@ -17,8 +17,12 @@ from assay.collector.receiver import Limits, Receiver
 
 
 def create_app(
-    store: Store, *, limits: Limits | None = None, metrics: Metrics | None = None, ready: Callable[[], bool] | None = None
-) -> FastAPI:  # fmt: skip
+    store: Store,
+    *,
+    limits: Limits | None = None,
+    metrics: Metrics | None = None,
+    ready: Callable[[], bool] | None = None,
+) -> FastAPI:
     """The collector as an ASGI application over a store, which the caller closes."""
     metrics = metrics or Metrics()
     app = FastAPI(

@@ -32,7 +32,7 @@ class ExperimentChange(msgspec.Struct, omit_defaults=True):
     name: str | msgspec.UnsetType = msgspec.UNSET
     status: Literal["running", "finished", "interrupted"] | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, JSON] | msgspec.UnsetType = msgspec.UNSET
-    ended_ns: int | None | msgspec.UnsetType = msgspec.UNSET
+    ended_ns: int | msgspec.UnsetType | None = msgspec.UNSET
     example_count: int | msgspec.UnsetType = msgspec.UNSET
 
 

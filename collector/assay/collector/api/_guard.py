@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from assay.collector import _wire
 from assay.collector.protocols import ControlStore
+from assay.collector.records import Key
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -77,8 +78,9 @@ class Guard:
         if time.monotonic() - age > KEYS_AGE:
             now = time.time_ns()
             # A key bound to one project opens nothing until every route can be held to a project
-            found = (key for key in self.store.keys() if key.project is None)
-            known = {key.sha256: key.scopes for key in found if key.expires_ns is None or key.expires_ns > now}
+            keys: list[Key] = self.store.keys()
+            found = (key for key in keys if key.project is None and (key.expires_ns is None or key.expires_ns > now))
+            known = {key.sha256: key.scopes for key in found}
             self._known = (time.monotonic(), known)
         return known
 

@@ -75,7 +75,9 @@ def _unavailable(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     faults = error.errors() if isinstance(error, RequestValidationError) else []
-    told = "; ".join(f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}, not {fault['input']!r}" for fault in faults)
+    told = "; ".join(
+        f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}, not {fault['input']!r}" for fault in faults
+    )
     return _answer(400, "Refused", told or str(error))
 
 

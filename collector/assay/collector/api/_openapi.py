@@ -32,7 +32,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
     found.setdefault("components", {}).setdefault("schemas", {}).update(components)
     by_kind = iter(schemas)
     for route, (takes, returns) in marked:
-        for method in sorted(route.methods):
+        for method in sorted(route.methods or ()):
             operation = found["paths"][route.path_format.replace(":path", "")][method.lower()]
         if takes is not None:
             operation["requestBody"] = {"required": True, "content": _json(next(by_kind))}

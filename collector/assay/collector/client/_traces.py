@@ -60,7 +60,9 @@ class Traces:
 
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         """See `TraceStore.many`."""
-        asked = (self._transport.ask(list[Trace], "POST", "/api/traces/many", body=ids) for ids in batches(trace_ids, IDS))
+        asked = (
+            self._transport.ask(list[Trace], "POST", "/api/traces/many", body=ids) for ids in batches(trace_ids, IDS)
+        )
         return [trace for found in asked for trace in found]
 
     def feedbacks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 from urllib.parse import quote
 
 import httpx
@@ -24,7 +24,11 @@ class Transport:
         self.url = url.rstrip("/")
         self._client = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT, trust_env=False)
 
-    def ask(self, kind: type[T] | Any, method: str, path: str, params: Params = (), body: Any = None) -> T:
+    @overload
+    def ask(self, kind: type[T], method: str, path: str, params: Params = (), body: Any = None) -> T: ...
+    @overload
+    def ask(self, kind: Any, method: str, path: str, params: Params = (), body: Any = None) -> Any: ...
+    def ask(self, kind: Any, method: str, path: str, params: Params = (), body: Any = None) -> Any:
         """Send a request; the record in its answer. Parameters that are None are left out. Raises `StoreError`."""
         given = [(name, _text(value)) for name, value in params if value is not None]
         try:
@@ -37,8 +41,7 @@ class Transport:
             raise Refused(f"the client of {self.url} is closed") from error
         if not response.is_success:
             raise _error(self.url, response)
-        found: T = _wire.decode(kind, response.content)
-        return found
+        return _wire.decode(kind, response.content)
 
     def close(self) -> None:
         """Let go of the connections."""

@@ -1,0 +1,36 @@
+"""`assay serve`: the collector as a process of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, cast
+
+import typer
+
+from assay.cli._common import notes
+from assay.collector.protocols import Refused, Store
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to bind to; beyond loopback an API key is needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one. 4318 is where OpenTelemetry sends.")] = 4318,
+    store: Annotated[str, typer.Option(help="The SQLite file to keep everything in.")] = "assay.db",
+) -> None:  # fmt: skip
+    """Receive traces, serve the API and the pages, until Ctrl-C.
+
+    Example: `assay serve --port 4318 --store assay.db`
+    """
+    from assay.collector.server import serve as run
+    from assay.collector.sqlite import SQLiteStore
+
+    if "://" in store:
+        raise Refused(f"--store {store!r}: a server keeps a SQLite file of its own; name its path")
+    with SQLiteStore(store) as kept:
+        path = os.path.abspath(store)
+        run(
+            cast(Store, kept),
+            host=host,
+            port=port,
+            ready=lambda url: notes.print(f"[bold]{url}[/]  keeps {path}", soft_wrap=True),
+        )
+        notes.print("stopped; everything that was acknowledged is kept")
