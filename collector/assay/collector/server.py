@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +39,7 @@ class Server:
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
-        self._server = uvicorn.Server(_config(Guard(app, store=store, locked=locked, api_key=secret)))
+        self._server = _Uvicorn(_config(Guard(app, store=store, locked=locked, api_key=secret)))
         self._thread: threading.Thread | None = None
 
     @property
@@ -65,37 +67,47 @@ class Server:
     def run(self, started: Callable[[], Any] | None = None) -> None:
         """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
         announce = getattr(self.store, "announce", lambda url: None)
-        server = self._server
-        report = _Reporter(server, started)
+        self._server.tell = started
         try:
             announce(self.url)
-            report.start()
-            server.run(sockets=[self._socket])
+            self._server.run(sockets=[self._socket])
         finally:
-            report.done()
+            self._server.told()
             announce(None)
             self._socket.close()
 
 
-class _Reporter:
-    """Says once that the server has started, or that it never will: uvicorn tells neither."""
+class _Uvicorn(uvicorn.Server):
+    """Tells once that it has started, or that it never will; and leaves the process alive after a signal.
 
-    def __init__(self, server: uvicorn.Server, tell: Callable[[], Any] | None) -> None:
-        self.server, self.tell = server, tell
+    uvicorn raises the signal again once it has stopped, which ends the process before the store is closed.
+    """
 
-    def start(self) -> None:
-        startup = self.server.startup
+    tell: Callable[[], Any] | None = None
 
-        async def startup_and_tell(sockets: list[socket.socket] | None = None) -> None:
-            await startup(sockets=sockets)
-            self.done()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to answer, then tell."""
+        await super().startup(sockets=sockets)
+        self.told()
 
-        self.server.startup = startup_and_tell  # type: ignore[method-assign]
-
-    def done(self) -> None:
-        if self.tell is not None:
-            tell, self.tell = self.tell, None
+    def told(self) -> None:
+        """Tell, unless that has been done."""
+        tell, self.tell = self.tell, None
+        if tell is not None:
             tell()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGINT and SIGTERM, if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def serve(
