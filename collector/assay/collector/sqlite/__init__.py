@@ -2,6 +2,7 @@
 
 from assay.collector.sqlite._codec import Batch, Encoder
 from assay.collector.sqlite._lock import holder
+from assay.collector.sqlite._maintenance import Retention
 from assay.collector.sqlite._store import SQLiteStore
 
-__all__ = ["Batch", "Encoder", "SQLiteStore", "holder"]
+__all__ = ["Batch", "Encoder", "Retention", "SQLiteStore", "holder"]

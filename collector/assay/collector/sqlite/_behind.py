@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: the text index, compression dictionaries."""
+"""What happens behind the writer, in a thread of its own: the text index, compression dictionaries, retention."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from assay.collector.sqlite._writer import Writer
 log = logging.getLogger("assay.collector")
 
 PAUSE = 0.25  # seconds between looks at what there is to do
+PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
 TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
 SAMPLES = 2_000
 SAMPLE_BYTES = 16_384  # a longer payload is no sample: dictionaries help short ones
@@ -34,9 +35,11 @@ class Behind:
         writer: Writer,
         disturbed: set[int],
         adopt: Callable[[bytes | None], None],
+        prune: Callable[[], None],
     ) -> None:
         self._readers, self._own, self._writer = readers, own, writer
-        self._disturbed, self._adopt = disturbed, adopt
+        self._disturbed, self._adopt, self._prune = disturbed, adopt, prune
+        self._next_prune = time.monotonic() + PRUNE_AFTER
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dictionaries = self._newest_dictionary()
@@ -53,6 +56,7 @@ class Behind:
             try:
                 busy = self.index_round()
                 self.train_if_due()
+                self._prune_if_due()
             except Unavailable:
                 busy = False
             except Exception:
@@ -80,6 +84,11 @@ class Behind:
     def _stored(self) -> int:
         with self._readers.one() as reader:
             return int(reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0])
+
+    def _prune_if_due(self) -> None:
+        if time.monotonic() >= self._next_prune:
+            self._next_prune = time.monotonic() + PRUNE_EVERY
+            self._prune()
 
     def _train(self) -> None:
         with self._readers.one() as reader:

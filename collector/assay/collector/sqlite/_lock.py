@@ -17,7 +17,10 @@ class Lock:
 
     def __init__(self, path: str) -> None:
         self.path = path + ".lock"
-        self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115  held for life
+        try:
+            self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115  held for life
+        except OSError as error:
+            raise Refused(f"cannot write {path!r}: {error.strerror}") from error
         if not _take(self._file.fileno()):
             self._file.close()
             raise Refused(_taken(path))

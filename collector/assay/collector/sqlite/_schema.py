@@ -125,6 +125,7 @@ def _create(db: sqlite3.Connection) -> None:
 
 _VERSION_2 = """
 CREATE TABLE known (field TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (field, value)) WITHOUT ROWID;
+CREATE TABLE retention (project TEXT PRIMARY KEY, max_age_ns INTEGER, max_bytes INTEGER) WITHOUT ROWID;
 ALTER TABLE unindexed ADD COLUMN since_ns INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE traces ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
 UPDATE traces SET size = (SELECT coalesce(sum(s.size), 0) FROM spans s WHERE s.trace = traces.id);
@@ -136,7 +137,7 @@ INSERT INTO known SELECT DISTINCT 'tag', value FROM traces, json_each(tags);
 
 
 def _add_known_values(db: sqlite3.Connection) -> None:
-    """Version 2: values for menus, the size of each trace for retention, and since when a trace waits for its index."""
+    """Version 2: values for menus, retention by size, and since when a trace waits for its index."""
     for statement in _VERSION_2.split(";\n"):
         db.execute(statement)
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from assay.collector.filters import Filter, combined
 from assay.collector.protocols import Bucket, SessionSummary
@@ -26,11 +27,22 @@ from assay.collector.records import (
     Trace,
     TraceSummary,
 )
-from assay.collector.sqlite import _aggregate, _control, _datasets, _delete, _feedback, _lists, _traces, _words
+from assay.collector.sqlite import (
+    _aggregate,
+    _control,
+    _datasets,
+    _delete,
+    _feedback,
+    _lists,
+    _maintenance,
+    _traces,
+    _words,
+)
 from assay.collector.sqlite._append import Appender, Known
 from assay.collector.sqlite._behind import Behind
 from assay.collector.sqlite._codec import Batch, Encoder, facts
 from assay.collector.sqlite._lock import Lock
+from assay.collector.sqlite._maintenance import Retention
 from assay.collector.sqlite._open import open_writable
 from assay.collector.sqlite._reader import Reader, Readers
 from assay.collector.sqlite._writer import Job, Writer
@@ -59,7 +71,9 @@ class SQLiteStore:
         self._dictionary: bytes | None = None
         self._closed = threading.Lock()
         self._writer = Writer(self._db, self._append, self._appender.forget)
-        self._behind = Behind(self._readers, self._own, self._writer, self._disturbed, self._adopt)
+        self._behind = Behind(
+            self._readers, self._own, self._writer, self._disturbed, self._adopt, self._prune_by_rules
+        )
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.path!r})"
@@ -205,6 +219,47 @@ class SQLiteStore:
             total += gone
             if gone < _delete.CHUNK:
                 return total
+
+    # looking after the file
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes, counts of rows, and projects with their share of the file."""
+        with self._readers.one() as reader:
+            return _maintenance.stats(reader.db, self.path)
+
+    def prune(self, rule: Retention) -> int:
+        """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
+        with self._readers.one() as reader:
+            gone = _maintenance.too_old(reader.db, rule)
+        if gone is None:
+            return 0
+        before = gone.until_ns or 0
+        if rule.project is None:
+            self._writer.call(lambda db: _delete.feedback_without_trace(db, before))
+        return self.delete(gone)
+
+    def set_retention(self, rule: Retention) -> None:
+        """Keep a project's rule: `prune` is done with it about once an hour. One without limits takes it away."""
+        self._writer.call(lambda db: _maintenance.set_retention(db, rule))
+
+    def retention(self) -> list[Retention]:
+        """The rules that are kept."""
+        with self._readers.one() as reader:
+            return _maintenance.retention(reader.db)
+
+    def check(self, *, deep: bool = False) -> list[str]:
+        """What is wrong with the file, in words; empty if it is sound. `deep` also reads every payload."""
+        with self._readers.one() as reader:
+            return _maintenance.check(reader, deep)
+
+    def vacuum(self) -> None:
+        """Remove what nothing refers to any more, and give free space back to the disk. Writing waits meanwhile."""
+        self._writer.call(_maintenance.drop_unused)
+        self._writer.alone(lambda db: db.execute("VACUUM"))
+
+    def _prune_by_rules(self) -> None:
+        for rule in self.retention():
+            self.prune(rule)
 
     # datasets and experiments
 

@@ -29,6 +29,7 @@ class Job:
     weight: int
     batch: Batch | None = None
     action: Callable[[sqlite3.Connection], Any] | None = None
+    alone: Callable[[sqlite3.Connection], Any] | None = None
     future: Future[Any] = field(default_factory=Future)
     result: Any = None
 
@@ -77,6 +78,10 @@ class Writer:
         result: T = self.put(Job(weight=64, action=action)).result()
         return result
 
+    def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
+        """Do something that no transaction may surround, between two commits, and wait for it."""
+        self.put(Job(weight=64, alone=action)).result()
+
     def close(self) -> None:
         """Write what waits, then end."""
         with self._ready:
@@ -99,18 +104,25 @@ class Writer:
                 self._ready.wait()
             jobs: list[Job] = []
             weight = 0
-            while self._jobs and (not jobs or weight + self._jobs[0].weight <= COMMIT_WEIGHT):
+            while self._jobs and (not jobs or self._may_join(jobs, weight)):
                 weight += self._jobs[0].weight
                 jobs.append(self._jobs.popleft())
             self._weight -= weight
             return jobs
 
+    def _may_join(self, jobs: list[Job], weight: int) -> bool:
+        next = self._jobs[0]
+        return weight + next.weight <= COMMIT_WEIGHT and next.alone is None and jobs[0].alone is None
+
     def _commit(self, jobs: list[Job]) -> None:
         started = time.perf_counter_ns()
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._work(jobs)
-            self._db.execute("COMMIT")
+            if jobs[0].alone is not None:
+                jobs[0].alone(self._db)
+            else:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._work(jobs)
+                self._db.execute("COMMIT")
         except Exception as error:
             self._undo()
             self._failed(jobs, error)

@@ -1,0 +1,329 @@
+"""What only the SQLite store does: the file, its lock, its versions, its limits."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.collector.protocols import NotFound, Refused, Unavailable
+from assay.collector.records import Usage
+from assay.collector.sqlite import Retention, SQLiteStore, holder
+from collector import version_1
+from collector.conformance_traces import FULL, eventually, names
+from collector.making import SECOND, START, child, run
+
+DAY = 86_400 * SECOND
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "assay.db"
+
+
+@pytest.fixture
+def store(file: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(file) as made:
+        yield made
+
+
+# the lock
+
+
+def test_a_second_store_on_a_file_is_refused_and_told_who_holds_it(store: SQLiteStore, file: Path) -> None:
+    store.announce("http://127.0.0.1:4318")
+    with pytest.raises(Refused, match=rf"process {os.getpid()}, which answers at http://127.0.0.1:4318"):
+        SQLiteStore(file)
+    assert holder(file) == {"pid": os.getpid(), "url": "http://127.0.0.1:4318"}
+
+
+def test_nobody_holds_a_file_that_was_closed(file: Path) -> None:
+    assert holder(file) is None
+    SQLiteStore(file).close()
+    assert holder(file) is None
+    SQLiteStore(file).close()
+
+
+def test_closing_twice_is_harmless_and_writing_afterwards_is_refused(file: Path) -> None:
+    store = SQLiteStore(file)
+    store.close()
+    store.close()
+    with pytest.raises(Unavailable, match="closed"):
+        store.append([run()])
+
+
+def test_what_is_queued_is_written_before_closing(file: Path) -> None:
+    store = SQLiteStore(file)
+    futures = [store.append_async([run()]) for _ in range(50)]
+    store.close()
+    assert all(future.done() for future in futures)
+    with SQLiteStore(file) as again:
+        assert again.count()["spans"] == 50
+
+
+# files that cannot be used
+
+
+def test_a_damaged_file_is_named(file: Path) -> None:
+    file.write_bytes(b"this is no database" * 1000)
+    with pytest.raises(Refused, match=r"assay\.db.*is damaged.*assay db check"):
+        SQLiteStore(file)
+    assert holder(file) is None
+
+
+def test_a_newer_file_is_refused(file: Path) -> None:
+    SQLiteStore(file).close()
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(Refused, match=r"newer Assay.*99"):
+        SQLiteStore(file)
+
+
+def test_somebody_elses_file_is_refused(file: Path) -> None:
+    with sqlite3.connect(file) as db:
+        db.execute("CREATE TABLE mine (x)")
+    db.close()
+    with pytest.raises(Refused, match="not one of Assay's"):
+        SQLiteStore(file)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="missing"):
+        SQLiteStore(tmp_path / "missing" / "assay.db")
+
+
+# versions
+
+
+def test_a_file_of_version_1_is_brought_up_to_date(file: Path) -> None:
+    version_1.build(file)
+    with SQLiteStore(file) as store:
+        root = store.trace(version_1.TRACE).root
+        assert (root.outputs, root.usage, root.tags, root.resource) == ("the parcel", Usage(3, 4), ("old",), {"service.name": "s"})  # fmt: skip
+        assert store.values("model") == ["m"]
+        assert store.values("environment") == ["prod"]
+        assert names(store.traces(feedback=("good", ">", 0))) == ["answer"]
+        assert eventually(lambda: names(store.traces(text="parcel")), ["answer"])
+        assert store.stats()["projects"][0]["bytes"] > 0
+        assert store.check(deep=True) == []
+
+
+def test_a_file_of_version_1_goes_on(file: Path) -> None:
+    version_1.build(file)
+    with SQLiteStore(file) as store:
+        store.append([run("late", trace_id=version_1.TRACE, parent_id="2" * 16, start_ns=6, end_ns=12)])
+        [summary] = store.traces()
+        assert (summary.span_count, summary.duration_ns, summary.input_tokens) == (2, 7, 3)
+
+
+# crashes and full disks
+
+WRITER = """
+import sys
+from assay.collector.sqlite import SQLiteStore
+from collector.making import child, run
+store = SQLiteStore(sys.argv[1])
+while True:
+    root = run(inputs="words " * 50)
+    store.append([child(root), root])
+    print(root.trace_id, flush=True)
+"""
+
+
+def python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.mark.parametrize("acknowledged", [1, 40, 300])
+def test_kill_9_loses_nothing_that_was_acknowledged(file: Path, acknowledged: int) -> None:
+    with python(WRITER, str(file)) as process:
+        assert process.stdout is not None
+        kept = [process.stdout.readline().strip() for _ in range(acknowledged)]
+        process.send_signal(signal.SIGKILL)
+    with SQLiteStore(file) as store:
+        assert [len(trace.runs) for trace in store.many(kept)] == [2] * acknowledged
+        assert store.check(deep=True) == []
+
+
+def test_what_was_not_indexed_before_a_crash_is_indexed_after(file: Path) -> None:
+    with python(WRITER, str(file)) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    with SQLiteStore(file) as store:
+        assert eventually(lambda: len(store.traces(text="words", limit=1)), 1)
+
+
+FULL_DISK = """
+import resource, sys
+from assay.collector.protocols import Unavailable
+from assay.collector.sqlite import SQLiteStore
+from collector.making import run
+import secrets
+store = SQLiteStore(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
+kept = 0
+try:
+    while True:
+        store.append([run(inputs=secrets.token_hex(20_000)) for _ in range(5)])
+        kept += 5
+except Unavailable as error:
+    assert "make room" in str(error), error
+assert store.count()["spans"] == kept > 0
+assert len(store.traces(limit=500)) == min(500, kept)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.append([run("after")])
+assert store.count()["spans"] == kept + 1
+assert store.check(deep=True) == [], store.check(deep=True)
+store.close()
+print("recovered")
+"""
+
+
+def test_a_full_disk_stops_acknowledging_serves_reads_and_recovers(file: Path) -> None:
+    with python(FULL_DISK, str(file)) as process:
+        output, _ = process.communicate(timeout=60)
+    assert output.strip() == "recovered"
+
+
+def test_a_queue_that_is_full_says_so_instead_of_growing(store: SQLiteStore) -> None:
+    batch = store.encoder.encode([run() for _ in range(4000)])
+    with pytest.raises(Unavailable, match="wait to be written"):
+        for _ in range(100):
+            store.write(batch)
+
+
+# writing
+
+
+def test_batches_may_be_made_in_another_process(store: SQLiteStore) -> None:
+    encoder = pickle.loads(pickle.dumps(store.encoder))
+    batch = pickle.loads(pickle.dumps(encoder.encode([FULL])))
+    store.write(batch).result()
+    assert store.trace(FULL.trace_id).root == FULL
+
+
+def test_many_threads_write_and_read(store: SQLiteStore) -> None:
+    roots = [[run(inputs=n) for n in range(20)] for _ in range(8)]
+    threads = [threading.Thread(target=lambda mine=mine: [store.append([one]) for one in mine]) for mine in roots]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        store.traces(limit=10)
+    assert store.count()["traces"] == 160
+
+
+def test_a_dictionary_is_made_and_old_and_new_rows_stay_readable(store: SQLiteStore, file: Path) -> None:
+    first = [run(inputs={"question": f"where is parcel {n}?"}, outputs=f"in depot {n * 7}") for n in range(1200)]
+    store.append(first)
+    assert eventually(lambda: store.stats()["dictionaries"], 1)
+    assert eventually(lambda: store.encoder.dictionary is not None, True)
+    store.append([last := replace(first[0], trace_id="e" * 32)])
+    assert store.trace(first[0].trace_id).root == first[0]
+    assert store.trace(last.trace_id).root == last
+    store.close()
+    with SQLiteStore(file) as again:
+        assert again.encoder.dictionary
+        assert again.trace(last.trace_id).root == last
+
+
+def test_a_late_span_after_a_restart_joins_its_trace(file: Path) -> None:
+    root = run(tags=("a",), session_id="s", usage=Usage(1, 1), kind="llm", model="m")
+    with SQLiteStore(file) as store:
+        store.append([root])
+    with SQLiteStore(file) as store:
+        store.append([child(root, tags=("b",), kind="llm", model="m", usage=Usage(2, 2))])
+        [summary] = store.traces()
+        assert (summary.span_count, summary.tags, summary.session_id) == (2, ("a", "b"), "s")
+        assert summary.input_tokens == 2
+
+
+def test_a_refused_action_leaves_its_neighbours_alone(store: SQLiteStore) -> None:
+    futures = [store.append_async([run()]) for _ in range(20)]
+    with pytest.raises(Refused):
+        store.delete()
+    futures += [store.append_async([run()]) for _ in range(20)]
+    for future in futures:
+        future.result(10)
+    assert store.count()["spans"] == 40
+
+
+# looking after the file
+
+
+def test_pruning_by_age_is_by_project(store: SQLiteStore) -> None:
+    old, new = START, START + 10**9 * SECOND
+    for project in ("p", "q"):
+        store.append([run("old", project=project, start_ns=old), run("new", project=project, start_ns=new)])
+    assert store.prune(Retention(project="p", max_age_ns=DAY)) == 1
+    assert names(store.traces(project="p")) == ["new"]
+    assert names(store.traces(project="q")) == ["new", "old"]
+
+
+def test_pruning_by_size_takes_the_oldest(store: SQLiteStore) -> None:
+    store.append([run(str(n), inputs=os.urandom(2000).hex()) for n in range(200)])
+    share = store.stats()["projects"][0]["bytes"]
+    gone = store.prune(Retention(project="default", max_bytes=share // 2))
+    assert 90 <= gone <= 110
+    assert names(store.traces(limit=1)) == ["199"]
+    assert store.prune(Retention(project="default", max_bytes=share)) == 0
+
+
+def test_feedback_whose_trace_never_came_is_pruned_too(store: SQLiteStore) -> None:
+    store.feedback("1" * 32, "good", 1)
+    assert store.prune(Retention(max_age_ns=-DAY)) == 0
+    assert store.count()["feedbacks"] == 0
+
+
+def test_rules_of_retention_are_kept(store: SQLiteStore) -> None:
+    store.set_retention(Retention(max_age_ns=30 * DAY))
+    store.set_retention(Retention(project="p", max_bytes=10**9))
+    assert store.retention() == [Retention(max_age_ns=30 * DAY), Retention(project="p", max_bytes=10**9)]
+    store.set_retention(Retention(project="p"))
+    assert store.retention() == [Retention(max_age_ns=30 * DAY)]
+
+
+def test_vacuum_gives_space_back_and_forgets_what_nothing_uses(store: SQLiteStore, file: Path) -> None:
+    store.append([run(inputs=os.urandom(5000).hex(), tags=("gone",), resource={"host": str(n)}) for n in range(200)])
+    store.append([run("stays", tags=("kept",))])
+    store.delete(tags="gone")
+    before = store.stats()
+    store.vacuum()
+    after = store.stats()
+    assert after["used_bytes"] <= before["used_bytes"]
+    assert after["resources"] == 1
+    assert store.values("tag") == ["kept"]
+    assert store.check(deep=True) == []
+
+
+def test_check_finds_what_does_not_fit_together(store: SQLiteStore, file: Path) -> None:
+    root = run()
+    store.append([root, child(root)])
+    store.close()
+    with sqlite3.connect(file) as db:
+        db.execute("DELETE FROM spans WHERE name = 'search'")
+    db.close()
+    with SQLiteStore(file) as again:
+        assert again.check() == ["1 traces whose number of spans is wrong"]
+
+
+def test_a_deleted_traces_words_leave_no_trace_in_the_file(store: SQLiteStore, file: Path) -> None:
+    store.append([root := run(inputs="xylophone")])
+    assert eventually(lambda: len(store.traces(text="xylophone")), 1)
+    store.delete(trace_ids=(root.trace_id,))
+    with pytest.raises(NotFound):
+        store.trace(root.trace_id)
+    with sqlite3.connect(file) as db:
+        assert db.execute("SELECT rowid FROM words WHERE words MATCH 'xylophone'").fetchall() == []
+    db.close()
