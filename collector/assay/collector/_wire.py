@@ -9,7 +9,22 @@ import msgspec
 
 T = TypeVar("T")
 
-encode = msgspec.json.Encoder().encode
+
+def encode(value: Any) -> bytes:
+    """A record, or anything made of records, as JSON; what JSON cannot hold becomes the nearest that it can."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(_mended(msgspec.to_builtins(value, str_keys=True, enc_hook=repr)))
+
+
+def _mended(value: Any) -> Any:
+    """The same without lone surrogates, which UTF-8 has no bytes for."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_mended(key): _mended(item) for key, item in value.items()}
+    return [_mended(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @overload
@@ -22,6 +37,9 @@ def decode(kind: Any, body: bytes) -> Any:
         return _decoder(kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"the JSON is not what is asked for: {error}") from error
+
+
+_encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from assay.collector import _wire
 from assay.collector.client._transport import Params, Transport, segment
 from assay.collector.filters import Filter, combined
-from assay.collector.protocols import Bucket, Refused, SessionSummary
+from assay.collector.protocols import Bucket, SessionSummary
 from assay.collector.records import Feedback, Page, Run, Target, Trace, TraceSummary
 
 T = TypeVar("T")
@@ -112,8 +112,4 @@ def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
 
 
 def _asked(filter: Filter | None, conditions: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    try:
-        wanted = combined(filter, conditions)
-    except ValueError as error:
-        raise Refused(str(error)) from error
-    return [("filter", _wire.encode(wanted).decode())]
+    return [("filter", _wire.encode(combined(filter, conditions)).decode())]
