@@ -3,6 +3,8 @@
 from assay.tracer._ambient import session, tags, user
 from assay.tracer._decorate import trace
 from assay.tracer._delivery import Flushed
+from assay.tracer._instrument import instrument, tracer_provider, uninstrument
+from assay.tracer._propagate import carry, extract, inject
 from assay.tracer._run import Run, current_run, span
 from assay.tracer._runtime import Stats, configure, flush, stats
 
@@ -10,13 +12,19 @@ __all__ = [
     "Flushed",
     "Run",
     "Stats",
+    "carry",
     "configure",
     "current_run",
+    "extract",
     "flush",
+    "inject",
+    "instrument",
     "session",
     "span",
     "stats",
     "tags",
     "trace",
+    "tracer_provider",
+    "uninstrument",
     "user",
 ]

@@ -35,6 +35,13 @@ class Remote(NamedTuple):
     sampled: bool
 
 
+class Hidden(NamedTuple):
+    """A current span of ours beside a foreign one; `outer` is OpenTelemetry's current span when ours became current."""
+
+    span: LiveSpan | Unsampled
+    outer: object
+
+
 def parent(ctx: Context) -> LiveSpan | Unsampled | Remote | None:
     """The nearest span of ours in a context."""
     other = ctx.get(OTEL_KEY)
@@ -42,9 +49,11 @@ def parent(ctx: Context) -> LiveSpan | Unsampled | Remote | None:
         return other
     remote = _entry(other.get_span_context()) if isinstance(other, otel.Span) else None
     own = ctx.get(OWN_KEY)
-    if isinstance(own, (LiveSpan, Unsampled)) and not (remote and remote.trace_id == _trace_id(own)):
-        return own
-    return remote
+    if not isinstance(own, Hidden):
+        return remote
+    # A foreign span that was started after ours may be the child of a deeper one of ours: its tracestate says so.
+    newer = other is not own.outer and remote is not None and remote.trace_id == _trace_id(own.span)
+    return remote if newer else own.span
 
 
 def foreign(ctx: Context) -> SpanContext | None:
@@ -53,7 +62,9 @@ def foreign(ctx: Context) -> SpanContext | None:
     if not isinstance(other, otel.Span) or isinstance(other, (LiveSpan, Unsampled)):
         return None
     found = other.get_span_context()
-    return found if found.is_valid else None
+    entry = _entry(found)
+    is_ours = entry is not None and entry[:2] == (found.trace_id, found.span_id)  # our span in another process
+    return found if found.is_valid and not is_ours else None
 
 
 def _trace_id(span: LiveSpan | Unsampled) -> int:
@@ -77,7 +88,10 @@ def parse_entry(text: str) -> Remote | None:
 def with_span(ctx: Context, span: LiveSpan | Unsampled, hidden: bool) -> Context:
     """A context in which the span is the current one."""
     new = Context(ctx)
-    dict.__setitem__(new, OWN_KEY if hidden else OTEL_KEY, span)
+    if hidden:
+        dict.__setitem__(new, OWN_KEY, Hidden(span, ctx.get(OTEL_KEY)))
+    else:
+        dict.__setitem__(new, OTEL_KEY, span)
     return new
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import atexit
 import os
 import random
+import sys
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry import context as otel_context
@@ -20,7 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _errors
 from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected, spans_body
-from assay.tracer._finish import finish
+from assay.tracer._finish import Finisher
 from assay.tracer._post import Answer, Post
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
@@ -58,6 +59,7 @@ class Delivery:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.finisher = Finisher(settings)
         self._fresh()
         _live.add(self)
 
@@ -94,7 +96,7 @@ class Delivery:
             self._closed, self._deadline = False, float("inf")
             thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
             self._thread = thread
-            atexit.register(self.close, self.settings.exit_timeout)
+            _at_exit(self.close, self.settings.exit_timeout)
             thread.start()
 
     def _run(self) -> None:
@@ -122,13 +124,14 @@ class Delivery:
             self._spans(batch)
         events = [i for i in items if isinstance(i, FeedbackEvent)]
         if events:
-            self._send(LOGS, feedback_body(events), len(events))
+            self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
         if self._reachable():
             self.spill.replay(self._replay)
 
     def _spans(self, spans: Sequence[ReadableSpan]) -> None:
+        spans = self._finished(spans)
         try:
-            body = spans_body([finish(span) for span in spans])
+            body = spans_body(spans)
         except Exception as error:
             return self._one_by_one(spans, error)
         if self._send(TRACES, body, len(spans)) == "too_large":
@@ -138,6 +141,12 @@ class Delivery:
             self._spans(spans[:half])
             self._spans(spans[half:])
         return None
+
+    def _finished(self, spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
+        found = [f for f in map(self.finisher.span, spans) if f is not None]
+        if len(found) < len(spans):
+            self._drop("not_finished", len(spans) - len(found))
+        return found
 
     def _one_by_one(self, spans: Sequence[ReadableSpan], error: Exception) -> None:
         """A span that cannot be encoded must not take its batch along."""
@@ -263,6 +272,16 @@ def _batches(spans: list[ReadableSpan], limit: int) -> list[list[ReadableSpan]]:
         found[-1].append(span)
         size += weight
     return found
+
+
+def _at_exit(close: Callable[[float], None], timeout: float) -> None:
+    """At the end of the process; children of `multiprocessing` do not run `atexit`, but finalizers of their own."""
+    atexit.register(close, timeout)
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, close, (timeout,), exitpriority=0)
 
 
 def _after_fork() -> None:

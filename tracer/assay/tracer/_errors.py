@@ -16,10 +16,20 @@ def note(where: str, error: BaseException) -> None:
     counts[where] += 1
     if strict:
         raise error
+    _log(where, error)
+
+
+def _log(where: str, error: BaseException) -> None:
     kind = f"{where}:{type(error).__name__}"
     if kind not in _logged:
         _logged.add(kind)
         logger.warning("assay: %s failed (logged once, see stats()): %s", where, describe(error))
+
+
+def user(where: str, error: BaseException) -> None:
+    """Count, and log once, an error of a function that the user gave us: a redactor, a reducer."""
+    counts[where] += 1
+    _log(where, error)
 
 
 def describe(error: BaseException) -> str:

@@ -1,33 +1,142 @@
-"""What is derived of a span after it has ended, away from the caller's thread."""
+"""What happens to a span after it has ended, away from the caller's thread: it leaves whole, bounded and redacted."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from opentelemetry.sdk.trace import ReadableSpan
+import orjson
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import Link, Status
 
 from assay.tracer import _attributes as names
 from assay.tracer import _errors
 from assay.tracer._documents import flatten
+from assay.tracer._encode import FeedbackEvent
+from assay.tracer._json import cut_text, to_json
+from assay.tracer._redact import Redaction
+from assay.tracer._settings import Settings
 from assay.tracer._span import LiveSpan
 
 _WITH_DOCUMENTS = ("RETRIEVER", "RERANKER")
 
+# What people said, in every dialect: left out when only metadata is captured.
+_CONTENT = re.compile(
+    r"^(?:(?:in|out)put\.(?:value|mime_type)|(?:.*\.)?(?:in|out)put_messages\b.*|assay\.documents"
+    r"|llm\.(?:prompts|choices|prompt_template|tools|function_call)\b.*|.*\.document\.(?:content|metadata|url|name)"
+    r"|(?:in|out)put\.documents\b.*|embedding\..*(?:text|vector)|reranker\.query|(?:tool\.)?parameters|tool\.(?:json_schema|description)"
+    r"|gen_ai\.(?:prompt|completion|input\.messages|output\.messages|system_instructions|tool\.definitions)\b.*"
+    r"|gen_ai\.(?:tool\.call\.(?:arguments|result)|tool\.description|retrieval\.(?:query\.text|documents))"
+    r"|gen_ai\.event\.content|(?:gen_ai\.)?(?:content|message|body|role)|traceloop\.entity\.(?:input|output)"
+    r"|mlflow\.span(?:In|Out)puts|lmnr\.span\.(?:input|output)|langfuse\..*(?:input|output)"
+    r"|(?:request|response|all_messages\S*|final_result|db\.(?:statement|query\.text))|exception\.(?:message|stacktrace))$"
+)  # fmt: skip
 
-def finish(span: ReadableSpan) -> ReadableSpan:
-    """The span as it leaves: documents in OpenInference's flat form, drops of its trace counted. Never raises."""
-    if isinstance(span, LiveSpan) and not span.finished:
-        span.finished = True
+
+class Finisher:
+    """Turns ended spans and feedback into what leaves, under one set of settings. Never raises."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._limit = settings.max_value_bytes
+        self._content = settings.capture == "full"
+        self._redaction = Redaction(settings.redact)
+        self._resources: dict[int, tuple[Resource, Resource]] = {}
+
+    def span(self, span: ReadableSpan) -> ReadableSpan | None:
+        """The span as it leaves; None if it cannot be made safe to leave."""
         try:
-            _derive(span, span._attributes)
+            if isinstance(span, LiveSpan):
+                return span if span.finished else self._own(span)
+            return self._foreign(span)
         except Exception as error:
             _errors.note("finish", error)
-    return span
+            return None
+
+    def feedback(self, event: FeedbackEvent) -> FeedbackEvent:
+        """The feedback as it leaves."""
+        if not self._redaction:
+            return event
+        known = (names.EVALUATION_NAME, names.FEEDBACK_SOURCE)
+        clean = {k: v if k in known else self._redaction.attribute(k, v) for k, v in event.attributes.items()}
+        return replace(event, attributes=clean)
+
+    def resource(self, resource: Resource) -> Resource:
+        """The resource, redacted once."""
+        if not self._redaction:
+            return resource
+        known = self._resources.get(id(resource))
+        if known is None:
+            clean = Resource(self._redaction.attributes(resource.attributes), resource.schema_url)
+            known = self._resources[id(resource)] = resource, clean
+        return known[1]
+
+    def _own(self, span: LiveSpan) -> LiveSpan:
+        if span.local.dropped and names.LOCAL_ROOT in span._attributes:
+            span._attributes[names.SPANS_DROPPED] = span.local.dropped
+        span._attributes = self._values(span._attributes)
+        if span._events:
+            span._events = tuple(map(self._event, span._events))
+        if span._links:
+            span._links = tuple(map(self._link, span._links))
+        span._name, span._status = self._texts(span._name, span._status)
+        span.finished = True
+        return span
+
+    def _foreign(self, span: ReadableSpan) -> ReadableSpan:
+        """A span of another SDK's making (joined mode): others see it too, so what leaves is a copy."""
+        name, status = self._texts(span.name, span.status)
+        return ReadableSpan(
+            name=name, context=span.context, parent=span.parent, resource=self.resource(span.resource),
+            attributes=self._values(dict(span.attributes or {})), events=tuple(map(self._event, span.events)),
+            links=tuple(map(self._link, span.links)), kind=span.kind, status=status, start_time=span.start_time,
+            end_time=span.end_time, instrumentation_scope=span.instrumentation_scope,
+        )  # fmt: skip
+
+    def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(attributes)
+        _add_documents(found)
+        if not self._content:
+            found = {k: v for k, v in found.items() if not (_CONTENT.match(k) or (_is_long(v) and k != names.METADATA))}
+        for key, value in found.items():
+            if isinstance(value, str) and len(value) > self._limit:
+                found[key] = self._cut(value)
+        return self._redaction.attributes(found) if self._redaction else found
+
+    def _cut(self, text: str) -> str:
+        """Cut a long text; JSON stays JSON. Ours have been cut before, and are over by no more than their marker."""
+        if len(text) <= self._limit + 400:
+            return text
+        try:
+            return to_json(orjson.loads(text), self._limit) if text[0] in "{[" else cut_text(text, self._limit)
+        except orjson.JSONDecodeError:
+            return cut_text(text, self._limit)
+
+    def _event(self, event: Event) -> Event:
+        name = self._redaction.text(event.name) if self._redaction else event.name
+        return Event(name or "", self._values(event.attributes or {}), event.timestamp)
+
+    def _link(self, link: Link) -> Link:
+        return Link(link.context, self._values(link.attributes or {}))
+
+    def _texts(self, name: str, status: Status) -> tuple[str, Status]:
+        description = status.description
+        if description and not self._content:
+            description = description.partition(":")[0]
+        if self._redaction:
+            name, description = self._redaction.text(name) or "", self._redaction.text(description)
+        return name, status if description == status.description else Status(status.status_code, description)
 
 
-def _derive(span: LiveSpan, attributes: dict[str, Any]) -> None:
-    if span.local.dropped and names.LOCAL_ROOT in attributes:
-        attributes[names.SPANS_DROPPED] = span.local.dropped
+def _is_long(value: Any) -> bool:
+    """Whether a text is long enough to be what somebody said, under whatever name."""
+    return isinstance(value, str) and len(value) > 1000
+
+
+def _add_documents(attributes: dict[str, Any]) -> None:
+    """Documents in OpenInference's flat form."""
     documents = attributes.pop(names.DOCUMENTS_JSON, None)
     if documents is None and attributes.get(names.KIND) in _WITH_DOCUMENTS:
         documents = attributes.get(names.OUTPUT_VALUE)

@@ -11,7 +11,7 @@ from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
 from opentelemetry.sdk import trace as sdk
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind
@@ -22,7 +22,7 @@ from assay.tracer._ambient import from_baggage
 from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote
 from assay.tracer._span import Clock, LiveSpan, Unsampled, new_local, open_local, span_context
 
-Sink = Callable[[LiveSpan], None]
+Sink = Callable[[ReadableSpan], None]
 
 
 class Spans:
@@ -41,11 +41,10 @@ class Spans:
         """A started span, child of the nearest span of ours in the context. `attributes` becomes the span's own."""
         given = ctx.get(AMBIENT_KEY)
         if given is not None:
-            attributes = {**given, **attributes} if names.TAGS not in attributes else _merged(given, attributes)  # type: ignore[dict-item]
+            attributes = merged(given, attributes)
         parent = ctx.get(OTEL_KEY)
         if type(parent) is LiveSpan and parent.local.epoch == Clock.epoch:
-            parent.has_children = True
-            return LiveSpan(name, parent.local, parent.span_id, attributes, scope, start_time)
+            return self._child(parent, name, attributes, scope, start_time)
         return self._start(name, attributes, scope, ctx, start_time)
 
     def _start(
@@ -55,13 +54,22 @@ class Spans:
         if isinstance(parent, Unsampled):
             return parent
         if isinstance(parent, LiveSpan) and parent.local.epoch == Clock.epoch:
-            parent.has_children = True
-            span = LiveSpan(name, parent.local, parent.span_id, attributes, scope, start_time)
+            span = self._child(parent, name, attributes, scope, start_time)
             span.hidden = parent.hidden
             return span
         if isinstance(parent, LiveSpan):  # of the process that forked us
             parent = Remote(parent.local.trace_id, parent.span_id, True)
         return self._local_root(name, attributes, scope, ctx, start_time, parent)
+
+    def _child(
+        self, parent: LiveSpan, name: str, attributes: dict[str, Any], scope: InstrumentationScope,
+        start_time: int | None,
+    ) -> LiveSpan:  # fmt: skip
+        local = parent.local
+        parent.has_children = True
+        if local.ambient is not None:
+            attributes = merged(local.ambient, attributes)
+        return LiveSpan(name, local, parent.span_id, attributes, scope, start_time)
 
     def _local_root(
         self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context,
@@ -75,8 +83,9 @@ class Spans:
         local = open_local(trace_id) if remote else None
         if local is None:
             local = new_local(trace_id, self.sink, self.resource, remote is not None)
-            if remote:
-                attributes = {**from_baggage(baggage.get_all(ctx)), **attributes}
+            local.ambient = from_baggage(baggage.get_all(ctx)) if remote else None
+        if local.ambient:
+            attributes = merged(local.ambient, attributes)
         if self.sample_rate < 1:
             attributes[names.SAMPLE_RATE] = self.sample_rate
         span = LiveSpan(name, local, remote.span_id if remote else 0, attributes, scope, start_time)
@@ -94,9 +103,12 @@ class Spans:
         return int.from_bytes(digest[:8], "big") < self.sample_rate * 2**64
 
 
-def _merged(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    tags = dict.fromkeys((*given.get(names.TAGS, ()), *attributes[names.TAGS]))
-    return {**given, **attributes, names.TAGS: tuple(tags)}
+def merged(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    """A span's own attributes over those of everything around it; tags add up."""
+    found = {**given, **attributes}
+    if names.TAGS in given and names.TAGS in attributes:
+        found[names.TAGS] = tuple(dict.fromkeys((*given[names.TAGS], *attributes[names.TAGS])))
+    return found
 
 
 def _unsampled(trace_id: int, hidden: bool) -> Unsampled:

@@ -18,9 +18,11 @@ from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors, _settings
 from assay.tracer._delivery import Delivery, Flushed
 from assay.tracer._encode import FeedbackEvent
-from assay.tracer._provider import Provider, Spans
+from assay.tracer._host import carry_context_into_threads, flush_on_sigterm
+from assay.tracer._joined import JoinedProcessor
+from assay.tracer._provider import Provider, Spans, merged
 from assay.tracer._settings import Capture, Redactor, Settings
-from assay.tracer._span import Clock, LiveSpan, new_local
+from assay.tracer._span import Clock, LiveSpan, new_local, recorded
 
 SCOPE = InstrumentationScope("assay", "0.1.0")
 
@@ -40,25 +42,55 @@ class Runtime:
 
     def __init__(self, settings: Settings, joined: TracerProvider | None = None) -> None:
         self.settings = settings
-        self.resource = _resource(settings)
         self.delivery = Delivery(settings)
+        self.resource = self.delivery.finisher.resource(_resource(settings))
         self.spans = Spans(self.delivery.put, self.resource, settings.sample_rate)
         self.provider = Provider(self.spans)
         self.off = settings.capture == "none"
         self.content = settings.capture == "full"
         self.limit = settings.max_value_bytes
         self.joined = joined
+        self._joined_tracer: otel.Tracer | None = None
+        if joined is not None:
+            self._processor = JoinedProcessor(self._put_joined, self.resource)
+            joined.add_span_processor(self._processor)
+            self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
+
+    def _put_joined(self, span: ReadableSpan) -> None:
+        captured = self.captures.get(span.context.trace_id)
+        (captured.add_span if captured is not None else self.delivery.put)(span)
+
+    def close(self) -> None:
+        """Deliver what there is; this set-up is replaced by another one."""
+        if self.joined is not None:
+            self._processor.active = False
+        self.delivery.close(self.settings.exit_timeout)
 
     def open(self, name: str, attributes: dict[str, Any], ctx: Context) -> tuple[otel.Span, Context]:
         """A started span, and the context in which it is the current one."""
+        if self._joined_tracer is not None and not isinstance(ctx.get(_context.OTEL_KEY), LiveSpan):
+            return self._open_joined(self._joined_tracer, name, attributes, ctx)
         span = self.spans.start(name, attributes, SCOPE, ctx)
         return span, _context.with_span(ctx, span, span.hidden)
 
+    def _open_joined(
+        self, tracer: otel.Tracer, name: str, attributes: dict[str, Any], ctx: Context
+    ) -> tuple[otel.Span, Context]:
+        given = ctx.get(_context.AMBIENT_KEY)
+        span = tracer.start_span(name, ctx, attributes=merged(given, attributes) if given else attributes)
+        return span, otel.set_span_in_context(span, ctx)
+
     def fail(self, span: otel.Span, error: BaseException) -> None:
         """Record the exception that leaves a span. A generator that is closed early has not failed."""
-        if not isinstance(error, GeneratorExit) and isinstance(span, LiveSpan):
+        if isinstance(error, GeneratorExit):
+            return
+        if isinstance(span, LiveSpan):
             span.fail(error)
+        elif span.is_recording():
+            if not recorded(error, span.get_span_context().trace_id):
+                span.record_exception(error, escaped=True)
+            span.set_status(otel.Status(otel.StatusCode.ERROR, _errors.describe(error)))
 
     def captured_root(self, name: str, attributes: dict[str, Any], sink: CaptureSink) -> LiveSpan:
         """The root span of a fresh trace that goes to `sink` instead of delivery."""
@@ -91,7 +123,7 @@ def _first() -> Runtime:
 
 def _from_environment() -> Runtime:
     try:
-        return Runtime(_settings.resolve())
+        return _prepared(Runtime(_settings.resolve()))
     except Exception as error:
         _errors.note("settings", error)
         return Runtime(Settings())
@@ -117,18 +149,33 @@ def configure(
     max_value_bytes: int | None = None,
     spill_dir: str | None = None,
     resource: Mapping[str, Any] | None = None,
+    provider: TracerProvider | None = None,
+    threads: bool | None = None,
+    sigterm: bool | None = None,
 ) -> None:
     """Set where spans go and what they hold. Optional: without it the `ASSAY_*` variables and the defaults count.
 
-    Raises `ValueError` for a value that cannot be.
+    `redact` takes keys, compiled patterns and functions `(key, value) -> value`. `provider` joins an existing
+    OpenTelemetry set-up: its sampler decides, and its other exporters see our spans unredacted. `threads=False` leaves
+    `threading` alone, `sigterm=False` the signal. Raises `ValueError` for a value that cannot be.
     """
     settings = _settings.resolve(
         url=url, api_key=api_key, project=project, environment=environment, capture=capture, redact=redact,
         sample_rate=sample_rate, max_value_bytes=max_value_bytes, spill_dir=spill_dir, resource=resource,
+        threads=threads, sigterm=sigterm,
     )  # fmt: skip
-    previous = replace(Runtime(settings))
+    previous = replace(_prepared(Runtime(settings, provider)))
     if previous is not None:
-        previous.delivery.close(settings.exit_timeout)
+        previous.close()
+
+
+def _prepared(runtime: Runtime) -> Runtime:
+    """Do what is done once to the host process."""
+    if runtime.settings.threads and not runtime.off:
+        carry_context_into_threads()
+    if runtime.settings.sigterm and not runtime.off:
+        flush_on_sigterm(lambda: current().close())
+    return runtime
 
 
 def flush(timeout: float = 30.0) -> Flushed:

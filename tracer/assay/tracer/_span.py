@@ -55,12 +55,25 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 class Local:
     """This process's part of one trace: how many of its spans were started, are open, and were dropped."""
 
-    __slots__ = ("closed", "dropped", "epoch", "open", "remote", "resource", "root_id", "sink", "started", "trace_id")
+    __slots__ = (
+        "ambient",
+        "closed",
+        "dropped",
+        "epoch",
+        "open",
+        "remote",
+        "resource",
+        "root_id",
+        "sink",
+        "started",
+        "trace_id",
+    )
 
-    def __init__(self, trace_id: int, sink: Callable[[LiveSpan], None], resource: Resource, remote: bool) -> None:
+    def __init__(self, trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource, remote: bool) -> None:
         self.trace_id = trace_id
         self.sink = sink
         self.resource = resource
+        self.ambient: dict[str, Any] | None = None  # attributes of all its spans that came with a remote parent
         self.remote = remote  # whether the parent of the local root is in another process
         self.root_id = self.started = self.open = self.dropped = 0
         self.closed = False  # whether the local root has ended
@@ -77,7 +90,7 @@ def open_local(trace_id: int) -> Local | None:
     return found if found is not None and found.epoch == Clock.epoch and not found.closed else None
 
 
-def new_local(trace_id: int, sink: Callable[[LiveSpan], None], resource: Resource, remote: bool) -> Local:
+def new_local(trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource, remote: bool) -> Local:
     """Begin this process's part of a trace."""
     local = _locals[trace_id] = Local(trace_id, sink, resource, remote)
     if len(_locals) > _MAX_LOCALS:  # spans that are never ended must not fill the memory
@@ -187,7 +200,7 @@ class LiveSpan(ReadableSpan, otel.Span):
         self, exception: BaseException, attributes: Any = None, timestamp: int | None = None, escaped: bool = False
     ) -> None:
         """Append the exception as an event, unless a span of this trace below has recorded it already."""
-        if not _recorded(exception, self.local.trace_id):
+        if not recorded(exception, self.local.trace_id):
             self.add_event("exception", {**_exception(exception, escaped), **(attributes or {})}, timestamp)
 
     def end(self, end_time: int | None = None) -> None:
@@ -199,17 +212,9 @@ class LiveSpan(ReadableSpan, otel.Span):
             self._end_time = end_time or Clock.now()
             local.open -= 1
             if self.span_id == local.root_id or local.closed:
-                self._carry_counts()
+                self._attributes.update(_counts(local))
         if local.epoch == Clock.epoch:  # else the parent process has this span, and will end it
             local.sink(self)
-
-    def _carry_counts(self) -> None:
-        local = self.local
-        local.closed = True
-        _locals.pop(local.trace_id, None)
-        self._attributes[names.LOCAL_ROOT] = f"{local.root_id:016x}"
-        self._attributes[names.SPANS_STARTED] = local.started
-        self._attributes[names.SPANS_OPEN] = local.open
 
     def __exit__(self, exc_type: Any, exc: BaseException | None, tb: Any) -> None:
         """End the span as a context manager does, with the exception recorded."""
@@ -221,6 +226,32 @@ class LiveSpan(ReadableSpan, otel.Span):
         """Record an exception that leaves the span, once per trace, and set the status."""
         self.record_exception(error, escaped=True)
         self.set_status(Status(StatusCode.ERROR, _errors.describe(error)))
+
+
+def _counts(local: Local) -> dict[str, Any]:
+    """What a local root carries when it ends, and every span that ends after it."""
+    local.closed = True
+    _locals.pop(local.trace_id, None)
+    return {
+        names.LOCAL_ROOT: f"{local.root_id:016x}",
+        names.SPANS_STARTED: local.started,
+        names.SPANS_OPEN: local.open,
+    }
+
+
+def counted(local: Local, span_id: int) -> None:
+    """Count a started span that is not a `LiveSpan`."""
+    with _lock:
+        local.started += 1
+        local.open += 1
+        local.root_id = local.root_id or span_id
+
+
+def closing(local: Local, span_id: int) -> dict[str, Any]:
+    """Count the end of such a span; returns the attributes that it has to carry."""
+    with _lock:
+        local.open -= 1
+        return _counts(local) if span_id == local.root_id or local.closed else {}
 
 
 class Unsampled(otel.NonRecordingSpan):
@@ -242,7 +273,7 @@ def dropped(span: LiveSpan) -> None:
         span.local.dropped += 1
 
 
-def _recorded(error: BaseException, trace_id: int) -> bool:
+def recorded(error: BaseException, trace_id: int) -> bool:
     """Whether this trace has recorded the exception already; marks it as recorded."""
     try:
         if getattr(error, "__assay_recorded__", None) == trace_id:

@@ -114,7 +114,7 @@ class Stream:
         try:
             value = reduce(self._items)
         except Exception as error:
-            _errors.counts["reduce"] += 1
+            _errors.user("reduce", error)
             value = f"[reduce raised {_errors.describe(error)}]"
         outputs(self._spec, self._call, value)
 

@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _context
 from assay.tracer._encode import FeedbackEvent
-from assay.tracer._finish import finish
 from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import LiveSpan
@@ -41,7 +40,7 @@ class Captured:
     @property
     def feedback(self) -> list[FeedbackEvent]:
         """What `current_run().feedback(…)` attached to runs of this trace so far."""
-        return list(self._feedback)
+        return [self._runtime.delivery.finisher.feedback(event) for event in tuple(self._feedback)]
 
     def spans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:
         """The ended spans, and how many are still open after waiting at most `timeout` seconds for them."""
@@ -69,7 +68,8 @@ class Captured:
         return self._root.local.open if self._root is not None else 0
 
     def _finished(self) -> tuple[list[ReadableSpan], int]:
-        return [finish(span) for span in tuple(self._ended)], self._open()
+        finish = self._runtime.delivery.finisher.span
+        return [f for f in map(finish, tuple(self._ended)) if f is not None], self._open()
 
 
 @contextmanager

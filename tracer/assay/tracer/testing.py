@@ -21,7 +21,6 @@ from assay.tracer import _attributes as names
 from assay.tracer import _errors, _runtime, _settings
 from assay.tracer._delivery import Delivery, Flushed
 from assay.tracer._encode import FeedbackEvent
-from assay.tracer._finish import finish
 from assay.tracer._span import Clock
 
 __all__ = ["Spans", "capture_spans", "fixed", "traced"]
@@ -49,7 +48,8 @@ class Spans(Delivery):
     @property
     def spans(self) -> list[ReadableSpan]:
         """Ended spans as they would leave, by start time."""
-        return sorted((finish(span) for span in tuple(self.ended)), key=lambda span: span.start_time or 0)
+        finished = (self.finisher.span(span) for span in tuple(self.ended))
+        return sorted((span for span in finished if span is not None), key=lambda span: span.start_time or 0)
 
     def names(self) -> list[str]:
         """The names of the ended spans, by start time."""

@@ -1,0 +1,63 @@
+"""What is done once to the process that we live in: context for its threads, and a last delivery on SIGTERM."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from assay.tracer import _errors
+
+_ready = threading.Lock()
+_threads_done = _sigterm_done = False
+
+
+def carry_context_into_threads() -> None:
+    """Let `threading.Thread`, `Timer` and `ThreadPoolExecutor` hand the current context on, if nobody does so yet.
+
+    The instrumentation takes 50 ms to import, which is why it is not imported with the package.
+    """
+    global _threads_done
+    with _ready:
+        if _threads_done:
+            return
+        _threads_done = True
+        try:
+            from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+
+            instrumentor = ThreadingInstrumentor()
+            if not instrumentor.is_instrumented_by_opentelemetry:
+                instrumentor.instrument()
+        except Exception as error:
+            _errors.note("threads", error)
+
+
+def flush_on_sigterm(flush: Callable[[], object]) -> None:
+    """Deliver before SIGTERM ends the process; only where the application left the signal to its default."""
+    global _sigterm_done
+    if _sigterm_done or threading.current_thread() is not threading.main_thread():
+        return
+    try:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _handler(flush))
+            _sigterm_done = True
+    except (ValueError, OSError) as error:  # an interpreter without signals
+        _errors.note("sigterm", error)
+
+
+def _handler(flush: Callable[[], object]) -> Callable[[int, FrameType | None], None]:
+    def last() -> None:
+        try:
+            flush()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        # Not here: the interrupted code may hold one of our locks. A bare thread, for `threading` has locks as well.
+        signal.signal(signum, signal.SIG_DFL)
+        _thread.start_new_thread(last, ())
+
+    return handle

@@ -1,0 +1,73 @@
+"""Joining an existing OpenTelemetry set-up: its provider makes our spans, and we deliver its spans too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from opentelemetry.context.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+
+from assay.tracer import _attributes as names
+from assay.tracer import _errors
+from assay.tracer._span import Local, closing, counted, new_local, open_local
+
+Put = Callable[[ReadableSpan], None]
+
+
+class JoinedProcessor(SpanProcessor):
+    """Hands a copy of every span of the joined provider to delivery, with the counts of its trace."""
+
+    def __init__(self, put: Put, resource: Resource) -> None:
+        self._put = put
+        self._resource = resource
+        self.active = True  # a provider cannot forget a processor; `configure` switches an old one off
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Count the span on its trace."""
+        try:
+            if self.active:
+                context = span.get_span_context()
+                local = open_local(context.trace_id)
+                if local is None:
+                    remote = span.parent is not None and span.parent.is_remote
+                    local = new_local(context.trace_id, self._put, self._resource, remote)
+                counted(local, context.span_id)
+                span._assay_local = local  # type: ignore[attr-defined]
+        except Exception as error:
+            _errors.note("joined", error)
+
+    def _on_ending(self, span: Span) -> None:
+        """Nothing can be changed any more, but the live span is at hand: remember what to add to its copy."""
+        try:
+            local = getattr(span, "_assay_local", None)
+            if local is not None:
+                self._put_copy(span._readable_span(), local)
+        except Exception as error:
+            _errors.note("joined", error)
+
+    def _put_copy(self, span: ReadableSpan, local: Local) -> None:
+        extra = closing(local, span.context.span_id)
+        local.sink(_copy(span, {**extra, **self._identity()}))
+
+    def _identity(self) -> dict[str, Any]:
+        """Project and environment are on the resource, which in a joined set-up is not ours."""
+        attributes = self._resource.attributes
+        return {key: attributes[key] for key in (names.PROJECT, names.ENVIRONMENT) if key in attributes}
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Delivery has its own flush."""
+        return True
+
+
+def _copy(span: ReadableSpan, extra: dict[str, Any]) -> ReadableSpan:
+    resource = span.resource.merge(
+        Resource({k: extra.pop(k) for k in (names.PROJECT, names.ENVIRONMENT) if k in extra})
+    )
+    return ReadableSpan(
+        name=span.name, context=span.context, parent=span.parent, resource=resource,
+        attributes={**(span.attributes or {}), **extra}, events=span.events, links=span.links, kind=span.kind,
+        status=span.status, start_time=span.start_time, end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""A trace across processes: W3C traceparent, tracestate and baggage in a dict that travels with the work.
+
+headers = inject()                       # in the caller
+with extract(headers): work()            # in the other process
+executor.submit(carry(work), 1)          # both at once, for ProcessPoolExecutor and multiprocessing
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from opentelemetry import baggage
+from opentelemetry import trace as otel
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context.context import Context
+from opentelemetry.trace import NonRecordingSpan, SpanContext
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace.span import TraceState
+
+from assay.tracer import _context, _errors
+from assay.tracer._ambient import from_baggage
+from assay.tracer._context import Remote
+from assay.tracer._span import VENDOR, span_context
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TRACE, _BAGGAGE = TraceContextTextMapPropagator(), W3CBaggagePropagator()
+
+
+def inject(carrier: MutableMapping[str, str] | None = None) -> MutableMapping[str, str]:
+    """Put the current run, session, user and tags into a carrier (a new dict, or headers) and return it.
+
+    Inside an application that another OpenTelemetry set-up traces, `traceparent` stays the one of that set-up; our ids
+    travel in `tracestate`.
+    """
+    found: MutableMapping[str, str] = {} if carrier is None else carrier
+    try:
+        ctx = _context.get_current()
+        context = _outgoing(ctx)
+        if context is not None:
+            _TRACE.inject(found, otel.set_span_in_context(NonRecordingSpan(context), Context()))
+        _BAGGAGE.inject(found, ctx)
+    except Exception as error:
+        _errors.note("inject", error)
+    return found
+
+
+def _outgoing(ctx: Context) -> SpanContext | None:
+    own = _context.parent(ctx)
+    if own is None:
+        return _context.foreign(ctx)
+    ours = (
+        span_context(own.trace_id, own.span_id, sampled=own.sampled)
+        if isinstance(own, Remote)
+        else own.get_span_context()
+    )
+    foreign = _context.foreign(ctx)
+    return ours if foreign is None else _with_entry(foreign, ours.trace_state[VENDOR])
+
+
+def _with_entry(context: SpanContext, entry: str) -> SpanContext:
+    others = [(k, v) for k, v in context.trace_state.items() if k != VENDOR]
+    state = TraceState([(VENDOR, entry), *others])
+    return SpanContext(context.trace_id, context.span_id, context.is_remote, context.trace_flags, state)
+
+
+@contextmanager
+def extract(carrier: Mapping[str, str]) -> Iterator[None]:
+    """What starts inside continues the trace in the carrier: `inject()`'s dict, or the headers of a request."""
+    previous = _context.get_current()
+    token = _context.attach(_incoming(carrier, previous))
+    try:
+        yield
+    finally:
+        _context.detach(token, previous)
+
+
+def _incoming(carrier: Mapping[str, str], ctx: Context) -> Context:
+    try:
+        plain = {str(k).lower(): str(v) for k, v in carrier.items()}
+        bare = Context({k: v for k, v in ctx.items() if k not in (_context.OWN_KEY, _context.OTEL_KEY)})
+        found = _BAGGAGE.extract(plain, _TRACE.extract(plain, bare))
+        return _context.with_value(found, _context.AMBIENT_KEY, from_baggage(baggage.get_all(found)) or None)
+    except Exception as error:
+        _errors.note("extract", error)
+        return ctx
+
+
+class carry(Generic[P, R]):
+    """A picklable callable that runs a function in another process as part of the run that is current now."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self._function = function
+        self._carrier = dict(inject())
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function inside `extract(…)`."""
+        with extract(self._carrier):
+            return self._function(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_function": self._function, "_carrier": self._carrier}

@@ -1,0 +1,109 @@
+"""Take secrets out of values: by key, by pattern, by function. Whatever fails takes the value along, never the span."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from assay.tracer import _errors
+from assay.tracer._settings import Redactor
+
+REDACTED = "[redacted]"
+FAILED = "[redacted: the redactor failed]"
+
+
+class Redaction:
+    """Applies a list of redactors to attribute mappings and texts."""
+
+    def __init__(self, redactors: Sequence[Redactor]) -> None:
+        keys = [r for r in redactors if isinstance(r, str)]
+        self._keys = frozenset(map(_plain, keys))
+        self._patterns = [r for r in redactors if isinstance(r, re.Pattern)]
+        self._functions: list[Callable[[str, Any], Any]] = [
+            r for r in redactors if not isinstance(r, (str, re.Pattern)) and callable(r)
+        ]
+        self._assigned = _assignment(keys) if keys else None
+
+    def __bool__(self) -> bool:
+        return bool(self._keys or self._patterns or self._functions)
+
+    def attributes(self, attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The attributes with every secret replaced; JSON texts are redacted inside, and stay JSON."""
+        return {key: self.attribute(key, value) for key, value in (attributes or {}).items()}
+
+    def attribute(self, key: str, value: Any) -> Any:
+        """One attribute's value, redacted."""
+        try:
+            if _plain(key) in self._keys or _plain(key.rpartition(".")[2]) in self._keys:
+                return REDACTED
+            if isinstance(value, bytes):
+                value = value.decode("utf-8", "replace")
+            found = self._node(key, list(value) if isinstance(value, tuple) else value)
+            return found if _is_attribute(found) else orjson.dumps(found, default=repr).decode()
+        except Exception as error:
+            _errors.user("redact", error)
+            return FAILED
+
+    def text(self, text: str | None) -> str | None:
+        """A free text (a name, a status description), redacted."""
+        if not text:
+            return text
+        found = self.attribute("", text)
+        return found if isinstance(found, str) else FAILED
+
+    def _node(self, key: str, value: Any) -> Any:
+        for function in self._functions:
+            value = function(key, value)
+        if isinstance(value, str):
+            return self._string(key, value)
+        if isinstance(value, Mapping):
+            return {self._name(k): self._entry(k, v) for k, v in value.items()}
+        return [self._node(key, v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    def _entry(self, key: Any, value: Any) -> Any:
+        return REDACTED if _plain(str(key)) in self._keys else self._node(str(key), value)
+
+    def _name(self, key: Any) -> str:
+        found = str(key)
+        for pattern in self._patterns:
+            found = pattern.sub(REDACTED, found)
+        return found
+
+    def _string(self, key: str, text: str) -> str:
+        inner = _decoded(text)
+        if inner is not None:
+            return orjson.dumps(self._node(key, inner), default=repr).decode()
+        for pattern in self._patterns:
+            text = pattern.sub(REDACTED, text)
+        return self._assigned.sub(rf"\g<1>{REDACTED}", text) if self._assigned is not None else text
+
+
+def _plain(key: str) -> str:
+    """`api_key`, `apiKey` and `API-Key` are the same key."""
+    return key.lower().replace("_", "").replace("-", "").replace(" ", "")
+
+
+def _assignment(keys: Sequence[str]) -> re.Pattern[str]:
+    """`password='x'` and `"password": "x"` in running text, as reprs and stack traces have them."""
+    parts = "|".join("[-_ ]?".join(map(re.escape, re.split(r"[-_ ]", key))) for key in keys)
+    value = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;)}\]&]+)"""
+    return re.compile(rf"""((?<![A-Za-z0-9])(?:{parts})["']?\s*[:=]\s*)(?:Bearer\s+|Basic\s+)?{value}""", re.IGNORECASE)
+
+
+def _decoded(text: str) -> Any:
+    """The list or dict that a text is the JSON of, else None."""
+    start = text[:64].lstrip()[:1]
+    if start not in ("{", "["):
+        return None
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _is_attribute(value: Any) -> bool:
+    plain = (str, bool, int, float)
+    return isinstance(value, plain) or (isinstance(value, list) and all(isinstance(v, plain) for v in value))
