@@ -2,7 +2,7 @@
 
 import typer
 
-from assay.cli import serve
+from assay.cli import db, serve
 from assay.cli._common import failing_in_one_line
 
 app = typer.Typer(
@@ -12,6 +12,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(serve.serve)
+app.add_typer(db.app, name="db")
 
 
 @app.callback()

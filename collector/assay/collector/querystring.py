@@ -1,15 +1,27 @@
-"""Filters in query strings and on command lines: `name=answer&feedback=concise<0.5&latency_ms=>=200&tags=a&tags=b`."""
+"""Filters as text, one grammar for query strings, command lines and pages.
+
+In a query string: `name=answer&feedback=concise<0.5&latency_ms=>=200&tags=a&tags=b`. On a command line, one term each:
+`name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1 since=1h` and words to be found in inputs or
+outputs. `since` and `until` take a duration (`90s`, `30m`, `1h`, `7d`, `2w`: so long ago) or an ISO date or time (UTC
+unless it says otherwise).
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from assay.collector.filters import COMPARISONS, LISTS, Filter, combined
 
 NUMBERS = ("since_ns", "until_ns")
 COMPARED = re.compile(r"^(?P<key>.*?)(?P<operator><=|>=|!=|<|>|=)(?P<value>.*)$", re.DOTALL)
+TERM = re.compile(r"^(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator><=|>=|!=|<|>|=)(?P<value>.*)$", re.DOTALL)
+DURATION = re.compile(r"^(\d+)\s*([smhdw])$")
+SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+NAMES = {"since": "since_ns", "until": "until_ns", "tag": "tags"}
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -17,8 +29,52 @@ def to_filter(items: Iterable[tuple[str, str]]) -> Filter:
     """The filter that pairs of a name and a text say. Raises `ValueError`, naming the pair."""
     conditions: dict[str, Any] = {}
     for name, value in items:
-        _add(conditions, name, value)
+        if name not in Filter.__dataclass_fields__ and COMPARED.match(name):  # `latency_ms>=5` splits at its "="
+            name, value = _term(f"{name}={value}" if value else name)
+        _add(conditions, NAMES.get(name, name), value)
     return combined(None, conditions)
+
+
+def parse(terms: Iterable[str]) -> Filter:
+    """The filter that terms of a command line say. Raises `ValueError`, naming the term."""
+    terms = list(terms)
+    words = [term for term in terms if not TERM.match(term)]
+    items = [_term(term) for term in terms if TERM.match(term)]
+    return to_filter([*items, ("text", " ".join(words))] if words else items)
+
+
+def _term(term: str) -> tuple[str, str]:
+    found = TERM.match(term)
+    if not found:
+        raise ValueError(f"{term!r} is no condition, such as name=answer or latency_ms>200")
+    name, key, operator, value = found.groups()
+    if key is not None:
+        return name, f"{key}:{value}" if name == "metadata" else f"{key}{operator}{value}"
+    if operator != "=" and name not in COMPARISONS:
+        raise ValueError(f"{term!r}: {name!r} can only be compared with =")
+    return name, value if operator == "=" else operator + value
+
+
+def moment(text: str, now_ns: int | None = None) -> int:
+    """Nanoseconds since the epoch: an integer as it is, a duration ago, or an ISO date or time. Raises `ValueError`."""
+    if text.lstrip("-").isdigit():
+        return int(text)
+    if found := DURATION.match(text):
+        ago = int(found[1]) * SECONDS[found[2]] * 1_000_000_000
+        return (time.time_ns() if now_ns is None else now_ns) - ago
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00") from None
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
+
+
+def duration(text: str) -> int:
+    """Nanoseconds of a duration such as `30d`. Raises `ValueError`."""
+    found = DURATION.match(text)
+    if not found:
+        raise ValueError(f"{text!r} is no duration; write 90s, 30m, 1h, 7d or 2w")
+    return int(found[1]) * SECONDS[found[2]] * 1_000_000_000
 
 
 def to_items(filter: Filter) -> list[tuple[str, str]]:
@@ -40,7 +96,7 @@ def _add(conditions: dict[str, Any], name: str, value: str) -> None:
 
 def _scalar(name: str, value: str) -> Any:
     if name in NUMBERS:
-        return _number(name, value, int)
+        return moment(value)
     if name in COMPARISONS:
         _, operator, bound = _split(name, value if value[:1] in "<>=!" else "=" + value)
         return operator, _number(name, bound, float)

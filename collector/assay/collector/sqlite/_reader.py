@@ -111,6 +111,10 @@ class Readers:
 def connect_read_only(path: str) -> sqlite3.Connection:
     """A connection that cannot write."""
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0, cached_statements=256)
-    db.execute("PRAGMA query_only = ON")
-    db.execute("PRAGMA cache_size = -8192")
+    try:
+        db.execute("PRAGMA query_only = ON")
+        db.execute("PRAGMA cache_size = -8192")
+    except sqlite3.Error:
+        db.close()
+        raise
     return db

@@ -1,0 +1,190 @@
+"""`assay db`: look after a database file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from assay.cli._common import JsonOption, StoreOption, console, notes
+from assay.collector import connect, describe
+from assay.collector.protocols import Refused, Store
+from assay.collector.querystring import duration, parse
+from assay.collector.sqlite import Retention, SQLiteStore, holder, inspect
+
+app = typer.Typer(no_args_is_help=True, help="Look after a database: sizes, retention, deletion, checks, SQL.")
+
+FileOption = Annotated[str | None, typer.Option("--store", help="The SQLite file; else ./assay.db.")]
+Terms = Annotated[list[str], typer.Argument(help="Conditions, such as project=demo session=s-1 since=7d.")]
+SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@app.command()
+def stats(store: FileOption = None, json: JsonOption = False) -> None:
+    """Show sizes, counts and each project's share.
+
+    Example: `assay db stats --store assay.db`
+    """
+    path = _file(store)
+    with inspect.opened(path) as file:
+        found = file.stats()
+    if json:
+        _print_json([found])
+        return
+    projects = found.pop("projects")
+    console.print(_table([{"what": name, "value": _shown(name, value)} for name, value in found.items()]))
+    console.print(_table([{**one, "bytes": _size(one["bytes"])} for one in projects]))
+
+
+@app.command()
+def prune(
+    older_than: Annotated[str | None, typer.Option(help="Delete traces that started longer ago, such as 30d.")] = None,
+    max_size: Annotated[str | None, typer.Option(help="Delete the oldest until this much is left, as 2GB.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only this project's; else of all, taken together.")] = None,
+    always: Annotated[bool, typer.Option("--always", help="Keep this as a rule: done about once an hour.")] = False,
+    store: FileOption = None,
+) -> None:
+    """Delete old traces with all that speaks of them.
+
+    Example: `assay db prune --older-than 30d --project demo --always`
+    """
+    rule = Retention(
+        project=project,
+        max_age_ns=duration(older_than) if older_than else None,
+        max_bytes=_bytes(max_size) if max_size else None,
+    )
+    if rule.max_age_ns is None and rule.max_bytes is None and not always:
+        raise Refused("say what is too much: --older-than 30d, --max-size 2GB (or --always alone to drop a rule)")
+    with _writable(store) as kept:
+        if always:
+            kept.set_retention(rule)
+        notes.print(f"deleted {kept.prune(rule)} traces")
+
+
+@app.command()
+def delete(
+    terms: Terms,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreOption = None,
+) -> None:  # fmt: skip
+    """Delete the traces that meet all conditions, with their words, feedback and decisions.
+
+    Example: `assay db delete user=u-42 --yes`
+    """
+    wanted = parse(terms)
+    kept: Store = connect(store)
+    try:
+        notes.print(f"store: {escape(describe(kept))}")
+        if not yes:
+            first = kept.traces(wanted, limit=1000)
+            count = f"{len(first)}{'+' if first.next else ''}"
+            typer.confirm(f"Delete {count} traces for good?", abort=True, err=True)
+        notes.print(f"deleted {kept.delete(wanted)} traces")
+    finally:
+        kept.close()
+
+
+@app.command()
+def vacuum(store: FileOption = None) -> None:
+    """Give the space of what was deleted back to the disk. Nothing may serve the file meanwhile.
+
+    Example: `assay db vacuum --store assay.db`
+    """
+    path = _file(store)
+    before = os.path.getsize(path)
+    with _writable(path) as kept:
+        kept.vacuum()
+    notes.print(f"{_size(before)} → {_size(os.path.getsize(path))}")
+
+
+@app.command()
+def check(
+    deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False, store: FileOption = None
+) -> None:
+    """Check that the file is sound and its tables fit together; exit status 1 if not.
+
+    Example: `assay db check --deep`
+    """
+    with inspect.opened(_file(store)) as file:
+        problems = file.check(deep=deep)
+    for problem in problems:
+        console.print(escape(problem), soft_wrap=True)
+    if problems:
+        raise typer.Exit(1)
+    notes.print("sound")
+
+
+@app.command()
+def sql(
+    query: Annotated[str | None, typer.Argument(help="One statement; without it, the tables are listed.")] = None,
+    store: FileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Read the file with SQL. It cannot be changed this way.
+
+    `payload(x)` is the JSON of a span's payload, by its id or its blob; `iso(ns)` is a time as text.
+
+    Example: `assay db sql "SELECT name, iso(start_ns), payload(id) ->> '$.inputs' FROM spans ORDER BY id DESC LIMIT 5"`
+    """
+    with inspect.opened(_file(store)) as file:
+        rows = file.sql(query or inspect.TABLES)
+        if json:
+            _print_json(rows)
+        else:
+            console.print(_table(rows))
+
+
+def _file(store: str | None) -> str:
+    """The path of a file that is there; what these commands do cannot be done through a server."""
+    path = store or os.environ.get("ASSAY_URL") or "assay.db"
+    if "://" in path:
+        raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
+    if not Path(path).exists():
+        raise Refused(f"there is no file {path!r}; name another with --store")
+    notes.print(f"store: {escape(path)}")
+    return path
+
+
+def _writable(store: str | None) -> SQLiteStore:
+    path = store if store is not None and Path(store).exists() else _file(store)
+    if found := holder(path):
+        at = f" at {found['url']}" if found.get("url") else ""
+        raise Refused(f"{path!r} is in use by process {found.get('pid')}{at}; stop it first")
+    return SQLiteStore(path)
+
+
+def _bytes(text: str) -> int:
+    number, unit = text[:-2].strip(), text[-2:].upper()
+    if unit not in SIZES or not number.replace(".", "", 1).isdigit():
+        raise Refused(f"{text!r} is no size; write 500MB or 2GB")
+    return int(float(number) * SIZES[unit])
+
+
+def _size(count: int) -> str:
+    unit = next((name for name in ("TB", "GB", "MB") if count >= SIZES[name]), "KB")
+    return f"{count / SIZES[unit]:.1f} {unit}"
+
+
+def _shown(name: str, value: Any) -> str:
+    return _size(value) if name.endswith("_bytes") else str(value)
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for position, row in enumerate(rows):
+        if position == 0:
+            for name in row:
+                table.add_column(escape(name), overflow="fold")
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    return table
+
+
+def _print_json(rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
+        typer.echo(orjson.dumps(row, default=str).decode())

@@ -1,0 +1,120 @@
+"""`assay db`, run as people run it, on real files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from assay.cli._app import app
+from assay.cli._common import failing_in_one_line
+from assay.collector.sqlite import SQLiteStore
+from collector.making import SECOND, child, run
+
+
+def assay(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["db", *arguments])
+
+
+def refusal(*arguments: str) -> str:
+    """What is told in one line when a command cannot be done."""
+    with pytest.raises(SystemExit) as told, failing_in_one_line():
+        app(["db", *arguments])
+    return str(told.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = str(tmp_path / "assay.db")
+    with SQLiteStore(path) as store:
+        root = run("new", project="p", inputs={"question": "where?"}, start_ns=4 * 10**9 * SECOND, user_id="u")
+        store.append([root, child(root), run("old", project="p", inputs=os.urandom(3000).hex())])
+    return path
+
+
+def left(file: str) -> list[str]:
+    with SQLiteStore(file) as store:
+        return [one.name for one in store.traces()]
+
+
+def test_stats(file: str) -> None:
+    shown = assay("stats", "--store", file)
+    assert shown.exit_code == 0
+    assert "waiting_for_text_index" in shown.stdout
+    found = json.loads(assay("stats", "--store", file, "--json").stdout)
+    assert (found["spans"], found["projects"][0]["project"], found["projects"][0]["traces"]) == (3, "p", 2)
+
+
+def test_prune_by_age(file: str) -> None:
+    assert "deleted 1 traces" in assay("prune", "--older-than", "1d", "--store", file).stderr
+    assert left(file) == ["new"]
+
+
+def test_prune_by_size_as_a_rule(file: str) -> None:
+    assert assay("prune", "--max-size", "1KB", "--project", "p", "--always", "--store", file).exit_code == 0
+    with SQLiteStore(file) as store:
+        assert store.retention()[0].max_bytes == 1000
+
+
+def test_delete_by_conditions(file: str) -> None:
+    assert "deleted 1 traces" in assay("delete", "user=u", "--yes", "--store", file).stderr
+    assert left(file) == ["old"]
+
+
+def test_delete_asks_first(file: str) -> None:
+    asked = CliRunner().invoke(app, ["db", "delete", "project=p", "--store", file], input="n\n")
+    assert asked.exit_code == 1
+    assert "Delete 2 traces" in asked.stderr
+    assert left(file) == ["new", "old"]
+
+
+def test_vacuum_and_check(file: str) -> None:
+    assert assay("vacuum", "--store", file).exit_code == 0
+    assert assay("check", "--deep", "--store", file).exit_code == 0
+
+
+def test_sql_reads_payloads_and_times(file: str) -> None:
+    query = (
+        "SELECT name, iso(start_ns) AS at, payload(id) ->> '$.inputs.question' AS q, payload(payload) AS p FROM spans"
+    )
+    first = json.loads(assay("sql", query, "--store", file, "--json").stdout.splitlines()[0])
+    assert (first["name"], first["q"], first["at"]) == ("new", "where?", "2096-10-02T07:06:40.000000000Z")
+    assert json.loads(first["p"])["inputs"] == {"question": "where?"}
+
+
+def test_sql_lists_the_tables(file: str) -> None:
+    assert "trace_id" in assay("sql", "--store", file).stdout
+
+
+def test_sql_cannot_write(file: str) -> None:
+    assert "readonly" in refusal("sql", "DELETE FROM spans", "--store", file)
+    assert left(file) == ["new", "old"]
+
+
+def test_reading_goes_on_while_another_process_holds_the_file(file: str) -> None:
+    with SQLiteStore(file):
+        assert assay("stats", "--store", file).exit_code == 0
+        assert assay("check", "--store", file).exit_code == 0
+        assert f"in use by process {os.getpid()}" in refusal("vacuum", "--store", file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("stats", "--store", "missing.db"), "no file 'missing.db'"),
+        (("prune", "--store", "missing.db"), "--older-than 30d"),
+        (("prune", "--max-size", "big"), "'big' is no size"),
+        (("prune", "--older-than", "soon"), "'soon' is no duration"),
+        (("stats", "--store", "http://localhost:1"), "is a server"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], told: str) -> None:
+    assert told in refusal(*arguments)
+
+
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "bad.db").write_bytes(b"nonsense" * 4000)
+    assert "damaged" in refusal("check", "--store", str(tmp_path / "bad.db"))
