@@ -1,6 +1,6 @@
 """What `evaluate()` costs over the task itself: python benchmarks/evaluate.py [noop async sync stream] [--n 1000]
 
-noop: a plain task that returns at once and one exact-match evaluator, stored in SQLite; the budget is 250 µs an example.
+noop: a plain task that returns at once and one exact-match evaluator, stored in SQLite; the budget is 250 µs each.
 async, sync: a task of 50 ms, 50 at once, stored; the ideal for 1,000 examples is 1 s; the budgets are 1.1 and 1.15
 times that. stream: 100,000 examples out of a generator; the budget is 400 MB of resident memory. Every kind runs in a
 process of its own, three times; the best counts, since everything else on the machine only adds.

@@ -35,7 +35,7 @@ def save(
     All examples must follow the schema: the one given, one inferred from them, or the one that the dataset has already
     (else `SchemaError`). `replace` takes out what is not in the source.
     """
-    examples = read(source, columns=columns)
+    examples = read(source, columns=columns)  # also gives doubles ids of their own
     known = _known(store, name)
     kind = kind or (known.kind if known else kind_of(examples))
     check_kind(examples, kind)

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from assay.collector import connect, describe
 from assay.collector.protocols import NotFound, Store, StoreError
 from assay.collector.records import JSON
 from assay.collector.records import Experiment as Record
@@ -229,11 +230,9 @@ def _plan(record: Record, task: Task | None, evaluators: tuple[Evaluator, ...], 
 def _opened(where: Where, settings: Settings) -> Store:
     if where is not None and not isinstance(where, str | PathLike):
         return where
-    from assay.collector.sqlite import SQLiteStore
-
-    store: Store = SQLiteStore(Path(where or "assay.db"))
+    store = connect(where)
     if settings.progress is not False:
-        say(f"assay: results go to {store}")
+        say(f"assay: results go to {describe(store)}")
     return store
 
 

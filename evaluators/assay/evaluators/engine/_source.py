@@ -46,8 +46,9 @@ def source_of(given: Any, store: Store, default_name: str, split: str | None) ->
         return _streamed(Path(given).stem, given, split)
     if isinstance(given, Iterator):
         return _streamed(default_name, given, split)
-    kept = datasets.save(store, Path(given).stem if datasets.is_file(given) else default_name, given, replace=True)
-    return _stored(store, kept.name, kept.version, split)
+    examples = datasets.read(given)
+    kept = datasets.save(store, Path(given).stem if datasets.is_file(given) else default_name, examples, replace=True)
+    return _listed(kept, examples, split)
 
 
 def items_of(
@@ -91,6 +92,14 @@ def _stored(store: Store, name: str, version: int | None, split: str | None) -> 
         where = f"split {split!r} of dataset {name!r}" if split else f"dataset {name!r}"
         raise NotFound(f"{where} (version {dataset.version}) has no examples")
     return Source(name, dataset.version, dataset.kind, count, lambda: _pages(store, dataset, split))
+
+
+def _listed(dataset: Dataset, examples: Sequence[Example], split: str | None) -> Source:
+    """A dataset that is in memory already, so that it need not be read back."""
+    chosen = [example for example in examples if split is None or example.split == split]
+    return Source(
+        dataset.name, dataset.version, dataset.kind, len(chosen), lambda: ((example, None) for example in chosen)
+    )
 
 
 def _pages(store: Store, dataset: Dataset, split: str | None) -> Iterator[tuple[Example, Trace | None]]:
