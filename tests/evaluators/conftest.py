@@ -3,10 +3,13 @@
 import asyncio
 
 import pytest
+from hypothesis import settings
 
 from assay.collector.records import Case, Document, Example, Run, Target, Trace
 from assay.collector.sqlite import SQLiteStore
 
+settings.register_profile("evaluators", deadline=None, max_examples=60)  # oracles load slowly the first time
+settings.load_profile("evaluators")
 TRACE_ID = "1" * 32
 
 

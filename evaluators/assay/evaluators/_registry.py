@@ -16,7 +16,10 @@ from assay.evaluators._evaluator import Evaluator, make
 from assay.evaluators._metric import Metric
 
 GROUP = "assay.evaluators"  # of entry points: name = "package.module:thing", a callable, a class or an Evaluator
-MODULES = ("retrieval", "text")  # where our own are registered
+MODULES = (  # where our own are registered
+    "agents", "classification", "human", "json", "language", "looping", "numbers", "overlap", "pipeline", "privacy",
+    "retrieval", "text", "text_matching",
+)  # fmt: skip
 
 C = TypeVar("C", bound=type)
 
@@ -142,7 +145,7 @@ def get(id: str, **parameters: Any) -> Evaluator:
     if entry is None:
         return _from_entry_point(id, parameters)
     options, own = _split(parameters)
-    known = [field.name for field in dataclasses.fields(entry.factory)]
+    known = [field.name for field in dataclasses.fields(entry.factory) if field.init]
     for name in own:
         if name not in known:
             raise ValueError(f"evaluator {id!r} has no parameter {name!r}; it has {', '.join([*known, *OPTIONS])}")
@@ -189,7 +192,7 @@ def _made(entry: Entry, instance: Any, options: dict[str, Any], origin: dict[str
 
 
 def _parameters(instance: Any) -> dict[str, Any]:
-    pairs = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance))
+    pairs = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance) if field.init)
     return {field.name: value for field, value in pairs if value != field.default}
 
 

@@ -59,11 +59,23 @@ def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = N
     Gains are linear, discounted by log2(rank + 1). Raises `ValueError` when only some expected documents have scores.
     """
     wanted = documents_of(expected)
+    ideal = ideal_gain(wanted, k=k, by=by)
+    found = gain(documents, wanted, k=k, by=by)
+    return found / ideal if ideal > 0 else 0.0
+
+
+def gain(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
+    """Discounted cumulative gain of the retrieved documents."""
+    wanted = documents_of(expected)
     gains = _gains(wanted, by)
     hits, _ = _hits(documents, wanted, by, k)
-    ideal = sum(gain / log2(rank + 2) for rank, gain in enumerate(sorted(gains, reverse=True)[:k]))
-    found = sum(gains[position] / log2(rank + 2) for rank, position in hits)
-    return found / ideal if ideal > 0 else 0.0
+    return sum(gains[position] / log2(rank + 2) for rank, position in hits)
+
+
+def ideal_gain(expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
+    """Discounted cumulative gain of the best ranking of the expected documents."""
+    gains = sorted(_gains(documents_of(expected), by), reverse=True)
+    return sum(gain / log2(rank + 2) for rank, gain in enumerate(gains[:k]))
 
 
 def precision(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:

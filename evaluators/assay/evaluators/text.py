@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
+from assay.evaluators._patterns import compiled, search
 from assay.evaluators._registry import OUTCOMES, VALID, builtin
 from assay.evaluators._texts import text_of
+from assay.evaluators.looping import compression_ratio, repeated_share, unique_sentences
+from assay.evaluators.overlap import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
+
+__all__ = [
+    "Contains",
+    "Exact",
+    "Length",
+    "NotEmpty",
+    "Regex",
+    "bleu",
+    "bleus",
+    "compression_ratio",
+    "contains",
+    "exact",
+    "fuzzy",
+    "levenshtein",
+    "repeated_share",
+    "rouge",
+    "rouge_parts",
+    "search",
+    "unique_sentences",
+]
 
 Unit = Literal["characters", "words"]
 
@@ -26,26 +48,6 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
 def contains(text: str, part: str, *, ignore_case: bool = False) -> bool:
     """Whether `part` is somewhere in `text`."""
     return part.casefold() in text.casefold() if ignore_case else part in text
-
-
-def search(pattern: str, text: str, *, flags: str = "", seconds: float = 1.0) -> str | None:
-    """The first match of a regular expression, or None. `flags` are letters as in "(?i)".
-
-    Raises `TimeoutError` when the search takes longer than `seconds`, `ValueError` for a pattern that is none.
-    """
-    found = compiled(pattern, flags).search(text, timeout=seconds)
-    return None if found is None else str(found.group())
-
-
-@cache
-def compiled(pattern: str, flags: str = "") -> Any:
-    """A compiled pattern of the `regex` library, whose searches take a time limit. Raises `ValueError`."""
-    import regex
-
-    try:
-        return regex.compile(f"(?{flags}){pattern}" if flags else pattern)
-    except regex.error as error:  # its message names the position
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
 
 
 @builtin(

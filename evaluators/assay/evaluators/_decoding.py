@@ -1,0 +1,60 @@
+"""Texts hidden in a text: runs of base16, base32 and base64, also inside each other."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+DEPTH = 3  # encodings inside encodings that are followed
+_HEX = re.compile(r"(?<![0-9A-Za-z])(?:0x)?((?:[0-9A-Fa-f]{2}[ :]?){5,}[0-9A-Fa-f]{2})(?![0-9A-Za-z])")
+_BASE32 = re.compile(r"(?<![A-Z2-7])[A-Z2-7]{16,}={0,6}")
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_-]{8,}={0,2}")
+_WRAPPED = re.compile(r"(?:[A-Za-z0-9+/]{60,76}\r?\n)+[A-Za-z0-9+/]{1,76}={0,2}")  # as `base64` writes it
+
+
+def decoded(text: str, depth: int = DEPTH) -> list[str]:
+    """The readable texts that are encoded in a text, outer ones first."""
+    found: list[str] = []
+    for hidden in _candidates(text):
+        if hidden not in found:
+            found.append(hidden)
+            if depth > 1:
+                found += [deeper for deeper in decoded(hidden, depth - 1) if deeper not in found]
+    return found
+
+
+def _candidates(text: str) -> list[str]:
+    raw = [_hex(match.group(1)) for match in _HEX.finditer(text)]
+    raw += [_base32(match.group()) for match in _BASE32.finditer(text)]
+    raw += [_base64(match.group()) for pattern in (_BASE64, _WRAPPED) for match in pattern.finditer(text)]
+    return [readable for data in raw if data and (readable := _readable(data))]
+
+
+def _hex(text: str) -> bytes:
+    return bytes.fromhex(re.sub(r"[ :]", "", text))
+
+
+def _base32(text: str) -> bytes:
+    try:
+        return base64.b32decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 8))
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _base64(text: str) -> bytes:
+    plain = re.sub(r"\s", "", text).rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4))
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _readable(data: bytes) -> str | None:
+    """The text if nearly all of it can be printed: a word that happens to be base64 decodes to noise."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    printable = sum(character.isprintable() or character in "\n\r\t" for character in text)
+    return text if text and printable >= 0.95 * len(text) else None

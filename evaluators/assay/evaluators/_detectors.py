@@ -1,0 +1,171 @@
+"""What must not leak: personal data and secrets, found by patterns and checked by their own rules.
+
+Every pattern is linear in the text, and what it finds is checked (Luhn, area numbers, IBAN's remainder, the numbering
+plans of telephones), so that an order number is no credit card.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something found: its kind, and where it stands. What it is stays out, so that a report leaks nothing."""
+
+    kind: str
+    start: int
+    end: int
+
+
+Finder = Callable[[str], Iterator[tuple[int, int]]]
+
+_CARD = re.compile(r"(?<![\w.,-])(?:\d[ -]?){12,18}\d(?![\w-]|[.,]\d)")
+_SSN = re.compile(r"(?<![\w.-])(\d{3})([- ])(\d{2})\2(\d{4})(?![\w-]|\.\d)")
+_EMAIL = re.compile(
+    r"(?<![\w.+%'-])[\w+%'-]{1,64}(?:\.[\w+%'-]{1,64}){0,8}@(?:[^\W_](?:[^\W_]|-){0,62}\.){1,8}[^\W\d_]{2,24}(?![\w-])"
+)
+_IBAN = re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)")
+_IBAN_LENGTHS = {
+    "AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22, "BR": 29, "BY": 28,
+    "CH": 21, "CR": 22, "CY": 28, "CZ": 24, "DE": 22, "DK": 18, "DO": 28, "EE": 20, "EG": 29, "ES": 24, "FI": 18,
+    "FO": 18, "FR": 27, "GB": 22, "GE": 22, "GI": 23, "GL": 18, "GR": 27, "GT": 28, "HR": 21, "HU": 28, "IE": 22,
+    "IL": 23, "IQ": 23, "IS": 26, "IT": 27, "JO": 30, "KW": 30, "KZ": 20, "LB": 28, "LI": 21, "LT": 20, "LU": 20,
+    "LV": 21, "MC": 27, "MD": 24, "ME": 22, "MK": 19, "MR": 27, "MT": 31, "MU": 30, "NL": 18, "NO": 15, "PK": 24,
+    "PL": 28, "PS": 29, "PT": 25, "QA": 29, "RO": 24, "RS": 22, "SA": 24, "SE": 24, "SI": 19, "SK": 24, "SM": 27,
+    "TN": 24, "TR": 26, "UA": 29, "VA": 22, "VG": 24, "XK": 20,
+}  # fmt: skip
+# First digits and lengths of the card networks (ISO/IEC 7812), so that 13 to 19 digits by chance are seldom one.
+_NETWORKS = re.compile(
+    r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}"
+    r"|3(?:0[0-5]|[68]\d)\d{11,16}|6(?:011|5\d\d|4[4-9]\d)\d{12,15}|(?:352[89]|35[3-8]\d)\d{12,15}|62\d{14,17}"
+)
+
+
+def luhn(digits: str) -> bool:
+    """Whether a string of digits passes the Luhn check (ISO/IEC 7812-1, annex B)."""
+    total = 0
+    for place, digit in enumerate(reversed(digits)):
+        value = int(digit) * (1 + place % 2)
+        total += value - 9 if value > 9 else value
+    return total % 10 == 0
+
+
+def cards(text: str) -> Iterator[tuple[int, int]]:
+    """Credit cards: a known network, the right length, the Luhn check, not one digit all over."""
+    for match in _CARD.finditer(text):
+        digits = re.sub(r"\D", "", match.group())
+        if _NETWORKS.fullmatch(digits) and luhn(digits) and len(set(digits)) > 1:
+            yield match.span()
+
+
+def social_security_numbers(text: str) -> Iterator[tuple[int, int]]:
+    """US social security numbers: area not 000, 666 or 9xx, group not 00, serial not 0000 (the rules of the SSA)."""
+    for match in _SSN.finditer(text):
+        area, group, serial = match.group(1), match.group(3), match.group(4)
+        if area not in ("000", "666") and area[0] != "9" and group != "00" and serial != "0000":
+            yield match.span()
+
+
+def emails(text: str) -> Iterator[tuple[int, int]]:
+    """E-mail addresses."""
+    if "@" in text:
+        for match in _EMAIL.finditer(text):
+            yield match.span()
+
+
+def phones(text: str, region: str | None = None) -> Iterator[tuple[int, int]]:
+    """Telephone numbers that are valid in some country's plan: with + anywhere, without it in `region` ("US", …)."""
+    if sum(character.isdigit() for character in text) < 7:
+        return
+    import phonenumbers
+
+    for match in phonenumbers.PhoneNumberMatcher(text, region, leniency=phonenumbers.Leniency.VALID):
+        yield match.start, match.end
+
+
+def ibans(text: str) -> Iterator[tuple[int, int]]:
+    """International bank account numbers: length of the country and remainder 1 modulo 97 (ISO 13616)."""
+    for match in _IBAN.finditer(text):
+        for end in _ends_of_iban(match):
+            yield match.start(), end
+
+
+def _ends_of_iban(match: re.Match[str]) -> Iterator[int]:
+    """The pattern may take in a word that follows: the country's length says where the number ends."""
+    wanted = _IBAN_LENGTHS.get(match.group()[:2])
+    if wanted is None:
+        return
+    taken = [place for place, character in enumerate(match.group()) if character != " "]
+    if len(taken) < wanted:
+        return
+    account = "".join(match.group()[place] for place in taken[:wanted])
+    if int("".join(str(int(character, 36)) for character in account[4:] + account[:4])) % 97 == 1:
+        yield match.start() + taken[wanted - 1] + 1
+
+
+PII: dict[str, Finder] = {
+    "credit_card": cards, "ssn": social_security_numbers, "email": emails, "phone": phones, "iban": ibans,
+}  # fmt: skip
+
+SECRETS: dict[str, re.Pattern[str]] = {
+    "pem": re.compile(r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}(?:CERTIFICATE|PRIVATE KEY|PRIVATE KEY BLOCK)-----"),
+    "openai_key": re.compile(
+        r"(?<![\w-])sk-(?!ant-)(?:(?:proj|svcacct|admin|None)-[\w-]{20,200}|[A-Za-z0-9]{20,64})(?![\w-])"
+    ),
+    "anthropic_key": re.compile(r"(?<![\w-])sk-ant-[a-z0-9]{2,12}-[\w-]{20,200}(?![\w-])"),
+    "h2o_key": re.compile(
+        r"(?<![\w-])(?:sk-[A-Za-z0-9]{48,64}|h2o(?:gpte?|ai)?[-_](?:api[-_]?)?(?:key[-_])?[A-Za-z0-9]{32,64})(?![\w-])",
+        re.IGNORECASE,
+    ),
+    "windows_key": re.compile(r"(?<![\w-])(?:[B-DF-HJKMNP-RTV-Y2346789]{5}-){4}[B-DF-HJKMNP-RTV-Y2346789]{5}(?![\w-])"),
+    "aws_key": re.compile(r"(?<![A-Z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z2-7]{16}(?![A-Z0-9])"),
+    "google_key": re.compile(r"(?<![\w-])AIza[\w-]{35}(?![\w-])"),
+    "github_token": re.compile(r"(?<!\w)(?:gh[pousr]_[A-Za-z0-9]{36,251}|github_pat_\w{82})(?!\w)"),
+    "gitlab_token": re.compile(r"(?<![\w-])glpat-[\w-]{20,64}(?![\w-])"),
+    "slack_token": re.compile(r"(?<![\w-])xox[abeoprs]-[A-Za-z0-9-]{10,250}(?![\w-])"),
+    "stripe_key": re.compile(r"(?<!\w)[rs]k_live_[A-Za-z0-9]{20,247}(?!\w)"),
+    "huggingface_token": re.compile(r"(?<!\w)hf_[A-Za-z0-9]{34,40}(?!\w)"),
+    "azure_key": re.compile(r"AccountKey=[A-Za-z0-9+/]{86}=="),
+    "jwt": re.compile(r"(?<![\w-])eyJ[\w-]{10,2000}\.eyJ[\w-]{10,8000}\.[\w-]{20,2000}(?![\w-])"),
+    "password": re.compile(r"(?i)(?<!\w)(?:password|passwd|pwd)[\"']?\s{0,4}[:=]\s{0,4}[\"']?[^\s\"'*<>{}$]{6,128}"),
+}  # fmt: skip
+
+
+def find_pii(text: str, kinds: Sequence[str] | None = None, *, region: str | None = None) -> list[Finding]:
+    """Personal data in a text, by place. Raises `ValueError` for an unknown kind."""
+    found = []
+    for kind in check_kinds(kinds, PII):
+        finder = PII[kind]
+        places = phones(text, region) if kind == "phone" else finder(text)
+        found += [Finding(kind, start, end) for start, end in places]
+    return _without_overlaps(found)
+
+
+def find_secrets(text: str, kinds: Sequence[str] | None = None) -> list[Finding]:
+    """Secrets in a text, by place. Raises `ValueError` for an unknown kind."""
+    found = []
+    for kind in check_kinds(kinds, SECRETS):
+        found += [Finding(kind, *match.span()) for match in SECRETS[kind].finditer(text)]
+    return sorted(found, key=lambda finding: finding.start)
+
+
+def check_kinds(kinds: Sequence[str] | None, known: dict[str, Finder] | dict[str, re.Pattern[str]]) -> list[str]:
+    """The kinds to look for; all when None. Raises `ValueError` for an unknown one."""
+    if isinstance(kinds, str):
+        kinds = [kinds]
+    for kind in kinds or ():
+        if kind not in known:
+            raise ValueError(f"{kind!r} is none of {', '.join(known)}")
+    return list(known) if kinds is None else list(kinds)
+
+
+def _without_overlaps(found: list[Finding]) -> list[Finding]:
+    """A card's digits may read as a telephone number: what was found first, in the order of kinds, stays."""
+    kept: list[Finding] = []
+    for one in found:
+        if not any(one.start < other.end and other.start < one.end for other in kept):
+            kept.append(one)
+    return sorted(kept, key=lambda finding: finding.start)

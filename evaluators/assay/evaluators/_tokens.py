@@ -1,0 +1,60 @@
+"""Words of a text, in the ways that the metrics of their field count them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, TypeAlias, cast
+
+Tokenizer: TypeAlias = Callable[[str], list[str]]
+Name = Literal["nltk", "13a", "rouge", "unicode", "characters"]
+
+_NOT_ASCII_WORD = re.compile(r"[^a-z0-9]+")
+# Scripts without spaces between words: each character stands for itself.
+_WORD_OR_IDEOGRAPH = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+    "|[^\\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
+)
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    """A tokenizer by name.
+
+    "nltk": NLTK's Treebank words, without sentence splitting. "13a": mteval-v13a as sacrebleu has it. "rouge":
+    lower-case ASCII letters and digits, as rouge-score. "unicode": lower-case words of any script, ideographs one by
+    one. "characters": every character but white space. Raises `ValueError` for another name.
+    """
+    known: dict[str, Callable[[], Tokenizer]] = {
+        "nltk": _nltk, "13a": _13a, "rouge": lambda: _rouge, "unicode": lambda: _unicode,
+        "characters": lambda: _characters,
+    }  # fmt: skip
+    if name not in known:
+        raise ValueError(f"tokenizer is one of {', '.join(map(repr, known))}, not {name!r}")
+    return known[name]()
+
+
+def _nltk() -> Tokenizer:
+    from nltk.tokenize import NLTKWordTokenizer
+
+    return cast(Tokenizer, NLTKWordTokenizer().tokenize)
+
+
+def _13a() -> Tokenizer:
+    from sacrebleu.tokenizers import tokenizer_13a
+
+    made = cast(Any, tokenizer_13a).Tokenizer13a()
+    return lambda text: cast(list[str], made(text).split())
+
+
+def _rouge(text: str) -> list[str]:
+    return _NOT_ASCII_WORD.sub(" ", text.lower()).split()
+
+
+def _unicode(text: str) -> list[str]:
+    return _WORD_OR_IDEOGRAPH.findall(text.lower())
+
+
+def _characters(text: str) -> list[str]:
+    return [character for character in text if not character.isspace()]

@@ -1,0 +1,53 @@
+"""What people said of a trace, as an evaluator's equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from assay.collector.records import Feedback, Trace
+from assay.evaluators._metric import Metric
+from assay.evaluators._outcomes import Skip
+from assay.evaluators._registry import MONITORING, OUTCOMES, builtin
+
+
+@builtin(
+    "human_feedback", metrics=(Metric("human_feedback", None, primary=True),), standards=(OUTCOMES, MONITORING),
+    source="LangSmith: human feedback on a run", canonical="mean of people's newest votes", kind="human",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class HumanFeedback:
+    """The mean of what people said under one key: each author's newest vote counts, and every vote without an author.
+
+    `of` is the key ("thumbs_up", …). Labels are the label that most people chose. Without a vote the case is skipped.
+    The metadata hold each author's vote.
+    """
+
+    of: str
+
+    def __call__(self, trace: Trace) -> dict[str, Any]:
+        votes = _newest([one for one in trace.feedback if _counts(one, self.of)])
+        if not votes:
+            raise Skip(f"nobody has given feedback under {self.of!r}")
+        metadata = {"votes": [_vote(one) for one in votes]}
+        scores = [float(one.score) for one in votes if one.score is not None]
+        if scores:
+            return {"score": fmean(scores), "comment": f"{len(scores)} votes", "metadata": metadata}
+        labels = [one.label for one in votes if one.label is not None]
+        return {"label": max(sorted(set(labels)), key=labels.count), "metadata": metadata}
+
+
+def _counts(one: Feedback, key: str) -> bool:
+    return one.key == key and one.source == "human" and one.outcome == "score"
+
+
+def _newest(votes: list[Feedback]) -> list[Feedback]:
+    by_author: dict[Any, Feedback] = {}
+    for vote in sorted(votes, key=lambda vote: vote.created_ns):
+        by_author[(vote.target, vote.author) if vote.author is not None else vote.id] = vote
+    return list(by_author.values())
+
+
+def _vote(one: Feedback) -> dict[str, Any]:
+    return {"author": one.author, "score": one.score, "label": one.label, "comment": one.comment}

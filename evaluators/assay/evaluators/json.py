@@ -1,0 +1,160 @@
+"""Whether answers are JSON, and the JSON that was asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.collector.records import Document
+from assay.evaluators._metric import Metric
+from assay.evaluators._registry import SECURE, VALID, builtin
+from assay.evaluators._verdicts import family, verdict
+
+_FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+class InvalidJSON(ValueError):
+    """A text that is no JSON, or not the JSON that the schema asks for."""
+
+
+def loads(text: str, *, lenient: bool = False) -> Any:
+    """Strict JSON (RFC 8259): no NaN or Infinity, no repeated keys, no byte order mark, nothing around it.
+
+    `lenient` takes off a byte order mark and a Markdown code fence first. Raises `InvalidJSON`.
+    """
+    if lenient:
+        text = text.removeprefix("\ufeff")
+        fenced = _FENCE.match(text)
+        text = fenced.group(1) if fenced else text
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
+    except InvalidJSON:
+        raise
+    except RecursionError:
+        raise InvalidJSON("nested too deeply to be read") from None
+    except ValueError as error:
+        raise InvalidJSON(str(error)) from error
+
+
+def is_json(text: str, *, lenient: bool = False) -> bool:
+    """Whether a text is strict JSON."""
+    try:
+        loads(text, lenient=lenient)
+    except InvalidJSON:
+        return False
+    return True
+
+
+@builtin(
+    "is_json", metrics=(Metric("is_json", primary=True),), standards=(VALID, SECURE),
+    source="LangSmith: heuristic evaluators", canonical="json of Python, strict",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class IsJSON:
+    """Whether the answer is JSON: strictly (no NaN, no repeated keys, nothing around it).
+
+    `lenient` first takes off a byte order mark and a Markdown code fence. Outputs that are no text already are values.
+    """
+
+    lenient: bool = False
+
+    def __call__(self, outputs: Any) -> dict[str, Any]:
+        problem = _problem(outputs, None, self.lenient)
+        return {"score": problem is None, "comment": problem}
+
+
+@builtin(
+    "json_schema", metrics=family("json_schema", parse=False), standards=(VALID, SECURE),
+    source="H2O Eval Studio: JSON schema", canonical="jsonschema",
+)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class JSONSchema:
+    """Whether the answer is JSON and meets a JSON Schema (draft 2020-12 unless `$schema` says otherwise).
+
+    `json_schema` is the schema as a dict or as JSON; empty, the answer must only be JSON. A schema that is none is
+    refused when the evaluator is made. References to other addresses are not followed. Where documents were retrieved,
+    those that begin like a JSON object or array are checked in the same way: they count as retrieval failures, and do
+    not fail the case. `lenient` takes off a byte order mark and a code fence first.
+    """
+
+    json_schema: Mapping[str, Any] | str = field(default_factory=dict)
+    lenient: bool = False
+    evaluate_retrieved_context: bool = True
+    _validator: Any = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_validator", validator_for(self.json_schema))
+
+    def __call__(self, outputs: Any, documents: Sequence[Document] | None = None) -> list[dict[str, Any]]:
+        problem = _problem(outputs, self._validator, self.lenient)
+        context, bad = None, []
+        if documents is not None and self.evaluate_retrieved_context:
+            fragments = [
+                (rank, document.content)
+                for rank, document in enumerate(documents)
+                if _looks_like_json(document.content)
+            ]
+            bad = [f"document {rank}: {found}" for rank, text in fragments if (found := self._problem(text))]
+            context = not bad if fragments else None
+        return verdict(
+            "json_schema", problem is None, context, parse=False, counted=False, comment=problem,
+            metadata={"documents": bad} if bad else None,
+        )  # fmt: skip
+
+    def _problem(self, text: str) -> str | None:
+        return _problem(text, self._validator, self.lenient)
+
+
+def validator_for(schema: Mapping[str, Any] | str) -> Any:
+    """A validator of jsonschema, or None for an empty schema. Raises `ValueError` for what is no schema."""
+    if isinstance(schema, str):
+        try:
+            schema = loads(schema) if schema.strip() else {}
+        except InvalidJSON as error:
+            raise ValueError(f"json_schema is no JSON: {error}") from error
+    if not schema:
+        return None
+    import jsonschema
+    from referencing import Registry
+
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(dict(schema))
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"json_schema is no JSON Schema: {error.message} at {error.json_path}") from error
+    return kind(dict(schema), registry=Registry())  # an empty registry: nothing is fetched
+
+
+def _problem(value: Any, validator: Any, lenient: bool) -> str | None:
+    """What is wrong with an answer as JSON; None if nothing is. Values that are no text are taken as they are."""
+    try:
+        parsed = loads(value, lenient=lenient) if isinstance(value, str) else value
+    except InvalidJSON as error:
+        return str(error)
+    if validator is None:
+        return None
+    try:
+        first = next(iter(validator.iter_errors(parsed)), None)
+    except RecursionError:
+        return "nested too deeply to be checked"
+    return None if first is None else f"{first.message:.500} at {first.json_path}"
+
+
+def _looks_like_json(text: str) -> bool:
+    return text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
+
+
+def _refuse_constant(name: str) -> None:
+    raise InvalidJSON(f"{name} is no JSON")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InvalidJSON(f"the key {repeated!r} comes twice in one object")
+    return found
