@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 from assay.cli._common import notes
-from assay.collector.protocols import Refused, Store
+from assay.collector.protocols import Refused
 
 
 def serve(
@@ -28,7 +28,7 @@ def serve(
     with SQLiteStore(store) as kept:
         path = os.path.abspath(store)
         run(
-            cast(Store, kept),
+            kept,
             host=host,
             port=port,
             ready=lambda url: notes.print(f"[bold]{url}[/]  keeps {path}", soft_wrap=True),

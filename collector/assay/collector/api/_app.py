@@ -37,8 +37,7 @@ def create_app(
         _control.keys(store), _control.queues(store),
     ):  # fmt: skip
         app.include_router(routes)
-    if hasattr(pages, "router"):
-        app.include_router(pages.router(store))
+    app.include_router(pages.router(store))
     map_errors(app)
     _openapi.install(app)
     return app

@@ -1,0 +1,76 @@
+"""OTLP requests for tests, and a server to send them to."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+_numbers = itertools.count(1)
+
+
+def span(name: str = "s", **fields: Any) -> Span:
+    """A good span with ids of its own."""
+    number = next(_numbers)
+    given = {"trace_id": number.to_bytes(16, "big"), "span_id": number.to_bytes(8, "big"), "name": name}
+    return Span(**{**given, "start_time_unix_nano": 10**18, "end_time_unix_nano": 10**18 + 5, **fields})
+
+
+def attribute(key: str, value: AnyValue | str) -> KeyValue:
+    return KeyValue(key=key, value=value if isinstance(value, AnyValue) else AnyValue(string_value=value))
+
+
+def nested(depth: int) -> AnyValue:
+    """A value within so many lists."""
+    value = AnyValue(int_value=1)
+    for _ in range(depth):
+        outer = AnyValue()
+        outer.array_value.values.append(value)
+        value = outer
+    return value
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of bytes on the wire, for messages that protobuf itself would not make."""
+    size, length = len(content), b""
+    while size > 127:
+        size, length = size >> 7, length + bytes([size & 127 | 128])
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+def request_nested(depth: int) -> bytes:
+    """A request whose one span has an attribute within so many lists."""
+    value = b"\x18\x01"
+    for _ in range(depth):
+        value = field(5, field(1, value))
+    attributes = field(9, field(1, b"a") + field(2, value))
+    return field(1, field(2, field(2, span().SerializeToString() + attributes)))
+
+
+def request(*spans: Span) -> bytes:
+    whole = ExportTraceServiceRequest()
+    whole.resource_spans.add().scope_spans.add().spans.extend(spans)
+    return whole.SerializeToString()
+
+
+def json_span(name: str = "s", **fields: Any) -> dict[str, Any]:
+    number = next(_numbers)
+    given = {"traceId": f"{number:032X}", "spanId": f"{number:016x}", "name": name}
+    return {**given, "startTimeUnixNano": "1000000000000000000", "endTimeUnixNano": 10**18 + 5, **fields}
+
+
+def json_request(*spans: Any) -> dict[str, Any]:
+    return {"resourceSpans": [{"scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def rejected(body: bytes) -> tuple[int, str]:
+    """How many spans a protobuf answer says were refused, and why."""
+    partial = ExportTraceServiceResponse.FromString(body).partial_success
+    return partial.rejected_spans, partial.error_message
