@@ -16,6 +16,7 @@ from assay.collector.records import TraceSummary
 
 PAGE = 50
 _LONGEST = 366 * 86_400 * 10**9
+_LENGTHS = tuple(s * 10**9 for s in (60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,10 @@ def overview(store: Store, filter: Filter, shown: Sequence[TraceSummary]) -> Ove
 
 
 def stretch(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
-    """The time that the charts cover: what was asked for, else from the oldest to the newest trace shown, bounded."""
-    until = filter.until_ns or (time.time_ns() if filter.since_ns else max(trace.start_ns for trace in shown))
-    since = filter.since_ns or min(trace.start_ns for trace in shown)
-    return max(since, until - _LONGEST), until
+    """The time that the charts cover: what was asked for, else a round stretch that holds the traces shown."""
+    newest = max(trace.start_ns for trace in shown)
+    until = filter.until_ns or (time.time_ns() if filter.since_ns else newest)
+    if filter.since_ns is not None:
+        return max(filter.since_ns, until - _LONGEST), until
+    needed = newest - min(trace.start_ns for trace in shown)
+    return until - next((length for length in _LENGTHS if length >= needed), _LONGEST), until

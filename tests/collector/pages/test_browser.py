@@ -1,0 +1,177 @@
+"""The pages in a real browser: what a reader sees, reaches by keyboard, and gets without JavaScript."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from fastapi import FastAPI
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from assay.collector.pages import router
+from assay.collector.sqlite import SQLiteStore
+from collector.making import child, run
+from collector.pages.scene import experiment, outcomes, rag
+
+pytestmark = pytest.mark.browser
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+SIZES = {"wide": {"width": 1280, "height": 800}, "narrow": {"width": 390, "height": 844}}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server over a store with one of everything; addresses of its pages by name."""
+    folder: Path = tmp_path_factory.mktemp("browser")
+    with SQLiteStore(folder / "assay.db") as store:
+        root = rag(store, session_id="talk")
+        outcomes(store, root.trace_id)
+        failing = rag(store, failing=True, session_id="talk")
+        deep = [run("a rather long name of a function " * 3, inputs="word " * 2000)]
+        for _ in range(20):
+            deep.append(child(deep[-1], "step", kind="tool"))
+        store.append(deep)
+        for name, scores in (("first", (1.0, None)), ("second", (0.0, 1.0))):
+            experiment(store, name, scores)
+        paths = {
+            "traces": "/", "filtered": "/?kind=chain&latency_ms=x", "nothing": "/?name=none", "trace": f"/traces/{root.trace_id}",
+            "failing": f"/traces/{failing.trace_id}", "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
+            "sessions": "/sessions", "session": "/sessions/talk", "datasets": "/datasets", "dataset": "/datasets/sequences",
+            "experiments": "/experiments", "experiment": "/experiments/id-first", "compare": "/compare?ids=id-first,id-second",
+            "missing": "/traces/none",
+        }  # fmt: skip
+        with serving(store) as base:
+            yield {name: base + path for name, path in paths.items()}
+
+
+class serving:
+    """The pages over a store, on a free port."""
+
+    def __init__(self, store: SQLiteStore) -> None:
+        app = FastAPI()
+        app.include_router(router(store))
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        self.started = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        self.server.run()
+
+    def __enter__(self) -> str:
+        self.thread.start()
+        while not self.server.started:
+            self.thread.join(0.01)
+        return f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+
+@pytest.fixture
+def open_page(browser: Browser, addresses: dict[str, str]) -> Iterator[Callable[..., Page]]:
+    """Open a page by name; at the end of the test the browser must have had nothing to complain of."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_(name: str, size: str = "wide", **options: object) -> Page:
+        context = browser.new_context(viewport=SIZES[size], **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(addresses[name])
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert [text for text in complaints if "the server responded with a status of 4" not in text] == []
+
+
+NAMES = (
+    "traces", "filtered", "nothing", "trace", "failing", "deep", "sessions", "session", "datasets", "dataset", "experiments",
+    "experiment", "compare", "missing",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("size", "scheme"), [("wide", "light"), ("narrow", "dark")])
+def test_pages_are_accessible_and_fit_the_screen(open_page, name, size, scheme):
+    page = open_page(name, size, color_scheme=scheme)
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
+
+
+def test_a_chip_opens_to_its_comment(open_page):
+    page = open_page("trace")
+    comment = page.get_by_text("rather long")
+    assert not comment.is_visible()
+    page.get_by_role("button", name="concise 0.25").click()
+    assert comment.is_visible()
+
+
+def test_a_span_is_shown_in_place(open_page):
+    page = open_page("trace")
+    page.get_by_role("link", name="retrieve").click()
+    page.get_by_text("First passage.").wait_for()
+    assert "?run=" in page.url
+    page.go_back()
+    page.get_by_text("Because.").wait_for()
+
+
+def test_the_tree_is_walked_with_the_arrow_keys(open_page):
+    page = open_page("trace")
+    page.locator("a[data-run]").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.get_by_text("First passage.").wait_for()
+
+
+def test_the_first_tab_leads_to_the_content(open_page):
+    page = open_page("traces")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_feedback_is_added_with_the_form(open_page):
+    page = open_page("failing")
+    page.get_by_text("Add feedback").click()
+    page.get_by_label("Key").fill("correct")
+    page.get_by_label("Value").fill("true")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="correct true").wait_for()
+
+
+def test_empty_fields_stay_out_of_the_address(open_page):
+    page = open_page("traces")
+    page.get_by_label("Words").fill("Because")
+    page.get_by_role("button", name="Filter").click()
+    page.wait_for_url("**/?text=Because")
+
+
+def test_everything_can_be_read_without_javascript(open_page):
+    page = open_page("traces", java_script_enabled=False)
+    page.get_by_role("link", name="answer").last.click()
+    page.get_by_role("link", name="retrieve").click()
+    assert page.get_by_text("First passage.").is_visible()
+    page.get_by_role("button", name="concise 0.25").click()
+    assert page.get_by_text("rather long").is_visible()
