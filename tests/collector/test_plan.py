@@ -1,0 +1,24 @@
+"""How filters reach their rows: SQLite keeps no statistics here, so the indexes that matter are named."""
+
+import sqlite3
+
+import pytest
+
+from assay.collector.filters import Filter
+from assay.collector.sqlite import SQLiteStore
+from assay.collector.sqlite._where import conditions
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [Filter(feedback=(("k", "<", 0.5),)), Filter(missing=("k",)), Filter(failed=("k",)), Filter(skipped=("k",))],
+)
+def test_a_condition_on_feedback_looks_at_the_traces_own_feedback_only(tmp_path, filter):
+    with SQLiteStore(tmp_path / "assay.db"):
+        condition = conditions(filter)[-1]
+        db = sqlite3.connect(tmp_path / "assay.db")
+        plan = db.execute(
+            f"EXPLAIN QUERY PLAN SELECT t.id FROM traces t WHERE {condition.sql}", condition.values
+        ).fetchall()
+        db.close()
+    assert "USING INDEX feedback_by_trace (trace=? AND key=?)" in " ".join(row[-1] for row in plan)
