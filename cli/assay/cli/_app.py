@@ -2,7 +2,7 @@
 
 import typer
 
-from assay.cli import db, serve
+from assay.cli import datasets, db, eval_, experiments, serve
 from assay.cli._common import failing_in_one_line
 
 app = typer.Typer(
@@ -12,7 +12,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(serve.serve)
+app.command("eval")(eval_.eval_)
+app.add_typer(datasets.app, name="datasets")
 app.add_typer(db.app, name="db")
+app.add_typer(experiments.app, name="experiments")
 
 
 @app.callback()

@@ -1,0 +1,230 @@
+"""`assay datasets`: what is kept, in and out, and what changed between versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from assay.cli._common import JsonOption, StoreOption, console, emit, opened, short, table
+from assay.collector.filters import Filter
+from assay.collector.protocols import Refused
+from assay.collector.records import Dataset, DatasetKind
+
+app = typer.Typer(help="Datasets: versioned lists of examples.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The dataset's name.")]
+Version = Annotated[int | None, typer.Option("--version", help="A version; else the newest.")]
+Split = Annotated[str | None, typer.Option("--split", help="Only examples of this split.")]
+
+
+@app.command("list")
+def list_(store: StoreOption = None, json: JsonOption = False) -> None:
+    """All datasets at their newest version.
+
+    Example: `assay datasets list --json`
+    """
+    with opened(store) as found:
+        rows = found.datasets()
+    if json:
+        emit(_plain(one) for one in rows)
+    else:
+        table(("name", "version", "kind", "examples"), [_cells(one) for one in rows])
+
+
+@app.command()
+def show(
+    name: Name, version: Version = None, split: Split = None,
+    limit: Annotated[int, typer.Option(help="At most so many examples.")] = 20,
+    store: StoreOption = None, json: JsonOption = False,
+) -> None:  # fmt: skip
+    """The examples of a dataset.
+
+    Example: `assay datasets show parcels --limit 5`
+    """
+    from assay.evaluators import datasets
+
+    with opened(store) as found:
+        known = found.dataset(name, version)
+        examples = found.examples(name, version, split=split, limit=limit)
+    if json:
+        emit(datasets.to_row(one) for one in examples)
+        return
+    rows = [(one.id[:12], one.split or "", short(one.inputs), short(one.reference_outputs)) for one in examples]
+    table(("id", "split", "inputs", "reference outputs"), rows)
+    console.print(f"{name} version {known.version} ({known.kind}): {known.example_count} examples", markup=False)
+
+
+@app.command()
+def versions(name: Name, store: StoreOption = None, json: JsonOption = False) -> None:
+    """Every version of a dataset, newest first.
+
+    Example: `assay datasets versions parcels`
+    """
+    with opened(store) as found:
+        rows = found.versions(name)
+    if json:
+        emit(_plain(one) for one in rows)
+    else:
+        table(("name", "version", "kind", "examples"), [_cells(one) for one in rows])
+
+
+@app.command("import")
+def import_(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV, TSV or YAML; also exports of other products.")],
+    column: Annotated[
+        list[str] | None, typer.Option(help="Rename a column, as in gold=reference_outputs or q=inputs.question.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="kv, llm or chat; else told by the first example.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="A JSON file with schemas under inputs and reference_outputs, or 'infer'.")
+    ] = None,
+    replace: Annotated[bool, typer.Option(help="Take out what is not in the file.")] = False,
+    deduplicate: Annotated[bool, typer.Option(help="Leave out examples whose inputs are there already.")] = False,
+    description: Annotated[str | None, typer.Option(help="What the dataset is for.")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Put the examples of a file into a dataset: a new version, if anything changed.
+
+    Example: `assay datasets import parcels questions.csv --column gold=reference_outputs --schema infer`
+    """
+    from assay.evaluators import datasets
+
+    examples = datasets.read(file, columns=_columns(column or []))
+    if deduplicate:
+        examples = datasets.deduplicate(examples)
+    with opened(store) as found:
+        saved = datasets.save(
+            found, name, examples, kind=_kind(kind), schema=_schema(schema), replace=replace, description=description
+        )
+    console.print(f"{name} version {saved.version}: {saved.example_count} examples", markup=False)
+
+
+@app.command()
+def export(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="Its ending decides: JSONL, JSON, CSV, TSV or YAML.")],
+    format: Annotated[str, typer.Option(help="assay, openai (chat fine-tuning lines) or databricks.")] = "assay",
+    version: Version = None,
+    split: Split = None,
+    store: StoreOption = None,
+) -> None:
+    """Write the examples of a dataset to a file.
+
+    Example: `assay datasets export parcels train.jsonl --format openai --split train`
+    """
+    from assay.evaluators import datasets
+
+    if format not in ("assay", "openai", "databricks"):
+        raise Refused(f"--format {format!r}: known are assay, openai, databricks")
+    with opened(store) as found:
+        count = datasets.write(found.examples(name, version, split=split), file, format=cast(Any, format))
+    console.print(f"{count} examples in {file}", markup=False)
+
+
+@app.command()
+def diff(
+    name: Name,
+    before: Annotated[int, typer.Argument(help="The older version.")],
+    after: Annotated[int | None, typer.Argument(help="The newer version; else the newest.")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """What changed from one version of a dataset to another.
+
+    Example: `assay datasets diff parcels 1 2`
+    """
+    from assay.evaluators import datasets
+
+    with opened(store) as found:
+        change = datasets.diff(found.examples(name, before), found.examples(name, after))
+    rows = [("added", one.id, short(one.inputs)) for one in change.added]
+    rows += [("removed", one.id, short(one.inputs)) for one in change.removed]
+    rows += [("changed", id, ", ".join(fields)) for id, fields in change.changed.items()]
+    if json:
+        emit({"change": what, "id": id, "what": more} for what, id, more in rows)
+    else:
+        table(("change", "id", "what"), [(what, id[:12], more) for what, id, more in rows])
+
+
+@app.command("from-traces")
+def from_traces(
+    name: Name,
+    trace: Annotated[list[str] | None, typer.Option(help="A trace's id; may be repeated.")] = None,
+    of: Annotated[str | None, typer.Option("--name", help="Only traces whose root has this name.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only traces of this project.")] = None,
+    status: Annotated[str | None, typer.Option(help="ok or error.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many traces, latest first.")] = 1000,
+    outputs_are_references: Annotated[bool, typer.Option(help="What was answered is the reference.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Make examples of stored traces, picked by id or by filter.
+
+    Example: `assay datasets from-traces hard --name answer --status error --limit 100`
+    """
+    from assay.evaluators import datasets
+
+    wanted = Filter(name=of, project=project, status=status)
+    with opened(store) as found:
+        examples = datasets.from_traces(
+            found, trace or None, limit=limit, outputs_are_references=outputs_are_references, filter=wanted
+        )
+        if not examples:
+            raise Refused("no trace passes: see `assay traces list`")
+        saved = datasets.save(found, name, examples)
+    console.print(f"{name} version {saved.version}: {saved.example_count} examples", markup=False)
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Remove a dataset with all its versions; experiments over it stay.
+
+    Example: `assay datasets delete parcels --yes`
+    """
+    with opened(store) as found:
+        known = found.dataset(name)
+        if not yes:
+            typer.confirm(f"Remove {name} ({known.example_count} examples) with all its versions?", abort=True)
+        found.delete_dataset(name)
+    console.print(f"removed {name}", markup=False)
+
+
+def _plain(dataset: Dataset) -> dict[str, Any]:
+    return asdict(dataset)
+
+
+def _cells(dataset: Dataset) -> tuple[str, ...]:
+    return dataset.name, str(dataset.version), dataset.kind, str(dataset.example_count)
+
+
+def _columns(given: Iterable[str]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    wrong = [name for name, equals, field in pairs if not (name and equals and field)]
+    if wrong:
+        raise Refused(f"--column {wrong[0]!r}: say which becomes what, as in gold=reference_outputs")
+    return {name: field for name, _, field in pairs}
+
+
+def _kind(given: str | None) -> DatasetKind | None:
+    if given not in (None, "kv", "llm", "chat"):
+        raise Refused(f"--kind {given!r}: known are kv, llm, chat")
+    return cast("DatasetKind | None", given)
+
+
+def _schema(given: str | None) -> Any:
+    import orjson
+
+    if given is None or given == "infer":
+        return given
+    try:
+        return orjson.loads(Path(given).read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise Refused(f"--schema {given!r} is not JSON: {error}") from None

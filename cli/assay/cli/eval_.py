@@ -1,0 +1,96 @@
+"""`assay eval FILE.py`: an evaluation written down in a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from assay.cli._common import JsonOption, StoreOption, console, emit, notes, opened
+from assay.collector.protocols import Refused
+
+_SETTINGS = ("summary_evaluators", "metadata", "split", "timeout", "retries", "seed")
+
+
+def eval_(
+    file: Annotated[Path, typer.Argument(help="A Python file that defines dataset, task and evaluators.")],
+    name: Annotated[str | None, typer.Option(help="The experiment's name; else the file's.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Runs at the same time.")] = 8,
+    repetitions: Annotated[int, typer.Option(help="Runs of every example.")] = 1,
+    limit: Annotated[int | None, typer.Option(help="Only so many examples.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the newest experiment of this name.")] = False,
+    fail_under: Annotated[
+        list[str] | None, typer.Option(help="Exit with 1 if a key's mean is below, as in exact=0.8; may be repeated.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run an evaluation that a file describes, print how it came out, and fail if it came out badly.
+
+    The file defines `dataset`, `evaluators` and `task` (None or missing: score what is there), and may define
+    `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `seed`, as `evaluate()` takes them.
+
+    Example: `assay eval evals/parcels.py --limit 20 --fail-under exact=0.8`
+    """
+    from assay.evaluators import evaluate
+
+    bounds = dict(map(_bound, fail_under or []))
+    module = _loaded(file)
+    settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}
+    with opened(store) as found:
+        experiment = evaluate(
+            _defined(module, "dataset"), getattr(module, "task", None), _defined(module, "evaluators"),
+            name=name or file.stem, concurrency=concurrency, repetitions=repetitions, limit=limit, resume=resume,
+            store=found, **settings,
+        )  # fmt: skip
+        if json:
+            emit(row.to_dict() for row in experiment.rows())
+        else:
+            console.print(experiment)
+    below = _below(experiment, bounds)
+    for complaint in below:
+        notes.print(complaint, style="red", markup=False)
+    if below:
+        raise typer.Exit(1)
+
+
+def _loaded(file: Path) -> ModuleType:
+    """The file as a module of its own name, with its folder importable as for `python FILE`."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None or not file.exists():
+        raise Refused(f"{str(file)!r} is not a Python file")
+    sys.path.insert(0, str(file.parent.resolve()))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _defined(module: ModuleType, name: str) -> Any:
+    if not hasattr(module, name):
+        raise Refused(f"{module.__file__} defines no {name!r}: it has to define dataset, evaluators and task")
+    return getattr(module, name)
+
+
+def _bound(text: str) -> tuple[str, float]:
+    key, _, bound = text.rpartition("=")
+    try:
+        return key, float(bound)
+    except ValueError:
+        raise Refused(f"--fail-under {text!r}: say a key and a number, as in exact=0.8") from None
+
+
+def _below(experiment: Any, bounds: dict[str, float]) -> list[str]:
+    """What is below its bound, in words; a key without any score is below every bound."""
+    summary = experiment.summary()
+    means = {key: summary[key].mean if key in summary else None for key in bounds}
+    means |= {key: one.score for key, one in summary.overall.items() if key in bounds}
+    return [
+        f"{key} is {'not there' if mean is None else format(mean, '.4g')}, below {bounds[key]:.4g}"
+        for key, mean in means.items()
+        if mean is None or mean < bounds[key]
+    ]

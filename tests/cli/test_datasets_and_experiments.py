@@ -1,0 +1,135 @@
+"""`assay datasets`, `assay experiments` and `assay eval`, as a user runs them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from assay.cli._app import app
+from assay.collector.protocols import NotFound, Refused
+from assay.collector.records import Run
+from assay.collector.sqlite import SQLiteStore
+
+EVALUATION = """
+dataset = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(4)]
+evaluators = ["exact", lambda outputs: len(outputs)]
+def task(q):
+    return "no" if q == "Q3" else f"a {q.lower()}"
+"""
+
+
+@pytest.fixture
+def assay(tmp_path):
+    """Run a command on a database of this test; its output."""
+
+    def run(*arguments, status=0):
+        result = CliRunner().invoke(
+            app, [*map(str, arguments), "--store", str(tmp_path / "a.db")], catch_exceptions=False
+        )
+        assert result.exit_code == status, result.output
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.csv"
+    path.write_text("question,gold\nWhere?,Here\nWhen?,Now\n")
+    return path
+
+
+def lines(output):
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_a_file_goes_in_and_out(assay, questions, tmp_path):
+    assert (
+        assay("datasets", "import", "q", questions, "--column", "gold=reference_outputs") == "q version 1: 2 examples\n"
+    )
+    assert [row["reference_outputs"] for row in lines(assay("datasets", "show", "q", "--json"))] == ["Here", "Now"]
+    assay("datasets", "export", "q", tmp_path / "out.jsonl")
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+    assert "q    │ 1       │ kv   │ 2" in assay("datasets", "list")
+    assert "Where?" in assay("datasets", "show", "q")
+
+
+def test_versions_differ(assay, questions):
+    assay("datasets", "import", "q", questions)
+    questions.write_text("question,gold\nWhere?,Here\nWhy?,Because\n")
+    assay("datasets", "import", "q", questions, "--replace")
+    changes = lines(assay("datasets", "diff", "q", 1, "--json"))
+    assert [change["change"] for change in changes] == ["added", "removed"]
+    assert [one["version"] for one in lines(assay("datasets", "versions", "q", "--json"))] == [2, 1]
+
+
+def test_a_dataset_is_removed(assay, questions):
+    assay("datasets", "import", "q", questions)
+    assay("datasets", "delete", "q", "--yes")
+    with pytest.raises(NotFound):
+        assay("datasets", "show", "q")
+
+
+def test_a_schema_is_inferred_and_held(assay, questions, tmp_path):
+    assay("datasets", "import", "q", questions, "--schema", "infer")
+    (tmp_path / "bad.jsonl").write_text('{"inputs": {"question": 5}}\n')
+    with pytest.raises(ValueError, match=r"inputs"):
+        assay("datasets", "import", "q", tmp_path / "bad.jsonl")
+
+
+def test_what_a_user_mistypes_is_said(assay, questions):
+    with pytest.raises(Refused, match="--column 'gold': say which becomes what"):
+        assay("datasets", "import", "q", questions, "--column", "gold")
+    with pytest.raises(Refused, match="--kind 'talk': known are kv, llm, chat"):
+        assay("datasets", "import", "q", questions, "--kind", "talk")
+
+
+def test_traces_become_a_dataset(assay, tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store:
+        store.append(
+            [Run(trace_id="1" * 32, span_id="2" * 16, name="answer", inputs={"q": "Q"}, outputs="A", end_ns=1)]
+        )
+    assay("datasets", "from-traces", "hard", "--name", "answer", "--outputs-are-references")
+    assert lines(assay("datasets", "show", "hard", "--json"))[0]["reference_outputs"] == "A"
+
+
+def test_an_evaluation_in_a_file(assay, tmp_path):
+    (tmp_path / "check.py").write_text(EVALUATION)
+    assert "│ exact    │ 4 │ 0.75 │" in assay("eval", tmp_path / "check.py")
+    assert "check" in assay("experiments", "list")
+    assert "│ exact    │ 4 │ 0.75 │" in assay("experiments", "show", "check", "--rows", 2)
+    assert [row["exact"] for row in lines(assay("experiments", "show", "check", "--json"))] == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_an_evaluation_fails_under_its_bound(assay, tmp_path):
+    (tmp_path / "check.py").write_text(EVALUATION)
+    assay("eval", tmp_path / "check.py", "--fail-under", "exact=0.5")
+    assay("eval", tmp_path / "check.py", "--fail-under", "exact=0.8", status=1)
+    assay("eval", tmp_path / "check.py", "--fail-under", "unknown=0", status=1)
+
+
+def test_a_file_without_a_dataset_is_told_what_it_needs(assay, tmp_path):
+    (tmp_path / "empty.py").write_text("evaluators = []\n")
+    with pytest.raises(Refused, match="defines no 'dataset'"):
+        assay("eval", tmp_path / "empty.py")
+
+
+def test_experiments_are_compared_scored_exported_and_removed(assay, tmp_path):
+    (tmp_path / "check.py").write_text(EVALUATION)
+    assay("eval", tmp_path / "check.py", "--name", "first")
+    (tmp_path / "check.py").write_text(EVALUATION.replace("Q3", "none"))
+    assay("eval", tmp_path / "check.py", "--name", "second")
+    assert "1 (+0.25)  n=4" in assay("experiments", "compare", "first", "second", "--changes", 5)
+    assert "document_recall" in assay("experiments", "score", "first", "--evaluator", "document_recall")
+    assay("experiments", "export", "first", tmp_path / "runs.csv")
+    assert (tmp_path / "runs.csv").read_text().count("\n") == 5
+    assay("experiments", "delete", "first", "--yes")
+    assert "first" not in assay("experiments", "list")
+
+
+def test_errors_come_with_tracebacks(assay, tmp_path):
+    (tmp_path / "check.py").write_text(EVALUATION.replace('"no" if', "1 / 0 if"))
+    assay("eval", tmp_path / "check.py")
+    output = assay("experiments", "errors", "check")
+    assert "ZeroDivisionError: division by zero" in output
+    assert output.endswith("1 errors\n")
