@@ -1,0 +1,34 @@
+"""Every Python block of the README and of the docs runs, in order, page by page, in an empty directory."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[str]:
+    """The page's blocks, each padded so that line numbers in a traceback are the page's."""
+    text = page.read_text()
+    return ["\n" * text[: found.start(1)].count("\n") + found[1] for found in BLOCK.finditer(text)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASSAY_URL", str(tmp_path / "assay.db"))
+    namespace: dict[str, object] = {"__name__": "__docs__"}
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_relative_links_lead_somewhere():
+    broken = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            if not (page.parent / link).exists():
+                broken.append((page.name, link))
+    assert broken == []
