@@ -26,9 +26,5 @@ def test_blocks_run(page, tmp_path, monkeypatch):
 
 
 def test_relative_links_lead_somewhere():
-    broken = []
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            if not (page.parent / link).exists():
-                broken.append((page.name, link))
-    assert broken == []
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
