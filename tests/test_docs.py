@@ -1,9 +1,12 @@
-"""Every Python block of the README and of the docs runs, in order, page by page, in an empty directory."""
+"""Every Python block of the README and of the docs runs, page by page, in an empty directory beside a real server."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+from assay.collector.server import Server
+from assay.collector.sqlite import SQLiteStore
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -16,10 +19,18 @@ def blocks(page: Path) -> list[str]:
     return ["\n" * text[: found.start(1)].count("\n") + found[1] for found in BLOCK.finditer(text)]
 
 
+@pytest.fixture
+def server(tmp_path):
+    store = SQLiteStore(tmp_path / "served.db")
+    with Server(store) as server:
+        yield server
+    store.close()
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_run(page, tmp_path, monkeypatch):
+def test_blocks_run(page, server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ASSAY_URL", str(tmp_path / "assay.db"))
+    monkeypatch.setenv("ASSAY_URL", server.url)
     namespace: dict[str, object] = {"__name__": "__docs__"}
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), namespace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 from urllib.parse import quote
@@ -23,6 +24,7 @@ class Transport:
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self.url = url.rstrip("/")
         self._client = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT, trust_env=False)
+        weakref.finalize(self, self._client.close)  # a client that nobody closed leaves no socket behind
 
     @overload
     def ask(self, kind: type[T], method: str, path: str, params: Params = (), body: Any = None) -> T: ...
