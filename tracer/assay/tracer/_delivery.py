@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan
@@ -78,6 +78,7 @@ class Delivery:
         self._deadline = float("inf")
         self._pause, self._not_before = 0.0, 0.0
         self._in_flight: tuple[str, bytes, int] | None = None
+        self._batches: deque[list[ReadableSpan]] = deque()  # taken from the queue, not yet on their way
 
     def put(self, item: Item) -> None:
         """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
@@ -93,7 +94,7 @@ class Delivery:
         with self._starting:
             if self._thread is not None:
                 return
-            self._closed, self._deadline = False, float("inf")
+            self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
             thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
             self._thread = thread
             _at_exit(self.close, self.settings.exit_timeout)
@@ -120,8 +121,11 @@ class Delivery:
         if urgent:
             self._not_before = 0.0
         items = self.queue.take()
-        for batch in _batches([i for i in items if not isinstance(i, FeedbackEvent)], self.settings.batch_spans):
-            self._spans(batch)
+        self._batches.extend(
+            _batches([i for i in items if not isinstance(i, FeedbackEvent)], self.settings.batch_spans)
+        )
+        while self._batches:
+            self._spans(self._batches.popleft())
         events = [i for i in items if isinstance(i, FeedbackEvent)]
         if events:
             self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
@@ -164,7 +168,9 @@ class Delivery:
             return "later"
         self._in_flight = path, body, count
         answer = self._post.send(path, body, self._timeout())
-        self._in_flight = None
+        flying, self._in_flight = self._in_flight, None
+        if flying is None and answer.verdict != "ok":
+            return "later"  # the end of the process has put it on the disk meanwhile
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
         elif answer.verdict == "later":
@@ -211,6 +217,10 @@ class Delivery:
     def _timeout(self) -> float:
         return min(self.settings.timeout, self._deadline - time.monotonic())
 
+    def idle(self) -> bool:
+        """Whether nothing waits."""
+        return not (len(self.queue) or self._batches or self._in_flight)
+
     def dropped(self) -> Counter[str]:
         """Drops by reason, those at the queue included."""
         return self.tally.dropped + self.queue.dropped
@@ -231,7 +241,7 @@ class Delivery:
             self.tally.delivered - before[0],
             self.tally.spilled - before[1],
             self.dropped().total() - before[2],
-            len(self.queue) + (flying[2] if flying else 0),
+            len(self.queue) + sum(map(len, tuple(self._batches))) + (flying[2] if flying else 0),
         )
 
     def close(self, timeout: float) -> None:
@@ -239,25 +249,35 @@ class Delivery:
         atexit.unregister(self.close)
         if self._closed:
             return
-        self._deadline = time.monotonic() + timeout
+        if self._thread is None and len(self.queue):
+            self._start()
+        self._deadline = end = time.monotonic() + timeout
         self.flush(timeout)
         thread, self._thread, self._closed = self._thread, None, True
         self._wake.set()
         if thread is not None:
-            thread.join(max(0.0, self._deadline - time.monotonic()))
+            thread.join(max(0.0, end - time.monotonic()))
         self._rescue()
 
     def _rescue(self) -> None:
         """The time is up: write what is left to the disk."""
-        flying = self._in_flight
+        flying, self._in_flight = self._in_flight, None
         if flying:
             self._keep(*flying)
         self._not_before = float("inf")
         try:
-            if len(self.queue):
+            if len(self.queue) or self._batches:
                 self._round(False)
         except Exception as error:
             _errors.note("delivery", error)
+
+
+def flush_all(first: Delivery, timeout: float) -> Flushed:
+    """Flush a delivery, and every other one of this process that a `configure` has replaced."""
+    end = time.monotonic() + timeout
+    others = [d for d in tuple(_live) if d is not first and not d.idle()]
+    found = [d.flush(max(0.0, end - time.monotonic())) for d in (first, *others)]
+    return Flushed(*(sum(counts) for counts in zip(*map(astuple, found), strict=True)))
 
 
 def _batches(spans: list[ReadableSpan], limit: int) -> list[list[ReadableSpan]]:

@@ -100,10 +100,18 @@ class Finisher:
         _add_documents(found)
         if not self._content:
             found = {k: v for k, v in found.items() if not (_CONTENT.match(k) or (_is_long(v) and k != names.METADATA))}
-        for key, value in found.items():
-            if isinstance(value, str) and len(value) > self._limit:
-                found[key] = self._cut(value)
+        found = {_utf8(k): self._value(v) for k, v in found.items() if v is not None}
         return self._redaction.attributes(found) if self._redaction else found
+
+    def _value(self, value: Any) -> Any:
+        """A value that OTLP can carry."""
+        if isinstance(value, str):
+            return _utf8(self._cut(value))
+        if isinstance(value, (bool, float)) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+            return value
+        if isinstance(value, (tuple, list)) and len({type(v) for v in value}) <= 1:
+            return tuple(map(self._value, value))
+        return value if isinstance(value, bytes) else to_json(value, self._limit)
 
     def _cut(self, text: str) -> str:
         """Cut a long text; JSON stays JSON. Ours have been cut before, and are over by no more than their marker."""
@@ -116,18 +124,27 @@ class Finisher:
 
     def _event(self, event: Event) -> Event:
         name = self._redaction.text(event.name) if self._redaction else event.name
-        return Event(name or "", self._values(event.attributes or {}), event.timestamp)
+        return Event(_utf8(name or ""), self._values(event.attributes or {}), event.timestamp)
 
     def _link(self, link: Link) -> Link:
         return Link(link.context, self._values(link.attributes or {}))
 
     def _texts(self, name: str, status: Status) -> tuple[str, Status]:
-        description = status.description
+        name, description = _utf8(name), status.description and _utf8(status.description)
         if description and not self._content:
             description = description.partition(":")[0]
         if self._redaction:
             name, description = self._redaction.text(name) or "", self._redaction.text(description)
         return name, status if description == status.description else Status(status.status_code, description)
+
+
+def _utf8(text: str) -> str:
+    """The text without lone surrogates."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
 
 
 def _is_long(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from opentelemetry.trace import TracerProvider
+from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from assay.tracer._runtime import current
 
@@ -30,6 +30,8 @@ def uninstrument(name: str, *names: str) -> None:
 def tracer_provider() -> TracerProvider:
     """The OpenTelemetry provider behind Assay, for any instrumentation that wants one."""
     runtime = current()
+    if runtime.off:
+        return NoOpTracerProvider()
     return runtime.provider if runtime.joined is None else runtime.joined
 
 

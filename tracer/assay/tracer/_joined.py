@@ -31,8 +31,7 @@ class JoinedProcessor(SpanProcessor):
                 context = span.get_span_context()
                 local = open_local(context.trace_id)
                 if local is None:
-                    remote = span.parent is not None and span.parent.is_remote
-                    local = new_local(context.trace_id, self._put, self._resource, remote)
+                    local = new_local(context.trace_id, self._put, self._resource)
                 counted(local, context.span_id)
                 span._assay_local = local  # type: ignore[attr-defined]
         except Exception as error:

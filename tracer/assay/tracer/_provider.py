@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from opentelemetry import baggage
 from opentelemetry import trace as otel
@@ -20,9 +21,20 @@ from assay.tracer import _attributes as names
 from assay.tracer import _context
 from assay.tracer._ambient import from_baggage
 from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote
+from assay.tracer._encode import FeedbackEvent
 from assay.tracer._span import Clock, LiveSpan, Unsampled, new_local, open_local, span_context
 
 Sink = Callable[[ReadableSpan], None]
+
+
+class CaptureSink(Protocol):
+    """Where the spans and feedback of a captured trace go."""
+
+    def add_span(self, span: ReadableSpan) -> None:
+        """Keep an ended span."""
+
+    def add_feedback(self, event: FeedbackEvent) -> None:
+        """Keep a feedback."""
 
 
 class Spans:
@@ -33,6 +45,7 @@ class Spans:
         self.resource = resource
         self.sample_rate = sample_rate
         self.extra: list[SpanProcessor] = []  # a user's own processors
+        self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
 
     def start(
         self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context,
@@ -65,11 +78,12 @@ class Spans:
         self, parent: LiveSpan, name: str, attributes: dict[str, Any], scope: InstrumentationScope,
         start_time: int | None,
     ) -> LiveSpan:  # fmt: skip
-        local = parent.local
         parent.has_children = True
-        if local.ambient is not None:
-            attributes = merged(local.ambient, attributes)
-        return LiveSpan(name, local, parent.span_id, attributes, scope, start_time)
+        if parent.ambient is None:
+            return LiveSpan(name, parent.local, parent.span_id, attributes, scope, start_time)
+        span = LiveSpan(name, parent.local, parent.span_id, merged(parent.ambient, attributes), scope, start_time)
+        span.ambient = parent.ambient
+        return span
 
     def _local_root(
         self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context,
@@ -82,18 +96,35 @@ class Spans:
             return _unsampled(trace_id, hidden)
         local = open_local(trace_id) if remote else None
         if local is None:
-            local = new_local(trace_id, self.sink, self.resource, remote is not None)
-            local.ambient = from_baggage(baggage.get_all(ctx)) if remote else None
-        if local.ambient:
-            attributes = merged(local.ambient, attributes)
+            local = new_local(trace_id, self.sink_of(trace_id), self.resource)
+        given = from_baggage(baggage.get_all(ctx)) if remote else None
+        if given:
+            attributes = merged(given, attributes)
         if self.sample_rate < 1:
             attributes[names.SAMPLE_RATE] = self.sample_rate
         span = LiveSpan(name, local, remote.span_id if remote else 0, attributes, scope, start_time)
         span.hidden = hidden
-        span.parent_remote = local.remote
+        span.parent_remote, span.ambient = remote is not None, given or None
         if foreign is not None and not (remote and foreign.trace_id == trace_id):
             _note_foreign(span, foreign)
         return span
+
+    def sink_of(self, trace_id: int) -> Sink:
+        """Where the spans of a trace go when they end."""
+        captured = self.captures.get(trace_id)
+        if captured is not None:
+            return captured.add_span
+        return self._ended if self.extra else self.sink
+
+    def announce(self, span: LiveSpan, ctx: Context) -> None:
+        """Tell the user's own processors of a started span."""
+        for processor in self.extra:
+            processor.on_start(span, ctx)  # type: ignore[arg-type]
+
+    def _ended(self, span: ReadableSpan) -> None:
+        for processor in self.extra:
+            processor.on_end(span)
+        self.sink(span)
 
     def sampled(self, trace_id: int) -> bool:
         """Head sampling: a hash of the trace id, so that every process decides alike."""
@@ -147,8 +178,7 @@ class Tracer(sdk.Tracer):
             span.hidden = False
             span._kind = kind
             span._links = (*span._links, *(link for link in links or () if link.context.is_valid))
-            for processor in self.spans.extra:
-                processor.on_start(span, ctx)  # type: ignore[arg-type]
+            self.spans.announce(span, ctx)
         return span
 
 
@@ -179,5 +209,5 @@ class Provider(sdk.TracerProvider):
         return tracer
 
     def add_span_processor(self, span_processor: SpanProcessor) -> None:
-        """Let a processor of the user's see every span that ends through us."""
+        """Let a processor of the user's see every span of the traces that start from now on, unredacted."""
         self.spans.extra.append(span_processor)

@@ -128,7 +128,7 @@ class Run:
             ))  # fmt: skip
 
     def _deliver(self, event: FeedbackEvent) -> None:
-        captured = self._runtime.captures.get(event.trace_id)
+        captured = self._runtime.spans.captures.get(event.trace_id)
         (captured.add_feedback if captured is not None else self._runtime.delivery.put)(event)
 
     def _content(self, key: str, mime: str, value: object) -> None:

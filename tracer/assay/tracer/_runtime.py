@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from typing import Any
 
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
@@ -16,25 +15,14 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors, _settings
-from assay.tracer._delivery import Delivery, Flushed
-from assay.tracer._encode import FeedbackEvent
+from assay.tracer._delivery import Delivery, Flushed, flush_all
 from assay.tracer._host import carry_context_into_threads, flush_on_sigterm
 from assay.tracer._joined import JoinedProcessor
-from assay.tracer._provider import Provider, Spans, merged
+from assay.tracer._provider import CaptureSink, Provider, Spans, merged
 from assay.tracer._settings import Capture, Redactor, Settings
 from assay.tracer._span import Clock, LiveSpan, new_local, recorded
 
 SCOPE = InstrumentationScope("assay", "0.1.0")
-
-
-class CaptureSink(Protocol):
-    """Where the spans and feedback of a captured trace go."""
-
-    def add_span(self, span: ReadableSpan) -> None:
-        """Keep an ended span."""
-
-    def add_feedback(self, event: FeedbackEvent) -> None:
-        """Keep a feedback."""
 
 
 class Runtime:
@@ -55,10 +43,9 @@ class Runtime:
             self._processor = JoinedProcessor(self._put_joined, self.resource)
             joined.add_span_processor(self._processor)
             self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
-        self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
 
     def _put_joined(self, span: ReadableSpan) -> None:
-        captured = self.captures.get(span.context.trace_id)
+        captured = self.spans.captures.get(span.context.trace_id)
         (captured.add_span if captured is not None else self.delivery.put)(span)
 
     def close(self) -> None:
@@ -72,6 +59,8 @@ class Runtime:
         if self._joined_tracer is not None and not isinstance(ctx.get(_context.OTEL_KEY), LiveSpan):
             return self._open_joined(self._joined_tracer, name, attributes, ctx)
         span = self.spans.start(name, attributes, SCOPE, ctx)
+        if self.spans.extra and isinstance(span, LiveSpan):
+            self.spans.announce(span, ctx)
         return span, _context.with_span(ctx, span, span.hidden)
 
     def _open_joined(
@@ -94,8 +83,8 @@ class Runtime:
 
     def captured_root(self, name: str, attributes: dict[str, Any], sink: CaptureSink) -> LiveSpan:
         """The root span of a fresh trace that goes to `sink` instead of delivery."""
-        local = new_local(Clock.bits(128) or 1, sink.add_span, self.resource, remote=False)
-        self.captures[local.trace_id] = sink
+        local = new_local(Clock.bits(128) or 1, sink.add_span, self.resource)
+        self.spans.captures[local.trace_id] = sink
         return LiveSpan(name, local, 0, attributes, SCOPE)
 
 
@@ -183,7 +172,7 @@ def flush(timeout: float = 30.0) -> Flushed:
 
     Waits at most `timeout` seconds. What could not be delivered is counted in the result and, if possible, on disk.
     """
-    return current().delivery.flush(timeout)
+    return flush_all(current().delivery, timeout)
 
 
 @dataclass(frozen=True, slots=True)

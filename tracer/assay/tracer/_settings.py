@@ -46,6 +46,8 @@ def resolve(**given: Any) -> Settings:
     values = {**_environment(), **{k: v for k, v in given.items() if v is not None}}
     values["url"] = _url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
+    if isinstance(values["spill_dir"], str):
+        values["spill_dir"] = _spill_dir(values["spill_dir"])
     settings = Settings(**values)
     _check(settings)
     return settings

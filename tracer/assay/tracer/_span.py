@@ -56,12 +56,10 @@ class Local:
     """This process's part of one trace: how many of its spans were started, are open, and were dropped."""
 
     __slots__ = (
-        "ambient",
         "closed",
         "dropped",
         "epoch",
         "open",
-        "remote",
         "resource",
         "root_id",
         "sink",
@@ -69,12 +67,10 @@ class Local:
         "trace_id",
     )
 
-    def __init__(self, trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource, remote: bool) -> None:
+    def __init__(self, trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource) -> None:
         self.trace_id = trace_id
         self.sink = sink
         self.resource = resource
-        self.ambient: dict[str, Any] | None = None  # attributes of all its spans that came with a remote parent
-        self.remote = remote  # whether the parent of the local root is in another process
         self.root_id = self.started = self.open = self.dropped = 0
         self.closed = False  # whether the local root has ended
         self.epoch = Clock.epoch
@@ -90,9 +86,9 @@ def open_local(trace_id: int) -> Local | None:
     return found if found is not None and found.epoch == Clock.epoch and not found.closed else None
 
 
-def new_local(trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource, remote: bool) -> Local:
+def new_local(trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource) -> Local:
     """Begin this process's part of a trace."""
-    local = _locals[trace_id] = Local(trace_id, sink, resource, remote)
+    local = _locals[trace_id] = Local(trace_id, sink, resource)
     if len(_locals) > _MAX_LOCALS:  # spans that are never ended must not fill the memory
         _locals.pop(next(iter(_locals)), None)
     return local
@@ -110,6 +106,7 @@ class LiveSpan(ReadableSpan, otel.Span):
     parent_remote = False
     hidden = False  # current under our own key only, because a foreign span is current under OpenTelemetry's
     has_children = False
+    ambient: dict[str, Any] | None = None  # attributes for all spans below that came with a remote parent
     finished = False
     weight = 1000  # bytes, about; set by the queue
     _attributes: dict[str, Any]

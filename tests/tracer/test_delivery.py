@@ -1,0 +1,252 @@
+"""Delivery: nothing is lost silently, whatever the collector answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from assay.tracer import _runtime, configure, current_run, flush, span, stats, trace
+from assay.tracer._queue import Queue
+from assay.tracer._settings import Settings
+
+from .conftest import Sink, until
+
+
+@trace
+def work(n: int = 0) -> int:
+    return n
+
+
+def answers(*statuses: int, headers: dict[str, str] | None = None) -> Callable[[str, bytes], Any]:
+    left = list(statuses)
+    return lambda path, body: (left.pop(0) if left else 200, headers or {}, b"")
+
+
+def test_flush_is_true_only_when_the_collector_has_acknowledged(sink: Sink) -> None:
+    configure(url=sink.url)
+    work()
+    result = flush(10)
+    assert (bool(result), result.delivered, len(sink.spans())) == (True, 1, 1)
+
+
+def test_a_permanent_refusal_is_counted_and_not_repeated(sink: Sink) -> None:
+    sink.answer = answers(400)
+    configure(url=sink.url)
+    work()
+    result = flush(10)
+    assert (bool(result), result.dropped, stats().dropped) == (False, 1, {"http_400": 1})
+    assert flush(10)
+    assert sink.requests == []
+
+
+def test_a_retryable_refusal_waits_on_disk_and_arrives_later(sink: Sink) -> None:
+    sink.answer = answers(503)
+    configure(url=sink.url)
+    work()
+    assert flush(10).spilled == 1
+    until(lambda: sink.spans())
+    assert stats().delivered == 1
+
+
+def test_retry_after_is_honoured(sink: Sink) -> None:
+    times: list[float] = []
+
+    def answer(path: str, body: bytes) -> Any:
+        times.append(time.monotonic())
+        return (429, {"Retry-After": "1"}, b"") if len(times) == 1 else (200, {}, b"")
+
+    sink.answer = answer
+    configure(url=sink.url)
+    work()
+    until(lambda: sink.spans())
+    assert times[1] - times[0] > 0.95
+
+
+def test_partial_success_is_counted(sink: Sink) -> None:
+    partial = ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(rejected_spans=1))
+    sink.answer = lambda path, body: (200, {}, partial.SerializeToString())
+    configure(url=sink.url)
+    work()
+    work()
+    result = flush(10)
+    assert (result.delivered, stats().dropped) == (1, {"rejected": 1})
+
+
+def test_a_batch_that_is_too_large_is_split_so_that_small_spans_survive(sink: Sink) -> None:
+    sink.answer = lambda path, body: (413 if len(body) > 20_000 else 200, {}, b"")
+    configure(url=sink.url)
+    for _ in range(9):
+        work()
+    with span("big", inputs="x" * 50_000):
+        pass
+    flush(10)
+    assert [s.name for s in sink.spans()] == ["work"] * 9
+    assert stats().dropped == {"too_large": 1}
+
+
+def test_what_one_process_leaves_the_next_one_sends(sink: Sink, tmp_path: Path) -> None:
+    folder = str(tmp_path / "shared")
+    configure(url=sink.url, spill_dir=folder)
+    url, answer = sink.url, sink.answer
+    sink.answer = lambda path, body: (503, {}, b"")
+    script = "from assay.tracer import trace\n@trace\ndef earlier(): pass\nearlier()"
+    env = {**os.environ, "ASSAY_URL": url, "ASSAY_SPILL_DIR": folder}
+    subprocess.run([sys.executable, "-c", script], env=env, check=True)
+    sink.answer = answer
+    work()
+    until(lambda: len(sink.spans()) == 2)
+    assert {s.name for s in sink.spans()} == {"earlier", "work"}
+    assert not list(Path(folder).glob("*/*"))
+
+
+def test_the_disk_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
+    runtime = _runtime.Runtime(Settings(url="http://127.0.0.1:9", spill_dir=tmp_path, spill_bytes=40_000))
+    _runtime.replace(runtime)
+    for i in range(5):
+        with span(f"s{i}", inputs="x" * 15_000):
+            pass
+        flush(10)
+    assert runtime.delivery.dropped() == {"disk_full": 3}
+    assert len(list(tmp_path.glob("*/*.traces"))) == 2
+
+
+def test_no_collector_and_no_disk_is_counted(tmp_path: Path) -> None:
+    configure(url="http://127.0.0.1:9", spill_dir="off")
+    work()
+    assert not flush(10)
+    assert stats().dropped == {"collector_away": 1}
+
+
+def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
+    runtime = _runtime.Runtime(Settings(spill_dir=None))
+    runtime.delivery.queue = Queue(max_items=3, max_bytes=1 << 20)
+    runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
+    _runtime.replace(runtime)
+    with span("root"), span("inner"):
+        for _ in range(5):
+            work()
+    items = runtime.delivery.queue.take()
+    assert [item.name for item in items] == ["root", "inner", "work"]  # type: ignore[union-attr]
+    assert runtime.delivery.queue.dropped == {"queue_full": 4}
+    root = runtime.delivery.finisher.span(items[0])  # type: ignore[arg-type]
+    assert root is not None
+    assert dict(root.attributes or {})["assay.spans.dropped"] == 4
+
+
+def test_the_queue_is_bounded_in_bytes() -> None:
+    runtime = _runtime.Runtime(Settings(spill_dir=None))
+    runtime.delivery.queue = Queue(max_items=1000, max_bytes=50_000)
+    runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
+    _runtime.replace(runtime)
+    for _ in range(10):
+        with span("s", inputs="x" * 20_000):
+            pass
+    assert runtime.delivery.queue.dropped == {"queue_full": 8}
+
+
+def test_a_span_that_cannot_be_encoded_does_not_take_its_batch_along(sink: Sink) -> None:
+    configure(url=sink.url)
+    work()
+    with span("text \ud800") as run:
+        run.span.set_attribute("x", "\udfff")
+    assert flush(10)
+    assert sorted(s.name for s in sink.spans()) == ["text ?", "work"]
+
+
+def test_the_api_key_travels_as_a_bearer_token(sink: Sink) -> None:
+    configure(url=sink.url, api_key="k1")
+    work()
+    assert flush(10)
+    assert sink.requests[0][1]["Authorization"] == "Bearer k1"
+
+
+def test_feedback_travels_as_a_log_event(sink: Sink) -> None:
+    configure(url=sink.url)
+    with span("s") as run:
+        run.feedback("stars", 4.5, source="human", author="ann", metadata={"a": 1})
+        run.feedback("tone", "friendly")
+    assert flush(10)
+    first, second = ({a.key: a.value for a in log.attributes} for log in sink.logs())
+    assert first["gen_ai.evaluation.score.value"].double_value == 4.5
+    assert first["assay.feedback.author"].string_value == "ann"
+    assert second["gen_ai.evaluation.score.label"].string_value == "friendly"
+
+
+SCRIPT = """
+import os, signal, sys, time
+from assay.tracer import trace
+@trace
+def work(n): return n
+for i in range(1000): work(i)
+{ending}
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["pass", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGTERM); time.sleep(10)"],
+    ids=["end", "exit", "exception", "sigterm"],
+)
+def test_a_process_that_ends_delivers_what_it_has(sink: Sink, ending: str) -> None:
+    env = {**os.environ, "ASSAY_URL": sink.url}
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(ending=ending)], env=env, stderr=subprocess.DEVNULL)
+    assert len(sink.spans()) == 1000
+    assert done.returncode == {"pass": 0, "sys.exit(3)": 3, "raise ValueError": 1}.get(ending, -signal.SIGTERM)
+
+
+def test_an_application_that_handles_sigterm_keeps_its_handler(sink: Sink) -> None:
+    own = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\nos.kill(os.getpid(), signal.SIGTERM)"
+    env = {**os.environ, "ASSAY_URL": sink.url}
+    assert subprocess.run([sys.executable, "-c", SCRIPT.format(ending=own)], env=env).returncode == 7
+    assert len(sink.spans()) == 1000
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_end_of_the_process(sink: Sink, tmp_path: Path) -> None:
+    sink.answer = lambda path, body: time.sleep(20) or (200, {}, b"")  # type: ignore[func-returns-value]
+    env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "kept")}
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", SCRIPT.format(ending="pass")], env=env, check=True)
+    assert time.monotonic() - start < 15
+    files = list((tmp_path / "kept").glob("*/*.traces"))
+    assert sum(len(_spans(f.read_bytes())) for f in files) >= 1000
+
+
+def _spans(body: bytes) -> list[Any]:
+    message = ExportTraceServiceRequest.FromString(body)
+    return [s for r in message.resource_spans for scope in r.scope_spans for s in scope.spans]
+
+
+def test_reconfiguring_delivers_first_and_loses_nothing(sink: Sink) -> None:
+    configure(url=sink.url)
+    with span("open across"):
+        work()
+        configure(url=sink.url, project="other")
+        work()
+    assert flush(10)
+    until(lambda: len(sink.spans()) == 3)
+
+
+def test_a_late_span_carries_the_counts_of_then(sink: Sink) -> None:
+    configure(url=sink.url)
+    late = span("late")
+    with span("root") as root:
+        late.__enter__()
+        assert current_run().trace_id == root.trace_id
+    late.__exit__(None, None, None)
+    assert flush(10)
+    found = {s.name: {a.key: a.value.int_value for a in s.attributes} for s in sink.spans()}
+    assert (found["root"]["assay.spans.started"], found["root"]["assay.spans.open"]) == (2, 1)
+    assert (found["late"]["assay.spans.started"], found["late"]["assay.spans.open"]) == (2, 0)

@@ -1,0 +1,166 @@
+"""No secret leaves: redaction and capture modes, looked at on the bytes of the wire."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from assay.tracer import configure, current_run, flush, span, stats, tags, trace, tracer_provider
+from assay.tracer.testing import Spans, capture_spans
+
+from .conftest import Sink
+
+SECRET = "hunter2-zyx"
+NUMBER = "4000-1234-5678"
+
+
+class Login:
+    def __init__(self, password: str) -> None:
+        self.password = password
+
+    def __repr__(self) -> str:
+        return f"Login(password={self.password!r})"
+
+
+@trace(metadata={"api-key": SECRET}, attributes={"user.password": SECRET})
+def work(question: str, login: Login, options: dict[str, Any]) -> dict[str, Any]:
+    current_run().feedback("ok", 1, comment=f"card {NUMBER}", metadata={"password": SECRET})
+    current_run().set_documents([{"text": f"pay {NUMBER}", "metadata": {"password": SECRET}}])
+    with span(f"charge {NUMBER}", kind="tool") as run:
+        run.set_outputs('{"arguments": "{\\"password\\": \\"' + SECRET + '\\"}"}')
+    third_party()
+    return {"apiKey": SECRET, "answer": f"charged {NUMBER}", NUMBER: [f"x{NUMBER}"]}
+
+
+def third_party() -> None:
+    tracer = tracer_provider().get_tracer("openai")
+    other = tracer.start_span("other")
+    with tracer.start_as_current_span("chat", links=[]) as call:
+        call.set_attribute("llm.input_messages.0.message.content", f"my card is {NUMBER}")
+        call.set_attribute("http.request.header.password", (SECRET,))
+        call.set_attribute("body", f'{{"Password": "{SECRET}"}}'.encode())
+        call.add_event("gen_ai.choice", {"content": NUMBER, "password": SECRET})
+        call.add_link(other.get_span_context(), {"password": SECRET, "note": NUMBER})
+        call.set_status(_error(f"declined {NUMBER}, password: {SECRET}"))
+    other.end()
+
+
+def _error(text: str) -> Any:
+    from opentelemetry.trace import Status, StatusCode
+
+    return Status(StatusCode.ERROR, text)
+
+
+@trace
+def fails(password: str) -> None:
+    raise ValueError(f"bad login: {Login(password)!r} for card {NUMBER}")
+
+
+def test_no_secret_is_in_the_bytes_on_the_wire(sink: Sink) -> None:
+    configure(
+        url=sink.url, redact=["password", "api_key", re.compile(r"\d{4}-\d{4}-\d{4}")],
+        resource={"host.password": SECRET, "card": NUMBER},
+    )  # fmt: skip
+    with tags(NUMBER):
+        work(f"charge {NUMBER}", Login(SECRET), {"nested": [{"password": SECRET}]})
+        with pytest.raises(ValueError):
+            fails(SECRET)
+    assert flush(10)
+    wire = sink.bytes()
+    assert len(sink.spans()) == 5
+    assert len(sink.logs()) == 1
+    assert SECRET.encode() not in wire
+    assert NUMBER.encode() not in wire
+    assert b"[redacted]" in wire
+    assert b"bad login" in wire  # the rest of a text stays
+
+
+def test_spilled_bodies_are_redacted_too(tmp_path: Any) -> None:
+    configure(url="http://127.0.0.1:9", redact=["password"], spill_dir=str(tmp_path / "s"))
+    with pytest.raises(ValueError):
+        fails(SECRET)
+    assert flush(10).spilled == 1
+    (file,) = (tmp_path / "s").glob("*/*.traces")
+    assert SECRET.encode() not in file.read_bytes()
+
+
+def test_a_function_sees_every_key_and_value() -> None:
+    def hide(key: str, value: Any) -> Any:
+        return "***" if key == "b" else value
+
+    with capture_spans(redact=[hide]) as traced:
+        with span("s", inputs={"a": {"b": 1}, "c": [{"b": [2]}]}):
+            pass
+        assert traced.inputs("s") == {"a": {"b": "***"}, "c": [{"b": "***"}]}
+
+
+def test_a_failing_redactor_drops_the_value_never_the_span() -> None:
+    def broken(key: str, value: Any) -> Any:
+        if value == SECRET:
+            raise RuntimeError("no")
+        return value
+
+    with capture_spans(redact=[broken]) as traced:
+        with span("s", inputs=SECRET) as run:
+            run.set_outputs("fine")
+        assert traced.inputs("s") == "[redacted: the redactor failed]"
+        assert traced.outputs("s") == "fine"
+        assert stats().errors["redact"] > 0
+
+
+def test_metadata_only_captures_no_content(sink: Sink) -> None:
+    configure(url=sink.url, capture="metadata")
+    work(f"charge {NUMBER}", Login(SECRET), {})
+    with pytest.raises(ValueError):
+        fails(SECRET)
+    assert flush(10)
+    (chat,) = (s for s in sink.spans() if s.name == "chat")
+    assert NUMBER not in str(chat.attributes) + str(chat.events)
+    failed = next(s for s in sink.spans() if s.name == "fails")
+    assert failed.status.message == "ValueError"
+    assert {a.key for a in failed.events[0].attributes} == {"exception.type", "exception.escaped"}
+    assert not {"input.value", "output.value"} & {a.key for s in sink.spans() for a in s.attributes}
+
+
+def test_capture_none_records_nothing(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_CAPTURE", "none")
+    monkeypatch.setenv("ASSAY_URL", sink.url)
+    assert work("q", Login("p"), {})["answer"].startswith("charged")
+    flush(10)
+    assert sink.requests == []
+
+
+def test_redaction_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_REDACT", r"password, /\d{4}-\d{4}-\d{4}/")
+    with capture_spans() as traced:
+        with span("s", inputs={"password": 1, "card": NUMBER}):
+            pass
+        assert traced.inputs("s") == {"password": "[redacted]", "card": "[redacted]"}
+
+
+def test_settings_that_cannot_be_say_so() -> None:
+    with pytest.raises(ValueError, match=r"capture is one of .*, not 'all'"):
+        configure(capture="all")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sample_rate is between 0 and 1, not 3"):
+        configure(sample_rate=3)
+    with pytest.raises(ValueError, match="not 'localhost'"):
+        configure(url="localhost")
+
+
+def test_a_users_processor_sees_every_span(traced: Spans) -> None:
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+    seen: list[str] = []
+
+    class Seen(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            seen.append(span.name)
+
+    provider = tracer_provider()
+    assert isinstance(provider, TracerProvider)
+    provider.add_span_processor(Seen())
+    with span("a"), provider.get_tracer("x").start_as_current_span("b"):
+        pass
+    assert (seen, traced.names()) == (["b", "a"], ["a", "b"])
