@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from assay.collector.pages import router
+from assay.collector.api import create_app
 from assay.collector.protocols import Store
 from assay.collector.sqlite import SQLiteStore
 
@@ -22,7 +21,5 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def client(store: Store) -> Iterator[TestClient]:
-    app = FastAPI()
-    app.include_router(router(store))
-    with TestClient(app) as made:
+    with TestClient(create_app(store)) as made:
         yield made

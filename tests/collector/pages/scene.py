@@ -26,7 +26,7 @@ def rag(store: Store, *, failing: bool = False, **fields: object) -> Run:
     events = (Event("exception", root.start_ns, {"exception.stacktrace": STACK}),) if failing else ()
     read = child(
         root, "read", kind="llm", model="gpt-4o-mini", usage=Usage(100, 20), cost=0.002, events=events, error=error,
-        status=status, inputs={"messages": [{"role": "user", "content": "Why?"}]}, **below,
+        status=status, start_ns=root.start_ns + 2, inputs={"messages": [{"role": "user", "content": "Why?"}]}, **below,
     )  # fmt: skip
     store.append([root, retrieve, read])
     return root

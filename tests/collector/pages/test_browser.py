@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
-from fastapi import FastAPI
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from assay.collector.pages import router
+from assay.collector.server import Server
 from assay.collector.sqlite import SQLiteStore
 from collector.making import child, run
 from collector.pages.scene import experiment, outcomes, rag
@@ -55,32 +52,8 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             "experiments": "/experiments", "experiment": "/experiments/id-first", "compare": "/compare?ids=id-first,id-second",
             "missing": "/traces/none",
         }  # fmt: skip
-        with serving(store) as base:
-            yield {name: base + path for name, path in paths.items()}
-
-
-class serving:
-    """The pages over a store, on a free port."""
-
-    def __init__(self, store: SQLiteStore) -> None:
-        app = FastAPI()
-        app.include_router(router(store))
-        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-        self.started = threading.Event()
-        self.thread = threading.Thread(target=self.run)
-
-    def run(self) -> None:
-        self.server.run()
-
-    def __enter__(self) -> str:
-        self.thread.start()
-        while not self.server.started:
-            self.thread.join(0.01)
-        return f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
-
-    def __exit__(self, *_: object) -> None:
-        self.server.should_exit = True
-        self.thread.join()
+        with Server(store) as server:
+            yield {name: server.url + path for name, path in paths.items()}
 
 
 @pytest.fixture
@@ -111,7 +84,9 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("size", "scheme"), [("wide", "light"), ("narrow", "dark")])
+@pytest.mark.parametrize(
+    ("size", "scheme"), [("wide", "light"), pytest.param("narrow", "dark", marks=pytest.mark.slow)]
+)
 def test_pages_are_accessible_and_fit_the_screen(open_page, name, size, scheme):
     page = open_page(name, size, color_scheme=scheme)
     found = Axe().run(page).response["violations"]

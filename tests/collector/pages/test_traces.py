@@ -87,3 +87,16 @@ def test_sessions_are_listed_and_told_as_conversations(store, client):
 
 def test_a_store_without_sessions_says_how_to_make_one(client):
     assert "with session(" in client.get("/sessions").text
+
+
+def test_readers_get_a_page_for_an_unknown_address_and_programs_json(client):
+    page = client.get("/nowhere", headers={"Accept": "text/html"})
+    assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "there is no page &#39;/nowhere&#39;" in page.text
+    assert client.get("/nowhere").json() == {"detail": "Not Found"}
+
+
+def test_feedback_on_a_session_stands_above_its_turns(store, client):
+    rag(store, session_id="talk")
+    store.add_feedback([Feedback(target=Target(session_id="talk"), key="resolved", score=True)])
+    assert ">resolved</span>" in client.get("/sessions/talk").text

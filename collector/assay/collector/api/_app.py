@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import metadata
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.exception_handlers import http_exception_handler
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from assay.collector import pages
@@ -39,5 +41,14 @@ def create_app(
         app.include_router(routes)
     app.include_router(pages.router(store))
     map_errors(app)
+    app.add_exception_handler(404, _nothing_here)
     _openapi.install(app)
     return app
+
+
+async def _nothing_here(request: Request, error: Exception) -> Response:
+    """Readers get a page, programs JSON."""
+    if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(("/api/", "/v1/")):
+        return pages.not_found(request)
+    assert isinstance(error, HTTPException)
+    return await http_exception_handler(request, error)

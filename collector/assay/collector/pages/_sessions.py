@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from assay.collector.pages import _feedback, _query, _render, _traces
 from assay.collector.protocols import NotFound, Store
+from assay.collector.records import Target
 
 _TURNS = 20
 
@@ -31,5 +32,6 @@ def session(store: Store, request: Request) -> Response:
     chips = _feedback.by_trace(store, turns)
     return _render.html(
         request, "session.html", session_id=session_id, turns=turns, whole=whole, chips=chips, older=page.next,
+        own=_feedback.newest(store.feedbacks(target=Target(session_id=session_id))),
         summary=next(iter(store.sessions(session=session_id, limit=1)), None), paged=cursor is not None,
     )  # fmt: skip
