@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from assay.tracer import _runtime, configure, current_run, flush, span, stats, trace
+from assay.tracer import _runtime, configure, flush, span, stats, trace
 from assay.tracer._queue import Queue
 from assay.tracer._settings import Settings
+from assay.tracer._span import open_local
 
 from .conftest import Sink, until
 
@@ -241,11 +243,19 @@ def test_reconfiguring_delivers_first_and_loses_nothing(sink: Sink) -> None:
 
 def test_a_late_span_carries_the_counts_of_then(sink: Sink) -> None:
     configure(url=sink.url)
-    late = span("late")
+    go_on = threading.Event()
+
+    @trace
+    def late() -> None:
+        go_on.wait(10)
+
     with span("root") as root:
-        late.__enter__()
-        assert current_run().trace_id == root.trace_id
-    late.__exit__(None, None, None)
+        thread = threading.Thread(target=late)
+        thread.start()
+        local = open_local(int(root.trace_id, 16))
+        until(lambda: local is not None and local.open == 2)
+    go_on.set()
+    thread.join()
     assert flush(10)
     found = {s.name: {a.key: a.value.int_value for a in s.attributes} for s in sink.spans()}
     assert (found["root"]["assay.spans.started"], found["root"]["assay.spans.open"]) == (2, 1)
