@@ -1,0 +1,122 @@
+"""An experiment whose runs are opened around somebody else's code, scored inside it, and stored when they end."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from assay.collector.dialects import from_readable
+from assay.collector.protocols import Store
+from assay.collector.records import JSON, Case, Document, Example, Feedback, Run, Target, Trace
+from assay.collector.records import Experiment as Record
+from assay.evaluators._evaluator import Evaluator
+from assay.evaluators._score import score as scored
+from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._notes import feedback_of_run
+from assay.evaluators.engine._setup import described, git_state, setup_of
+from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._write import keep
+from assay.tracer import _attributes as names
+from assay.tracer.capture import Captured, capture
+
+
+class OpenRun:
+    """One run while it lasts: what evaluators say of it so far."""
+
+    def __init__(self, example: Example, captured: Captured) -> None:
+        self.example = example
+        self.feedback: list[Feedback] = []
+        self._captured = captured
+
+    def set_outputs(self, outputs: JSON) -> None:
+        """What the run is taken to have returned."""
+        self._captured.run.set_outputs(outputs)
+
+    def score(self, evaluator: Evaluator, outputs: JSON = None, **fields: Any) -> list[Feedback]:
+        """Let an evaluator look at outputs; documents are those retrieved so far, unless they are given."""
+        if outputs is not None:
+            self.set_outputs(outputs)
+        case = self._case(outputs, fields)
+        target = Target(trace_id=self._captured.trace_id)
+        found = [replace(one, target=target, id="") for one in scored(evaluator, case)]
+        self.feedback += found
+        return found
+
+    def note(self, key: str, score: bool, comment: str | None) -> None:
+        """Add an outcome that no evaluator gave."""
+        target = Target(trace_id=self._captured.trace_id)
+        self.feedback.append(Feedback(target=target, key=key, score=score, comment=comment))
+
+    def _case(self, outputs: JSON, fields: Mapping[str, Any]) -> Case:
+        example = self.example
+        known = {
+            "inputs": example.inputs,
+            "reference_outputs": example.reference_outputs,
+            "documents": _retrieved(self._captured) or example.documents,
+            "expected_documents": example.expected_documents,
+            "conditions": example.conditions,
+            "guidelines": example.guidelines,
+            "history": example.history,
+            "metadata": example.metadata,
+        }
+        return Case(example=example, outputs=outputs, **{**known, **fields})
+
+
+class Recorder:
+    """Collects runs into one experiment. The experiment is there from its first run on."""
+
+    def __init__(self, store: Store, name: str, dataset: str, evaluators: Sequence[Evaluator] = ()) -> None:
+        setup = setup_of(None, {}, dataset=dataset, dataset_version=None)
+        self._store = store
+        self._git = git_state()
+        self._record = Record(
+            id=secrets.token_hex(16), name=name, dataset=dataset, evaluators=described(evaluators),
+            metadata={"setup": setup},
+        )  # fmt: skip
+        self._tally = Tally(metric for one in evaluators for metric in one.metrics)
+        self._store.save_experiment(self._record)
+
+    @contextmanager
+    def run(self, name: str, example: Example) -> Iterator[OpenRun]:
+        """A run around a block of code. What the block raises goes on, and is the run's error."""
+        attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: 0}
+        with_spans: Captured | None = None
+        try:
+            with capture(name, inputs=example.inputs, attributes=attributes) as captured:
+                with_spans = captured
+                opened = OpenRun(example, captured)
+                yield opened
+        finally:
+            if with_spans is not None:
+                self._keep(with_spans, opened)
+
+    def finish(self) -> Experiment:
+        """Note the end."""
+        record = self._record
+        setup = {**record.metadata["setup"], **self._git.result()}
+        self._record = replace(
+            record, status="finished", ended_ns=time.time_ns(), example_count=len(self._tally.traces),
+            metadata={**record.metadata, "setup": setup, "totals": dict(self._tally.totals())},
+        )  # fmt: skip
+        self._store.save_experiment(self._record)
+        return Experiment(self._record, self._store, self._tally)
+
+    def _keep(self, captured: Captured, opened: OpenRun) -> None:
+        spans, still_open = captured.spans()
+        runs = [from_readable(span) for span in spans]
+        feedback = opened.feedback + [one for event in captured.feedback if (one := feedback_of_run(event))]
+        keep(self._store, runs, feedback)
+        root = next(run for run in runs if run.parent_id is None)
+        self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, root.status == "error", still_open)
+        self._tally.add_calls(runs)
+        for one in feedback:
+            self._tally.add_feedback(one, opened.example.id)
+
+
+def _retrieved(captured: Captured) -> tuple[Document, ...] | None:
+    runs: tuple[Run, ...] = tuple(from_readable(span) for span in captured.spans(0)[0])
+    return Trace(runs[0], runs).documents or None if runs else None

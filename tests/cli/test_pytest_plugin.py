@@ -1,0 +1,98 @@
+"""`@pytest.mark.assay(dataset=…)`: a test per example, evaluators as arguments, scores in an experiment."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+from assay.collector.sqlite import SQLiteStore
+from assay.evaluators import Experiment
+
+INSTALLED = any(one.name == "assay" for one in entry_points(group="pytest11"))
+PLUGIN = [] if INSTALLED else ["-p", "assay.cli.pytest_plugin"]
+TESTS = """
+import pytest
+
+EXAMPLES = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(3)]
+
+def length(outputs):
+    return float(len(outputs))
+
+@pytest.mark.assay(dataset=EXAMPLES, name="answers", evaluators=[length])
+def test_answer(inputs, exact, length, tmp_path):
+    answer = "no" if inputs["q"] == "Q2" else f"a {inputs['q'].lower()}"
+    length(answer)
+    assert exact(answer) == 1.0
+
+@pytest.mark.assay("questions.jsonl", limit=1)
+def test_file(example, reference_outputs):
+    assert reference_outputs == "Here"
+    raise KeyError(example.id)
+
+def test_plain():
+    pass
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run pytest on the tests above in a process of its own; its output."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "questions.jsonl").write_text(
+        '{"id": "first", "question": "Where?", "expected": "Here"}\n{"q": "not read"}\n'
+    )
+
+    def run(*arguments):
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "assay.cli.pytest_plugin",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            "error",
+            *arguments,
+        ]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+
+    return run
+
+
+def test_a_test_runs_once_per_example_and_its_scores_become_an_experiment(run, tmp_path):
+    output = run("--assay-store", str(tmp_path / "a.db"))
+    assert "2 failed, 3 passed" in output
+    assert "test_it.py::test_file[first]" in output
+    with SQLiteStore(tmp_path / "a.db") as store:
+        summary = Experiment.load(store, "answers").summary()
+        assert {key: (one.n, one.mean) for key, one in summary.items()} == {
+            "length": (3, 4.0 - 2 / 3), "exact": (3, 2 / 3), "passed": (3, 2 / 3),
+        }  # fmt: skip
+        assert (summary.runs, summary.failed) == (3, 0)
+
+
+def test_an_error_of_the_test_is_the_error_of_its_run(run, tmp_path):
+    run("--assay-store", str(tmp_path / "a.db"), "-k", "test_file")
+    with SQLiteStore(tmp_path / "a.db") as store:
+        (row,) = Experiment.load(store, "test_file").rows()
+        assert (row.error, row.scores) == ("KeyError: 'first'", {"passed": False})
+        assert row.inputs == {"question": "Where?"}
+
+
+def test_the_table_is_shown_at_the_end(run, tmp_path):
+    assert "│ exact  │ 3 │ 0.6667 │" in run("--assay-store", str(tmp_path / "a.db"))
+
+
+def test_nothing_of_assay_is_loaded_where_no_test_is_marked(run, tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import sys\ndef test_light():\n    assert [m for m in sys.modules if m.startswith('assay.')] == ['assay.cli', 'assay.cli.pytest_plugin']\n"
+    )
+    assert "1 passed" in run()
+    assert not (tmp_path / "assay.db").exists()
+
+
+def test_a_mark_without_a_dataset_is_told(run, tmp_path):
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.assay\ndef test_it():\n    pass\n")
+    assert "needs a dataset" in run()
