@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from assay.collector.records import Source
+from assay.evaluators._binding import FIELDS
 from assay.evaluators._evaluator import Evaluator, make
 from assay.evaluators._metric import Metric
 
@@ -30,6 +32,16 @@ OPTIONS = {
     "max_dataset_rows": "max_cases", "min_test_cases": "min_cases",
 }  # fmt: skip
 
+Need = Literal["yes", "optional", "no"]
+COLUMNS: Mapping[str, frozenset[str]] = {
+    "question": frozenset({"inputs"}),
+    "expected": frozenset({"reference_outputs", "expected_documents"}),
+    "context": frozenset({"documents"}),
+    "actual": frozenset({"outputs"}),
+    "conditions": frozenset({"conditions", "guidelines"}),
+    "trace": frozenset({"trace", "run"}),
+}
+
 SAFE = "Safe (NIST AI RMF)"
 SECURE = "Secure and Resilient (NIST AI RMF)"
 PRIVACY = "Privacy Enhanced (NIST AI RMF)"
@@ -43,12 +55,13 @@ OUTCOMES = "Outcomes Analysis (SR 11-7)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What the registry says of an evaluator. `needs` are the arguments that cases must have."""
+    """What the registry says of an evaluator. `needs` are the arguments that cases must have, `uses` those they may."""
 
     id: str
     group: str
     metrics: tuple[Metric, ...]
     needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     version: str = "1"
     standards: tuple[str, ...] = ()
     source: str = ""  # the document that defines it
@@ -63,19 +76,14 @@ class Spec:
     kind: Source = "code"
 
     @property
-    def needed(self) -> dict[str, bool]:
+    def needed(self) -> dict[str, Need]:
         """The table of needs: which columns of a test case, and which machinery."""
-        return {
-            "question": "inputs" in self.needs,
-            "expected": bool({"reference_outputs", "expected_documents"} & set(self.needs)),
-            "context": "documents" in self.needs,
-            "actual": "outputs" in self.needs,
-            "conditions": "conditions" in self.needs,
-            "judge": self.judge,
-            "agent": self.agent,
-            "model": self.model,
-            "gpu": self.gpu,
-        }
+        columns = {name: self._need(fields) for name, fields in COLUMNS.items()}
+        machinery = {"judge": self.judge, "agent": self.agent, "model": self.model, "gpu": self.gpu}
+        return columns | {name: "yes" if needed else "no" for name, needed in machinery.items()}
+
+    def _need(self, fields: frozenset[str]) -> Need:
+        return "yes" if fields & set(self.needs) else "optional" if fields & set(self.uses) else "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +102,19 @@ def builtin(id: str, *, metrics: tuple[Metric, ...], **said: Any) -> Callable[[C
 
     def register(cls: C) -> C:
         group = cls.__module__.rpartition(".")[2]
-        _entries[id] = Entry(Spec(id=id, group=group, metrics=metrics, **said), cls)
+        needs, uses = _arguments(cls)
+        _entries[id] = Entry(Spec(id=id, group=group, metrics=metrics, needs=needs, uses=uses, **said), cls)
         return cls
 
     return register
+
+
+def _arguments(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a case that instances must get, and those that they may."""
+    parameters = list(inspect.signature(cls.__call__).parameters.values())[1:]  # without self
+    fields = [one for one in parameters if one.name in FIELDS and one.name != "case"]
+    needs = tuple(one.name for one in fields if one.default is one.empty)
+    return needs, tuple(one.name for one in fields if one.default is not one.empty)
 
 
 @cache

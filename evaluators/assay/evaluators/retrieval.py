@@ -285,6 +285,8 @@ def _value(by: str) -> Callable[[Document], Hashable | None]:
         return lambda document: document.content or None
     if by == "doc_uri":
         return lambda document: document.metadata.get("doc_uri") or document.id
+    if not by.startswith(("meta.", "metadata.")):
+        raise ValueError(f"by is 'auto', 'id', 'content', 'doc_uri' or 'metadata.<field>', not {by!r}")
     steps = by.split(".")[1:]
 
     def value(document: Document) -> Hashable | None:
@@ -299,6 +301,5 @@ def _value(by: str) -> Callable[[Document], Hashable | None]:
 def _check(k: int | None, by: str) -> None:
     if k is not None and k < 1:
         raise ValueError(f"k is at least 1, not {k!r}")
-    known = by in ("auto", "id", "content", "doc_uri") or by.startswith(("meta.", "metadata."))
-    if not known:
-        raise ValueError(f"by is 'auto', 'id', 'content', 'doc_uri' or 'metadata.<field>', not {by!r}")
+    if by != "auto":
+        _value(by)

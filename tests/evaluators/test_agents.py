@@ -1,0 +1,146 @@
+"""What agents did and left behind."""
+
+import json
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.collector.records import Run, Trace
+from assay.evaluators import get, score
+
+
+def trace_of(*steps, kind="tool"):
+    """A trace whose root has the steps (name, or name and inputs) below it."""
+    make = {"trace_id": "1" * 32, "end_ns": 10**9}
+    root = Run(span_id="a" * 16, name="agent", kind="agent", **make)
+    pairs = [step if isinstance(step, tuple) else (step, None) for step in steps]
+    runs = [
+        Run(span_id=f"{i + 1:016x}", parent_id="a" * 16, name=name, kind=kind, inputs=inputs, start_ns=i, **make)
+        for i, (name, inputs) in enumerate(pairs)
+    ]
+    return Trace(root, (root, *runs[::-1]))  # not in order: start times decide
+
+
+@pytest.mark.parametrize(
+    ("match", "made", "passes"),
+    [
+        ("strict", "ab", True), ("strict", "ba", False), ("strict", "abc", False), ("ordered", "axb", True), ("ordered", "ba", False), ("ordered", "a", False),
+        ("unordered", "ba", True), ("unordered", "bab", False), ("superset", "xbya", True), ("superset", "a", False), ("subset", "b", True), ("subset", "bx", False), ("subset", "", True),
+    ],
+)  # fmt: skip
+def test_matches_of_tool_calls(match, made, passes):
+    feedback = score(get("tool_calls", expected=["a", "b"], match=match), trace_of(*made))
+    assert feedback[0].score is passes
+
+
+def test_arguments_of_tool_calls():
+    done = trace_of(("search", {"query": "cats", "limit": 3}), ("send", {"arguments": {"to": "ann"}}))
+    expected = {
+        "tool_calls": [{"name": "search", "arguments": {"query": "cats"}}, {"name": "send", "arguments": {"to": "ann"}}]
+    }
+    assert score(get("tool_calls"), done, reference_outputs=expected)[0].score is True
+    assert score(get("tool_calls", all_arguments=True), done, reference_outputs=expected)[0].score is False
+    assert (
+        score(get("tool_calls", expected=[{"name": "search", "arguments": {"query": "dogs"}}]), done)[0].score is False
+    )
+
+
+def test_precision_and_recall_count_each_call_once():
+    feedback = score(get("tool_calls", expected=["a", "a", "b"]), trace_of("a", "c"))
+    assert [(one.key, one.score) for one in feedback[1:]] == [
+        ("tool_calls_precision", 0.5),
+        ("tool_calls_recall", pytest.approx(1 / 3)),
+    ]
+
+
+def test_a_loose_expectation_does_not_take_the_call_that_a_strict_one_needs():
+    expected = ["search", {"name": "search", "arguments": {"q": 1}}]
+    feedback = score(
+        get("tool_calls", expected=expected, match="unordered"), trace_of(("search", {"q": 1}), ("search", {"q": 2}))
+    )
+    assert feedback[0].score is True
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=4), st.lists(st.sampled_from("ab"), max_size=4))
+def test_unordered_is_a_permutation(made, wanted):
+    passed = score(get("tool_calls", expected=wanted, match="unordered"), trace_of(*made))[0].score
+    assert passed == (tuple(wanted) in set(permutations(made)))
+
+
+def test_a_case_without_expected_calls_is_skipped():
+    assert {one.outcome for one in score(get("tool_calls"), trace_of("a"))} == {"skip"}
+    assert score(get("tool_calls", expected=[{"tool": "a"}]), trace_of("a"))[0].outcome == "error"
+
+
+def test_trajectories():
+    done = trace_of("retrieve", "rerank", "read", kind="chain")
+    assert score(get("trajectory_match"), done, reference_outputs=["retrieve", "rerank", "read"])[0].score is True
+    assert score(get("trajectory_match", match="ordered", expected=["retrieve", "read"]), done)[0].score is True
+    missed = score(get("trajectory_match", expected=["read"]), done)[0]
+    assert (missed.score, missed.comment) == (False, "retrieve → rerank → read")
+
+
+def test_trajectories_of_some_kinds():
+    assert score(get("trajectory_match", expected=[], kinds=["tool"]), trace_of("a", kind="chain"))[0].score is True
+
+
+@pytest.mark.parametrize(
+    ("parameters", "passes"),
+    [({"name": "a"}, True), ({"kind": "llm"}, False), ({"kind": "tool", "at_least": 3}, False), ({"kind": "tool", "at_most": 1}, False), ({"name": "a", "inputs": {"q": 1}}, True), ({"inputs": {"q": 2}}, False), ({"name": "a", "max_seconds": 0.5}, False), ({"name": "a", "min_seconds": 0.5}, True), ({"attributes": {"x": 1}}, False)],
+)  # fmt: skip
+def test_spans_that_match(parameters, passes):
+    assert score(get("has_span", **parameters), trace_of(("a", {"q": 1}), "b"))[0].score is passes
+
+
+def test_step_limits():
+    assert score(get("step_limit", limit=2), trace_of("a", "b"))[0].score is True
+    assert score(get("step_limit", limit=1), trace_of("a", "b"))[0].comment == "2 steps"
+    assert score(get("step_limit", limit=0), trace_of("a", kind="chain"))[0].score is True
+    with pytest.raises(ValueError, match="-1"):
+        get("step_limit", limit=-1)
+
+
+@pytest.fixture
+def left_behind(tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps({"status": "ok", "meta": {"rows": 3}}))
+    (tmp_path / "broken.json").write_text("{,}")
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "one.txt").write_text("a plot")
+    (tmp_path / "paper.pdf").write_bytes(b"%PDF-1.4\n<< /Type /Pages >>\n<< /Type /Page >>\n")
+    return tmp_path
+
+
+def test_sanity_of_a_directory(left_behind):
+    feedback = score(get("agent_sanity", directory=str(left_behind)), outputs="done")[0]
+    assert feedback.score == pytest.approx(4 / 6)
+    assert set(feedback.metadata["problems"]) == {"broken.json", "empty.txt"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected", "problem"),
+    [
+        ("report.json", {"fields": {"status": "ok", "meta.rows": 3}}, None), ("report.json", {"fields": {"status": "bad"}}, "has 'status' 'ok'"), ("report.json", {"fields": {"x.y": 1}}, "has no field 'x.y'"),
+        ("missing.txt", {}, "is missing"), ("plots", {"kind": "dir", "entries": ["one.txt"]}, None), ("plots", {"entries": ["two.txt"]}, "has no two.txt"), ("plots", {"kind": "file"}, "is no file"),
+        ("report.json", {"min_bytes": 1000}, "fewer than 1000"), ("rows.jsonl", {"fields": {"a": 1}}, "has 'a' 2"), ("report.json", {"contains": ["nothing"]}, "does not contain"), ("paper.pdf", {"pages": 1}, None), ("paper.pdf", {"pages": 2}, "has 1 pages"), ("report.json", {"pages": 1}, "is no PDF"),
+    ],
+)  # fmt: skip
+def test_expectations_of_an_artifact(left_behind, path, expected, problem):
+    judge = get("agent_sanity", expectations={path: expected}, directory=str(left_behind))
+    problems = score(judge, outputs="done")[0].metadata["problems"].get(path, [])
+    assert (problems == []) if problem is None else any(problem in one for one in problems)
+
+
+def test_artifacts_may_be_handed_over():
+    outputs = {"artifacts": [{"path": "a.json", "content": "[1]"}, {"path": "b.json", "content": "[1"}]}
+    assert score(get("agent_sanity"), outputs=outputs)[0].score == 0.5
+
+
+def test_no_artifacts_are_a_problem_and_nonsense_an_error():
+    assert score(get("agent_sanity"), outputs="done")[0].score == 0.0
+    assert score(get("agent_sanity"), outputs={"artifacts": [3]})[0].outcome == "error"
+    with pytest.raises(ValueError, match="'colour'"):
+        get("agent_sanity", expectations={"a": {"colour": "red"}})

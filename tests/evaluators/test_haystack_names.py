@@ -1,0 +1,98 @@
+"""Haystack's evaluators under their own names: its examples run as they stand, its numbers come out."""
+
+import haystack.components.evaluators as theirs
+import pytest
+from haystack import Document as HaystackDocument
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.collector.records import Document
+from assay.evaluators import haystack as ours
+
+NAMES = ["DocumentMAPEvaluator", "DocumentMRREvaluator", "DocumentNDCGEvaluator", "DocumentRecallEvaluator"]
+LISTS = st.lists(st.sampled_from("abcd"), max_size=5)
+CASES = st.lists(st.tuples(LISTS, LISTS), min_size=1, max_size=4)
+
+
+def documents(lists):
+    return [[HaystackDocument(content=text) for text in one] for one in lists]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(cases=CASES)
+def test_results_are_theirs(name, cases):
+    truths, found = documents([a for a, _ in cases]), documents([b for _, b in cases])
+    expected = getattr(theirs, name)().run(ground_truth_documents=truths, retrieved_documents=found)
+    given = getattr(ours, name)().run(ground_truth_documents=truths, retrieved_documents=found)
+    assert given["individual_scores"] == pytest.approx(expected["individual_scores"])
+    assert given["score"] == pytest.approx(expected["score"])
+
+
+@pytest.mark.parametrize("field", ["id", "meta.file.name"])
+def test_documents_are_compared_by_a_field(field):
+    truths = [[HaystackDocument(id="1", content="x", meta={"file": {"name": "a"}})]]
+    found = [[HaystackDocument(id="1", content="y", meta={"file": {"name": "a"}})]]
+    for name in NAMES:
+        assert getattr(ours, name)(document_comparison_field=field).run(truths, found) == getattr(theirs, name)(
+            document_comparison_field=field
+        ).run(truths, found)
+
+
+@given(cases=CASES)
+def test_multi_hit_is_theirs(cases):
+    truths, found = documents([a for a, _ in cases]), documents([b for _, b in cases])
+    expected = theirs.DocumentRecallEvaluator(mode="multi_hit").run(truths, found)
+    assert ours.DocumentRecallEvaluator(mode=ours.RecallMode.MULTI_HIT).run(truths, found) == expected
+
+
+def test_the_examples_of_the_documentation():
+    result = ours.DocumentMAPEvaluator().run(
+        ground_truth_documents=[[Document(content="France")], [Document(content="9th century"), Document(content="9th")]],
+        retrieved_documents=[[Document(content="France")], [Document(content="9th century"), Document(content="10th century"), Document(content="9th")]],
+    )  # fmt: skip
+    assert result == {
+        "score": pytest.approx(0.9166666666666666),
+        "individual_scores": [1.0, pytest.approx(0.8333333333333333)],
+    }
+
+
+def test_exact_match_goes_position_by_position():
+    arguments = {"ground_truth_answers": ["Berlin", "Paris"], "predicted_answers": ["Berlin", "Lyon"]}
+    assert (
+        ours.AnswerExactMatchEvaluator().run(**arguments)
+        == theirs.AnswerExactMatchEvaluator().run(**arguments)
+        == {"individual_scores": [1, 0], "score": 0.5}
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("lists", [([], []), ([[]], []), ([["a"]], [["a"], ["b"]])])
+def test_empty_and_unequal_lists_are_refused(name, lists):
+    with pytest.raises(ValueError, match="lists of expected"):
+        getattr(ours, name)().run(*lists)
+
+
+def test_gains_by_themselves():
+    truths, found = [Document("a", score=1.0), Document("b", score=0.5)], [Document("b"), Document("a")]
+    evaluator = ours.DocumentNDCGEvaluator()
+    assert evaluator.calculate_dcg(truths, found) == pytest.approx(0.5 + 1 / 1.584962500721156)
+    assert evaluator.calculate_idcg(truths) == pytest.approx(1 + 0.5 / 1.584962500721156)
+    with pytest.raises(ValueError, match="either all or none"):
+        evaluator.validate_inputs([[Document("a", score=1.0), Document("b")]], [[]])
+
+
+@pytest.mark.parametrize(
+    "evaluator",
+    [ours.AnswerExactMatchEvaluator(), ours.DocumentMRREvaluator("id"), ours.DocumentRecallEvaluator("multi_hit")],
+)
+def test_evaluators_survive_the_way_through_a_dict(evaluator):
+    data = evaluator.to_dict()
+    assert data["type"].endswith(type(evaluator).__name__)
+    assert type(evaluator).from_dict(data) == evaluator
+
+
+def test_bad_modes_and_fields_are_refused():
+    with pytest.raises(ValueError, match="'any'"):
+        ours.DocumentRecallEvaluator(mode="any")
+    with pytest.raises(ValueError, match="'title'"):
+        ours.DocumentMAPEvaluator(document_comparison_field="title").run([["a"]], [["a"]])

@@ -1,0 +1,115 @@
+"""JSON and JSON Schema: against jsonschema, and what its defaults let through."""
+
+import json
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.evaluators import get, score
+from assay.evaluators.json import is_json
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+SCHEMA = {
+    "type": "object",
+    "required": ["a"],
+    "properties": {"a": {"type": "integer", "minimum": 0}},
+    "additionalProperties": False,
+}
+
+
+@given(VALUES)
+def test_what_python_writes_is_json(value):
+    assert is_json(json.dumps(value))
+    assert is_json(json.dumps(value, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "Expecting value"), ("nope", "Expecting value"), ("{'a': 1}", "double quotes"), ('{"a": 1} x', "Extra data"),
+        ("NaN", "NaN is no JSON"), ("[1, -Infinity]", "-Infinity is no JSON"), ('{"a": 1, "a": 2}', "comes twice"),
+        ('{"a": 1,}', ""), ("\ufeff{}", "BOM"), ("```json\n{}\n```", "Expecting value"), ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_is_no_json_and_why(text, why):
+    feedback = score(get("is_json"), outputs=text)[0]
+    assert (feedback.outcome, feedback.score) == ("score", False)
+    assert why in feedback.comment
+
+
+def test_lenient_takes_off_a_mark_and_a_fence():
+    lenient = get("is_json", lenient=True)
+    assert score(lenient, outputs='\ufeff```json\n{"a": 1}\n```\n')[0].score is True
+    assert score(lenient, outputs="Here: ```{}```")[0].score is False
+
+
+def test_outputs_that_are_values_are_taken_as_they_are():
+    assert score(get("json_schema", json_schema=SCHEMA), outputs={"a": 1})[0].score is True
+
+
+@given(st.dictionaries(st.sampled_from("ab"), st.integers(-2, 2) | st.text(max_size=2), max_size=2))
+def test_validity_is_jsonschemas(value):
+    valid = jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
+    assert score(get("json_schema", json_schema=SCHEMA), outputs=json.dumps(value))[0].score is valid
+
+
+def test_four_metrics_of_a_valid_and_an_invalid_answer():
+    valid, invalid = (
+        score(get("json_schema", json_schema=SCHEMA), outputs=text) for text in ('{"a": 1}', '{"a": "x"}')
+    )
+    assert [one.key for one in valid] == [
+        "json_schema",
+        "json_schema_fail",
+        "json_schema_retrieval_fail",
+        "json_schema_generation_fail",
+    ]
+    assert [one.score for one in valid] == [True, False, None, False]
+    assert [one.score for one in invalid] == [False, True, None, True]
+    assert invalid[0].comment == "'x' is not of type 'integer' at $.a"
+
+
+def test_json_in_documents_is_judged_by_itself():
+    documents = ['{"a": 1}', "plain words", "[broken"]
+    feedback = score(get("json_schema", json_schema=SCHEMA), outputs='{"a": 1}', documents=documents)
+    assert [one.score for one in feedback] == [True, False, True, False]
+    assert "document 2" in feedback[0].metadata["documents"][0]
+
+
+@pytest.mark.parametrize("empty", [{}, "{}", ""])
+def test_an_empty_schema_asks_for_json_only(empty):
+    assert score(get("json_schema", json_schema=empty), outputs="[1]")[0].score is True
+    assert score(get("json_schema", json_schema=empty), outputs="[1")[0].score is False
+
+
+@pytest.mark.parametrize("schema", [{"type": "objekt"}, "{", {"properties": []}])
+def test_a_schema_that_is_none_is_refused_when_the_evaluator_is_made(schema):
+    with pytest.raises(ValueError, match="json_schema is no JSON"):
+        get("json_schema", json_schema=schema)
+
+
+def test_references_to_other_addresses_are_not_followed():
+    feedback = score(get("json_schema", json_schema={"$ref": "http://127.0.0.1:9/schema"}), outputs="{}")
+    assert {one.outcome for one in feedback} == {"error"}
+
+
+def test_the_draft_that_a_schema_names_is_used():
+    old = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "type": "number",
+        "minimum": 1,
+        "exclusiveMinimum": True,
+    }
+    assert score(get("json_schema", json_schema=old), outputs="1")[0].score is False
+
+
+def test_an_answer_nested_to_the_limit_does_not_crash():
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
+    feedback = score(get("json_schema", json_schema=schema), outputs="[" * 900 + "]" * 900)
+    assert feedback[0].outcome == "score"

@@ -1,0 +1,83 @@
+"""Languages told without a judge, and told to be unknown where they are."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.evaluators import get, score
+from assay.evaluators.language import language
+
+TEXTS = [
+    ("en", "The weather is nice today and we are going to the park."),
+    ("de", "Das Wetter ist heute schön und wir gehen in den Park."),
+    ("fr", "Il fait beau aujourd'hui et nous allons au parc."),
+    ("es", "Hoy hace buen tiempo y vamos al parque con los niños."),
+    ("it", "Oggi il tempo è bello e andiamo al parco con gli amici."),
+    ("nl", "Het weer is vandaag mooi en we gaan naar het park."),
+    ("pl", "Dzisiaj jest ładna pogoda i idziemy do parku."),
+    ("cs", "Dnes je hezké počasí a jdeme do parku."),
+    ("sv", "Vädret är fint idag och vi går till parken."),
+    ("fi", "Sää on tänään kaunis ja menemme puistoon."),
+    ("hu", "Ma szép idő van és megyünk a parkba."),
+    ("tr", "Bugün hava güzel ve parka gidiyoruz."),
+    ("ru", "Сегодня хорошая погода, и мы идём в парк."),
+    ("el", "Ο καιρός είναι καλός σήμερα."),
+    ("he", "מזג האוויר נעים היום ואנחנו הולכים לפארק."),
+    ("ar", "الطقس جميل اليوم ونحن ذاهبون إلى الحديقة."),
+    ("hi", "आज मौसम अच्छा है और हम पार्क जा रहे हैं।"),
+    ("th", "วันนี้อากาศดีและเราจะไปสวนสาธารณะ"),
+    ("ko", "오늘은 날씨가 좋아서 공원에 갑니다."),
+    ("ja", "今日は天気がいいので公園に行きます。"),
+    ("zh", "今天天气很好，我们去公园。"),
+]
+
+
+@pytest.mark.parametrize(("code", "text"), TEXTS)
+def test_languages(code, text):
+    assert language(text) == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "42",
+        "OK",
+        "3.14 + 2 = 5.14",
+        "```python\nfor item in items:\n    print(item)\n```",
+        "https://example.com/a/long/path?with=words",
+        "😀😀😀",
+    ],
+)
+def test_what_has_no_language(text):
+    assert language(text) is None
+
+
+@given(st.text())
+def test_any_text_has_a_language_or_none(text):
+    assert language(text) is None or language(text).isalpha()
+
+
+def test_the_same_language_passes_and_another_fails():
+    english, german = TEXTS[0][1], TEXTS[1][1]
+    same = score(get("language_mismatch"), inputs={"question": english}, outputs=english)
+    other = score(get("language_mismatch"), inputs=english, outputs=german)
+    assert (same[0].score, other[0].score, other[1].score) == (True, False, True)
+    assert other[0].comment == "question en, answer de"
+
+
+def test_code_in_an_answer_does_not_count():
+    answer = "Das geht mit einer Schleife über alle Einträge:\n```python\nfor the_item in the_items_of_the_list: print(the_item)\n```"
+    assert score(get("language_mismatch"), inputs=TEXTS[1][1], outputs=answer)[0].score is True
+
+
+def test_a_language_that_cannot_be_told_is_a_skip_that_says_whose():
+    feedback = score(get("language_mismatch"), inputs=TEXTS[0][1], outputs="42")
+    assert {one.outcome for one in feedback} == {"skip"}
+    assert feedback[0].comment == "the language of the answer cannot be told"
+
+
+def test_another_detector_and_the_context():
+    judge = get("language_mismatch", detect=lambda text: text[:2], evaluate_retrieved_context=True)
+    feedback = score(judge, inputs="en?", outputs="en!", documents=["de"])
+    assert [one.score for one in feedback] == [False, True, True, False, False]

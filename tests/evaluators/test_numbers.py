@@ -1,0 +1,94 @@
+"""Numbers in texts, tolerances as pytest's, and what runs took."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.collector.records import Run, Trace, Usage
+from assay.evaluators import get, score
+from assay.evaluators.numbers import close, numbers_in
+
+FINITE = st.floats(-1e6, 1e6)
+
+
+@given(FINITE, FINITE, st.sampled_from([0.0, 1e-6, 0.5]), st.sampled_from([0.0, 1e-6, 0.1]))
+def test_tolerances_are_those_of_pytest_approx(value, expected, absolute, relative):
+    assert close(value, expected, absolute=absolute, relative=relative) == (
+        value == pytest.approx(expected, rel=relative, abs=absolute)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("42", [42]), ("-3.5e2 m", [-350]), ("about 15,969.5 km", [15969.5]), ("1,234,567", [1234567]), ("in 1999 and 2001", [1999, 2001]), ("no number", []), ("v1.2.3", []), ("$1,000!", [1000]), ("50%", [50]), ("−7", [-7]), (".5", [0.5]), ("1 000 000", [1000000]), ("COVID19", [])],
+)  # fmt: skip
+def test_numbers_in_texts(text, expected):
+    assert numbers_in(text) == expected
+
+
+def test_decimal_commas():
+    assert numbers_in("15.969,5 und 3,25", decimal=",") == [15969.5, 3.25]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_written_number_is_read_back(value):
+    assert numbers_in(repr(value)) == [value]
+
+
+def test_numbers_within_a_tolerance():
+    judge = get("numeric", absolute=0.5, relative=0)
+    assert score(judge, outputs="The answer is 41.6.", reference_outputs=42)[0].score is True
+    assert score(judge, outputs={"answer": 41.4}, reference_outputs="42")[0].score is False
+    several = score(judge, outputs="41 or 42", reference_outputs=42)[0]
+    assert (several.score, several.comment) == (False, "'41 or 42' holds 2 numbers, not one")
+
+
+def test_a_reference_without_a_number_is_an_error():
+    assert score(get("numeric"), outputs="1", reference_outputs="none")[0].outcome == "error"
+
+
+@pytest.mark.parametrize("bad", [{"absolute": -1}, {"relative": float("inf")}, {"decimal": "·"}])
+def test_bad_tolerances_are_refused(bad):
+    with pytest.raises(ValueError):
+        get("numeric", **bad)
+
+
+@pytest.fixture
+def agent():
+    """A root that sums up two model calls, as some frameworks do."""
+    make = {"trace_id": "1" * 32, "start_ns": 0, "end_ns": 1_500_000_000}
+    root = Run(span_id="a" * 16, name="agent", usage=Usage(30, 12), cost=0.3, **make)
+    calls = [
+        Run(
+            span_id=f"{n}" * 16,
+            parent_id="a" * 16,
+            name="call",
+            kind="llm",
+            usage=Usage(10 * n, 4 * n),
+            cost=0.1 * n,
+            **make,
+        )
+        for n in (1, 2)
+    ]
+    return Trace(root, (root, *calls))
+
+
+def test_what_a_run_took(agent):
+    assert score(get("latency"), agent)[0].score == 1.5
+    assert score(get("tokens"), agent)[0].score == 42.0
+    assert score(get("tokens", count="output"), agent)[0].score == 12.0
+    assert score(get("cost"), agent)[0].score == pytest.approx(0.3)
+
+
+def test_what_is_not_told_is_a_skip(agent):
+    bare = dataclasses.replace(agent.root, usage=None, cost=None, end_ns=0)
+    feedback = [score(get(id), Trace(bare, (bare,)))[0].outcome for id in ("latency", "tokens", "cost")]
+    assert feedback == ["skip"] * 3
+    assert score(get("latency"), outputs="a")[0].comment == "needs run; the case has none"
+
+
+def test_thresholds_of_what_is_better_low(agent):
+    metric = get("latency", threshold=2.0).metrics[0]
+    assert (metric.passes(1.5), metric.passes(2.5)) == (True, False)

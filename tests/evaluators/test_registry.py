@@ -1,0 +1,185 @@
+"""The registry: what is known of each evaluator, parameters, dicts, other packages."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from assay.collector.records import Case, Document
+from assay.evaluators import Metric, as_evaluator, evaluator, from_dict, get, names, score
+from assay.evaluators import _registry as registry
+from assay.evaluators.text import Exact, Regex
+
+PARAMETERS = {
+    "regex": {"pattern": "a"}, "pipeline": {"function": len}, "human_feedback": {"of": "good"}, "step_limit": {"limit": 3},
+}  # fmt: skip
+CODE = [spec.id for spec in registry.specs() if not spec.judge and not spec.model]
+
+
+def made(id):
+    return get(id, **PARAMETERS.get(id, {}))
+
+
+@evaluator(key="tiny", version="7")
+def tiny(outputs):
+    return len(outputs) < 3
+
+
+def plain(outputs):
+    return True
+
+
+@pytest.mark.parametrize("id", CODE)
+def test_every_evaluator_says_what_it_is(id):
+    said = registry.spec(id)
+    assert said.version
+    assert said.standards
+    assert said.source
+    assert said.canonical
+    assert said.llm or said.rag
+    assert sum(metric.primary for metric in said.metrics) == 1
+    assert len(inspect.getdoc(registry.factory(id))) > 40
+
+
+@pytest.mark.parametrize("id", CODE)
+def test_every_evaluator_survives_the_way_through_a_dict(id):
+    one = made(id)
+    again = from_dict(one.to_dict())
+    assert (again.key, again.version, again.metrics, again.needs) == (one.key, one.version, one.metrics, one.needs)
+    assert again.function == one.function
+
+
+@pytest.mark.parametrize("id", CODE)
+def test_every_evaluator_takes_any_case_without_raising(id):
+    hostile = [
+        Case(), Case(outputs={}), Case(outputs=[]), Case(outputs=float("nan"), reference_outputs=object()),
+        Case(outputs={"a": 1, "b": 2}, inputs=[None], reference_outputs={"x": [1]}, documents=(), expected_documents=()),
+        Case(outputs="\ud800\x00" * 50, inputs="\ud800", reference_outputs="\x00", documents=(Document(""),), expected_documents=(Document("\ud800"),), conditions="("),
+    ]  # fmt: skip
+    for case in hostile:
+        for feedback in score(made(id), case):
+            assert feedback.outcome in ("score", "skip", "error")
+            assert feedback.score is None or feedback.score == feedback.score
+
+
+@pytest.mark.parametrize("id", CODE)
+def test_keys_are_those_of_the_metrics(id):
+    one = made(id)
+    assert {feedback.key for feedback in score(one, Case())} == {metric.key for metric in one.metrics}
+
+
+def test_names_are_sorted_and_the_documented_ids_are_there():
+    assert names() == sorted(names())
+    assert {
+        "document_recall",
+        "ir_map",
+        "ir_mrr",
+        "ir_ndcg",
+        "precision_at_k",
+        "hit_at_k",
+        "exact",
+        "regex",
+        "pii",
+    } <= set(names())
+
+
+def test_an_unknown_id_is_answered_with_the_closest():
+    with pytest.raises(ValueError, match="did you mean 'ir_ndcg'"):
+        get("ndcg")
+
+
+def test_an_unknown_parameter_is_answered_with_those_that_exist():
+    with pytest.raises(ValueError, match=r"no parameter 'patern'; it has pattern, flags"):
+        get("regex", patern="a")
+    with pytest.raises(ValueError, match="pattern"):
+        get("regex")
+
+
+def test_parameters_of_h2o_are_accepted():
+    one = get(
+        "pii",
+        metric_threshold=0.9,
+        save_llm_result=False,
+        max_dataset_rows=10,
+        min_test_cases=2,
+        evaluate_retrieved_context=False,
+    )
+    assert (one.metrics[0].threshold, one.metrics[1].threshold) == (0.9, 0.5)
+    assert (one.max_cases, one.min_cases) == (10, 2)
+
+
+def test_details_can_be_left_out():
+    found = score(get("looping", save_llm_result=False), outputs="The same words. The same words.")
+    assert [feedback.metadata for feedback in found] == [{}, {}, {}]
+
+
+def test_instances_dicts_and_ids_are_evaluators():
+    assert as_evaluator(Exact()).key == "exact"
+    assert as_evaluator("exact").key == "exact"
+    assert as_evaluator({"type": "regex", "init_parameters": {"pattern": "a", "key": "has_a"}}).key == "has_a"
+    assert as_evaluator(Regex("a")).to_dict() == {"type": "regex", "init_parameters": {"pattern": "a"}}
+
+
+def test_a_decorated_function_is_found_by_its_dotted_name():
+    assert from_dict(tiny.to_dict()) is tiny
+    assert tiny.version == "7"
+
+
+@pytest.mark.parametrize("name", ["os.system", "assay.nowhere.x", f"{__name__}.plain"])
+def test_data_cannot_name_any_callable_it_likes(name):
+    with pytest.raises(ValueError, match=r"no evaluator"):
+        from_dict({"type": name})
+
+
+def test_a_function_without_a_name_has_no_dict():
+    with pytest.raises(ValueError, match="cannot be found again"):
+        as_evaluator(lambda outputs: 1).to_dict()
+
+
+def test_other_packages_offer_evaluators_by_entry_points(monkeypatch, tmp_path):
+    package = tmp_path / "their_evaluators-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: their-evaluators\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[assay.evaluators]\nshouting = their_module:shouting\n")
+    (tmp_path / "their_module.py").write_text("def shouting(outputs):\n    return outputs.isupper()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "shouting" in names()
+    assert score(get("shouting", key="loud"), outputs="HEY")[0].key == "loud"
+
+
+def test_a_table_of_needs_is_derived():
+    def table(id):
+        return {name: need for name, need in registry.spec(id).needed.items() if need != "no"}
+
+    assert table("ir_map") == {"expected": "yes", "context": "yes"}
+    assert table("language_mismatch") == {"question": "yes", "context": "optional", "actual": "yes"}
+    assert table("text_matching") == {"context": "optional", "actual": "yes", "conditions": "optional"}
+    assert table("agent_sanity") == {"actual": "yes", "agent": "yes"}
+
+
+def test_importing_evaluators_loads_no_heavy_package():
+    heavy = [
+        "nltk",
+        "numpy",
+        "scipy",
+        "sklearn",
+        "sacrebleu",
+        "rapidfuzz",
+        "phonenumbers",
+        "py3langid",
+        "jsonschema",
+        "torch",
+        "openai",
+    ]
+    code = (
+        f"import sys, assay.evaluators as e; e.names(); e.get('exact'); print([m for m in {heavy} if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_metrics_as_plain_values():
+    assert Metric("a", (0, float("inf")), threshold=float("inf")).to_dict() == {
+        "key": "a", "range": [0, None], "higher_is_better": True, "threshold": None, "primary": False,
+    }  # fmt: skip

@@ -1,0 +1,119 @@
+"""Exact, contains, regex, length, emptiness: the simplest evaluators have traps, too."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.collector.records import Case, Run, Trace
+from assay.evaluators import get, score, text
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "expected"),
+    [("Hello!", "Hello!", 1.0), ("Hello, world!", "Hello!", 0.0), ("Hello!", "hello!", 0.0), ("Hello!", "Hello!\n", 0.0), ("", "", 1.0), ("é", "e\u0301", 0.0)],
+)  # fmt: skip
+def test_exact_strips_nothing_and_folds_nothing(reference, answer, expected):
+    assert score(get("exact"), outputs=answer, reference_outputs=reference)[0].score == expected
+
+
+def test_exact_compares_values_and_finds_the_text_in_dicts():
+    assert text.exact({"a": [1, 2]}, {"a": [1, 2]}) == 1.0
+    assert text.exact({"answer": "42"}, "42") == 1.0
+    assert text.exact(["a"], ["b"]) == 0.0
+
+
+def test_an_answer_without_one_text_is_an_error_that_tells_the_way_out():
+    feedback = score(get("exact"), outputs={"a": "x", "b": "y"}, reference_outputs="x")[0]
+    assert feedback.outcome == "error"
+    assert "map=" in feedback.error
+
+
+@given(st.text(), st.text())
+def test_exact_is_equality(a, b):
+    assert text.exact(a, b) == float(a == b) == text.exact(b, a)
+
+
+@pytest.mark.parametrize(("pattern", "answer", "expected"), [(r"\w+!", "Hello!", 1.0), (r"Hel+o, \w+!", "Hello, world!", 1.0), (r"\d+", "Hello!", 0.0), (r"^b", "ab", 0.0), ("", "", 1.0)])  # fmt: skip
+def test_regex_searches(pattern, answer, expected):
+    assert score(get("regex", pattern=pattern), outputs=answer)[0].score == expected
+
+
+@given(
+    st.text(alphabet="ab.c\n é", max_size=30),
+    st.sampled_from([r"a+b", r"^a", r"c$", r"[^a]b", r"(a|b)c", r"\s\w", r"é"]),
+)
+def test_regex_finds_what_re_finds(answer, pattern):
+    found = re.search(pattern, answer)
+    assert text.search(pattern, answer) == (found.group() if found else None)
+
+
+def test_a_pattern_that_is_none_is_refused_when_the_evaluator_is_made():
+    with pytest.raises(ValueError, match="position"):
+        get("regex", pattern="a(b")
+
+
+def test_a_catastrophic_pattern_is_an_error_of_that_case_in_time():
+    feedback = score(get("regex", pattern=r"^(\w+\s?)*$", seconds=0.2), outputs="aaaa " * 20000 + "!")[0]
+    assert (feedback.outcome, "more than 0.2 s" in feedback.error) == ("error", True)
+
+
+def test_flags_of_a_pattern():
+    assert score(get("regex", pattern="HELLO", flags="i"), outputs="hello")[0].score == 1.0
+
+
+def test_contains_looks_for_the_reference_or_for_a_text():
+    assert score(get("contains"), outputs="Paris is it", reference_outputs="Paris")[0].score is True
+    assert score(get("contains", text="PARIS", ignore_case=True), outputs="Paris is it")[0].score is True
+    missed = score(get("contains", text=["Paris", "Rome"]), outputs="Paris")[0]
+    assert (missed.score, missed.comment) == (False, "not found: 'Rome'")
+    assert score(get("contains", match="any"), outputs="Paris", reference_outputs=["Rome", "Paris"])[0].score is True
+
+
+def test_contains_without_anything_to_look_for_is_a_skip():
+    assert score(get("contains"), outputs="a")[0].outcome == "skip"
+    assert score(get("contains"), outputs="a", reference_outputs=[])[0].outcome == "skip"
+
+
+def test_length_counts_characters_or_words_and_checks_bounds():
+    assert score(get("length"), outputs="naïve 北京")[0].score == 8.0
+    assert score(get("length", unit="words"), outputs=" a  b\nc ")[0].score == 3.0
+    within = score(get("length", min=2, max=3), outputs="abcd")[0]
+    assert (within.score, within.comment) == (False, "4 characters")
+
+
+def test_bounds_that_cross_are_refused():
+    with pytest.raises(ValueError, match="min 3 is above max 2"):
+        get("length", min=3, max=2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), [("a", True), (" \n\t\u00a0", False), ("", False), ([], False), ({"a": 1}, True), (0, True)]
+)
+def test_emptiness(answer, expected):
+    assert score(get("not_empty"), outputs=answer)[0].score is expected
+
+
+def test_a_task_that_returned_nothing_is_empty_and_one_that_failed_is_skipped(run, failed):
+    done = Run(trace_id="1" * 32, span_id="a" * 16, name="answer", status="ok")
+    assert run(get("not_empty"), Case(trace=Trace(done, (done,))))[0].score is False
+    assert run(get("not_empty"), failed)[0].comment == "needs outputs; the run failed: ValueError: boom"
+
+
+@given(st.text(), st.text(), st.text())
+def test_a_text_contains_its_parts(a, b, c):
+    assert text.contains(a + b + c, b)
+    assert text.contains((a + b + c).casefold(), b.casefold())
+
+
+def test_texts_of_chat_messages_and_completions():
+    from assay.evaluators._texts import question_of, text_of
+
+    assert text_of([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]) == "a"
+    assert text_of({"choices": [{"message": {"content": "hi"}}]}) == "hi"
+    assert (
+        text_of({"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
+        == "ab"
+    )
+    assert question_of({"question": "why", "k": 3}) == "why"
