@@ -1,0 +1,112 @@
+"""Numbers over stored feedback: errors and skips are no scores, and every share says of what."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.collector.records import Feedback, Target
+from assay.collector.statistics import boolean_family, databricks_results, haystack_results, newest, summarise
+
+
+def row(value=None, key="k", trace=1, **more):
+    """A score, a label, an error (an exception), or a skip (None)."""
+    target = Target(trace_id=f"{trace:032x}")
+    if value is None:
+        return Feedback(target=target, key=key, outcome="skip", comment="nothing", **more)
+    if isinstance(value, Exception):
+        return Feedback(target=target, key=key, outcome="error", error=str(value), **more)
+    return Feedback(
+        target=target, key=key, **({"label": value} if isinstance(value, str) else {"score": value}), **more
+    )
+
+
+def test_errors_and_skips_are_counted_and_are_no_zeros():
+    stats = summarise([row(1.0), row(0.5), row(None), row(ValueError("x")), row("good")])["k"]
+    assert (stats.n, stats.mean, stats.minimum, stats.maximum) == (2, 0.75, 0.5, 1.0)
+    assert (stats.failed, stats.skipped, stats.labels) == (1, 1, {"good": 1})
+
+
+def test_a_key_without_scores_has_no_mean():
+    stats = summarise([row(None), row(ValueError("x"))])["k"]
+    assert (stats.n, stats.mean, stats.passed) == (0, None, None)
+
+
+def test_the_share_that_passes():
+    assert summarise([row(True), row(False), row(True), row(None)])["k"].passed == pytest.approx(2 / 3)
+    assert summarise([row(0.2), row(0.8)])["k"].passed is None
+    assert summarise([row(0.2), row(0.8), row(0.5)], {"k": lambda score: score >= 0.5})["k"].passed == pytest.approx(
+        2 / 3
+    )
+
+
+@given(st.lists(st.floats(-1e9, 1e9) | st.booleans() | st.none() | st.just(ValueError("x")), min_size=1), st.randoms())
+def test_order_does_not_matter_and_every_row_is_counted(values, random):
+    rows = [row(value) for value in values]
+    shuffled = random.sample(rows, len(rows))
+    stats = summarise(rows)["k"]
+    assert stats == summarise(shuffled)["k"]
+    assert stats.n + stats.failed + stats.skipped == len(rows)
+    if stats.n:
+        assert stats.minimum - 1e-6 <= stats.mean <= stats.maximum + 1e-6
+
+
+def test_newer_versions_replace_older_ones_and_people_stay_apart():
+    rows = [
+        row(0.0, version="2", created_ns=5), row(1.0, version="1", created_ns=2),
+        row(1.0, source="human", author="ann", created_ns=1), row(0.0, source="human", author="ann", created_ns=2), row(1.0, source="human", author="bob", created_ns=1),
+    ]  # fmt: skip
+    assert [one.score for one in newest(rows)] == [0.0, 0.0, 1.0]
+
+
+FAMILY = st.lists(st.sampled_from(["pass", "retrieval", "generation", "parse", "error", "skip"]), max_size=30)
+
+
+def rows_of(outcomes):
+    for number, outcome in enumerate(outcomes):
+        if outcome == "skip":
+            yield row(None, "pii", number)
+        elif outcome in ("parse", "error"):
+            yield row(ValueError("parse failure: no JSON" if outcome == "parse" else "boom"), "pii", number)
+        else:
+            yield row(outcome == "pass", "pii", number)
+            yield row(outcome == "retrieval", "pii_retrieval_fail", number)
+            yield row(outcome == "generation", "pii_generation_fail", number)
+
+
+@given(FAMILY)
+def test_passes_failures_and_parse_failures_make_one(outcomes):
+    family = boolean_family(rows_of(outcomes), "pii")
+    assert family.cases + family.failed + family.skipped == len(outcomes)
+    if not family.cases:
+        assert family.passes is family.failures is family.parse_failures is None
+        return
+    assert family.passes + family.failures + family.parse_failures == pytest.approx(1)
+    assert family.generation_failures == pytest.approx(outcomes.count("generation") / family.cases)
+
+
+def test_retrieval_failures_are_of_the_contexts_that_were_judged():
+    family = boolean_family(rows_of(["pass", "retrieval", "parse"]), "pii")
+    assert (family.retrieval_failures, family.parse_failures) == (0.5, pytest.approx(1 / 3))
+
+
+def test_results_under_databricks_names():
+    rows = [
+        row("yes", "correctness", comment="because"),
+        row(False, "correctness"),
+        row(ValueError("no answer"), "correctness"),
+    ]
+    assert databricks_results(rows, "correctness") == {
+        "response/llm_judged/correctness/rating": ["yes", "no", None],
+        "response/llm_judged/correctness/rationale": ["because", None, None],
+        "response/llm_judged/correctness/error_message": [None, None, "no answer"],
+        "response/llm_judged/correctness/rating/percentage": 0.5,
+    }
+    assert databricks_results([row(True, "safety")], "safety")["response/llm_judged/safety/rating/average"] == 1.0
+
+
+def test_results_under_haystacks_names():
+    assert haystack_results([row(1.0), row(None), row(0.5), row(0.0, "other")], "k") == {
+        "individual_scores": [1.0, None, 0.5],
+        "score": 0.75,
+    }
+    assert haystack_results([], "k") == {"individual_scores": [], "score": None}
