@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: the text index, compression dictionaries, retention."""
+"""What happens behind the writer, in a thread of its own: text index, dictionaries, checkpoints, retention."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import zstandard
 
 from assay.collector.protocols import Unavailable
 from assay.collector.sqlite import _words
+from assay.collector.sqlite._checkpoint import Checkpointer
 from assay.collector.sqlite._reader import Reader, Readers
 from assay.collector.sqlite._writer import Writer
 
@@ -36,9 +37,11 @@ class Behind:
         disturbed: set[int],
         adopt: Callable[[bytes | None], None],
         prune: Callable[[], None],
+        checkpointer: Checkpointer,
     ) -> None:
         self._readers, self._own, self._writer = readers, own, writer
         self._disturbed, self._adopt, self._prune = disturbed, adopt, prune
+        self._checkpointer = checkpointer
         self._next_prune = time.monotonic() + PRUNE_AFTER
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -50,12 +53,14 @@ class Behind:
         """End after the round that runs."""
         self._stop.set()
         self._thread.join()
+        self._checkpointer.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 busy = self.index_round()
                 self.train_if_due()
+                self._checkpointer.run_if_due()
                 self._prune_if_due()
             except Unavailable:
                 busy = False

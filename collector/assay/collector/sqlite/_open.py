@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from assay.collector.protocols import Refused, StoreError
+from assay.collector.sqlite._checkpoint import LAST_RESORT
 from assay.collector.sqlite._schema import PAGE_SIZE, migrate
 from assay.collector.sqlite._writer import translate
 
@@ -28,6 +29,7 @@ def _configure(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")  # with group commit as fast as NORMAL, and an acknowledged span is on disk
+    db.execute(f"PRAGMA wal_autocheckpoint = {LAST_RESORT}")
     db.execute("PRAGMA cache_size = -65536")
     db.execute("PRAGMA temp_store = MEMORY")
 

@@ -47,38 +47,62 @@ class RollUp(NamedTuple):
 
 
 def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
-    """The roll-up of a trace, and the position of its root in `facts` (at least one)."""
-    by_id = {fact.span_id: fact for fact in facts}
+    """The roll-up of a trace, and the position of its root in `facts` (at least one).
+
+    Once per trace and request: one loop over the facts, and nothing looked into that no fact has.
+    """
+    by_id: dict[str, Fact] = {}
+    names: dict[str, None] = {}
+    kinds: dict[str, None] = {}
+    with_tokens: list[Fact] = []
+    with_cost: list[Fact] = []
+    with_model: list[Fact] = []
+    errors = size = 0
+    start_ns, end_ns = facts[0].start_ns, facts[0].end_ns
+    tagged = counted = False
+    for fact in facts:
+        by_id[fact.span_id] = fact
+        names[fact.name] = kinds[fact.kind] = None
+        errors += fact.status == "error"
+        size += fact.size
+        start_ns, end_ns = min(start_ns, fact.start_ns), max(end_ns, fact.end_ns)
+        if fact.input_tokens is not None:
+            with_tokens.append(fact)
+        if fact.cost is not None:
+            with_cost.append(fact)
+        if fact.model is not None:
+            with_model.append(fact)
+        tagged = tagged or bool(fact.tags)
+        counted = counted or fact.local_root is not None
     position = _root(facts, by_id)
     root = facts[position]
-    tokens = _lowest([fact for fact in facts if fact.input_tokens is not None], by_id)
-    costs = _lowest([fact for fact in facts if fact.cost is not None], by_id)
+    tokens, costs = _lowest(with_tokens, by_id), _lowest(with_cost, by_id)
     found = RollUp(
         span_count=len(facts),
-        error_count=sum(fact.status == "error" for fact in facts),
+        error_count=errors,
         project=root.project,
         environment=root.environment,
         name=root.name,
         kind=root.kind,
         status=root.status,
         error=root.error,
-        start_ns=min(fact.start_ns for fact in facts),
-        end_ns=max(fact.end_ns for fact in facts),
-        input_tokens=sum(fact.input_tokens or 0 for fact in tokens),
-        output_tokens=sum(fact.output_tokens or 0 for fact in tokens),
-        cost=sum(fact.cost or 0.0 for fact in costs) if costs else None,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        input_tokens=sum([fact.input_tokens or 0 for fact in tokens]),
+        output_tokens=sum([fact.output_tokens or 0 for fact in tokens]),
+        cost=sum([fact.cost or 0.0 for fact in costs]) if costs else None,
         session_id=root.session_id or next((fact.session_id for fact in facts if fact.session_id), None),
         user_id=root.user_id or next((fact.user_id for fact in facts if fact.user_id), None),
         experiment_id=root.experiment_id or next((f.experiment_id for f in facts if f.experiment_id), None),
         example_id=root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
         repetition=root.repetition,
-        complete=_complete(facts, by_id),
-        names=dumps(list(dict.fromkeys(fact.name for fact in facts))),
-        kinds=dumps(list(dict.fromkeys(fact.kind for fact in facts))),
-        models=_models(facts, tokens, costs),
-        tags=_tags(facts),
+        complete=_complete(facts, by_id) if counted else None,
+        names=dumps(list(names)),
+        kinds=dumps(list(kinds)),
+        models=_models(with_model, tokens, costs) if with_model else None,
+        tags=dumps(list(dict.fromkeys(tag for fact in facts for tag in fact.tags))) if tagged else None,
         metadata=root.metadata or next((fact.metadata for fact in facts if fact.metadata), None),
-        size=sum(fact.size for fact in facts),
+        size=size,
     )
     return found, position
 
@@ -104,14 +128,11 @@ def _lowest(facts: list[Fact], by_id: Mapping[str, Fact]) -> list[Fact]:
     return [fact for fact in facts if fact.span_id not in above] or facts[:1]
 
 
-def _models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[Fact]) -> str | None:
+def _models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[Fact]) -> str:
     """`{model: [calls, input tokens, output tokens, cost]}`; tokens and cost that were counted, under their model."""
-    found: dict[str, list[float]] = {fact.model: [0, 0, 0, 0.0] for fact in facts if fact.model is not None}
-    if not found:
-        return None
+    found: dict[str | None, list[float]] = {}
     for fact in facts:
-        if fact.model is not None:
-            found[fact.model][0] += 1
+        found.setdefault(fact.model, [0, 0, 0, 0.0])[0] += 1
     for fact in tokens:
         if fact.model is not None:
             found[fact.model][1] += fact.input_tokens or 0
@@ -120,11 +141,6 @@ def _models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[Fact]
         if fact.model is not None:
             found[fact.model][3] += fact.cost or 0.0
     return dumps(found)
-
-
-def _tags(facts: Sequence[Fact]) -> str | None:
-    found = dict.fromkeys(tag for fact in facts for tag in fact.tags)
-    return dumps(list(found)) if found else None
 
 
 def _complete(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int | None:

@@ -40,6 +40,7 @@ from assay.collector.sqlite import (
 )
 from assay.collector.sqlite._append import Appender, Known
 from assay.collector.sqlite._behind import Behind
+from assay.collector.sqlite._checkpoint import Checkpointer
 from assay.collector.sqlite._codec import Batch, Encoder, facts
 from assay.collector.sqlite._lock import Lock
 from assay.collector.sqlite._maintenance import Retention
@@ -72,8 +73,9 @@ class SQLiteStore:
         self._closed = threading.Lock()
         self._writer = Writer(self._db, self._append, self._appender.forget)
         self._behind = Behind(
-            self._readers, self._own, self._writer, self._disturbed, self._adopt, self._prune_by_rules
-        )
+            self._readers, self._own, self._writer, self._disturbed, self._adopt, self._prune_by_rules,
+            Checkpointer(self.path, self._writer),
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.path!r})"
@@ -251,6 +253,10 @@ class SQLiteStore:
         """What is wrong with the file, in words; empty if it is sound. `deep` also reads every payload."""
         with self._readers.one() as reader:
             return _maintenance.check(reader, deep)
+
+    def checkpoint(self) -> None:
+        """Move what the write-ahead log holds into the file, and cut the log to nothing."""
+        self._writer.alone(lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
     def vacuum(self) -> None:
         """Remove what nothing refers to any more, and give free space back to the disk. Writing waits meanwhile."""

@@ -51,7 +51,7 @@ class Writer:
         self._weight = 0
         self._ready = threading.Condition()
         self._closing = False
-        self.commits = 0
+        self.commits = self.written = 0
         self.last_commit_ns = 0
         self._thread = threading.Thread(target=self._run, name="assay-writer", daemon=True)
         self._thread.start()
@@ -127,7 +127,8 @@ class Writer:
             self._undo()
             self._failed(jobs, error)
         else:
-            self.commits += 1
+            self.commits += jobs[0].alone is None
+            self.written += sum(job.weight for job in jobs)
             self.last_commit_ns = time.perf_counter_ns() - started
             for job in jobs:
                 _settle(job)
