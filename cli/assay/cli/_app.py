@@ -4,6 +4,7 @@ import typer
 
 from assay.cli import datasets, db, eval_, experiments, serve
 from assay.cli._common import failing_in_one_line
+from assay.cli.demo import command
 
 app = typer.Typer(
     name="assay",
@@ -11,6 +12,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+app.command()(command.demo)
 app.command()(serve.serve)
 app.command("eval")(eval_.eval_)
 app.add_typer(datasets.app, name="datasets")

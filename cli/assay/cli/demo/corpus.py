@@ -1,7 +1,7 @@
 """The text that the demo answers from: the Python language reference, as CPython carries it for `help()`.
 
-`pydoc_data.topics` holds about 80 topics of plain text. They quote each other (`compound` repeats all of `if`, `try` and
-`with`), so a paragraph belongs to the shortest topic that has it: then a question has one right place to look.
+`pydoc_data.topics` holds about 80 topics of plain text. They quote each other (`compound` repeats all of `if`, `try`
+and `with`), so a paragraph belongs to the shortest topic that has it: then a question has one right place to look.
 """
 
 import re

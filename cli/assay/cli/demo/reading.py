@@ -9,6 +9,7 @@ from assay.cli.demo.words import words
 
 Documents = Sequence[Mapping[str, Any]]  # {"content", "id", "score", "metadata"} each, best first
 
+NOTHING = "The reference says nothing about this that I could find."
 _SENTENCES = 3
 _END = re.compile(r"(?<=[.!?])[\"”)]*\s+(?=[A-Z\"“(*])")
 _FINISHED = re.compile(r"[.!?:][\"”’)]*$")  # code and tables do not end like this
@@ -18,18 +19,18 @@ _PROMPT = "Answer the question in one or two sentences, only from these excerpts
 def extract(question: str, documents: Documents) -> str:
     """The three sentences that share most words with the question, in the order they stand in.
 
-    A sentence counts the words it shares, half of what the better of its neighbours shares (the answer often stands next
-    to the sentence that names the subject), and its passage's score relative to the best passage.
+    A sentence counts the words it shares, half of what the better of its neighbours shares (the answer often stands
+    next to the sentence that names the subject), and its passage's score relative to the best passage.
     """
     asked = set(words(question))
     scored: list[tuple[float, int, str]] = []
     for document in documents:
-        rank = document["score"] / documents[0]["score"]
+        rank = document["score"] / max(documents[0]["score"], 1e-9)
         sentences = _sentences(document["content"])
         for score, sentence in zip(_shares(asked, sentences), sentences, strict=True):
             scored.append((score + rank, len(scored), sentence))
     best = sorted(scored, key=lambda item: (-item[0], item[1]))[:_SENTENCES]
-    return " ".join(sentence for _, _, sentence in sorted(best, key=lambda item: item[1]))
+    return " ".join(sentence for _, _, sentence in sorted(best, key=lambda item: item[1])) or NOTHING
 
 
 def _sentences(text: str) -> list[str]:

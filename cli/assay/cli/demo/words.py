@@ -3,14 +3,14 @@
 import re
 
 _ENDING = re.compile(r"(ing|ed|es|s|e)$")
-_ASKING = frozenset("am can do does from give how i if in me my should that to what when which why".split())
+_ASKING = ("am", "can", "do", "does", "from", "give", "how", "i", "me", "my", "should", "what", "when", "which", "why")
 
 
 def words(text: str) -> list[str]:
     """Lower-case words without the commonest ones and without their commonest endings: "raises" → "rais"."""
     from bm25s.stopwords import STOPWORDS_EN
 
-    common = _ASKING.union(STOPWORDS_EN)
+    common = {*_ASKING, *STOPWORDS_EN}
     return [_stem(word) for word in re.findall(r"\w+", text.lower()) if word not in common]
 
 

@@ -1,0 +1,66 @@
+"""`assay demo`: a real application, traced and evaluated, with nothing to set up."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import webbrowser
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from assay.cli._common import notes
+from assay.collector.protocols import Refused, Store
+
+if TYPE_CHECKING:
+    from assay.collector.server import Server
+
+
+def demo(
+    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Keep serving the pages until Ctrl-C.")] = True,
+    host: Annotated[str, typer.Option(help="Address to bind to; beyond loopback an API key is needed.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port; else 4318, or a free one if that is taken.")] = None,
+    store: Annotated[str, typer.Option(help="The SQLite file to keep everything in.")] = "assay-demo.db",
+    models: Annotated[bool, typer.Option("--models/--no-models", help="Embed, if that is installed; or BM25.")] = True,
+    browse: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
+) -> None:
+    """Trace and evaluate a small RAG application over the Python reference. Needs no key and no download.
+
+    Example: `assay demo --port 8000 --open`
+    """
+    from assay.cli.demo.show import show
+    from assay.collector.sqlite import SQLiteStore
+
+    if "://" in store:
+        raise Refused(f"--store {store!r}: the demo keeps a SQLite file of its own; name its path")
+    with SQLiteStore(store) as kept, _server(cast(Store, kept), host, port) as server:
+        notes.print(f"[bold]{server.url}[/]  keeps {store}", soft_wrap=True)
+        show(cast(Store, kept), server.url, models=models)
+        if browse:
+            webbrowser.open(server.url)
+        if serve:
+            _wait()
+
+
+def _server(store: Store, host: str, port: int | None) -> Server:
+    """On the port asked for; with none asked for on 4318, where OpenTelemetry sends, or else on a free one."""
+    from assay.collector.server import DEFAULT_PORT, Server
+
+    try:
+        return Server(store, host=host, port=DEFAULT_PORT if port is None else port)
+    except Refused as error:
+        if port is not None:
+            raise
+        free = Server(store, host=host, port=0)
+        notes.print(f"{str(error).partition(':')[0]}, so {free.port} is taken", soft_wrap=True, markup=False)
+        return free
+
+
+def _wait() -> None:
+    notes.print("serving until Ctrl-C")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # leaves by the same way as Ctrl-C: everything is closed
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        notes.print("stopped")

