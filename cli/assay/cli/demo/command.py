@@ -41,6 +41,8 @@ def demo(
             webbrowser.open(server.url)
         if serve:
             _wait()
+        else:
+            notes.print(f"to see the pages again: assay serve --store {store}", soft_wrap=True, markup=False)
 
 
 def _server(store: Store, host: str, port: int | None) -> Server:

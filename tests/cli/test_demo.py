@@ -1,0 +1,104 @@
+"""`assay demo`, run as people run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from assay.cli._app import app
+from assay.cli._common import failing_in_one_line
+from assay.collector.sqlite import SQLiteStore
+from assay.tracer import _runtime
+
+KEYS = ("document_recall", "ir_mrr", "contains", "length")
+
+
+@pytest.fixture(autouse=True)
+def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A directory and a tracer of its own, and no model service."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASSAY_SPILL_DIR", "off")
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ASSAY_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    previous = _runtime.replace(None)
+    yield
+    made = _runtime.replace(previous)
+    if made is not None:
+        made.delivery.close(0.2)
+
+
+def demo(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["demo", "--no-serve", "--no-models", *arguments])
+
+
+def test_prints_both_experiments_and_where_to_look():
+    shown = demo("--port", "0")
+    assert shown.exit_code == 0, shown.output
+    assert all(key in shown.stdout for key in (*KEYS, "bm25-k1", "bm25-k5"))
+    assert re.search(r"http://127\.0\.0\.1:\d+/\?project=demo", shown.stdout)
+    assert re.search(r"/compare\?ids=[0-9a-f]{32},[0-9a-f]{32}", shown.stdout)
+
+
+def test_forty_questions_come_in_as_live_traffic():
+    demo("--port", "0")
+    with SQLiteStore("assay-demo.db") as store:
+        live = store.traces(project="demo", experiment="", limit=100)
+        assert len(live) == 40
+        assert all(one.span_count == 3 and one.complete and one.status != "error" for one in live)
+        assert {tag for one in live for tag in one.tags} == {"easy", "medium", "hard"}
+        whole = store.trace(live.items[0].trace_id)
+    assert [run.kind for run in whole.runs] == ["chain", "retriever", "chain"]
+    assert len(whole.documents) == 5
+
+
+def test_every_row_is_scored_under_every_key():
+    demo("--port", "0")
+    with SQLiteStore("assay-demo.db") as store:
+        experiments = store.experiments(dataset="python-reference")
+        for experiment in experiments:
+            stats = store.aggregate(experiment=experiment.id)[0].feedback
+            assert {one.key: (one.n, one.failed, one.skipped) for one in stats} == dict.fromkeys(KEYS, (40, 0, 0))
+    assert {(one.name, one.status) for one in experiments} == {("bm25-k1", "finished"), ("bm25-k5", "finished")}
+
+
+def test_again_into_the_same_file_adds_experiments_over_the_same_version():
+    assert [demo("--port", "0").exit_code for _ in range(2)] == [0, 0]
+    with SQLiteStore("assay-demo.db") as store:
+        assert [one.version for one in store.versions("python-reference")] == [1]
+        assert len(store.experiments(dataset="python-reference")) == 4
+
+
+def test_a_busy_port_that_was_asked_for_is_told_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(SystemExit) as told, failing_in_one_line():
+        app(["demo", "--no-serve", "--port", str(busy.getsockname()[1])])
+    assert re.fullmatch(r"assay: port \d+ is held by process \d+ .*--port", str(told.value))
+
+
+def test_an_address_is_no_store():
+    with pytest.raises(SystemExit, match="name its path"), failing_in_one_line():
+        app(["demo", "--store", "http://127.0.0.1:4318"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serves_the_pages_until_it_is_told_to_stop(number):
+    command = [sys.executable, "-c", "from assay.cli import main; main()", "demo", "--no-models", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as running:
+        lines = iter(running.stdout.readline, "")
+        found = next(line for line in lines if line.startswith("experiments")).split()[1]
+        assert next(line for line in lines if "Ctrl-C" in line)
+        page = urllib.request.urlopen(found).read().decode()
+        running.send_signal(number)
+        assert running.wait(30) == 0
+    assert "bm25-k5" in page
