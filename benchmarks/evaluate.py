@@ -54,10 +54,11 @@ def one(kind: str, n: int) -> None:
     from assay.evaluators import evaluate, get
 
     data: Any = rows(n) if kind == "stream" else list(rows(n))
+    evaluators = [get("exact")]
     concurrency = AT_ONCE if kind in ("async", "sync") else 8
     with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "assay.db") as store:
         wall, cpu = time.perf_counter(), time.process_time()
-        experiment = evaluate(data, TASKS[kind], [get("exact")], store=store, concurrency=concurrency, progress=False)
+        experiment = evaluate(data, TASKS[kind], evaluators, store=store, concurrency=concurrency, progress=False)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         row = experiment.summary()["exact"]
         assert (row.n, row.mean) == (n, 1.0), row

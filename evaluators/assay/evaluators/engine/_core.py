@@ -79,7 +79,7 @@ class Job:
     items: Iterator[Item]
     total: int | None
     whole: tuple[Evaluator, ...]  # set-level evaluators
-    git: Future[dict[str, JSON]]
+    surroundings: Future[dict[str, JSON]]
     progress: bool | None
 
 
@@ -88,12 +88,19 @@ async def run(
     settings: Settings,
 ) -> Experiment:  # fmt: skip
     """Prepare an experiment, run it to its end, and return it."""
-    git = _setup.git_state()
+    surroundings = _setup.surroundings()
     known = [as_evaluator(one) for one in evaluators]
     whole = [*(one for one in known if one.summary), *map(as_evaluator, summary)]
     single = _distinct([one for one in known if not one.summary])
     job = await asyncio.to_thread(
-        _prepared, dataset, as_task(task) if task is not None else None, single, tuple(whole), store, settings, git
+        _prepared,
+        dataset,
+        as_task(task) if task is not None else None,
+        single,
+        tuple(whole),
+        store,
+        settings,
+        surroundings,
     )
     return await _run(job)
 
@@ -121,11 +128,11 @@ async def _run(job: Job) -> Experiment:
 
 def _prepared(
     dataset: Any, task: Task | None, evaluators: tuple[Evaluator, ...], whole: tuple[Evaluator, ...],
-    where: Where, settings: Settings, git: Future[dict[str, JSON]],
+    where: Where, settings: Settings, surroundings: Future[dict[str, JSON]],
 ) -> Job:  # fmt: skip
     store = _opened(where, settings)
     if isinstance(dataset, Experiment):
-        return _rescoring(dataset, evaluators, whole, store, settings, git)
+        return _rescoring(dataset, evaluators, whole, store, settings, surroundings)
     name = settings.name or (task.name if task else "given")
     source = source_of(dataset, store, name, settings.split)
     record, found, tally = _begun(name, task, source, evaluators, store, settings)
@@ -136,7 +143,7 @@ def _prepared(
         items = _remaining(items, found, evaluators, tally, store)
         total = None if total is None else max(0, total - len(found.traces))
     store.save_experiment(record)
-    return Job(plan, record, store, tally, items, total, whole, git, settings.progress)
+    return Job(plan, record, store, tally, items, total, whole, surroundings, settings.progress)
 
 
 def _begun(
@@ -168,7 +175,7 @@ def _begun(
 
 def _rescoring(
     experiment: Experiment, evaluators: tuple[Evaluator, ...], whole: tuple[Evaluator, ...], store: Store,
-    settings: Settings, git: Future[dict[str, JSON]],
+    settings: Settings, surroundings: Future[dict[str, JSON]],
 ) -> Job:  # fmt: skip
     """More evaluators over the runs that an experiment has already."""
     record = experiment.record
@@ -181,7 +188,7 @@ def _rescoring(
     kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"
     plan = _plan(record, None, evaluators, kind, settings)
     items = _stored_items(experiment, found, evaluators, tally)
-    return Job(plan, record, store, tally, items, len(found.traces), whole, git, settings.progress)
+    return Job(plan, record, store, tally, items, len(found.traces), whole, surroundings, settings.progress)
 
 
 def _stored_items(
@@ -274,7 +281,7 @@ async def _interrupted(job: Job, writer: Writer, error: BaseException) -> None:
 
 
 def _closed(job: Job, status: Any) -> Record:
-    setup = {**(job.record.metadata.get("setup") or {}), **job.git.result()}
+    setup = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}
     totals = {**job.tally.totals(), "seconds": round((time.time_ns() - job.record.started_ns) / 1e9, 3)}
     record = replace(
         job.record, status=status, ended_ns=time.time_ns(),

@@ -33,6 +33,7 @@ class Driver:
         self._writer = writer
         self._scoring = Scoring(plan)
         self._later: set[asyncio.Task[None]] = set()
+        self._breathed = time.perf_counter()
 
     async def run(self) -> None:
         """Return when every item is with the writer. Raises what the source of items raises."""
@@ -57,7 +58,19 @@ class Driver:
                 await self._finish(done)
             else:
                 self._writer.put(done)
-            await asyncio.sleep(0.01 if self._writer.is_full else 0)
+            await self._breathe()
+
+    async def _breathe(self) -> None:
+        """Let others have the loop now and then, for the sake of tasks that never wait for anything.
+
+        Not after every run: each turn of the loop gives up the interpreter's lock, and the writer's thread takes it.
+        """
+        now = time.perf_counter()
+        if self._writer.is_full:
+            await asyncio.sleep(0.01)
+        elif now - self._breathed > LONGEST_LOOK:
+            self._breathed = now
+            await asyncio.sleep(0)
 
     def _work(self, item: Item, loop: asyncio.AbstractEventLoop, room: threading.Semaphore) -> None:
         """One item on a thread of `Threads`."""

@@ -17,7 +17,7 @@ from assay.evaluators._evaluator import Evaluator
 from assay.evaluators._score import score as scored
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._notes import feedback_of_run
-from assay.evaluators.engine._setup import described, git_state, setup_of
+from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tally
 from assay.evaluators.engine._write import keep
 from assay.tracer import _attributes as names
@@ -72,7 +72,7 @@ class Recorder:
     def __init__(self, store: Store, name: str, dataset: str, evaluators: Sequence[Evaluator] = ()) -> None:
         setup = setup_of(None, {}, dataset=dataset, dataset_version=None)
         self._store = store
-        self._git = git_state()
+        self._surroundings = surroundings()
         self._record = Record(
             id=secrets.token_hex(16), name=name, dataset=dataset, evaluators=described(evaluators),
             metadata={"setup": setup},
@@ -97,7 +97,7 @@ class Recorder:
     def finish(self) -> Experiment:
         """Note the end."""
         record = self._record
-        setup = {**record.metadata["setup"], **self._git.result()}
+        setup = {**record.metadata["setup"], **self._surroundings.result()}
         self._record = replace(
             record, status="finished", ended_ns=time.time_ns(), example_count=len(self._tally.traces),
             metadata={**record.metadata, "setup": setup, "totals": dict(self._tally.totals())},

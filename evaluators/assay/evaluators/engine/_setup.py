@@ -20,14 +20,12 @@ _DECIDES = ("dataset", "dataset_version", "task", "task_code", "repetitions", "s
 def setup_of(
     task: Task | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
 ) -> dict[str, JSON]:
-    """Plain values that describe how an experiment is made; git's part comes from `git_state`."""
+    """Plain values that describe how an experiment is made; what takes time to find out comes from `surroundings`."""
     return {
         "dataset": dataset,
         "dataset_version": dataset_version,
         "task": task.name if task else None,
         "task_code": code_of(task.function) if task else None,
-        "assay": _version("assay"),
-        "python": platform.python_version(),
         **parameters,
     }
 
@@ -56,20 +54,21 @@ def changes(record: Experiment, setup: Mapping[str, JSON]) -> list[str]:
     ]
 
 
-def git_state() -> Future[dict[str, JSON]]:
-    """The commit of the working directory and whether files were changed since, found out in the background."""
-    pool = ThreadPoolExecutor(1, "assay-git")
-    future = pool.submit(_git_state)
+def surroundings() -> Future[dict[str, JSON]]:
+    """Versions, the commit of the working directory, whether files were changed since: found out in the background."""
+    pool = ThreadPoolExecutor(1, "assay-setup")
+    future = pool.submit(_surroundings)
     pool.shutdown(wait=False)
     return future
 
 
-def _git_state() -> dict[str, JSON]:
+def _surroundings() -> dict[str, JSON]:
+    found: dict[str, JSON] = {"assay": _version("assay"), "python": platform.python_version()}
     commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    return {"git_commit": commit, "git_changed": bool(changed)}
+    if commit is not None:
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        found |= {"git_commit": commit, "git_changed": bool(changed)}
+    return found
 
 
 def _git(*arguments: str) -> str | None:
