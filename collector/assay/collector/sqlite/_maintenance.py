@@ -149,7 +149,11 @@ def _unreadable(reader: Reader) -> list[str]:
 
 
 def drop_unused(db: sqlite3.Connection) -> None:
-    """Remove resources that no span has any more, and menu values that no trace has."""
+    """Remove resources that no span has any more, menu values that no trace has, and words that no trace has.
+
+    A word that was deleted stays in the index, marked as deleted, until its parts are merged.
+    """
+    db.execute("INSERT INTO words (words) VALUES ('optimize')")
     db.execute("DELETE FROM resources WHERE id NOT IN (SELECT resource FROM spans)")
     gone = []
     for field, value in db.execute("SELECT field, value FROM known").fetchall():

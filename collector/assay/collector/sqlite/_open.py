@@ -32,6 +32,7 @@ def _configure(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA wal_autocheckpoint = {LAST_RESORT}")
     db.execute("PRAGMA cache_size = -65536")
     db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten, whatever SQLite was built with
 
 
 def _explained(path: str, error: sqlite3.Error) -> Exception:

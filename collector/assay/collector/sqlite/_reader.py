@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, LifoQueue
@@ -16,6 +17,10 @@ from assay.collector.sqlite._writer import translate
 
 _SPAN = ",".join(f"s.{name}" for name in Fact._fields[:COLUMNS])
 _RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.%s IN (%%s)"
+
+
+READERS = 8  # more would only share the same cores, and each has a page cache
+CACHE_KB = 8192
 
 
 class Reader:
@@ -70,29 +75,27 @@ class Reader:
 
 
 class Readers:
-    """A pool of readers, one per thread that reads at the same moment."""
+    """A pool of at most `READERS` connections; who finds all in use waits. Not to be taken twice by one thread."""
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._places = threading.BoundedSemaphore(READERS)
         self._free: LifoQueue[Reader] = LifoQueue()
         self._all: list[Reader] = []
-        self._closed = False
 
     @contextmanager
     def one(self) -> Iterator[Reader]:
         """A reader in one consistent snapshot of the file."""
-        try:
-            reader = self._take()
-            reader.db.execute("BEGIN")
-        except sqlite3.Error as error:
-            raise translate(error) from error
-        try:
-            yield reader
-        except sqlite3.Error as error:
-            raise translate(error) from error
-        finally:
-            reader.db.execute("ROLLBACK") if reader.db.in_transaction else None
-            self._free.put(reader)
+        with self._places:
+            try:
+                reader = self._take()
+                reader.db.execute("BEGIN")
+                try:
+                    yield reader
+                finally:
+                    self._give_back(reader)
+            except sqlite3.Error as error:
+                raise translate(error) from error
 
     def _take(self) -> Reader:
         try:
@@ -101,6 +104,11 @@ class Readers:
             reader = Reader(connect_read_only(self._path))
             self._all.append(reader)
             return reader
+
+    def _give_back(self, reader: Reader) -> None:
+        if reader.db.in_transaction:
+            reader.db.execute("ROLLBACK")
+        self._free.put(reader)
 
     def close(self) -> None:
         """Close every connection."""
@@ -113,7 +121,7 @@ def connect_read_only(path: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0, cached_statements=256)
     try:
         db.execute("PRAGMA query_only = ON")
-        db.execute("PRAGMA cache_size = -8192")
+        db.execute(f"PRAGMA cache_size = -{CACHE_KB}")
     except sqlite3.Error:
         db.close()
         raise

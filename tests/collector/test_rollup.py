@@ -1,0 +1,122 @@
+"""What a list shows of a trace does not depend on how its spans came."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from assay.collector.records import Run, TraceSummary, Usage
+from assay.collector.sqlite import SQLiteStore
+from assay.collector.sqlite._codec import facts
+from assay.collector.sqlite._rollup import RollUp, roll_up
+from collector.making import START, child, run
+
+_numbers = itertools.count(1)
+
+
+def rolled(*runs: Run) -> RollUp:
+    return roll_up([facts(one) for one in runs])[0]
+
+
+def own(one: Run, root: Run, **counts: int) -> Run:
+    names = {f"assay.spans.{name}": value for name, value in counts.items()}
+    return replace(one, attributes={"assay.local_root": root.span_id, **names})
+
+
+# strategies: a tree as the position of each span's parent (-1: none; one that never comes: 99), and an order of arrival
+trees = st.lists(st.integers(-1, 7), min_size=1, max_size=8)
+usages = st.none() | st.builds(Usage, st.integers(0, 9), st.integers(0, 9))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Run]:
+    trace_id = f"{next(_numbers):032x}"
+    found = []
+    for position, parent in enumerate(draw(trees)):
+        above = None if parent == -1 else f"{parent if parent < position else 99:016x}"
+        start = START + draw(st.integers(0, 3))
+        found.append(
+            run(
+                f"n{position % 3}", trace_id=trace_id, span_id=f"{position:016x}", parent_id=above, start_ns=start,
+                end_ns=start + draw(st.integers(0, 5)), usage=draw(usages), model=draw(st.sampled_from([None, "a", "b"])),
+                tags=tuple(draw(st.lists(st.sampled_from("xyz"), max_size=2, unique=True))),
+                status=draw(st.sampled_from(["ok", "error"])), session_id=draw(st.sampled_from([None, "s"])),
+            )
+        )  # fmt: skip
+    return found
+
+
+@given(found=traces(), data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_any_requests_any_repeats_give_the_same_trace(
+    tmp_path: Path, found: list[Run], data: st.DataObject
+) -> None:
+    arrivals = data.draw(st.permutations(found + data.draw(st.lists(st.sampled_from(found), max_size=3))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(arrivals)), max_size=3)))
+    with SQLiteStore(tmp_path / f"{next(_numbers)}.db") as one, SQLiteStore(tmp_path / f"{next(_numbers)}.db") as other:
+        one.append(found)
+        for begin, end in itertools.pairwise([0, *cuts, len(arrivals)]):
+            other.append(arrivals[begin:end])
+        assert unordered(other.traces().items[0]) == unordered(one.traces().items[0])
+        assert other.trace(found[0].trace_id).root == one.trace(found[0].trace_id).root
+        assert other.check(deep=True) == []
+
+
+def unordered(summary: TraceSummary) -> TraceSummary:
+    return replace(summary, tags=tuple(sorted(summary.tags)))
+
+
+def test_the_root_is_the_earliest_span_without_a_parent() -> None:
+    late, early = run("late", trace_id="1" * 32, start_ns=9), run("early", trace_id="1" * 32, start_ns=5)
+    assert rolled(late, early).name == "early"
+
+
+def test_a_true_root_comes_before_an_earlier_orphan() -> None:
+    root = run("root", start_ns=9)
+    orphan = run("orphan", trace_id=root.trace_id, parent_id="f" * 16, start_ns=5)
+    assert (rolled(orphan, root).name, rolled(orphan, root).start_ns) == ("root", 5)
+
+
+def test_parents_in_a_circle_do_no_harm() -> None:
+    one = run("one", span_id="1" * 16, parent_id="2" * 16, usage=Usage(1, 0))
+    two = run("two", trace_id=one.trace_id, span_id="2" * 16, parent_id="1" * 16, usage=Usage(2, 0), start_ns=START * 2)
+    assert rolled(one, two).name == "one"
+    assert rolled(one, two).input_tokens > 0
+
+
+def test_a_framework_around_a_client_counts_the_call_once() -> None:
+    outer = run(kind="llm", usage=Usage(10, 5), cost=1.0)
+    inner = child(outer, kind="llm", usage=Usage(10, 5))
+    found = rolled(outer, inner)
+    assert (found.input_tokens, found.output_tokens, found.cost) == (10, 5, 1.0)
+
+
+def test_several_local_roots_must_all_be_there() -> None:
+    root = run()
+    remote = child(root, "remote")
+    first, second = own(root, root, started=1, open=0), own(remote, remote, started=2, open=0)
+    assert rolled(first).complete == 1
+    assert rolled(first, second).complete == 0
+    assert rolled(first, second, own(child(remote), remote)).complete == 1
+
+
+def test_a_local_root_below_a_parent_that_has_not_arrived_needs_a_quiet_period() -> None:
+    remote = run(parent_id="f" * 16)
+    assert rolled(own(remote, remote, started=1, open=0)).complete is None
+
+
+def test_dropped_spans_are_not_waited_for() -> None:
+    root = run()
+    assert rolled(own(root, root, started=3, open=0, dropped=2)).complete == 1
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_children_count_for_the_local_root_above_them(named: bool) -> None:
+    root = run()
+    below = child(root)
+    assert rolled(own(root, root, started=2, open=0), own(below, root) if named else below).complete == 1
