@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 from collector.pages.scene import experiment
 
@@ -51,6 +52,25 @@ def test_experiments_are_compared_example_by_example(store, client):
     assert re.search(r'class="delta moved">\+0\.5<', text)
     assert "<span>1 higher</span><span>0 lower</span><span>1 same</span>" in text
     assert "1 of 2 examples" in text
+
+
+def test_a_key_whose_good_side_is_known_is_better_or_worse(store, client):
+    first, second = experiment(store, "first", (1.0, 0.0)), experiment(store, "second", (0.0, 0.0))
+    metrics = [{"key": "exact", "higher_is_better": False}]
+    store.save_experiment(replace(second, evaluators=({"key": "exact", "metrics": metrics},)))
+    text = client.get(f"/compare?ids={first.id},{second.id}").text
+    assert "<span>0 worse</span><span>1 better</span><span>1 same</span>" in text
+    assert 'class="delta moved better">−0.5<' in text
+
+
+def test_settings_that_differ_are_shown(store, client):
+    for name, k in (("first", 1), ("second", 5)):
+        made = experiment(store, name, (1.0, 1.0))
+        store.save_experiment(replace(made, metadata={"k": k, "same": "x", "setup": {"deep": k}}))
+    text = client.get("/compare?ids=id-first,id-second").text
+    assert '<th scope="row">k</th>' in text
+    assert ">same</th>" not in text
+    assert "&#34;deep&#34;" in client.get("/experiments/id-first").text
 
 
 def test_failures_take_no_part_in_differences(store, client):

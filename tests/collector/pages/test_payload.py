@@ -59,8 +59,9 @@ def test_the_gist_of_a_value(value, text):
 @pytest.mark.parametrize(
     ("beginning", "text"),
     [
-        ('{"question": "Why is', "Why is"),
-        ('{"q": "Why?", "k": 3', '{"q": "Why?", "k": 3'),
+        ('{"q": "Why?", "k": 3}', '{"q": "Why?", "k": 3}'),
+        ('["Wh', '["Wh'),
+        ("x" * 300, "x" * 239 + "…"),
         ("plain  text\n", "plain text"),
         ("", ""),
     ],

@@ -1,6 +1,6 @@
 import pytest
 
-from assay.collector.records import Feedback, Target
+from assay.collector.records import Decision, Feedback, Target
 from collector.making import child, run
 from collector.pages.scene import STACK, outcomes, rag
 
@@ -40,6 +40,17 @@ def test_feedback_shows_comment_error_and_source(store, client):
     outcomes(store, root.trace_id)
     text = client.get(f"/traces/{root.trace_id}").text
     for words in ("rather long", "RuntimeError: judge is away", "no expected documents"):
+        assert words in text
+
+
+def test_rules_say_what_they_did_with_a_trace(store, client):
+    root = rag(store)
+    decision = Decision(
+        trace_id=root.trace_id, rule="no-pii", rule_version="1", verdict="sampled_out", reason="rate 0.1"
+    )
+    store.save_decisions([decision])
+    text = client.get(f"/traces/{root.trace_id}").text
+    for words in ("no-pii", "sampled out", "rate 0.1"):
         assert words in text
 
 

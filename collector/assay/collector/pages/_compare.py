@@ -12,7 +12,7 @@ from starlette.responses import Response
 from assay.collector.filters import Filter
 from assay.collector.pages import _experiments, _feedback, _render
 from assay.collector.protocols import Bucket, FeedbackStats, Refused, Store
-from assay.collector.records import Example, Experiment, TraceSummary
+from assay.collector.records import JSON, Example, Experiment, TraceSummary
 
 _MOST_SIDES, _SHOWN = 5, 50
 
@@ -62,6 +62,7 @@ def compare(store: Store, request: Request) -> Response:
     return _render.html(
         request, "compare.html", sides=sides, keys=keys, wanted=wanted if wanted in keys else None, rows=shown,
         differing=len(rows), examples=len({id for side in sides for id in side.rows}),
+        rising=rising(sides), settings=settings(sides),
         changes={key: [change(sides[0], side, key) for side in sides[1:]] for key in keys},
         chips=_feedback.by_trace(store, traces), choices=[] if len(sides) > 1 else store.experiments(limit=100),
     )  # fmt: skip
@@ -108,6 +109,21 @@ def change(first: Side, other: Side, key: str) -> Change:
         return Change(None)
     up, down = sum(value > 1e-9 for value in found), sum(value < -1e-9 for value in found)
     return Change(sum(found) / len(found), up, down, len(found) - up - down)
+
+
+def rising(sides: Sequence[Side]) -> dict[str, bool]:
+    """Per key whether a higher score is the better one, as far as the experiments' evaluators have said."""
+    said = [evaluator.get("metrics") for side in sides for evaluator in side.experiment.evaluators]
+    metrics = [metric for found in said if isinstance(found, list) for metric in found if isinstance(metric, dict)]
+    return {str(metric["key"]): metric.get("higher_is_better") is not False for metric in metrics if "key" in metric}
+
+
+def settings(sides: Sequence[Side]) -> dict[str, list[JSON]]:
+    """The plain settings in the experiments' metadata that are not the same everywhere, one value per side."""
+    names = dict.fromkeys(name for side in sides for name in side.experiment.metadata)
+    values = {name: [side.experiment.metadata.get(name) for side in sides] for name in names}
+    plain = {name: found for name, found in values.items() if not any(isinstance(one, dict | list) for one in found)}
+    return {name: found for name, found in plain.items() if any(one != found[0] for one in found)}
 
 
 def differences(sides: Sequence[Side], keys: Sequence[str]) -> list[Difference]:

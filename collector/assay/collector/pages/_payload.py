@@ -14,6 +14,7 @@ from assay.collector.pages._text import visible
 from assay.collector.records import JSON
 
 SHOWN = 100_000  # characters of one value on a page; the whole value is a link away
+PREVIEW = 300  # characters of inputs and outputs in a `TraceSummary`: one of this length has been cut off
 _LARGE_CHARACTERS, _LARGE_LINES = 2_400, 30
 _MOST_FIELDS, _MOST_MESSAGES = 24, 200
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))(\s*:)?|(-?\d[\d.eE+-]*)|\b(true|false|null|NaN|-?Infinity)\b')
@@ -152,11 +153,10 @@ def glimpse(text: str, limit: int = 240) -> str:
     try:
         return _shortened(gist(json.loads(text)), limit)
     except ValueError:
-        lone = re.match(r'\s*\{\s*"[^"\\]*"\s*:\s*"', text)
-        inner = text[lone.end() :] if lone and not re.search(r'",\s*"', text) else text
-        return _shortened(inner.replace("\\n", " ").replace('\\"', '"'), limit)
+        return _shortened(text, limit)
 
 
 def _shortened(text: str, limit: int) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    cut = len(line) > limit or len(text) == PREVIEW
+    return line[: limit - 1] + "…" if cut else line

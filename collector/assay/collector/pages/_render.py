@@ -60,6 +60,7 @@ def environment() -> Environment:
         "gist": _payload.gist,
         "path": path,
         "breakable": breakable,
+        "tame": dict,
         "chip": _feedback.chip,
     }
     return made
