@@ -12,19 +12,22 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
 import pathlib
+import time
 import types
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
 from assay.tracer import _errors
 
-MAX_NODES = 20_000  # values in containers, all levels together: bounds the time that a caller can lose
+MAX_NODES = 20_000  # values in containers, all levels together
+MAX_SECONDS = 0.02  # CPU time for a value that is not of plain types: together they bound what a caller can lose
 _MAX_DEPTH = 60
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 _PLAIN = frozenset((str, int, float, bool, types.NoneType))
@@ -92,14 +95,15 @@ def _rewritten(value: object, limit: int) -> str:
 
 
 class _Rewriter:
-    """Rewrites a value into plain types while its budget of bytes and nodes lasts."""
+    """Rewrites a value into plain types while its budget of bytes, of nodes and of CPU time lasts."""
 
-    __slots__ = ("nodes", "path", "size")
+    __slots__ = ("deadline", "nodes", "path", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.nodes = MAX_NODES
         self.path: set[int] = set()
+        self.deadline = time.thread_time() + MAX_SECONDS
 
     def rewrite(self, value: Any, depth: int) -> Any:
         self.nodes -= 1
@@ -111,12 +115,12 @@ class _Rewriter:
             return self.number(value)
         if depth > _MAX_DEPTH:
             return "…[cut: nested too deeply]"
-        if id(value) in self.path:
-            return "…[cycle]"
-        return self.guarded(value, depth)
+        return "…[cycle]" if id(value) in self.path else self.guarded(value, depth)
 
     def guarded(self, value: Any, depth: int) -> Any:
         self.path.add(id(value))
+        if not self.nodes & 63 and time.thread_time() > self.deadline:
+            self.nodes = 0
         try:
             return self.convert(value, depth)
         except RecursionError:
@@ -127,11 +131,12 @@ class _Rewriter:
             self.path.discard(id(value))
 
     def convert(self, value: Any, depth: int) -> Any:
+        fields = _fields_of(type(value))
+        if fields is not None:
+            found = fields(value)
+            return self.mapping(found.items(), len(found), depth)
         if isinstance(value, Mapping):
             return self.mapping(value.items(), len(value), depth)
-        fields = _fields(value)
-        if fields is not None:
-            return self.mapping(fields.items(), len(fields), depth)
         if isinstance(value, _LISTS):
             return self.items(value, len(value), depth)
         return self.scalar(value, depth)
@@ -200,18 +205,28 @@ def _big(value: int) -> str:
     return str(value) if value.bit_length() < 10_000 else f"[integer of {value.bit_length():,} bits]"
 
 
-def _fields(value: Any) -> Mapping[str, Any] | None:
-    """Named fields of pydantic models, dataclasses, attrs classes and named tuples; None for anything else."""
-    kind = type(value)
+_Fields: TypeAlias = Callable[[Any], Mapping[str, Any]]
+
+
+@functools.lru_cache(maxsize=1024)
+def _fields_of(kind: Any) -> _Fields | None:
+    """How to read the named fields of pydantic models, dataclasses, attrs classes and named tuples; else None."""
     if callable(getattr(kind, "model_dump", None)):
-        dumped: Mapping[str, Any] = value.model_dump()
-        return dumped if isinstance(dumped, Mapping) else {"root": dumped}
+        return _dumped
     if dataclasses.is_dataclass(kind):
-        return {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+        return _getter([f.name for f in dataclasses.fields(kind)])
     if hasattr(kind, "__attrs_attrs__"):
-        return {a.name: getattr(value, a.name, None) for a in kind.__attrs_attrs__}
-    as_dict = getattr(value, "_asdict", None) if isinstance(value, tuple) else None
-    return as_dict() if as_dict is not None else None
+        return _getter([a.name for a in kind.__attrs_attrs__])
+    return _getter(list(kind._fields)) if issubclass(kind, tuple) and hasattr(kind, "_fields") else None
+
+
+def _getter(names: list[str]) -> _Fields:
+    return lambda value: {name: getattr(value, name, None) for name in names}
+
+
+def _dumped(model: Any) -> Mapping[str, Any]:
+    found = model.model_dump()
+    return found if isinstance(found, Mapping) else {"root": found}
 
 
 def _words(value: object) -> str:

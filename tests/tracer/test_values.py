@@ -1,0 +1,222 @@
+"""Capturing any value: it never raises, is always valid JSON, and is bounded."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import pathlib
+import uuid
+from typing import Any
+
+import numpy as np
+import orjson
+import pydantic
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from assay.tracer import span, trace
+from assay.tracer._documents import document, flatten, readable
+from assay.tracer._json import cut_text, to_json
+from assay.tracer.testing import Spans, capture_spans
+
+MIB = 1 << 20
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: Any = None
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    secret: str = pydantic.Field(default="s", exclude=True)
+    when: datetime.date = datetime.date(2026, 1, 2)
+
+
+class Hostile:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("no attributes")
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a": [1, 2.5, None, True, "ü"]}, {"a": [1, 2.5, None, True, "ü"]}),
+        (Point(1, {2}), {"x": 1, "y": [2]}),
+        (Model(name="n"), {"name": "n", "when": "2026-01-02"}),
+        (Colour.RED, "red"),
+        (Pair(1, 2), {"a": 1, "b": 2}),
+        (np.arange(3), [0, 1, 2]),
+        (np.float32(0.5), 0.5),
+        (np.zeros((2, 2)), [[0.0, 0.0], [0.0, 0.0]]),
+        (datetime.datetime(2026, 1, 2, 3), "2026-01-02T03:00:00"),
+        (datetime.timedelta(seconds=5), "0:00:05"),
+        (decimal.Decimal("1.10"), "1.10"),
+        (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (pathlib.PurePosixPath("/a"), "/a"),
+        (b"bytes", "bytes"),
+        (b"\xff\x00", "base64:/wA="),
+        ((1, frozenset([2]), collections.deque([3])), [1, [2], [3]]),
+        (ValueError("bad"), "ValueError: bad"),
+        ({1: "a", None: "b", (1, 2): "c"}, {"1": "a", "None": "b", "(1, 2)": "c"}),
+        (float("nan"), None),
+        ([Point, 2**70], [f"{Point!r}", str(2**70)]),
+        ("\ud800", "?"),
+    ],
+)
+def test_values_become_what_one_expects(value: Any, expected: Any) -> None:
+    assert orjson.loads(to_json(value, MIB)) == expected
+
+
+def test_cycles_depth_and_hostile_objects() -> None:
+    cycle: dict[str, Any] = {}
+    cycle["me"] = cycle
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    found = orjson.loads(to_json([cycle, Hostile(), deep], MIB))
+    assert found[0] == {"me": "…[cycle]"}
+    assert found[1].startswith("[Hostile")
+    assert "nested too deeply" in to_json(deep, MIB)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates() | st.uuids()
+    | st.decimals() | st.complex_numbers() | st.none().map(lambda _: Hostile()) | st.sampled_from([Colour.RED, object(), len, Point, np.nan])
+    | st.characters(categories=["Cs"]),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text() | st.integers(), inner)
+    | st.builds(Point, inner, inner) | st.builds(ValueError, inner),
+    max_leaves=30,
+)  # fmt: skip
+
+
+@given(values, st.integers(0, 300))
+@settings(max_examples=300, deadline=None)
+def test_anything_becomes_bounded_valid_json(value: Any, limit: int) -> None:
+    text = to_json(value, limit)
+    orjson.loads(text)
+    assert len(text.encode()) <= limit + 300
+
+
+@given(values)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_value_ever_raises_into_the_caller(value: Any) -> None:
+    with capture_spans(redact=["password"]) as traced:
+
+        @trace(kind="retriever", metadata={"v": value})
+        def work(x: Any, *rest: Any) -> Any:
+            with span("inner", inputs=x) as run:
+                run.set_documents([x])
+                run.set_metadata({"v": x})
+                run.set_attribute("v", x)
+                run.feedback("k", 1.0, comment=x, metadata={"v": x})
+            return [x]
+
+        result = work(value, value)
+        assert result == [value] or result[0] is value
+        assert traced.names() == ["work", "inner"]
+
+
+def test_long_texts_are_cut_and_say_so() -> None:
+    with capture_spans(max_value_bytes=1000) as traced:
+        with span("s", inputs="word " * 1000) as run:
+            run.set_outputs({"rows": ["x" * 10] * 500, "more": 1})
+        assert traced.inputs("s").endswith(" of 5,000 characters]")
+        assert len(traced.inputs("s")) < 1100
+        rows = traced.outputs("s")["rows"]
+        assert rows[-1] == f"…[cut: {501 - len(rows):,} more items]"
+
+
+def test_a_cut_takes_the_last_word_along() -> None:
+    assert cut_text("my key is sk-123456789", 15) == "my key is…[cut 13 of 22 characters]"
+
+
+def test_a_megabyte_is_kept_whole(traced: Spans) -> None:
+    prompt = "word " * 200_000
+    with span("s", inputs=prompt):
+        pass
+    assert traced.inputs("s") == prompt
+
+
+def test_third_party_attributes_are_bounded_and_stay_json(traced: Spans) -> None:
+    with capture_spans(max_value_bytes=2000) as spans:
+        with span("s") as run:
+            run.span.set_attribute("input.value", orjson.dumps({"a": ["x" * 50] * 500}).decode())
+            run.span.set_attribute("odd", {1, 2})  # type: ignore[arg-type]
+        found = dict(spans.one("s").attributes or {})
+        assert len(str(found["input.value"])) < 2500
+        assert "more items" in orjson.loads(str(found["input.value"]))["a"][-1]
+        assert found["odd"] == "[1,2]"
+
+
+class PageContent:
+    def __init__(self, page_content: str, metadata: dict[str, Any], id: str | None = None) -> None:
+        self.page_content, self.metadata, self.id = page_content, metadata, id
+
+
+class TextNode:
+    def __init__(self, text: str, node_id: str) -> None:
+        self.text, self.node_id, self.metadata = text, node_id, {"m": 1}
+
+
+class NodeWithScore:
+    def __init__(self, node: TextNode, score: float) -> None:
+        self.node, self.score = node, score
+
+
+@dataclasses.dataclass
+class Haystack:
+    id: str
+    content: str
+    meta: dict[str, Any]
+    score: float
+    embedding: list[float]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("text", ("text", None, None, {})),
+        ({"content": "c", "doc_uri": "u", "score": 1}, ("c", "u", 1.0, {})),
+        ({"page_content": "c", "metadata": {"id": "i"}}, ("c", "i", None, {"id": "i"})),
+        ({"text": "c", "id": 7}, ("c", "7", None, {})),
+        (PageContent("c", {"doc_uri": "u"}), ("c", "u", None, {"doc_uri": "u"})),
+        (NodeWithScore(TextNode("c", "n"), 0.5), ("c", "n", 0.5, {"m": 1})),
+        (Haystack("h", "c", {"a": 1}, 0.25, [0.0] * 9), ("c", "h", 0.25, {"a": 1})),
+        ((PageContent("c", {}), 0.75), ("c", None, 0.75, {})),
+    ],
+)
+def test_documents_by_duck_typing(traced: Spans, given: Any, expected: tuple[Any, ...]) -> None:
+    flat = flatten(to_json(readable([given]), MIB))
+    found = {k.removeprefix("retrieval.documents.0.document."): v for k, v in flat.items()}
+    metadata = orjson.loads(found.get("metadata", "{}"))
+    assert (found["content"], found.get("id"), found.get("score"), metadata) == expected
+
+
+def test_haystack_and_dict_results_hold_documents() -> None:
+    found = flatten(to_json(readable({"documents": [Haystack("h", "c", {}, 0.5, [])]}), MIB))
+    assert found["retrieval.documents.0.document.id"] == "h"
+
+
+def test_what_is_no_document_is_left_alone() -> None:
+    from unittest.mock import MagicMock
+
+    assert document(5) is None
+    assert readable([5, None]) == [5, None]
+    assert flatten(to_json(readable([MagicMock()]), MIB)) is not None
+    assert flatten("not json") == {}
