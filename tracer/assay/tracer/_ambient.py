@@ -46,12 +46,11 @@ def tags(*tags: str) -> Iterator[None]:
 
 @contextmanager
 def _below(attributes: dict[str, Any]) -> Iterator[None]:
-    previous = _context.get_current()
     token = _context.attach(_context_with(attributes))
     try:
         yield
     finally:
-        _context.detach(token, previous)
+        _context.detach(token)
 
 
 def _context_with(attributes: dict[str, Any]) -> Any:

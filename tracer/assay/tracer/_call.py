@@ -34,7 +34,6 @@ class Call(NamedTuple):
     runtime: Runtime
     span: otel.Span
     inside: Context
-    previous: Context
     token: Any = None
 
 
@@ -48,9 +47,8 @@ def opened(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call
         if spec.bind is not None and runtime.content:
             attributes[names.INPUT_VALUE] = to_json(spec.bind(args, kwargs), runtime.limit)
             attributes[names.INPUT_MIME] = JSON_MIME
-        previous = _context.get_current()
-        span, inside = runtime.open(spec.name, attributes, previous)
-        return Call(runtime, span, inside, previous)
+        span, inside = runtime.open(spec.name, attributes, _context.get_current())
+        return Call(runtime, span, inside)
     except Exception as error:
         _errors.note("trace", error)
         return None
@@ -65,7 +63,7 @@ def begin(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call 
 def ended(spec: Spec, call: Call, result: object) -> None:
     """End the span of a call that returned."""
     try:
-        _context.detach(call.token, call.previous)
+        _context.detach(call.token)
         finish(spec, call, result)
     except Exception as error:
         _errors.note("trace", error)
@@ -74,7 +72,7 @@ def ended(spec: Spec, call: Call, result: object) -> None:
 def failed(call: Call, error: BaseException) -> None:
     """End the span of a call that raised."""
     try:
-        _context.detach(call.token, call.previous)
+        _context.detach(call.token)
         fail(call, error)
     except Exception as ours:
         _errors.note("trace", ours)

@@ -23,8 +23,12 @@ OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())
 OWN_KEY = otel_context.create_key("assay-span")
 AMBIENT_KEY = otel_context.create_key("assay-ambient")  # attributes for all spans below: session, user, tags
 
-get_current = otel_context.get_current
-attach = otel_context.attach
+# The variable behind OpenTelemetry's context, learnt in the same way: it is three times as fast as the functions.
+_token = otel_context.attach(otel_context.get_current())
+_variable = _token.var
+_variable.reset(_token)
+get_current = _variable.get
+attach = _variable.set
 
 
 class Remote(NamedTuple):
@@ -106,9 +110,10 @@ def ambient(ctx: Context) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def detach(token: Token[Context], previous: Context) -> None:
+def detach(token: Token[Context]) -> None:
     """Give back the context that was current. A generator may be resumed elsewhere, where its token does not count."""
     try:
-        token.var.reset(token)
+        _variable.reset(token)
     except ValueError:
-        attach(previous)
+        previous = token.old_value
+        _variable.set(previous if isinstance(previous, Context) else Context())

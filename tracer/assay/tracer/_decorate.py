@@ -109,7 +109,7 @@ def _sync(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
             failed(call, error)
             raise
         if type(result) in DEFERRED:
-            _context.detach(call.token, call.previous)
+            _context.detach(call.token)
             return follow(spec, call, result)
         ended(spec, call, result)
         return result
@@ -128,7 +128,7 @@ def _async(function: Callable[..., Awaitable[Any]], spec: Spec) -> Callable[...,
             failed(call, error)
             raise
         if type(result) in DEFERRED:
-            _context.detach(call.token, call.previous)
+            _context.detach(call.token)
             return follow(spec, call, result)
         ended(spec, call, result)
         return result

@@ -1,21 +1,19 @@
-"""Spans and feedback as OTLP request bodies."""
+"""Spans and feedback as OTLP request bodies. Protobuf is imported by the delivery thread, not with the package."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _attributes as names
 from assay.tracer._json import to_json
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 TRACES, LOGS = "/v1/traces", "/v1/logs"
 
@@ -33,12 +31,19 @@ class FeedbackEvent:
 
 def spans_body(spans: Sequence[ReadableSpan]) -> bytes:
     """The body of a request to `/v1/traces`."""
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
     body: bytes = encode_spans(spans).SerializePartialToString()
     return body
 
 
 def feedback_body(events: Iterable[FeedbackEvent]) -> bytes:
     """The body of a request to `/v1/logs`. All events are of one process, so of one resource."""
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+    from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+    from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs, ScopeLogs
+    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
     found = list(events)
     records = [_record(event) for event in found]
     scope = ScopeLogs(scope=InstrumentationScope(name="assay"), log_records=records)
@@ -50,6 +55,8 @@ def feedback_body(events: Iterable[FeedbackEvent]) -> bytes:
 
 
 def _record(event: FeedbackEvent) -> LogRecord:
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+
     return LogRecord(
         time_unix_nano=event.time_ns,
         observed_time_unix_nano=event.time_ns,
@@ -61,10 +68,14 @@ def _record(event: FeedbackEvent) -> LogRecord:
 
 
 def _pairs(attributes: Mapping[str, Any]) -> list[KeyValue]:
+    from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+
     return [KeyValue(key=k, value=_value(v)) for k, v in attributes.items() if v is not None]
 
 
 def _value(value: Any) -> AnyValue:
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
     if isinstance(value, bool):
         return AnyValue(bool_value=value)
     if isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -77,6 +88,9 @@ def _value(value: Any) -> AnyValue:
 
 def rejected(path: str, body: bytes) -> int:
     """How many items a successful answer says it did not take."""
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
     try:
         if path == TRACES:
             return int(ExportTraceServiceResponse.FromString(body).partial_success.rejected_spans)

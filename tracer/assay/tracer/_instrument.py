@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from assay.tracer._runtime import current
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _GROUPS = ("openinference_instrumentor", "opentelemetry_instrumentor")  # the first one that has the name is taken
 
@@ -36,6 +38,8 @@ def tracer_provider() -> TracerProvider:
 
 
 def _find(name: str) -> EntryPoint:
+    from importlib.metadata import entry_points
+
     for group in _GROUPS:
         for entry in entry_points(group=group):
             if entry.name in (name, name.replace("-", "_")):

@@ -9,10 +9,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime
-import decimal
 import enum
-import fractions
 import functools
+import numbers
 import pathlib
 import time
 import types
@@ -31,7 +30,7 @@ MAX_SECONDS = 0.02  # CPU time for a value that is not of plain types: together 
 _MAX_DEPTH = 60
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 _PLAIN = frozenset((str, int, float, bool, types.NoneType))
-_TEXTUAL = (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath, datetime.timedelta, complex, range, slice)
+_TEXTUAL = (numbers.Number, uuid.UUID, pathlib.PurePath, datetime.timedelta, range, slice)  # Decimal is a Number
 _LISTS: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -131,7 +130,7 @@ class _Rewriter:
             self.path.discard(id(value))
 
     def convert(self, value: Any, depth: int) -> Any:
-        fields = _fields_of(type(value))
+        fields = _fields_of(type(value))  # type: ignore[arg-type]
         if fields is not None:
             found = fields(value)
             return self.mapping(found.items(), len(found), depth)

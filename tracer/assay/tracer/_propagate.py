@@ -71,12 +71,11 @@ def _with_entry(context: SpanContext, entry: str) -> SpanContext:
 @contextmanager
 def extract(carrier: Mapping[str, str]) -> Iterator[None]:
     """What starts inside continues the trace in the carrier: `inject()`'s dict, or the headers of a request."""
-    previous = _context.get_current()
-    token = _context.attach(_incoming(carrier, previous))
+    token = _context.attach(_incoming(carrier, _context.get_current()))
     try:
         yield
     finally:
-        _context.detach(token, previous)
+        _context.detach(token)
 
 
 def _incoming(carrier: Mapping[str, str], ctx: Context) -> Context:

@@ -167,7 +167,7 @@ class span:
     `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator.
     """
 
-    __slots__ = ("_inputs", "_name", "_previous", "_run", "_template", "_token")
+    __slots__ = ("_inputs", "_name", "_run", "_template", "_token")
 
     def __init__(
         self, name: str, *, kind: str = "chain", inputs: object = None, tags: Sequence[str] = (),
@@ -179,7 +179,6 @@ class span:
 
     def __enter__(self) -> Run:
         runtime = current()
-        self._previous = _context.get_current()
         self._token: Token[Context] | None = None
         self._run = Run(otel.INVALID_SPAN, runtime)
         try:
@@ -191,7 +190,7 @@ class span:
     def _open(self, runtime: Runtime) -> None:
         if runtime.off:
             return
-        opened, ctx = runtime.open(self._name, dict(self._template), self._previous)
+        opened, ctx = runtime.open(self._name, dict(self._template), _context.get_current())
         self._run = Run(opened, runtime)
         if self._inputs is not None:
             self._run.set_inputs(self._inputs)
@@ -201,7 +200,7 @@ class span:
         if self._token is None:
             return
         try:
-            _context.detach(self._token, self._previous)
+            _context.detach(self._token)
             if error is not None:
                 self._run._runtime.fail(self._run.span, error)
             self._run.span.end()

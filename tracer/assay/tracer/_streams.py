@@ -14,8 +14,9 @@ from typing import Any
 import orjson
 
 from assay.tracer import _attributes as names
-from assay.tracer import _context, _errors
+from assay.tracer import _errors
 from assay.tracer._call import Call, Spec, fail, finish, outputs, put_outputs
+from assay.tracer._context import attach, detach, get_current
 from assay.tracer._json import to_json
 from assay.tracer._run import JSON_MIME
 
@@ -36,36 +37,28 @@ class Stream:
 
     def __init__(self, spec: Spec, call: Call) -> None:
         self._spec, self._call = spec, call
-        self._inside = call.inside
+        self.inside = call.inside  # its context; what the generator does to it between two steps is kept
         self._records = spec.outputs and call.runtime.content
         self._items: list[Any] = []
         self._room = call.runtime.limit
         self._seen = 0
         self._open = True
 
-    def enter(self) -> tuple[Any, Any]:
-        """Make the span current for one step; what the generator did to its context before is kept."""
-        previous = _context.get_current()
-        return _context.attach(self._inside), previous
-
-    def leave(self, step: tuple[Any, Any]) -> None:
-        """The step is over: the consumer's context is current again."""
-        self._inside = _context.get_current()
-        _context.detach(*step)
-
     def record(self, item: object) -> None:
         """Note what was yielded, as it is now."""
         self._seen += 1
-        if self._records and self._room > 0 and len(self._items) < MAX_ITEMS:
-            try:
-                self._items.append(self._snapshot(item))
-            except Exception as error:
-                _errors.note("stream", error)
-
-    def _snapshot(self, item: object) -> Any:
+        if self._room <= 0 or self._seen > MAX_ITEMS or not self._records:
+            return
         if type(item) is str:
             self._room -= len(item)
-            return item
+            self._items.append(item)
+            return
+        try:
+            self._items.append(self._snapshot(item))
+        except Exception as error:
+            _errors.note("stream", error)
+
+    def _snapshot(self, item: object) -> Any:
         if self._spec.reduce is not None:
             return item
         text = to_json(item, self._room)
@@ -131,23 +124,26 @@ class Stream:
 
 
 def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any, Any, Any]:
+    action, argument = inner.send, None
     try:
-        item = _step(stream, inner.send, None)
         while True:
+            token = attach(stream.inside)
+            try:
+                item = action(argument)
+            finally:
+                stream.inside = get_current()
+                detach(token)
             stream.record(item)
             try:
-                sent = yield item
+                action, argument = inner.send, (yield item)
             except GeneratorExit:
-                _step(stream, lambda _: inner.close(), None)
-                stream.end(closed=True)
+                _close(inner, stream)
                 raise
             except BaseException as error:
-                item = _step(stream, inner.throw, error)
-            else:
-                item = _step(stream, inner.send, sent)
-    except _Finished as finished:
+                action, argument = inner.throw, error
+    except StopIteration as stop:  # of the inner generator: what the consumer throws is caught above
         stream.end()
-        return finished.value
+        return stop.value
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -155,39 +151,34 @@ def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any
         raise
 
 
-class _Finished(BaseException):
-    """The inner generator has returned; its StopIteration must not be confused with one that the consumer throws."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-
-def _step(stream: Stream, action: Any, value: Any) -> Any:
-    step = stream.enter()
+def _close(inner: Generator[Any, Any, Any], stream: Stream) -> None:
+    token = attach(stream.inside)
     try:
-        return action(value)
-    except StopIteration as stop:
-        raise _Finished(stop.value) from None
+        inner.close()
     finally:
-        stream.leave(step)
+        detach(token)
+    stream.end(closed=True)
 
 
 async def _async_generator(inner: AsyncGenerator[Any, Any], stream: Stream) -> AsyncGenerator[Any, Any]:
+    action, argument = inner.asend, None
     try:
-        item = await _async_step(stream, inner.asend(None))
         while True:
+            token = attach(stream.inside)
+            try:
+                item = await action(argument)
+            finally:
+                stream.inside = get_current()
+                detach(token)
             stream.record(item)
             try:
-                sent = yield item
+                action, argument = inner.asend, (yield item)
             except GeneratorExit:
-                await _async_step(stream, inner.aclose())
-                stream.end(closed=True)
+                await _aclose(inner, stream)
                 raise
             except BaseException as error:
-                item = await _async_step(stream, inner.athrow(error))
-            else:
-                item = await _async_step(stream, inner.asend(sent))
-    except _Finished:
+                action, argument = inner.athrow, error
+    except StopAsyncIteration:
         stream.end()
     except GeneratorExit:
         raise
@@ -196,24 +187,23 @@ async def _async_generator(inner: AsyncGenerator[Any, Any], stream: Stream) -> A
         raise
 
 
-async def _async_step(stream: Stream, awaitable: Any) -> Any:
-    step = stream.enter()
+async def _aclose(inner: AsyncGenerator[Any, Any], stream: Stream) -> None:
+    token = attach(stream.inside)
     try:
-        return await awaitable
-    except StopAsyncIteration:
-        raise _Finished(None) from None
+        await inner.aclose()
     finally:
-        stream.leave(step)
+        detach(token)
+    stream.end(closed=True)
 
 
 async def _coroutine(inner: Coroutine[Any, Any, Any], stream: Stream) -> Any:
-    step = stream.enter()
+    token = attach(stream.inside)
     try:
         value = await inner
     except BaseException as error:
-        stream.leave(step)
+        detach(token)
         stream.fail(error)
         raise
-    stream.leave(step)
+    detach(token)
     stream.result(value)
     return value

@@ -88,15 +88,14 @@ def capture(
     captured.trace_id = captured.run.trace_id
     if inputs is not None:
         captured.run.set_inputs(inputs)
-    previous = _context.get_current()
-    token = _context.attach(_context.with_span(_bare(previous), span, hidden=False))
+    token = _context.attach(_context.with_span(_bare(_context.get_current()), span, hidden=False))
     try:
         yield captured
     except BaseException as error:
         span.fail(error)
         raise
     finally:
-        _context.detach(token, previous)
+        _context.detach(token)
         span.end()
 
 
