@@ -210,7 +210,42 @@ def test_a_timeout_fails_the_run_of_an_async_task(store):
         await asyncio.sleep(10)
 
     experiment = evaluate(QUESTIONS[:1], task, store=store, timeout=0.02, progress=False)
-    assert next(experiment.rows()).error.startswith("TimeoutError")
+    assert next(experiment.rows()).error == "TimeoutError: the task took more than 0.02 s"
+
+
+def test_a_timeout_holds_for_what_a_plain_task_returns_to_be_awaited(store):
+    experiment = evaluate(QUESTIONS[:1], lambda q: asyncio.sleep(10), store=store, timeout=0.02, progress=False)
+    assert next(experiment.rows()).error == "TimeoutError: the task took more than 0.02 s"
+
+
+def test_a_task_that_cancels_itself_costs_no_other_run(store):
+    async def task(q):
+        if q == "Q1":
+            raise asyncio.CancelledError
+        return answer(q)
+
+    async def judge(outputs):
+        if outputs == "a q2":
+            raise asyncio.CancelledError
+        return True
+
+    summary = evaluate(QUESTIONS, task, [judge], store=store, concurrency=1, progress=False).summary()
+    row = summary["judge"]
+    assert (summary.runs, summary.failed, row.n, row.failed, row.skipped) == (5, 1, 3, 1, 1)
+
+
+def test_a_task_that_exits_is_a_failed_run(store):
+    experiment = evaluate(QUESTIONS[:1], lambda q: exit(3), store=store, progress=False)
+    assert next(experiment.rows()).error == "SystemExit: 3"
+
+
+def test_async_tasks_over_more_examples_than_are_read_ahead(store):
+    async def task(q):
+        return q
+
+    data = ({"q": f"Q{n}"} for n in range(2500))
+    experiment = evaluate(data, task, store=store, concurrency=30, progress=False)
+    assert [row.outputs for row in experiment.rows()] == [f"Q{n}" for n in range(2500)]
 
 
 def test_retries_keep_the_attempt_that_worked(store):

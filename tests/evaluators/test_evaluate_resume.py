@@ -5,7 +5,9 @@ import threading
 
 import pytest
 
+from assay.collector import connect
 from assay.collector.protocols import Refused, Unavailable
+from assay.collector.server import Server
 from assay.collector.sqlite import SQLiteStore
 from assay.evaluators import Experiment, compare, evaluate, evaluator, get
 from assay.evaluators.engine import CannotResume
@@ -121,6 +123,36 @@ def test_a_failing_store_costs_no_run(store, tmp_path, monkeypatch, error):
     assert (len(task.asked), again.summary()["exact"].n) == (8, 8)
     assert [row.outputs for row in again.rows()] == [f"a q{n}" for n in range(8)]
     assert list(tmp_path.glob("assay-spool*")) == []
+
+
+def test_a_store_that_fails_at_the_very_end_does_not_cost_the_results(store, tmp_path, monkeypatch, capfd):
+    class Closed(Failing):
+        def append(self, runs):
+            self.store.append(runs)
+
+        def save_experiment(self, record):
+            if record.status == "finished":
+                raise self.error
+            self.store.save_experiment(record)
+
+    assert run(Task(), Closed(store, Unavailable("full"))).summary()["exact"].n == 8
+    assert "could not note the end of the experiment: full" in capfd.readouterr().err
+
+
+def test_a_finished_experiment_is_not_run_again_by_mistake(store):
+    with pytest.raises(ValueError, match="score them with task=None"):
+        evaluate(run(Task(), store), Task(), store=store, progress=False)
+
+
+def test_a_server_is_a_store_too(store):
+    with Server(store) as server:
+        remote = connect(server.url)
+        task = Task()
+        first = run(task, remote)
+        again = run(task, remote, lambda outputs: True, resume=True)
+        remote.close()
+    assert (len(task.asked), first.id, again.summary().runs) == (8, again.id, 8)
+    assert [row.scores for row in Experiment.load(store, first.id).rows()] == [{"exact": 1.0, "<lambda>": True}] * 8
 
 
 def test_experiments_are_compared_example_by_example(store):

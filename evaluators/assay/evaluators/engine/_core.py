@@ -118,9 +118,12 @@ async def _run(job: Job) -> Experiment:
     experiment = Experiment(job.record, job.store, job.tally, unstored=unstored)
     if unstored is not None:
         say(_of_unstored(unstored, job.record))
-    elif job.whole:
-        await score_set(experiment, job.whole, job.store, job.tally)
-    experiment.record = await asyncio.to_thread(_closed, job, "interrupted" if unstored else "finished")
+    try:
+        if job.whole and unstored is None:
+            await score_set(experiment, job.whole, job.store, job.tally)
+        experiment.record = await asyncio.to_thread(_closed, job, "interrupted" if unstored else "finished")
+    except (StoreError, OSError) as problem:  # the runs are done and kept: their results are worth more than the note
+        say(f"assay: the store could not note the end of the experiment: {problem}")
     if job.progress is not False and notes.is_terminal and not notes.is_jupyter:
         notes.print(experiment)
     return experiment
@@ -132,6 +135,8 @@ def _prepared(
 ) -> Job:  # fmt: skip
     store = _opened(where, settings)
     if isinstance(dataset, Experiment):
+        if task is not None:
+            raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
         return _rescoring(dataset, evaluators, whole, store, settings, surroundings)
     name = settings.name or (task.name if task else "given")
     source = source_of(dataset, store, name, settings.split)

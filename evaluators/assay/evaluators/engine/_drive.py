@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +22,7 @@ from assay.evaluators.engine._write import Writer
 
 HELD_UP = 0.008  # seconds: a thread that is longer at one example is waiting for something
 GROWTH = 8
+READ_AHEAD = 1000  # items
 LONGEST_LOOK = 0.05  # seconds between two looks at whether more threads are needed
 
 
@@ -46,12 +48,16 @@ class Driver:
             await asyncio.gather(*self._later)
 
     async def _on_loop(self, task: Task) -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._plan.concurrency):
-                group.create_task(self._worker(task))
+        ahead = Ahead(self._items)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._plan.concurrency):
+                    group.create_task(self._worker(task, ahead))
+        finally:
+            ahead.stop()
 
-    async def _worker(self, task: Task) -> None:
-        for item in self._items:
+    async def _worker(self, task: Task, items: Ahead) -> None:
+        while (item := items.take() or await items.wait()) is not None:
             done = given(self._plan, item) if item.trace else await run_on_loop(self._plan, task, item)
             await self._scoring.on_loop(done)
             if self._scoring.has_later:
@@ -96,6 +102,65 @@ class Driver:
     async def _finish(self, done: Done) -> None:
         await self._scoring.later(done)
         self._writer.put(done)
+
+
+class Ahead:
+    """Items read ahead on a thread, so that the loop does not wait while a store or a file gives the next page."""
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self._queue: queue.Queue[Item | BaseException | None] = queue.Queue(READ_AHEAD)
+        self._items = items
+        self._stopped = False
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(self._read,), name="assay-read", daemon=True
+        ).start()
+
+    def take(self) -> Item | None:
+        """The next item if it is there already. Raises what the source of items has raised."""
+        try:
+            item = self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        if item is None or isinstance(item, BaseException):
+            self._queue.put(item)  # the other workers want to see the end, too
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    async def wait(self) -> Item | None:
+        """The next item when it comes; None at the end."""
+        while not self._ended:
+            if (item := self.take()) is not None:
+                return item
+            await asyncio.sleep(0.002)
+        return self.take()
+
+    def stop(self) -> None:
+        """Read no further."""
+        self._stopped = True
+
+    @property
+    def _ended(self) -> bool:
+        with self._queue.mutex:
+            return bool(self._queue.queue) and not isinstance(self._queue.queue[0], Item)
+
+    def _read(self) -> None:
+        try:
+            for item in self._items:
+                self._give(item)
+                if self._stopped:
+                    return
+            self._give(None)
+        except BaseException as error:
+            self._give(error)
+
+    def _give(self, item: Item | BaseException | None) -> None:
+        while not self._stopped:
+            try:
+                self._queue.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
 
 
 class Threads:

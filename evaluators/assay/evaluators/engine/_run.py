@@ -9,7 +9,7 @@ import inspect
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,14 +77,21 @@ async def _attempt_on_loop(plan: Plan, task: Task, item: Item) -> tuple[Captured
     try:
         with _root(plan, task, item) as captured:
             args, named = task.arguments(item.example, plan.kind, plan.seed_of(item.example, item.repetition))
-            async with asyncio.timeout(plan.timeout):
-                outputs = await _finished(task.function(*args, **named))
+            outputs = await _in_time(_finished(task.function(*args, **named)), plan.timeout)
             captured.run.set_outputs(outputs)
-    except TimeoutError as error:
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
         return captured, None, error
     except (Exception, SystemExit) as error:
         return captured, None, error
     return captured, outputs, None
+
+
+def is_cancelled() -> bool:
+    """Whether it is this asyncio task that is to end. If not, the user's code raised `CancelledError` by itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _root(plan: Plan, task: Task, item: Item) -> Any:
@@ -97,13 +104,24 @@ def _root(plan: Plan, task: Task, item: Item) -> Any:
 
 
 def _called(task: Task, args: tuple[Any, ...], named: JSON, timeout: float | None, wait: Wait) -> Any:
-    if timeout is None:
+    def call() -> Any:
         returned = task.function(*args, **named)
-    else:
-        returned = _within(timeout, lambda: task.function(*args, **named))
-    if inspect.isgenerator(returned):
-        return joined(returned)
-    return wait(returned) if inspect.isawaitable(returned) else returned
+        if inspect.isgenerator(returned):
+            return joined(returned)
+        return wait(returned) if inspect.isawaitable(returned) else returned
+
+    return call() if timeout is None else _within(timeout, call)
+
+
+async def _in_time(coroutine: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await coroutine
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"the task took more than {seconds} s") from None
+        raise
 
 
 async def _finished(returned: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from assay.collector.records import Case, Feedback, Target
 from assay.evaluators._evaluator import Evaluator
 from assay.evaluators.engine._plan import Done, Plan, is_batch
-from assay.evaluators.engine._run import Wait
+from assay.evaluators.engine._run import Wait, is_cancelled
 
 IDLE = 0.02  # seconds that a batch waits for more
 _SEE_FAILURES = frozenset({"run", "trace", "case"})  # evaluators that ask for these can judge a failed run
@@ -43,9 +43,14 @@ class Scoring:
         if failed := _failed(evaluator, done):
             return failed
         batcher = self._batchers.get(evaluator.key)
-        if batcher is not None:
-            return await batcher.score(done.case, done.target)
-        return await evaluator.evaluate(done.case, done.target)
+        try:
+            if batcher is not None:
+                return await batcher.score(done.case, done.target)
+            return await evaluator.evaluate(done.case, done.target)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return evaluator.make.failure(done.target, error)
 
 
 class Batcher:
