@@ -2,7 +2,7 @@
 
 import typer
 
-from assay.cli import datasets, db, eval_, experiments, serve
+from assay.cli import datasets, db, eval_, evaluators, experiments, feedback, serve
 from assay.cli._common import failing_in_one_line
 from assay.cli.demo import command
 
@@ -17,7 +17,9 @@ app.command()(serve.serve)
 app.command("eval")(eval_.eval_)
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(db.app, name="db")
+app.add_typer(evaluators.app, name="evaluators")
 app.add_typer(experiments.app, name="experiments")
+app.add_typer(feedback.app, name="feedback")
 
 
 @app.callback()

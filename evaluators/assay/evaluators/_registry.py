@@ -74,6 +74,7 @@ class Spec:
     gpu: bool = False
     summary: bool = False
     kind: Source = "code"
+    example: str = ""  # arguments of `score(…)`, as code
 
     @property
     def needed(self) -> dict[str, Need]:

@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
 from assay.evaluators._cases import case_from, case_of
-from assay.evaluators._evaluator import Evaluator, as_evaluator
+from assay.evaluators._evaluator import as_evaluator
 
 T = TypeVar("T")
 NO_TRACE = "0" * 32  # OpenTelemetry's invalid trace id: the feedback speaks of values given by hand
 
 
 async def ascore(
-    evaluator: Any, on: Trace | Case | None = None, *, example: Example | None = None, **fields: Any
+    evaluator: Any, on: Trace | Case | Sequence[Case] | None = None, *, example: Example | None = None, **fields: Any
 ) -> list[Feedback]:
     """As `score`, from async code."""
     wrapped = as_evaluator(evaluator)
+    if wrapped.summary:
+        return await wrapped.evaluate_set(_cases(on, fields), Target(trace_id=NO_TRACE))
     case = _case(on, example, fields)
     target = Target(trace_id=case.trace.trace_id if case.trace else NO_TRACE)
-    if wrapped.summary:
-        return await wrapped.evaluate_set([case], target)
     return (await wrapped.evaluate_batch([case], [target]))[0]
 
 
 def score(
-    evaluator: Any, on: Trace | Case | None = None, *, example: Example | None = None, **fields: Any
+    evaluator: Any, on: Trace | Case | Sequence[Case] | None = None, *, example: Example | None = None, **fields: Any
 ) -> list[Feedback]:
     """What one evaluator says of a trace, a case, or values: `score(get("exact"), outputs="a", reference_outputs="b")`.
 
-    `fields` are those of `Case`; over a trace they take precedence. Nothing is stored: `store.add_feedback(…)` does.
+    `fields` are those of `Case`; over a trace they take precedence. A set-level evaluator takes a list of cases, or a
+    list per field. Nothing is stored: `store.add_feedback(…)` does that.
     Never raises for what the evaluator does; raises `TypeError` when `evaluator` is none.
     """
     return finish(ascore(evaluator, on, example=example, **fields))
-
-
-def score_set(evaluator: Any, cases: list[Case], target: Target | None = None) -> list[Feedback]:
-    """What a set-level evaluator says of many cases."""
-    wrapped: Evaluator = as_evaluator(evaluator)
-    return finish(wrapped.evaluate_set(cases, target or Target(trace_id=NO_TRACE)))
 
 
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -73,7 +68,18 @@ def _in_a_loop() -> bool:
     return True
 
 
-def _case(on: Trace | Case | None, example: Example | None, fields: dict[str, Any]) -> Case:
+def _case(on: Any, example: Example | None, fields: dict[str, Any]) -> Case:
+    if on is None:
+        return case_from(example, **fields)
+    if isinstance(on, Trace):
+        return case_of(on, example, **fields)
     if isinstance(on, Case):
         return on
-    return case_of(on, example, **fields) if isinstance(on, Trace) else case_from(example, **fields)
+    raise TypeError(f"an evaluator of single cases looks at a trace, a case or values, not {on!r:.200}")
+
+
+def _cases(on: Any, columns: dict[str, Any]) -> list[Case]:
+    if on is not None:
+        return [_case(one, None, {}) for one in ([on] if isinstance(on, Trace | Case) else on)]
+    rows = zip(*columns.values(), strict=True)
+    return [case_from(None, **dict(zip(columns, row, strict=True))) for row in rows]

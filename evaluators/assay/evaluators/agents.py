@@ -20,6 +20,7 @@ MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
     "tool_calls", metrics=(
         Metric("tool_calls", primary=True), Metric("tool_calls_precision"), Metric("tool_calls_recall"),
     ), standards=(VALID, OUTCOMES, TRANSPARENT), source="common practice (agent evaluation)", canonical="by hand",
+    example='get("tool_calls", expected=["search", {"name": "send", "arguments": {"to": "ann"}}]), trace',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
@@ -62,6 +63,7 @@ class ToolCalls:
 @builtin(
     "trajectory_match", metrics=(Metric("trajectory_match", primary=True),), standards=(VALID, OUTCOMES, TRANSPARENT),
     source="common practice (agent evaluation)", canonical="by hand",
+    example='get("trajectory_match", expected=["search", "send"], match="ordered"), trace',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class TrajectoryMatch:
@@ -89,6 +91,7 @@ class TrajectoryMatch:
 @builtin(
     "has_span", metrics=(Metric("has_span", primary=True),), standards=(VALID, TRANSPARENT),
     source="pydantic-evals: HasMatchingSpan", canonical="by hand",
+    example='get("has_span", kind="tool", name="search", max_seconds=5), trace',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class HasSpan:
@@ -126,6 +129,7 @@ class HasSpan:
 @builtin(
     "step_limit", metrics=(Metric("step_limit", primary=True),), standards=(VALID, SECURE),
     source="common practice (agent evaluation)", canonical="by hand",
+    example='get("step_limit", limit=5), trace',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class StepLimit:
@@ -147,6 +151,8 @@ class StepLimit:
 @builtin(
     "agent_sanity", metrics=(Metric("agent_sanity", threshold=0.75, primary=True),), standards=(SECURE, VALID),
     source="H2O Eval Studio: agent sanity check", canonical="by hand", agent=True,
+    example='get("agent_sanity"), outputs={"artifacts": [{"path": "a.json", "content": "[1]"}, '
+    '{"path": "b.json", "content": "[1"}]}',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class AgentSanity:

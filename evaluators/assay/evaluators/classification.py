@@ -54,6 +54,7 @@ def report(
         Metric("classification_f1", threshold=0.75),
     ), standards=(VALID, SOUNDNESS, OUTCOMES), summary=True,
     source="H2O Eval Studio: classification", canonical="scikit-learn",
+    example='get("classification"), outputs=["spam", "ham", "ham"], reference_outputs=["spam", "spam", "ham"]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Classification:

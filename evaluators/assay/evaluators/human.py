@@ -15,6 +15,7 @@ from assay.evaluators._registry import MONITORING, OUTCOMES, builtin
 @builtin(
     "human_feedback", metrics=(Metric("human_feedback", None, primary=True),), standards=(OUTCOMES, MONITORING),
     source="LangSmith: human feedback on a run", canonical="mean of people's newest votes", kind="human",
+    example='get("human_feedback", of="thumbs_up"), trace',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class HumanFeedback:

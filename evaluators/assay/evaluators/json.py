@@ -51,6 +51,7 @@ def is_json(text: str, *, lenient: bool = False) -> bool:
 @builtin(
     "is_json", metrics=(Metric("is_json", primary=True),), standards=(VALID, SECURE),
     source="LangSmith: heuristic evaluators", canonical="json of Python, strict",
+    example='get("is_json"), outputs=\'{"a": NaN}\'',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class IsJSON:
@@ -69,6 +70,7 @@ class IsJSON:
 @builtin(
     "json_schema", metrics=family("json_schema", parse=False), standards=(VALID, SECURE),
     source="H2O Eval Studio: JSON schema", canonical="jsonschema",
+    example='get("json_schema", json_schema={"required": ["a"]}), outputs=\'{"b": 1}\', documents=[\'{"a": 1}\']',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class JSONSchema:

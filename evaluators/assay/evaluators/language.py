@@ -47,6 +47,8 @@ def language(text: str) -> str | None:
 @builtin(
     "language_mismatch", metrics=family("language_mismatch"), standards=(VALID,),
     source="H2O Eval Studio: language mismatch", canonical="py3langid",
+    example='get("language_mismatch"), inputs="Wie wird das Wetter morgen in Berlin?", '
+    'outputs="It will be sunny, with a light wind."',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class LanguageMismatch:

@@ -46,6 +46,7 @@ def compression_ratio(text: str) -> float:
         Metric("looping_longest_repeat", threshold=0.75, higher_is_better=False),
         Metric("looping_compression", (0.0, float("inf")), threshold=0.75),
     ), standards=(SECURE, VALID), source="H2O Eval Studio: looping detection", canonical="zlib; brute force",
+    example='get("looping"), outputs="I am sorry, I cannot. " * 20',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Looping:

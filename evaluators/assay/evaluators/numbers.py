@@ -53,6 +53,7 @@ def number_of(value: Any, *, decimal: Decimal = ".") -> float:
 @builtin(
     "numeric", metrics=(Metric("numeric", primary=True),), standards=(VALID, OUTCOMES),
     source="common practice", canonical="pytest.approx",
+    example='get("numeric", absolute=0.5), outputs="about 15,969.4 km", reference_outputs=15969',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Numeric:
@@ -85,6 +86,7 @@ class Numeric:
 @builtin(
     "latency", metrics=(Metric("latency", INFINITE, higher_is_better=False, primary=True),), standards=(VALID,),
     source="common practice", canonical="end − start of the root span",
+    example='get("latency", threshold=3.0), trace',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -99,6 +101,7 @@ class Latency:
 @builtin(
     "tokens", metrics=(Metric("tokens", INFINITE, higher_is_better=False, primary=True),), standards=(VALID,),
     source="common practice", canonical="sum over the spans of the trace",
+    example='get("tokens"), trace',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -123,6 +126,7 @@ class Tokens:
 @builtin(
     "cost", metrics=(Metric("cost", INFINITE, higher_is_better=False, primary=True),), standards=(VALID, SOUNDNESS),
     source="common practice", canonical="sum over the spans of the trace",
+    example='get("cost"), trace',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Cost:

@@ -73,6 +73,7 @@ def fuzzy(text: str, reference: str) -> float:
 @builtin(
     "bleu", metrics=tuple(Metric(f"bleu_{n}", threshold=0.75, primary=n == 1) for n in range(1, 5)),
     standards=(VALID, OUTCOMES), source="H2O Eval Studio: BLEU", canonical="nltk sentence_bleu; sacrebleu",
+    example='get("bleu"), outputs="the cat sat on the mat", reference_outputs="the cat is on the mat"',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Bleu:
@@ -98,6 +99,7 @@ class Bleu:
         Metric("rouge_1", threshold=0.75), Metric("rouge_2", threshold=0.75),
         Metric("rouge_l", threshold=0.75, primary=True),
     ), standards=(VALID, OUTCOMES), source="H2O Eval Studio: ROUGE", canonical="rouge-score",
+    example='get("rouge"), outputs="the cat sat on the mat", reference_outputs="the cat is on the mat"',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class RougeF1:
@@ -127,6 +129,7 @@ class RougeF1:
 @builtin(
     "levenshtein", metrics=(Metric("levenshtein", primary=True),), standards=(VALID, OUTCOMES),
     source="rapidfuzz", canonical="rapidfuzz Levenshtein.normalized_similarity",
+    example='get("levenshtein"), outputs="kitten", reference_outputs="sitting"',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class LevenshteinSimilarity:
@@ -145,6 +148,7 @@ class LevenshteinSimilarity:
 @builtin(
     "fuzzy", metrics=(Metric("fuzzy", primary=True),), standards=(VALID, OUTCOMES),
     source="rapidfuzz", canonical="rapidfuzz fuzz.ratio / 100",
+    example='get("fuzzy"), outputs="kitten", reference_outputs="sitting"',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class FuzzyRatio:

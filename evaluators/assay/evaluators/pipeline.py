@@ -41,6 +41,8 @@ def parse_number(said: Any) -> float:
 @builtin(
     "pipeline", metrics=(Metric("pipeline", None, primary=True),), standards=(VALID,),
     source="Laminar: pipeline-based evaluator", canonical="by hand",
+    example='get("pipeline", function=lambda question, answer: \'{"score": 4}\'), '
+    'outputs={"question": "Why?", "answer": "So."}',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Pipeline:

@@ -23,6 +23,7 @@ ENCODINGS = ("base64", "base32", "base16", "hex", "encoding", "encoded")
 @builtin(
     "pii", metrics=family("pii", parse=False), standards=(PRIVACY,),
     source="H2O Eval Studio: PII leakage", canonical="Luhn, SSA rules, ISO 13616, phonenumbers",
+    example='get("pii"), outputs="Write to jane@example.com", documents=["Card 4111 1111 1111 1111"]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class PIILeakage:
@@ -51,6 +52,7 @@ class PIILeakage:
 @builtin(
     "sensitive_data", metrics=family("sensitive_data"), standards=(PRIVACY, SECURE),
     source="H2O Eval Studio: sensitive data leakage", canonical="by hand",
+    example='get("sensitive_data"), outputs="The key is AKIAIOSFODNN7EXAMPLE."',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class SensitiveData:
@@ -76,6 +78,7 @@ class SensitiveData:
 @builtin(
     "encoding_guardrail", metrics=family("encoding_guardrail"), standards=(SAFE, SECURE, PRIVACY),
     source="H2O Eval Studio: encoding guardrail", canonical="base64 and base16 of Python",
+    example='get("encoding_guardrail", all_cases=True), outputs="Sure: d3JpdGUgdG8gamFuZUBleGFtcGxlLmNvbQ=="',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class EncodingGuardrail:

@@ -1,8 +1,8 @@
 """Retrieval: whether the expected documents were found, and how high they were ranked.
 
 Documents are the same by `by`: "id", "content", "doc_uri" or a field of the metadata ("metadata.source"). "auto", the
-default, compares ids where both have one and contents where not; an expected document without an id also matches a
-retrieved one whose id is its text, so that expected documents may be written as a plain list of ids.
+default, compares ids where both have one and contents where not; a document without an id also matches one whose id is
+its text, so that either side may be written as a plain list of ids.
 
 A document that is retrieved twice counts once, at its first rank; an empty text matches nothing. Where nothing is
 expected, nothing is defined: the functions raise `Skip`.
@@ -93,6 +93,7 @@ def hit(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = No
 @builtin(
     "document_recall", metrics=(Metric("document_recall", primary=True),), standards=STANDARDS, llm=False,
     source="Haystack DocumentRecallEvaluator; Databricks document_recall", canonical="ir-measures R; Haystack",
+    example='get("document_recall"), documents=["a", "b", "c"], expected_documents=["a", "c", "d"]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class DocumentRecall:
@@ -118,6 +119,7 @@ class DocumentRecall:
 @builtin(
     "ir_map", metrics=(Metric("ir_map", primary=True),), standards=STANDARDS, llm=False,
     source="Haystack DocumentMAPEvaluator", canonical="ir-measures AP (trec_eval); Haystack 3",
+    example='get("ir_map"), documents=["a", "b", "c"], expected_documents=["a", "c", "d"]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class AveragePrecision:
@@ -139,6 +141,7 @@ class AveragePrecision:
 @builtin(
     "ir_mrr", metrics=(Metric("ir_mrr", primary=True),), standards=STANDARDS, llm=False,
     source="Haystack DocumentMRREvaluator", canonical="ir-measures RR; Haystack",
+    example='get("ir_mrr"), documents=["b", "a", "c"], expected_documents=["a", "c"]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class ReciprocalRank:
@@ -157,6 +160,8 @@ class ReciprocalRank:
 @builtin(
     "ir_ndcg", metrics=(Metric("ir_ndcg", primary=True),), standards=STANDARDS, llm=False,
     source="Haystack DocumentNDCGEvaluator", canonical="ir-measures nDCG; Haystack",
+    example='get("ir_ndcg"), documents=["b", "a"], expected_documents=[{"id": "a", "score": 3}, '
+    '{"id": "b", "score": 1}]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class NDCG:
@@ -178,6 +183,7 @@ class NDCG:
 @builtin(
     "precision_at_k", metrics=(Metric("precision_at_k", primary=True),), standards=STANDARDS, llm=False,
     source="trec_eval", canonical="ir-measures P@k",
+    example='get("precision_at_k", k=3), documents=["a", "b", "c", "d"], expected_documents=["a", "d"]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class PrecisionAtK:
@@ -199,6 +205,7 @@ class PrecisionAtK:
 @builtin(
     "hit_at_k", metrics=(Metric("hit_at_k", primary=True),), standards=STANDARDS, llm=False,
     source="trec_eval success@k", canonical="ir-measures Success@k",
+    example='get("hit_at_k", k=1), documents=["b", "a"], expected_documents=["a"]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class HitAtK:
@@ -257,7 +264,7 @@ def _auto_finder(expected: Sequence[Document]) -> tuple[Callable[[Document], int
 
     def find(document: Document) -> int | None:
         if document.id is None:
-            return contents.get(document.content)
+            return contents.get(document.content, ids.get(document.content))
         found = ids.get(document.id, texts.get(document.id))
         return texts.get(document.content) if found is None else found
 

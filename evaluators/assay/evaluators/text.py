@@ -53,6 +53,7 @@ def contains(text: str, part: str, *, ignore_case: bool = False) -> bool:
 @builtin(
     "exact", metrics=(Metric("exact", primary=True),), standards=(VALID, OUTCOMES),
     source="Laminar: exact matcher", canonical="equality of strings",
+    example='get("exact"), outputs="Hello!", reference_outputs="hello!"',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Exact:
@@ -68,6 +69,7 @@ class Exact:
 @builtin(
     "contains", metrics=(Metric("contains", primary=True),), standards=(VALID, OUTCOMES),
     source="LangSmith: heuristic evaluators", canonical="`in` of Python",
+    example='get("contains", ignore_case=True), outputs="It is in PARIS.", reference_outputs=["Paris", "France"]',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Contains:
@@ -101,6 +103,7 @@ class Contains:
 @builtin(
     "regex", metrics=(Metric("regex", primary=True),), standards=(VALID,),
     source="Laminar: regex matcher", canonical="re.search",
+    example='get("regex", pattern=r"Hel+o, \\w+!"), outputs="Hello, world!"',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Regex:
@@ -124,6 +127,7 @@ class Regex:
 @builtin(
     "length", metrics=(Metric("length", range=(0.0, float("inf")), primary=True),), standards=(VALID,),
     source="LangSmith: heuristic evaluators", canonical="len of Python",
+    example='get("length", max=4, unit="words"), outputs="one two three four five"',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class Length:
@@ -157,6 +161,7 @@ class Length:
 @builtin(
     "not_empty", metrics=(Metric("not_empty", primary=True),), standards=(VALID,),
     source="LangSmith: heuristic evaluators", canonical="str.strip",
+    example='get("not_empty"), outputs=" \\n"',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class NotEmpty:

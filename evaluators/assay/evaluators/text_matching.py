@@ -25,6 +25,8 @@ def matches(condition: str, text: str, *, seconds: float = 1.0) -> bool:
 @builtin(
     "text_matching", metrics=family("text_matching"), standards=(VALID,),
     source="H2O Eval Studio: text matching", canonical="by hand",
+    example='get("text_matching"), outputs="15969 million", documents=["It was 15,969 million"], '
+    'conditions=\'regexp("15,?969") AND NOT "Real"\'',
 )  # fmt: skip
 @dataclass(frozen=True, slots=True)
 class TextMatching:

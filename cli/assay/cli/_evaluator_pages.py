@@ -1,0 +1,172 @@
+"""The pages of the evaluators, made from the registry: for `assay evaluators show`, and as files for docs/evaluators.
+
+`python -m assay.cli._evaluator_pages docs/evaluators` writes them; a test checks that they are up to date.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from assay.collector.records import Feedback, Run, Target, Trace, Usage
+from assay.evaluators import Metric, get, score
+from assay.evaluators._registry import Spec, factory, spec, specs
+
+TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
+root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)
+search = Run(**ids, span_id="b" * 16, name="search", kind="tool", inputs={"query": "cats"}, start_ns=1, end_ns=10**9)
+plan = Run(**ids, span_id="c" * 16, name="plan", kind="llm", usage=Usage(900, 120), cost=0.0004, start_ns=2)
+send = Run(**ids, span_id="d" * 16, name="send", kind="tool", inputs={"to": "ann", "cc": "bob"}, start_ns=3)
+votes = [
+    Feedback(target=Target(trace_id="1" * 32), key="thumbs_up", score=vote, source="human", author=author)
+    for author, vote in (("ann", 1.0), ("bob", 0.0), ("cid", 1.0))
+]
+trace = Trace(root, (root, search, plan, send), tuple(votes))
+"""
+HEADER = "from assay.collector.records import Feedback, Run, Target, Trace, Usage\n"
+
+
+def page(id: str, *, example: bool = True) -> str:
+    """One evaluator as Markdown: definition, source, needs, parameters, metrics, an executed example."""
+    said = spec(id)
+    parts = [f"# {id}", _definition(id), _facts(said), "## Metrics", _metrics(said.metrics), *_parameters(id)]
+    if example and said.example:
+        parts += ["## Example", *_example(said)]
+    return "\n\n".join(parts) + "\n"
+
+
+def index() -> str:
+    """All evaluators as a table, by group."""
+    rows = ["| id | group | needs | metrics | for |", "|---|---|---|---|---|"]
+    for said in sorted(specs(), key=lambda one: (one.group, one.id)):
+        keys = ", ".join(metric.key for metric in said.metrics)
+        rows.append(f"| [{said.id}]({said.id}.md) | {said.group} | {needs(said)} | {keys} | {compatible(said)} |")
+    return "\n".join([_INTRODUCTION, *rows, ""])
+
+
+def pages() -> dict[str, str]:
+    """The file names of docs/evaluators and what stands in them."""
+    return {"README.md": index(), **{f"{said.id}.md": page(said.id) for said in specs()}}
+
+
+def needs(said: Spec) -> str:
+    """What must be there and, in parentheses, what is used if it is."""
+    table = said.needed
+    must = [name for name, need in table.items() if need == "yes"]
+    may = [f"({name})" for name, need in table.items() if need == "optional"]
+    return ", ".join([*must, *may])
+
+
+def compatible(said: Spec) -> str:
+    """Whether it makes sense for a model alone, for retrieval and generation, or both."""
+    return ", ".join(name for name, holds in (("LLM", said.llm), ("RAG", said.rag)) if holds)
+
+
+def parameters(id: str) -> dict[str, Any]:
+    """The evaluator's own parameters with their defaults; `inspect.Parameter.empty` where there is none."""
+    fields = [field for field in dataclasses.fields(factory(id)) if field.init]
+    return {field.name: _default(field) for field in fields}
+
+
+_INTRODUCTION = """# Evaluators
+
+Made from the registry by `python -m assay.cli._evaluator_pages docs/evaluators`. `assay evaluators list` shows the same
+table, `assay evaluators show ID` the same pages. [protocol.md](protocol.md) tells how to write your own.
+
+What is needed: the columns of a case (question = `inputs`, expected = `reference_outputs` or `expected_documents`,
+context = `documents`, actual = `outputs`, conditions, trace) and machinery (judge, agent, model, gpu); in parentheses
+what is used when it is there. A case that lacks a need is skipped, never scored.
+"""
+
+
+def _definition(id: str) -> str:
+    return inspect.getdoc(factory(id)) or ""
+
+
+def _facts(said: Spec) -> str:
+    rows = [
+        ("Defined by", said.source), ("Numbers checked against", said.canonical), ("Needs", needs(said)),
+        ("Makes sense for", compatible(said)), ("Level", "all cases together" if said.summary else "each case"),
+        ("Standards (our reading)", ", ".join(said.standards)), ("Version", said.version),
+    ]  # fmt: skip
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _metrics(metrics: tuple[Metric, ...]) -> str:
+    rows = ["| key | range | better | threshold | |", "|---|---|---|---|---|"]
+    for metric in metrics:
+        better = "higher" if metric.higher_is_better else "lower"
+        threshold = "" if metric.threshold is None else f"{metric.threshold:g}"
+        primary = "primary" if metric.primary else ""
+        rows.append(f"| `{metric.key}` | {_range(metric)} | {better} | {threshold} | {primary} |")
+    return "\n".join(rows)
+
+
+def _range(metric: Metric) -> str:
+    if metric.range is None:
+        return "any"
+    low, high = ("∞" if end == float("inf") else f"{end:g}" for end in metric.range)
+    return f"{low} to {high}"
+
+
+def _parameters(id: str) -> Iterator[str]:
+    known = parameters(id)
+    if known:
+        yield "## Parameters"
+        rows = [
+            f"| `{name}` | {'required' if value is inspect.Parameter.empty else f'`{value!r}`'} |"
+            for name, value in known.items()
+        ]
+        yield "\n".join(["| name | default |", "|---|---|", *rows])
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty
+
+
+def _example(said: Spec) -> Iterator[str]:
+    with_trace = said.example.endswith(", trace")
+    before = (
+        f"{HEADER}from assay.evaluators import get, score\n\n{TRACE}"
+        if with_trace
+        else "from assay.evaluators import get, score\n"
+    )
+    code = (
+        f"{before}\nfor feedback in score({said.example}):\n    print(feedback.key, feedback.outcome, feedback.score)"
+    )
+    yield f"```python\n{code}\n```"
+    lines = [f"{one.key} {one.outcome} {one.score}" for one in run_example(said)]
+    yield "```text\n" + "\n".join(lines) + "\n```"
+
+
+def run_example(said: Spec) -> list[Feedback]:
+    """What the evaluator says of its example."""
+    names: dict[str, Any] = {
+        "Feedback": Feedback, "Run": Run, "Target": Target, "Trace": Trace, "Usage": Usage, "get": get, "score": score,
+    }  # fmt: skip
+    exec(TRACE, names)
+    found: list[Feedback] = eval(f"score({said.example})", names)
+    return found
+
+
+def write(folder: Path) -> None:
+    """Write all pages, and remove those of evaluators that are no more."""
+    made = pages()
+    for old in folder.glob("*.md"):
+        if old.name not in made and old.name != "protocol.md":
+            old.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in made.items():
+        (folder / name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,134 @@
+"""`assay evaluators` and `assay feedback` as a user runs them; the pages of the evaluators are up to date."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from assay.cli import _evaluator_pages as made
+from assay.cli._app import app
+from assay.collector.records import Run
+from assay.collector.sqlite import SQLiteStore
+from assay.evaluators._registry import specs
+
+DOCS = Path(__file__).parents[2] / "docs" / "evaluators"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture
+def database(tmp_path):
+    path = tmp_path / "a.db"
+    store = SQLiteStore(path)
+    store.append(
+        [
+            Run(
+                trace_id=TRACE,
+                span_id="a" * 16,
+                name="answer",
+                inputs={"q": "Why?"},
+                outputs="42 cats",
+                start_ns=1,
+                end_ns=2,
+            )
+        ]
+    )
+    store.close()
+    return path
+
+
+@pytest.fixture
+def assay(database):
+    def run(*arguments, store=True, status=0):
+        result = CliRunner().invoke(app, [*arguments, *(["--store", str(database)] if store else [])])
+        assert result.exit_code == status, result.output
+        return result.stdout
+
+    return run
+
+
+def lines(output):
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_pages_are_up_to_date():
+    pages = made.pages()
+    there = {path.name: path.read_text() for path in DOCS.glob("*.md") if path.name != "protocol.md"}
+    assert there.keys() == pages.keys(), "run: python -m assay.cli._evaluator_pages docs/evaluators"
+    assert [name for name in pages if there[name] != pages[name]] == [], (
+        "run: python -m assay.cli._evaluator_pages docs/evaluators"
+    )
+
+
+@pytest.mark.parametrize(
+    "page", [path for path in sorted(DOCS.glob("*.md")) if "```text" in path.read_text()], ids=lambda path: path.stem
+)
+def test_examples_print_what_the_page_says(page, capsys):
+    code, output = re.findall(r"^```(?:python|text)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(code, str(page), "exec"), {})
+    assert capsys.readouterr().out == output
+
+
+def test_every_evaluator_that_needs_no_model_shows_an_example_that_gives_a_score():
+    shown = [said for said in specs() if not said.judge and not said.model]
+    assert [said.id for said in shown if not said.example] == []
+    assert [said.id for said in shown if not any(one.outcome == "score" for one in made.run_example(said))] == []
+
+
+def test_writing_pages_takes_old_ones_away(tmp_path):
+    (tmp_path / "gone.md").write_text("old")
+    (tmp_path / "protocol.md").write_text("by hand")
+    made.write(tmp_path)
+    assert not (tmp_path / "gone.md").exists()
+    assert (tmp_path / "protocol.md").read_text() == "by hand"
+
+
+def test_the_list_of_evaluators(assay):
+    output = assay("evaluators", "list", store=False)
+    assert "document_recall" in output
+    rows = lines(assay("evaluators", "list", "--needs", "conditions", "--json", store=False))
+    assert {row["id"] for row in rows} == {"encoding_guardrail", "text_matching"}
+    assert rows[1]["needed"]["context"] == "optional"
+
+
+def test_the_page_of_an_evaluator(assay):
+    assert "Discounted" not in assay("evaluators", "show", "regex", store=False)
+    assert "ir_ndcg score" in assay("evaluators", "show", "ir_ndcg", store=False)
+    [shown] = lines(assay("evaluators", "show", "pii", "--json", store=False))
+    assert (shown["needs"], shown["parameters"]["region"]) == (["outputs"], None)
+
+
+def test_an_evaluator_looks_at_a_stored_trace(assay, database):
+    assay("evaluators", "score", "regex", TRACE, "--set", "pattern=[0-9]+", "--save")
+    [kept] = lines(assay("feedback", "list", TRACE, "--json"))
+    assert (kept["key"], kept["score"], kept["evaluator"]) == ("regex", 1.0, "regex")
+    assert "needs reference_outputs" in " ".join(assay("evaluators", "score", "exact", TRACE).split())
+
+
+def test_people_say_something_and_are_kept_apart(assay):
+    assay("feedback", "add", TRACE, "good", "1", "--author", "ann")
+    assay("feedback", "add", TRACE, "good", "0", "--author", "ann", "--comment", "on second thought")
+    assay("feedback", "add", TRACE, "good", "yes", "--author", "bob")
+    assay("feedback", "add", TRACE, "tone", "dry", "--author", "bob")
+    rows = {(row["author"], row["key"]): row for row in lines(assay("feedback", "list", "--json"))}
+    assert {who: row["score"] for who, row in rows.items()} == {
+        ("ann", "good"): 0.0,
+        ("bob", "good"): 1.0,
+        ("bob", "tone"): None,
+    }
+    assert rows[("bob", "tone")]["label"] == "dry"
+    assert rows[("ann", "good")]["source"] == "human"
+
+
+def test_feedback_is_removed_by_id(assay):
+    [kept] = lines(assay("feedback", "add", TRACE, "good", "1", "--json"))
+    assert assay("feedback", "delete", kept["id"]) == "removed 1 feedbacks\n"
+    assert lines(assay("feedback", "list", "--json")) == []
+
+
+def test_human_feedback_is_a_source_of_scores(assay):
+    for author, value in (("ann", "1"), ("bob", "0"), ("cid", "1"), ("dan", "1")):
+        assay("feedback", "add", TRACE, "good", value, "--author", author)
+    [row] = lines(assay("evaluators", "score", "human_feedback", TRACE, "--set", "of=good", "--json"))
+    assert (row["score"], row["source"]) == (0.75, "human")
