@@ -454,3 +454,14 @@ def test_an_experiment_goes_with_its_traces_and_feedback(store: Store) -> None:
     assert store.delete_experiment("e")
     assert store.count() == {"spans": 1, "traces": 1, "feedbacks": 0}
     assert not store.delete_experiment("e")
+
+
+def test_pages_of_sessions_follow_each_other(store: Store) -> None:
+    store.append([run(session_id=f"s.{n * 7 % 10}") for n in range(40)])
+    seen, cursor = [], None
+    while True:
+        page = store.sessions(limit=3, cursor=cursor)
+        seen += [(one.session_id, one.traces) for one in page]
+        if (cursor := page.next) is None:
+            break
+    assert seen == [(f"s.{n * 7 % 10}", 4) for n in reversed(range(30, 40))]

@@ -28,16 +28,12 @@ SELECT {bucket} AS b, {group} AS g, count(*), sum(t.status = 'error'), sum({toke
 FROM {source} WHERE {where} GROUP BY b, g ORDER BY b, g
 """
 
+# A label stands in a row of its own: the parts of a key are put together in `_stats`
 _FEEDBACK = """
-SELECT {bucket} AS b, {group} AS g, f.key, sum(f.outcome = 'score'), avg(f.score), min(f.score), max(f.score),
-  sum(f.outcome = 'error'), sum(f.outcome = 'skip')
-FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1 GROUP BY b, g, f.key
-"""
-
-_LABELS = """
-SELECT {bucket} AS b, {group} AS g, f.key, f.label, count(*)
-FROM {source} CROSS JOIN feedback f ON f.trace = t.id
-WHERE {where} AND f.standing >= 1 AND f.label IS NOT NULL GROUP BY b, g, f.key, f.label
+SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.outcome = 'score'), count(f.score), sum(f.score),
+  min(f.score), max(f.score), sum(f.outcome = 'error'), sum(f.outcome = 'skip')
+FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1
+GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label
 """
 
 
@@ -45,7 +41,7 @@ def buckets(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group
     """Buckets in order of time, then group; those without traces are left out."""
     if bucket_ns is not None and bucket_ns <= 0:
         raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
-    found = plan(db, filter)
+    found = plan(db, filter, in_order=False)
     parts = _parts(found, bucket_ns, group_by)
     rows = db.execute(_TRACES.format(**parts), found.values).fetchall()
     stats = _stats(db, found, parts)
@@ -85,14 +81,25 @@ def _rank(latencies: list[int], percent: int) -> float:
 
 
 def _stats(db: sqlite3.Connection, found: Plan, parts: dict[str, str]) -> dict[Any, tuple[FeedbackStats, ...]]:
-    labels: dict[Any, dict[str, int]] = {}
-    for *place, label, count in db.execute(_LABELS.format(**parts), found.values):
-        labels.setdefault(tuple(place), {})[label] = count
-    stats: dict[Any, tuple[FeedbackStats, ...]] = {}
+    by_key: dict[Any, list[Any]] = {}
     for row in db.execute(_FEEDBACK.format(**parts), found.values):
-        one = FeedbackStats(
-            key=row[2], n=row[3], mean=row[4], minimum=row[5], maximum=row[6], failed=row[7], skipped=row[8],
-            labels=labels.get(row[:3], {}),
-        )  # fmt: skip
-        stats[row[:2]] = (*stats.get(row[:2], ()), one)
+        by_key.setdefault(row[:3], []).append(row[3:])
+    stats: dict[Any, tuple[FeedbackStats, ...]] = {}
+    for (bucket, group, key), rows in by_key.items():
+        stats[bucket, group] = (*stats.get((bucket, group), ()), _one_key(key, rows))
     return stats
+
+
+def _one_key(key: str, rows: list[Any]) -> FeedbackStats:
+    """Rows of (label, n, scores, their sum, minimum, maximum, failed, skipped)."""
+    scores = sum(row[2] for row in rows)
+    return FeedbackStats(
+        key=key,
+        n=sum(row[1] for row in rows),
+        mean=sum(row[3] or 0.0 for row in rows) / scores if scores else None,
+        minimum=min((row[4] for row in rows if row[4] is not None), default=None),
+        maximum=max((row[5] for row in rows if row[5] is not None), default=None),
+        failed=sum(row[6] for row in rows),
+        skipped=sum(row[7] for row in rows),
+        labels={row[0]: row[1] for row in rows if row[0] is not None},
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from assay.collector.filters import Filter
@@ -10,7 +12,8 @@ from assay.collector.protocols import Refused, SessionSummary
 from assay.collector.records import Feedback, Page, Target
 from assay.collector.sqlite import _feedback
 from assay.collector.sqlite._control import position
-from assay.collector.sqlite._plan import plan
+from assay.collector.sqlite._plan import Plan, plan
+from assay.collector.sqlite._where import conditions
 
 
 def feedbacks(
@@ -51,23 +54,48 @@ def _on_target(target: Target, where: list[str], values: list[Any]) -> None:
 
 _SESSIONS = """
 SELECT t.session_id, t.project, max(t.user_id), count(*), sum(t.status = 'error'), min(t.start_ns), max(t.end_ns),
-  sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns) AS latest
-FROM {source} WHERE {where} AND t.session_id IS NOT NULL
-GROUP BY t.session_id HAVING {having} ORDER BY latest DESC, t.session_id DESC LIMIT ?
+  sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns)
+FROM traces t INDEXED BY traces_by_session WHERE t.session_id IN ({marks}) AND {where} GROUP BY t.session_id
 """
 
 
 def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None) -> Page[SessionSummary]:
-    """Latest first."""
-    found = plan(db, filter)
-    having, after = ("1", ()) if cursor is None else ("(latest, t.session_id) < (?, ?)", _session_position(cursor))
-    sql = _SESSIONS.format(source=found.source, where=found.where, having=having)
-    rows = db.execute(sql, (*found.values, *after, limit + 1)).fetchall()
-    next = f"{rows[limit - 1][10]}.{rows[limit - 1][0]}" if len(rows) > limit else None
-    return Page(items=tuple(_session(row) for row in rows[:limit]), next=next)
+    """Latest first: traces are walked from the latest on, and each session that comes up is summed up."""
+    after = _session_position(cursor) if cursor is not None else None
+    found: list[Any] = []
+    for chunk in _chunks(_sessions_from(db, plan(db, filter), after), limit + 1):
+        found.extend(row for row in _summed(db, filter, chunk) if after is None or (row[10], row[0]) < after)
+        if len(found) > limit:
+            break
+    next = f"{found[limit - 1][10]}.{found[limit - 1][0]}" if len(found) > limit else None
+    return Page(items=tuple(_session(row) for row in found[:limit]), next=next)
 
 
-def _session_position(cursor: str) -> tuple[int | str, ...]:
+def _sessions_from(db: sqlite3.Connection, found: Plan, after: tuple[int, str] | None) -> Iterator[str]:
+    """Sessions in the order of their latest trace; after a position, some of before it come up again."""
+    bound, values = ("", ()) if after is None else (" AND t.start_ns <= ?", after[:1])
+    sql = f"SELECT t.session_id FROM {found.source} WHERE {found.where} AND t.session_id IS NOT NULL{bound}"
+    seen: set[str] = set()
+    for (session,) in db.execute(f"{sql} ORDER BY t.start_ns DESC, t.session_id DESC", (*found.values, *values)):
+        if session not in seen:
+            seen.add(session)
+            yield session
+
+
+def _summed(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str]) -> list[Any]:
+    """Rows of `_SESSIONS` in the order that was given."""
+    wanted = conditions(filter)
+    sql = _SESSIONS.format(marks=",".join("?" * len(chosen)), where=" AND ".join(one.sql for one in wanted))
+    rows = {row[0]: row for row in db.execute(sql, (*chosen, *(value for one in wanted for value in one.values)))}
+    return [rows[session] for session in chosen]
+
+
+def _chunks(items: Iterator[str], size: int) -> Iterator[list[str]]:
+    while chunk := list(islice(items, size)):
+        yield chunk
+
+
+def _session_position(cursor: str) -> tuple[int, str]:
     latest, _, session = cursor.partition(".")
     return position(f"{latest}.0")[0], session
 

@@ -14,6 +14,7 @@ from assay.collector.filters import Filter
 from assay.collector.sqlite._where import Condition, conditions
 
 FEW = 3000
+BY_START = "INDEXED BY traces_by_start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,14 @@ class Plan:
         return replace(self, where=sql, values=(*self.values, start_ns, start_ns, key))
 
 
-def plan(db: sqlite3.Connection, filter: Filter) -> Plan:
-    """How to find the traces that pass."""
+def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True) -> Plan:
+    """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them."""
     wanted = conditions(filter)
     fewest = _fewest(db, wanted)
     if fewest is None:
-        return _joined(f"traces t {_index(filter)}", wanted)
+        index = _index(filter)
+        whole = not in_order and index == BY_START and filter.since_ns is None and filter.until_ns is None
+        return _joined("traces t NOT INDEXED" if whole else f"traces t {index}", wanted)
     assert fewest.ids is not None
     driven = Condition(f"t.id IN ({fewest.ids})", fewest.ids_values)
     return _joined("traces t NOT INDEXED", [driven, *(one for one in wanted if one is not fewest)])
@@ -62,11 +65,11 @@ def _index(filter: Filter) -> str:
     for value, index in (
         (filter.session, "traces_by_session"),
         (filter.user, "traces_by_user"),
-        (filter.experiment or None, "traces_by_experiment"),
+        (filter.experiment or filter.experiments or filter.dataset, "traces_by_experiment"),
         (filter.name, "traces_by_name"),
         (filter.error, "traces_with_errors"),
         (filter.project, "traces_by_project"),
     ):
-        if value is not None:
+        if value:
             return f"INDEXED BY {index}"
-    return "INDEXED BY traces_by_start"
+    return BY_START
