@@ -1,9 +1,9 @@
 """The engine: a dataset, a task and evaluators become an experiment."""
 
 from assay.evaluators.engine._compare import Change, Comparison, compare
-from assay.evaluators.engine._core import CannotResume
 from assay.evaluators.engine._evaluate import aevaluate, evaluate
 from assay.evaluators.engine._experiment import Experiment, Failure, Row
+from assay.evaluators.engine._prepare import CannotResume
 from assay.evaluators.engine._summary import KeySummary, Summary
 from assay.evaluators.engine._task import TaskError
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from assay.collector.records import JSON
 from assay.evaluators.engine._bridge import finish
-from assay.evaluators.engine._core import Settings, Where, run
+from assay.evaluators.engine._core import run
 from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._prepare import Settings, Where
 
 
 def evaluate(

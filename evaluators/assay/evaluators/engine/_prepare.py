@@ -1,0 +1,224 @@
+"""Before anything runs: what is to be done, what is done already, and whether the task fits."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from assay.collector import connect, describe
+from assay.collector.protocols import NotFound, Store
+from assay.collector.records import JSON
+from assay.collector.records import Experiment as Record
+from assay.evaluators._evaluator import Evaluator
+from assay.evaluators.engine import _setup
+from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._plan import Item, Plan
+from assay.evaluators.engine._progress import say
+from assay.evaluators.engine._recall import Recall, metrics_of, recall
+from assay.evaluators.engine._source import Source, items_of, source_of
+from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._task import Task
+from assay.evaluators.engine._write import Spool
+from assay.tracer._runtime import current as tracing
+
+Where: TypeAlias = "Store | str | PathLike[str] | None"
+
+
+class CannotResume(ValueError):
+    """An experiment whose stored runs do not count any more; says what has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an experiment is run; see `evaluate`."""
+
+    name: str | None = None
+    concurrency: int = 8
+    repetitions: int = 1
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+    split: str | None = None
+    limit: int | None = None
+    timeout: float | None = None
+    retries: int = 0
+    seed: int | None = None
+    resume: bool | str | None = None
+    progress: bool | None = None
+    span_wait: float = 1.0
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "repetitions", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, not {getattr(self, name)!r}")
+
+    @property
+    def parameters(self) -> dict[str, JSON]:
+        """What is recorded of them."""
+        names = ("concurrency", "repetitions", "split", "limit", "timeout", "retries", "seed")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(slots=True)
+class Job:
+    """An experiment that is ready to run."""
+
+    plan: Plan
+    record: Record
+    store: Store
+    tally: Tally
+    items: Iterator[Item]
+    total: int | None
+    whole: tuple[Evaluator, ...]  # set-level evaluators
+    surroundings: Future[dict[str, JSON]]
+    progress: bool | None
+
+
+def prepared(
+    dataset: Any, task: Task | None, evaluators: tuple[Evaluator, ...], whole: tuple[Evaluator, ...],
+    where: Where, settings: Settings, surroundings: Future[dict[str, JSON]],
+) -> Job:  # fmt: skip
+    store = _opened(where, settings)
+    if isinstance(dataset, Experiment):
+        if task is not None:
+            raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
+        return _rescoring(dataset, evaluators, whole, store, settings, surroundings)
+    name = settings.name or (task.name if task else "given")
+    source = source_of(dataset, store, name, settings.split)
+    record, found, tally = _begun(name, task, source, evaluators, store, settings)
+    items, total = items_of(source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed)
+    plan = _plan(record, task, evaluators, source.kind, settings)
+    items = _checked(items, plan)
+    if found is not None:
+        items = _remaining(items, found, evaluators, tally, store)
+        total = None if total is None else max(0, total - len(found.traces))
+    store.save_experiment(record)
+    return Job(plan, record, store, tally, items, total, whole, surroundings, settings.progress)
+
+
+def _begun(
+    name: str, task: Task | None, source: Source, evaluators: tuple[Evaluator, ...], store: Store, settings: Settings
+) -> tuple[Record, Recall | None, Tally]:
+    """A new experiment, or one that was interrupted, with what is known of its runs."""
+    setup = _setup.setup_of(task, settings.parameters, dataset=source.name, dataset_version=source.version)
+    described = _setup.described(evaluators)
+    tally = Tally((metric for one in evaluators for metric in one.metrics), settings.repetitions)
+    earlier = _earlier(name, store, settings)
+    if earlier is None:
+        metadata = {**settings.metadata, "setup": setup}
+        record = Record(
+            id=secrets.token_hex(16), name=name, dataset=source.name, dataset_version=source.version,
+            project=_project(), evaluators=described, metadata=metadata, example_count=source.count or 0,
+        )  # fmt: skip
+        return record, None, tally
+    if changed := _setup.changes(earlier, setup):
+        raise CannotResume(
+            f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
+            "Its stored runs are of something else: begin a new experiment, without resume"
+        )
+    delivered = Spool(spool_path(earlier.id)).deliver(store)
+    if delivered:
+        say(f"assay: stored {delivered} spans that were kept in {spool_path(earlier.id)}")
+    merged = _merged(earlier.evaluators, described)
+    return replace(earlier, status="running", evaluators=merged), recall(store, earlier, tally, evaluators), tally
+
+
+def _rescoring(
+    experiment: Experiment, evaluators: tuple[Evaluator, ...], whole: tuple[Evaluator, ...], store: Store,
+    settings: Settings, surroundings: Future[dict[str, JSON]],
+) -> Job:  # fmt: skip
+    """More evaluators over the runs that an experiment has already."""
+    record = experiment.record
+    merged = _merged(record.evaluators, _setup.described(evaluators))
+    record = replace(record, evaluators=merged, metadata={**record.metadata, **settings.metadata})
+    repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
+    metrics = chain(metrics_of(record), (metric for one in evaluators for metric in one.metrics))
+    tally = Tally(metrics, repetitions)
+    found = recall(store, record, tally, evaluators)
+    kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"
+    plan = _plan(record, None, evaluators, kind, settings)
+    items = _stored_items(experiment, found, evaluators, tally)
+    return Job(plan, record, store, tally, items, len(found.traces), whole, surroundings, settings.progress)
+
+
+def _stored_items(
+    experiment: Experiment, found: Recall, evaluators: tuple[Evaluator, ...], tally: Tally
+) -> Iterator[Item]:
+    for slot, row in enumerate(experiment.rows()):
+        tally.traces[slot] = row.trace.trace_id
+        missing = found.missing(row.trace.trace_id, evaluators)
+        if missing:
+            yield Item(slot, row.known_example, row.repetition, row.trace, missing, stored=True)
+
+
+def _remaining(
+    items: Iterator[Item], found: Recall, evaluators: tuple[Evaluator, ...], tally: Tally, store: Store
+) -> Iterator[Item]:
+    """What is left to do of an interrupted experiment: runs that are not stored, and scores of those that are."""
+    for item in items:
+        trace_id = found.traces.get((item.example.id, item.repetition))
+        if trace_id is None:
+            yield item
+            continue
+        tally.traces[item.slot] = trace_id
+        missing = found.missing(trace_id, evaluators)
+        if missing:
+            yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True)
+
+
+def _checked(items: Iterator[Item], plan: Plan) -> Iterator[Item]:
+    """Fail before anything runs when the task does not fit the first example."""
+    first = next(items, None)
+    if first is None:
+        raise NotFound("the dataset has no examples")
+    if plan.task is not None and first.trace is None:
+        plan.task.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
+    return chain([first], items)
+
+
+def _plan(record: Record, task: Task | None, evaluators: tuple[Evaluator, ...], kind: str, settings: Settings) -> Plan:
+    return Plan(
+        experiment_id=record.id, name=record.name, task=task, evaluators=evaluators, kind=kind,
+        concurrency=settings.concurrency, repetitions=settings.repetitions, timeout=settings.timeout,
+        retries=settings.retries, seed=settings.seed, span_wait=settings.span_wait, batch_size=settings.batch_size,
+    )  # fmt: skip
+
+
+def _opened(where: Where, settings: Settings) -> Store:
+    if where is not None and not isinstance(where, str | PathLike):
+        return where
+    store = connect(where)
+    if settings.progress is not False:
+        say(f"assay: results go to {describe(store)}")
+    return store
+
+
+def _earlier(name: str, store: Store, settings: Settings) -> Record | None:
+    """The experiment to resume. `True` begins a new one if there is none of that name."""
+    if not settings.resume:
+        return None
+    try:
+        return store.experiment(name if settings.resume is True else settings.resume)
+    except NotFound:
+        if settings.resume is True:
+            return None
+        raise
+
+
+def _merged(before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON]]) -> tuple[Mapping[str, JSON], ...]:
+    return tuple({one["key"]: one for one in (*before, *now)}.values())
+
+
+def _project() -> str:
+    """The project under which the tracer files its spans."""
+    return tracing().settings.project
+
+
+def spool_path(experiment_id: str) -> Path:
+    """Where runs are kept that the store has not taken."""
+    return Path(f"assay-spool-{experiment_id[:12]}.jsonl")

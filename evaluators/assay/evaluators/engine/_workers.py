@@ -1,0 +1,103 @@
+"""Threads that pull their own items: as many as it takes, `concurrency` at most."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from assay.evaluators.engine._plan import Item, Plan
+from assay.evaluators.engine._write import Writer
+
+HELD_UP = 0.008  # seconds: a thread that is longer at one example is waiting for something
+GROWTH = 8
+LONGEST_LOOK = 0.05  # seconds between two looks at whether more threads are needed
+
+
+class Threads:
+    """Daemon threads over one iterator: one at first, more while all are held up, `concurrency` at most."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        items: Iterator[Item],
+        work: Callable[[Item, asyncio.AbstractEventLoop, threading.Semaphore], None],
+        writer: Writer,
+    ) -> None:
+        self._limit = plan.concurrency
+        self._items = items
+        self._work = work
+        self._writer = writer
+        self._context = contextvars.copy_context()
+        self._taking = threading.Lock()
+        self._room = threading.Semaphore(max(2 * plan.concurrency, 2 * plan.batch_size))
+        self._began: dict[int, float] = {}  # by worker; when it took what it is at
+        self._stopped = False
+        self._error: BaseException | None = None
+
+    async def run(self) -> None:
+        """Return when the iterator is empty and all threads are done. Raises the first error of the iterator."""
+        self._loop = asyncio.get_running_loop()
+        self._all_done = asyncio.Event()
+        self._alive = self._started = 0
+        try:
+            self._start(1)
+            await self._grow()
+        finally:
+            self._stopped = True
+        if self._error is not None:
+            raise self._error
+
+    async def _grow(self) -> None:
+        look = HELD_UP
+        while not self._all_done.is_set():
+            try:
+                await asyncio.wait_for(self._all_done.wait(), look)
+            except TimeoutError:
+                pass
+            if self._started < self._limit and self._are_held_up():
+                self._start(min(self._started * (GROWTH - 1), self._limit - self._started))
+            else:
+                look = min(look * 1.5, LONGEST_LOOK)
+
+    def _are_held_up(self) -> bool:
+        now = time.perf_counter()
+        began = list(self._began.values())
+        return bool(began) and len(began) == self._alive and all(now - one > HELD_UP for one in began)
+
+    def _start(self, count: int) -> None:
+        for _ in range(count):
+            self._alive += 1
+            self._started += 1
+            threading.Thread(target=self._pull, args=(self._started,), name="assay-run", daemon=True).start()
+
+    def _pull(self, worker: int) -> None:
+        try:
+            while not self._stopped and (item := self._next()) is not None:
+                self._began[worker] = time.perf_counter()
+                self._context.copy().run(self._work, item, self._loop, self._room)
+                while self._writer.is_full and not self._stopped:
+                    time.sleep(0.01)
+        except BaseException as error:  # of the source, or of our own: everything stops, and `run` raises it
+            self._error = self._error or error
+            self._stopped = True
+        finally:
+            self._began.pop(worker, None)
+            self._tell()
+
+    def _next(self) -> Item | None:
+        with self._taking:
+            return None if self._stopped else next(self._items, None)
+
+    def _tell(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._ended)
+        except RuntimeError:  # interrupted: the loop is gone, and nobody waits any more
+            pass
+
+    def _ended(self) -> None:
+        self._alive -= 1
+        if self._alive == 0:
+            self._all_done.set()
