@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from assay.collector.dialects._values import count, documents, from_json, number, text
 from assay.tracer import _attributes as names
 
 
-def read(attributes: dict[str, Any], draft: dict[str, Any]) -> None:
+def read(attributes: dict[str, Any], draft: dict[str, Any], namespaces: Set[str]) -> None:
     """Take documents, cost and the experiment's ids."""
+    if "assay" not in namespaces:
+        return
     if names.DOCUMENTS_JSON in attributes and (found := documents(from_json(attributes[names.DOCUMENTS_JSON]))):
         draft["documents"] = found
         del attributes[names.DOCUMENTS_JSON]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from assay.collector.dialects._values import count, documents, from_json, text
@@ -25,9 +26,9 @@ CONVERSATION = "gen_ai.conversation.id"
 RETRIEVED = "gen_ai.retrieval.documents"
 
 
-def read(attributes: dict[str, Any], draft: dict[str, Any]) -> None:
+def read(attributes: dict[str, Any], draft: dict[str, Any], namespaces: Set[str]) -> None:
     """Take what the dialects before this one have not; the operation's name stays, as it says more than the kind."""
-    if not any(key.startswith("gen_ai.") for key in attributes):
+    if "gen_ai" not in namespaces:
         return
     operation = attributes.get(names.OPERATION)
     if isinstance(operation, str) and operation in KINDS:

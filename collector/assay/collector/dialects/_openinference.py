@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
-from assay.collector.dialects._values import count, document, from_json, number, take_indexed, text
+from assay.collector.dialects._values import count, document, from_json, number, take_list, text
 from assay.collector.records import JSON, Document, Usage
 from assay.tracer import _attributes as names
 
@@ -15,6 +16,7 @@ MODELS = (
     "reranker.model_name",
 )  # fmt: skip
 DOCUMENTS = (names.DOCUMENTS, "reranker.output_documents")
+RARE = frozenset(("retrieval", "reranker", "llm", "embedding"))  # namespaces that plain spans do not have
 DETAILS = {
     "llm.token_count.prompt_details.cache_read": "cache_read.input_tokens",
     "llm.token_count.prompt_details.cache_write": "cache_creation.input_tokens",
@@ -24,22 +26,24 @@ DETAILS = {
 }
 
 
-def read(attributes: dict[str, Any], draft: dict[str, Any]) -> None:
+def read(attributes: dict[str, Any], draft: dict[str, Any], namespaces: Set[str]) -> None:
     """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata."""
-    kind = KINDS.get(str(attributes.get(names.KIND, "")).upper())
-    if kind:
-        draft["kind"] = kind
-        del attributes[names.KIND]
-    _values(attributes, draft)
-    _whose(attributes, draft)
-    _spread(attributes, draft)
-
-
-def _values(attributes: dict[str, Any], draft: dict[str, Any]) -> None:
-    if names.INPUT_VALUE in attributes:
+    if "openinference" in namespaces:
+        _kind(attributes, draft)
+    if "input" in namespaces and names.INPUT_VALUE in attributes:
         draft["inputs"] = _value(attributes.pop(names.INPUT_VALUE), attributes.pop(names.INPUT_MIME, None))
-    if names.OUTPUT_VALUE in attributes:
+    if "output" in namespaces and names.OUTPUT_VALUE in attributes:
         draft["outputs"] = _value(attributes.pop(names.OUTPUT_VALUE), attributes.pop(names.OUTPUT_MIME, None))
+    _whose(attributes, draft)
+    if not namespaces.isdisjoint(RARE):
+        _rare(attributes, draft, namespaces)
+
+
+def _kind(attributes: dict[str, Any], draft: dict[str, Any]) -> None:
+    kind = attributes.get(names.KIND)
+    if isinstance(kind, str) and (found := KINDS.get(kind.upper())):
+        draft["kind"] = found
+        del attributes[names.KIND]
 
 
 def _value(value: JSON, mime: JSON) -> JSON:
@@ -47,34 +51,33 @@ def _value(value: JSON, mime: JSON) -> JSON:
 
 
 def _whose(attributes: dict[str, Any], draft: dict[str, Any]) -> None:
-    for name, key in ((names.SESSION, "session_id"), (names.USER, "user_id")):
-        if found := text(attributes.get(name)):
-            draft[key] = found
-            del attributes[name]
-    if names.METADATA in attributes and isinstance(found := from_json(attributes[names.METADATA]), dict):
-        draft["metadata"] = found
+    if found := text(attributes.get(names.SESSION)):
+        draft["session_id"] = found
+        del attributes[names.SESSION]
+    if found := text(attributes.get(names.USER)):
+        draft["user_id"] = found
+        del attributes[names.USER]
+    if names.METADATA in attributes and isinstance(data := from_json(attributes[names.METADATA]), dict):
+        draft["metadata"] = data
         del attributes[names.METADATA]
     if isinstance(tags := attributes.get(names.TAGS), list):
         draft["tags"] = tuple(str(tag) for tag in tags)
         del attributes[names.TAGS]
 
 
-def _spread(attributes: dict[str, Any], draft: dict[str, Any]) -> None:
-    """What stands under the prefixes that plain spans do not have: looked for once."""
-    prefixes = {key.partition(".")[0] for key in attributes}
-    if "retrieval" in prefixes or "reranker" in prefixes:
+def _rare(attributes: dict[str, Any], draft: dict[str, Any], namespaces: Set[str]) -> None:
+    if "retrieval" in namespaces or "reranker" in namespaces:
         found = _documents(attributes)
         draft.setdefault("documents", found)
-    if not prefixes.isdisjoint(("llm", "embedding", "reranker")):
-        _model(attributes, draft)
-    if "llm" in prefixes:
+    _model(attributes, draft)
+    if "llm" in namespaces:
         _tokens(attributes, draft)
         _messages(attributes, draft)
 
 
 def _documents(attributes: dict[str, Any]) -> tuple[Document, ...]:
     for prefix in DOCUMENTS:
-        if found := take_indexed(attributes, prefix, "document"):
+        if found := take_list(attributes, prefix, "document"):
             return tuple(one for one in map(document, found) if one)
     return ()
 
@@ -106,7 +109,7 @@ def _details(attributes: dict[str, Any]) -> dict[str, int]:
 
 def _messages(attributes: dict[str, Any], draft: dict[str, Any]) -> None:
     """Messages stand in for inputs and outputs that were not given; otherwise they stay attributes."""
-    if "inputs" not in draft and (messages := take_indexed(attributes, "llm.input_messages", "message")):
+    if "inputs" not in draft and (messages := take_list(attributes, "llm.input_messages", "message")):
         draft["inputs"] = messages
-    if "outputs" not in draft and (messages := take_indexed(attributes, "llm.output_messages", "message")):
+    if "outputs" not in draft and (messages := take_list(attributes, "llm.output_messages", "message")):
         draft["outputs"] = messages

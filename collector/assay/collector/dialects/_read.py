@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeAlias
 
 from assay.collector.dialects import _assay, _genai, _openinference
+from assay.collector.dialects._keys import namespace
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._values import as_text, documents
 from assay.collector.records import JSON, Event, Run, Status
 from assay.tracer import _attributes as names
 
-# Takes from the attributes what it knows and puts it into the draft of a Run, without overwriting what is there
-Dialect: TypeAlias = Callable[[dict[str, Any], dict[str, Any]], None]
+# Takes from the attributes what it knows and puts it into the draft of a Run, without overwriting what is there. The
+# third argument is what stands before the first dots of the attributes' names: a quick way to see that there is nothing
+Dialect: TypeAlias = Callable[[dict[str, Any], dict[str, Any], Set[str]], None]
 
 DIALECTS: tuple[Dialect, ...] = (_assay.read, _openinference.read, _genai.read)
 
@@ -25,9 +27,11 @@ def read(raw: RawSpan) -> Run:
     """The run that a span of any known convention is. What no field has taken stays in `attributes`."""
     attributes = dict(raw.attributes)
     draft: dict[str, Any] = {}
+    namespaces = set(map(namespace, attributes))
     for dialect in DIALECTS:
-        dialect(attributes, draft)
+        dialect(attributes, draft, namespaces)
     _documents(draft)
+    project, environment = _whose(raw.resource)
     status = STATUSES[raw.status] if 0 <= raw.status < 3 else "unset"
     return Run(
         trace_id=raw.trace_id,
@@ -43,8 +47,8 @@ def read(raw: RawSpan) -> Run:
         events=raw.events,
         links=raw.links,
         resource=raw.resource,
-        project=_project(raw.resource),
-        environment=_first_text(raw.resource, ENVIRONMENTS) or "default",
+        project=project,
+        environment=environment,
         **draft,
     )
 
@@ -80,6 +84,15 @@ def _with_envelope(raw: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
+def _whose(resource: Mapping[str, JSON]) -> tuple[str, str]:
+    """Project and environment: looked up once for all spans of a resource, as they come one after the other."""
+    global _latest
+    latest = _latest  # one read: another thread may put its own in its place at any time
+    if latest[0] is not resource:
+        latest = _latest = (resource, _project(resource), _first_text(resource, ENVIRONMENTS) or "default")
+    return latest[1:]
+
+
 def _project(resource: Mapping[str, JSON]) -> str:
     """The project that was named, else the service, unless that is only what SDKs put where nobody named one."""
     if named := _first_text(resource, (names.PROJECT,)):
@@ -91,3 +104,6 @@ def _project(resource: Mapping[str, JSON]) -> str:
 def _first_text(resource: Mapping[str, JSON], candidates: tuple[str, ...]) -> str | None:
     found = (resource.get(name) for name in candidates)
     return next((value for value in found if isinstance(value, str) and value), None)
+
+
+_latest: tuple[Mapping[str, JSON] | None, str, str] = (None, "default", "default")

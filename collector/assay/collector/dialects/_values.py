@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 
+from assay.collector.dialects._keys import listed
 from assay.collector.records import JSON, Document
 
-MAX_INDEX = 10_000  # a list spread over attributes is bounded by its highest index, which anybody can write
+CONTENTS, IDENTITIES = ("page_content", "text", "chunk"), ("doc_uri", "document_id", "url")
 
 
 def from_json(value: JSON) -> JSON:
@@ -54,10 +55,13 @@ def document(value: JSON) -> Document | None:
     """One retrieved document out of a text, or of an object under any of the names in use; None if it is neither."""
     if isinstance(value, str):
         return Document(value)
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return None
-    content = _first(value, "content", "page_content", "text", "chunk")
-    identity = _first(value, "id", "doc_uri", "document_id", "url")
+    content, identity = value.get("content"), value.get("id")
+    if content is None:
+        content = _first(value, CONTENTS)
+    if identity is None:
+        identity = _first(value, IDENTITIES)
     if content is None and identity is None:
         return None
     metadata = from_json(value.get("metadata"))
@@ -79,16 +83,15 @@ def documents(values: JSON) -> tuple[Document, ...]:
     return tuple(one for one in found if one) if all(found) else ()
 
 
-def take_indexed(attributes: dict[str, Any], prefix: str, element: str) -> list[dict[str, JSON]]:
+def take_list(attributes: dict[str, Any], prefix: str, element: str) -> list[dict[str, JSON]]:
     """Take the list out of `{prefix}.{i}.{element}.{name}`: one object per index, by index, gaps closed."""
-    lead = len(prefix) + 1
     found: dict[int, dict[str, JSON]] = {}
-    for key in [key for key in attributes if key.startswith(prefix)]:
-        index, _, rest = key[lead:].partition(".")
-        if rest.startswith(element + ".") and index.isascii() and index.isdigit() and int(index[:6]) < MAX_INDEX:
-            found.setdefault(int(index[:6]), {})[rest[len(element) + 1 :]] = attributes.pop(key)
+    for name in tuple(attributes):
+        place = listed(name)
+        if place is not None and place.prefix == prefix and place.element == element:
+            found.setdefault(place.position, {})[place.rest] = attributes.pop(name)
     return [found[index] for index in sorted(found)]
 
 
-def _first(value: Mapping[str, JSON], *names: str) -> JSON:
+def _first(value: Mapping[str, JSON], names: tuple[str, ...]) -> JSON:
     return next((value[name] for name in names if value.get(name) is not None), None)

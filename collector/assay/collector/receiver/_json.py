@@ -138,18 +138,26 @@ def raw_span(span: JSONSpan, resource: dict[str, JSON], scope: JSONScope, limits
         status=_enum(status.code, STATUSES),
         message=status.message or "",
         attributes=attributes(span.attributes, limits),
-        events=tuple(
-            Event(event.name or "", check_time(integer(event.time_unix_nano)), attributes(event.attributes, limits))
-            for event in span.events or ()
-        ),
-        links=tuple(
-            Link(hexadecimal(link.trace_id), hexadecimal(link.span_id), attributes(link.attributes, limits))
-            for link in span.links or ()
-        ),
+        events=_events(span.events, limits) if span.events else (),
+        links=_links(span.links, limits) if span.links else (),
         resource=resource,
         scope=scope.name or "",
         scope_version=scope.version or "",
         trace_state=span.trace_state or "",
+    )
+
+
+def _events(events: Sequence[JSONEvent], limits: Limits) -> tuple[Event, ...]:
+    return tuple(
+        Event(event.name or "", check_time(integer(event.time_unix_nano)), attributes(event.attributes, limits))
+        for event in events
+    )
+
+
+def _links(links: Sequence[JSONLink], limits: Limits) -> tuple[Link, ...]:
+    return tuple(
+        Link(hexadecimal(link.trace_id), hexadecimal(link.span_id), attributes(link.attributes, limits))
+        for link in links
     )
 
 

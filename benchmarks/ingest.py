@@ -1,0 +1,377 @@
+"""How fast the collector takes spans in, and whether what it acknowledged is there.
+
+    python benchmarks/ingest.py                 # 200,000 spans, 100 a request, 4 connections, protobuf
+    python benchmarks/ingest.py --json          # the same as OTLP/JSON
+    python benchmarks/ingest.py --traces 1      # requests of 5 spans
+    python benchmarks/ingest.py --store big.db  # on top of what a file holds
+
+Each trace is a question to a RAG application: chain, retriever with five documents, model call, tool, parser; 1.8 KB a
+span, random ids. Requests are made before the clock starts, but for their ids. The load runs in this process, the
+collector in one of its own, on the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import random
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+SPANS_PER_TRACE = 5
+TEMPLATES = 16
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def vocabulary() -> list[str]:
+    random_ = random.Random(1)
+    syllables = "ba|co|di|fe|gra|hu|in|jo|ka|lo|me|nor|op|pre|qui|ra|se|ti|un|vo|we|xe|ya|zo|ter|al|ist".split("|")
+    return sorted({"".join(random_.choices(syllables, k=random_.randint(1, 4))) for _ in range(6000)})
+
+
+def prose(random_: random.Random, words: list[str], length: int) -> str:
+    """Text in which few words are frequent and many are rare, as in languages."""
+    found: list[str] = []
+    while sum(map(len, found)) + len(found) < length:
+        found.append(words[int(len(words) * random_.random() ** 3)])
+    return " ".join(found)[:length]
+
+
+def trace(random_: random.Random, words: list[str], number: int, marker: str) -> list[dict]:
+    """The five spans of one trace as OTLP/JSON, with placeholders of the right length for ids and times."""
+    question, answer = f"{prose(random_, words, 120)} {marker}", prose(random_, words, 500)
+    whose = {"session.id": f"sess-{random_.randint(0, 1999):05d}", "user.id": f"user-{random_.randint(0, 499):04d}"}
+    model, given, made = random_.choice(["gpt-4o-mini", "gpt-4o", "llama-3.1-70b"]), random_.randint(300, 480), 120
+    documents: dict[str, object] = {}
+    for i in range(5):
+        prefix = f"retrieval.documents.{i}.document"
+        documents |= {
+            f"{prefix}.id": f"doc-{random_.randint(0, 9999):05d}",
+            f"{prefix}.content": prose(random_, words, 400),
+        }
+        documents |= {
+            f"{prefix}.score": random_.random(),
+            f"{prefix}.metadata": json.dumps({"page": random_.randint(1, 99)}),
+        }
+    text = {"input.mime_type": "text/plain", "output.mime_type": "text/plain"}
+    chain = {"openinference.span.kind": "CHAIN", "input.value": question, "output.value": answer, **text, **whose}
+    chain["metadata"] = json.dumps({"tenant": f"t{random_.randint(0, 19)}", "variant": random_.choice("AB")})
+    call = {
+        "openinference.span.kind": "LLM", "gen_ai.operation.name": "chat", "gen_ai.request.model": model,
+        "gen_ai.response.model": model, "gen_ai.usage.input_tokens": given, "gen_ai.usage.output_tokens": made,
+        "gen_ai.request.temperature": 0.2, "llm.invocation_parameters": json.dumps({"temperature": 0.2, "max_tokens": 512}),
+        "input.value": json.dumps({"messages": [{"role": "user", "content": prose(random_, words, 1500)}]}),
+        "input.mime_type": "application/json", "output.value": answer, "output.mime_type": "text/plain", **whose,
+    }  # fmt: skip
+    spans = [
+        ("RagPipeline", None, chain),
+        ("retrieve", 0, {"openinference.span.kind": "RETRIEVER", "input.value": question, **documents, **whose}),
+        ("chat " + model, 0, call),
+        ("lookup", 0, {"openinference.span.kind": "TOOL", "tool.name": "lookup", "input.value": prose(random_, words, 200), **whose}),
+        ("parse", 0, {"openinference.span.kind": "CHAIN", "input.value": answer, "output.value": prose(random_, words, 200), **whose}),
+    ]  # fmt: skip
+    return [
+        span(number, place, name, parent, attributes, bool(random_.random() < 0.02))
+        for place, (name, parent, attributes) in enumerate(spans)
+    ]
+
+
+def span(number: int, place: int, name: str, parent: int | None, attributes: dict, failed: bool) -> dict:
+    start = 10**18 + number * 50_000_000 + place * 1_000_000
+    found = {
+        "traceId": trace_placeholder(number), "spanId": span_placeholder(number, place), "name": name, "kind": 1,
+        "startTimeUnixNano": str(start), "endTimeUnixNano": str(start + 200_000_000), "status": {"code": 2 if failed else 1},
+        "attributes": [{"key": key, "value": otlp_value(value)} for key, value in attributes.items()],
+    }  # fmt: skip
+    return found if parent is None else found | {"parentSpanId": span_placeholder(number, parent)}
+
+
+def otlp_value(value: object) -> dict:
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    return {"doubleValue": value} if isinstance(value, float) else {"stringValue": value}
+
+
+def trace_placeholder(number: int) -> str:
+    return f"a7a7a7a7a7a7a7a7{number:016x}"
+
+
+def span_placeholder(number: int, place: int) -> str:
+    return f"b9b9b9b9{number:06x}{place:02x}"
+
+
+@dataclass
+class Template:
+    """A serialised request and where its ids are."""
+
+    body: bytearray
+    is_json: bool
+    traces: int
+    marker: str  # a word that stands once in each of its traces
+    places: list[tuple[int, int, int]] = field(default_factory=list)  # (offset, length, index into fresh ids)
+
+    def find(self) -> Template:
+        wanted = [trace_placeholder(number) for number in range(self.traces)]
+        wanted += [span_placeholder(n, place) for n in range(self.traces) for place in range(SPANS_PER_TRACE)]
+        for index, placeholder in enumerate(wanted):
+            needle = placeholder.encode() if self.is_json else bytes.fromhex(placeholder)
+            offset = self.body.find(needle)
+            while offset >= 0:
+                self.places.append((offset, len(needle), index))
+                offset = self.body.find(needle, offset + 1)
+        return self
+
+    def fresh(self) -> tuple[bytes, str]:
+        """A request with random ids, and the first trace's id."""
+        size = 16 * self.traces + 8 * SPANS_PER_TRACE * self.traces
+        ids = os.urandom(size).hex().encode() if self.is_json else os.urandom(size)
+        unit = 2 if self.is_json else 1
+        for offset, length, index in self.places:
+            start = unit * (16 * index if index < self.traces else 16 * self.traces + 8 * (index - self.traces))
+            self.body[offset : offset + length] = ids[start : start + length]
+        first = ids[: 16 * unit]
+        return bytes(self.body), first.decode() if self.is_json else first.hex()
+
+
+def templates(traces: int, is_json: bool) -> list[Template]:
+    words, found = vocabulary(), []
+    for seed in range(TEMPLATES):
+        random_ = random.Random(seed)
+        marker = f"marker{secrets.token_hex(6)}"
+        spans = [one for n in range(traces) for one in trace(random_, words, n, marker)]
+        resource = {
+            "service.name": "rag",
+            "openinference.project.name": "bench",
+            "deployment.environment.name": "bench",
+        }
+        attributes = [{"key": key, "value": {"stringValue": value}} for key, value in resource.items()]
+        whole = {"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": [{"scope": {"name": "bench"}, "spans": spans}]}]}  # fmt: skip
+        body = json.dumps(whole).encode() if is_json else to_protobuf(whole)
+        found.append(Template(bytearray(body), is_json, traces, marker).find())
+    return found
+
+
+def to_protobuf(whole: dict) -> bytes:
+    # protobuf's own JSON has ids in base64, OTLP's in hex
+    for one in whole["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        for key in ("traceId", "spanId", "parentSpanId"):
+            if key in one:
+                one[key] = base64.b64encode(bytes.fromhex(one[key])).decode()
+    return ParseDict(whole, ExportTraceServiceRequest()).SerializeToString()
+
+
+# --- the collector --------------------------------------------------------------------------------------------------
+
+
+class Collector:
+    """`assay serve` as a process of its own."""
+
+    def __init__(self, store: Path, arguments: list[str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "-c", "from assay.cli import main; main()", "serve"]
+        start = time.perf_counter()
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port), "--store", str(store), *arguments], stderr=subprocess.DEVNULL
+        )
+        while self._get("/readyz", None) is None:
+            if self.process.poll() is not None or time.perf_counter() - start > 60:
+                raise SystemExit("the collector did not start")
+            time.sleep(0.01)
+        self.ready_s = time.perf_counter() - start
+
+    def _get(self, path: str, otherwise: object) -> object:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+                return json.load(answer)
+        except OSError:
+            return otherwise
+
+    def get(self, path: str) -> dict:
+        found = self._get(path, None)
+        assert isinstance(found, dict), path
+        return found
+
+    def tree(self) -> list[int]:
+        """This process and those it started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [self.process.pid, *map(int, children)]
+
+    def memory_mb(self) -> float:
+        """Resident memory of all its processes; what they share counts once in each, so this errs upwards."""
+        total = 0
+        for pid in self.tree():
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+        return total / 1024
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far."""
+        total = 0
+        for pid in self.tree():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+        return total / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+# --- the load -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Load:
+    """Sends requests on several connections, one at a time on each."""
+
+    port: int
+    templates: list[Template]
+    left: int
+    latencies: list[float] = field(default_factory=list)
+    statuses: dict[int, int] = field(default_factory=dict)
+    markers: list[str] = field(default_factory=list)  # of the acknowledged requests
+    acknowledged: list[str] = field(default_factory=list)  # the first trace of each acknowledged request
+
+    async def run(self, connections: int) -> None:
+        await asyncio.gather(*(self._connection(n) for n in range(connections)))
+
+    async def _connection(self, number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+        kind = "application/json" if self.templates[0].is_json else "application/x-protobuf"
+        while self.left > 0:
+            self.left -= 1
+            template = self.templates[self.left % len(self.templates)]
+            body, first = template.fresh()
+            head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+            head += f"Content-Length: {len(body)}\r\n\r\n"
+            start = time.perf_counter()
+            writer.write(head.encode() + body)
+            status = await self._answer(reader)
+            self.latencies.append(time.perf_counter() - start)
+            self.statuses[status] = self.statuses.get(status, 0) + 1
+            if status == 200:
+                self.acknowledged.append(first)
+                self.markers.append(template.marker)
+        writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> int:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = int(head.partition("content-length:")[2].partition("\r\n")[0])
+        await reader.readexactly(length)
+        return int(head.split(" ", 2)[1])
+
+
+async def watched(collector: Collector, load: Load, connections: int, lags: list[float], memory: list[float]) -> None:
+    """Run the load; meanwhile ask for what was just acknowledged, and look at the collector's memory."""
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            memory.append(collector.memory_mb())
+            if load.acknowledged:
+                lags.append(await asyncio.to_thread(until_visible, collector, load.acknowledged[-1]))
+
+    watcher = asyncio.create_task(watch())
+    await load.run(connections)
+    watcher.cancel()
+
+
+def until_visible(collector: Collector, trace_id: str) -> float:
+    """Seconds from now until a trace can be read."""
+    start = time.perf_counter()
+    while collector._get(f"/api/traces/{trace_id}", None) is None:
+        time.sleep(0.005)
+    return time.perf_counter() - start
+
+
+def until_found(collector: Collector, marker: str, expected: int) -> float:
+    """Seconds from now until the text index finds the word in every trace that has it."""
+    start, found = time.perf_counter(), -1
+    query = urllib.parse.urlencode({"text": marker, "limit": 100_000})
+    while found < expected and time.perf_counter() - start < 120:
+        answer = collector._get(f"/api/traces?{query}", {"items": []})
+        assert isinstance(answer, dict)
+        found = len(answer["items"])
+        time.sleep(0.2)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spans", type=int, default=200_000)
+    parser.add_argument("--traces", type=int, default=20, help="per request, five spans each")
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--store", type=Path, help="a file to add to; else a new one, removed afterwards")
+    parser.add_argument("--no-index", action="store_true", help="do not wait for the text index")
+    parser.add_argument("serve", nargs="*", help="further arguments of `assay serve`, after --")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(asked, asked.store or Path(folder) / "assay.db")
+
+
+def measure(asked: argparse.Namespace, store: Path) -> None:
+    made = templates(asked.traces, asked.json)
+    per_request = asked.traces * SPANS_PER_TRACE
+    collector = Collector(store, asked.serve)
+    try:
+        before = collector.get("/api/count")["spans"]
+        idle, cpu = collector.memory_mb(), collector.cpu_s()
+        load = Load(collector.port, made, max(1, asked.spans // per_request))
+        lags: list[float] = []
+        memory: list[float] = []
+        start = time.perf_counter()
+        asyncio.run(watched(collector, load, asked.connections, lags, memory))
+        acknowledged_s = time.perf_counter() - start
+        spans = len(load.acknowledged) * per_request
+        while collector.get("/api/count")["spans"] < before + spans and time.perf_counter() - start < 300:
+            time.sleep(0.01)
+        visible_s = time.perf_counter() - start
+        missing = before + spans - collector.get("/api/count")["spans"]
+        cpu = collector.cpu_s() - cpu
+        indexed_s = (
+            0.0
+            if asked.no_index
+            else until_found(collector, made, sum(1 for _ in range(load.statuses.get(200, 0) // TEMPLATES)))
+        )
+        memory.append(collector.memory_mb())
+    finally:
+        collector.stop()
+    ordered = sorted(load.latencies)
+    rows = {
+        "spans acknowledged": f"{spans:,} in {acknowledged_s:.1f} s; answers {load.statuses}",
+        "acknowledged and visible": f"{spans / visible_s:,.0f} spans/s, {len(load.latencies) / acknowledged_s:,.0f} requests/s",
+        "missing": f"{missing}",
+        "acknowledgement p50 / p99 / max": " / ".join(f"{1000 * ordered[int(q * (len(ordered) - 1))]:.0f} ms" for q in (0.5, 0.99, 1)),
+        "visible after acknowledgement": f"at most {1000 * max(lags, default=0):.0f} ms ({len(lags)} asked during the load)",
+        "text index caught up after": f"{indexed_s:.1f} s",
+        "collector's CPU": f"{1e6 * cpu / max(1, spans):.0f} µs a span",
+        "memory idle / most": f"{idle:.0f} / {max(memory):.0f} MB",
+        "ready after": f"{collector.ready_s:.2f} s",
+        "request": f"{len(made[0].body) / per_request:,.0f} bytes a span, {per_request} spans",
+        "on disk": f"{store.stat().st_size / (before + spans):,.0f} bytes a span (file of {before + spans:,})",
+    }  # fmt: skip
+    for name, value in rows.items():
+        print(f"{name:34} {value}")
+
+
+if __name__ == "__main__":
+    main()
