@@ -41,7 +41,7 @@ TEMPLATES = 16
 
 def vocabulary() -> list[str]:
     random_ = random.Random(1)
-    syllables = "ba|co|di|fe|gra|hu|in|jo|ka|lo|me|nor|op|pre|qui|ra|se|ti|un|vo|we|xe|ya|zo|ter|al|ist".split("|")
+    syllables = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in ("a", "e", "i", "ou")]
     return sorted({"".join(random_.choices(syllables, k=random_.randint(1, 4))) for _ in range(6000)})
 
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from assay.cli import datasets, db, eval_, evaluators, experiments, feedback, serve
+from assay.cli import datasets, db, eval_, evaluators, experiments, feedback, serve, traces
 from assay.cli._common import failing_in_one_line
 from assay.cli.demo import command
 
@@ -20,6 +20,7 @@ app.add_typer(db.app, name="db")
 app.add_typer(evaluators.app, name="evaluators")
 app.add_typer(experiments.app, name="experiments")
 app.add_typer(feedback.app, name="feedback")
+app.add_typer(traces.app, name="traces")
 
 
 @app.callback()

@@ -1,0 +1,87 @@
+"""A trace as a tree for the terminal: times, inputs, outputs, documents, feedback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from rich.text import Text
+from rich.tree import Tree
+
+from assay.cli._when import length, shown
+from assay.collector.records import JSON, Feedback, Run, Trace
+
+SHORT, DOCUMENT = 400, 120  # characters
+STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
+
+
+def tree(trace: Trace, *, whole: bool = False) -> Tree:
+    """The tree. Texts are cut unless `whole`; nothing in them is taken for markup."""
+    limit = 10**9 if whole else SHORT
+    head = f"trace {trace.trace_id}  {trace.root.project}  {shown(trace.root.start_ns)}"
+    top = Tree(Text(head + ("" if trace.complete else "  (not complete)"), "dim"))
+    _feedback(top, (one for one in trace.feedback if one.target.span_id is None))
+    placed: set[str] = set()
+    # A run whose parent never arrived stands at the top, and so does one of a circle of parents
+    ids = {run.span_id for run in trace.runs}
+    for run in [run for run in trace.runs if run.parent_id not in ids]:
+        _grow(top, trace, run, limit, placed)
+    for run in trace.runs:
+        if run.span_id not in placed:
+            _grow(top, trace, run, limit, placed)
+    return top
+
+
+def _grow(parent: Tree, trace: Trace, run: Run, limit: int, placed: set[str]) -> None:
+    waiting = [(parent, run)]
+    while waiting:
+        above, one = waiting.pop()
+        if one.span_id in placed:
+            continue
+        placed.add(one.span_id)
+        branch = above.add(_head(one))
+        _details(branch, one, limit)
+        _feedback(branch, (found for found in trace.feedback if found.target.span_id == one.span_id))
+        waiting += [(branch, child) for child in reversed(trace.children(one.span_id))]
+
+
+def _head(run: Run) -> Text:
+    head = Text.assemble((run.name or "(no name)", STYLES[run.status]), f"  {run.kind}  {length(run.duration_ns)}")
+    if run.model:
+        head.append(f"  {run.model}", "cyan")
+    if run.usage:
+        head.append(f"  {run.usage.input_tokens} → {run.usage.output_tokens} tokens", "cyan")
+    if run.cost is not None:
+        head.append(f"  ${run.cost:.6f}", "cyan")
+    return head
+
+
+def _details(branch: Tree, run: Run, limit: int) -> None:
+    if run.error:
+        branch.add(Text(_cut(run.error, limit), "red"))
+    for name, value in (("in", run.inputs), ("out", run.outputs)):
+        if value is not None:
+            branch.add(Text.assemble((f"{name}: ", "dim"), _cut(_text(value), limit)))
+    for place, document in enumerate(run.documents):
+        score = "" if document.score is None else f" {document.score:.3f}"
+        head = f"[{place}] {document.id or ''}{score}  "
+        branch.add(
+            Text.assemble((head, "green"), _cut(document.content, min(limit, DOCUMENT) if limit == SHORT else limit))
+        )
+
+
+def _feedback(branch: Tree, found: Iterable[Feedback]) -> None:
+    for one in found:
+        value = {"error": one.error, "skip": "skipped"}.get(one.outcome) or (
+            one.label if one.score is None else one.score
+        )
+        who = one.author or one.evaluator or one.source
+        branch.add(Text.assemble((f"★ {one.key} = {value}", "yellow"), f"  {who}  {one.comment or ''}"))
+
+
+def _text(value: JSON) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"

@@ -1,0 +1,138 @@
+"""`assay traces`: list, show, follow and delete traces."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from assay.cli._common import JsonOption, StoreOption, console, emit, notes, opened, table
+from assay.cli._tree import tree
+from assay.cli._when import length, moment, shown
+from assay.collector.filters import Filter, combined
+from assay.collector.protocols import Refused
+from assay.collector.querystring import to_filter
+from assay.collector.records import TraceSummary
+
+app = typer.Typer(help="List, show, follow and delete traces.", no_args_is_help=True)
+
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where", "-w", metavar="CONDITION",
+        help="A condition, any number of times: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …",
+    ),
+]  # fmt: skip
+Since = Annotated[str | None, typer.Option(help="Traces from then on: 2h, 7d, or a date.")]
+Text = Annotated[str | None, typer.Option(help="Words in inputs or outputs.")]
+HEAD = ("trace", "start", "name", "status", "latency", "spans", "tokens", "inputs", "feedback")
+
+
+@app.command("list")
+def list_(
+    where: Where = None, since: Since = None, text: Text = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """The latest traces.
+
+    Example: `assay traces list --where name=answer --where 'feedback=concise<0.5' --since 1d`
+    """
+    with opened(store) as opened_store:
+        page = opened_store.traces(_filter(where, since, text), limit=limit)
+    _print(page.items, as_json)
+    if page.next and not as_json:
+        notes.print(f"there are more: --limit {limit * 5}", markup=False)
+
+
+@app.command()
+def show(
+    trace_id: Annotated[str, typer.Argument(help="A trace's id.")],
+    whole: Annotated[bool, typer.Option("--whole", help="Do not cut long texts.")] = False,
+    store: StoreOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """One trace as a tree: times, inputs, outputs, documents, feedback.
+
+    Example: `assay traces show 0af7651916cd43dd8448eb211c80319c`
+    """
+    with opened(store) as opened_store:
+        trace = opened_store.trace(trace_id)
+    if as_json:
+        emit([msgspec.to_builtins(trace)])
+    else:
+        console.print(tree(trace, whole=whole), soft_wrap=True)
+
+
+@app.command()
+def tail(
+    where: Where = None, text: Text = None, store: StoreOption = None, as_json: JsonOption = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:  # fmt: skip
+    """New traces as they arrive, until Ctrl-C.
+
+    Example: `assay traces tail --where status=error --json`
+    """
+    # A trace shows up when its first span has been stored, which may be a while after it started
+    wanted = combined(_filter(where, None, text), {"since_ns": time.time_ns() - 3600 * 10**9})
+    with opened(store) as opened_store:
+        seen = {one.trace_id for one in opened_store.traces(wanted, limit=1000)}
+        while True:
+            time.sleep(every)
+            found = [one for one in opened_store.traces(wanted, limit=1000) if one.trace_id not in seen]
+            _print(found[::-1], as_json, head=False)
+            seen.update(one.trace_id for one in found)
+
+
+@app.command()
+def delete(
+    trace_ids: Annotated[list[str] | None, typer.Argument(help="Ids of traces.")] = None,
+    where: Where = None, since: Since = None, text: Text = None, store: StoreOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:  # fmt: skip
+    """Delete traces with their spans, index, feedback and decisions: by id, or all that pass conditions.
+
+    Example: `assay traces delete --where session=conversation-7 --yes`
+    """
+    wanted = _filter(where, since, text)
+    if trace_ids:
+        wanted = combined(wanted, {"trace_ids": trace_ids})
+    if wanted == Filter():
+        raise Refused("name the traces to delete, or conditions on them: --where project=old")
+    if not yes:
+        typer.confirm("Delete every trace that passes? This cannot be taken back", abort=True)
+    with opened(store) as opened_store:
+        notes.print(f"deleted {opened_store.delete(wanted)} traces")
+
+
+def _filter(where: list[str] | None, since: str | None, text: str | None) -> Filter:
+    found = to_filter(_pair(condition) for condition in where or ())
+    given = {"since_ns": moment(since) if since else None, "text": text}
+    return combined(found, {name: value for name, value in given.items() if value is not None})
+
+
+def _pair(condition: str) -> tuple[str, str]:
+    """`latency_ms>=200` and `latency_ms=>=200` say the same, and so do `name=x` and only that."""
+    place = next((i for i, character in enumerate(condition) if character in "<>!="), -1)
+    if place < 0:
+        raise Refused(f"{condition!r} is no condition: write it as name=answer or latency_ms>=200")
+    rest = condition[place:]
+    return condition[:place], rest[1:] if rest.startswith("=") else rest
+
+
+def _print(summaries: Any, as_json: bool, *, head: bool = True) -> None:
+    if as_json:
+        emit(msgspec.to_builtins(one) for one in summaries)
+    elif head:
+        table(HEAD, (_row(one) for one in summaries))
+    else:
+        for one in summaries:
+            console.print("  ".join(_row(one)), markup=False, highlight=False, soft_wrap=True)
+
+
+def _row(one: TraceSummary) -> tuple[str, ...]:
+    feedback = " ".join(f"{key}={value}" for key, value in one.feedback.items())
+    return (
+        one.trace_id, shown(one.start_ns), one.name, one.status, length(one.duration_ns), str(one.span_count),
+        str(one.input_tokens + one.output_tokens), one.inputs[:60], feedback,
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""`assay traces`, run as people run them, over a server and on a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from assay.cli._app import app
+from assay.cli._common import failing_in_one_line
+from assay.cli._when import length, moment, shown
+from assay.collector.records import Document, Feedback, Target, Usage
+from assay.collector.server import Server
+from assay.collector.sqlite import SQLiteStore
+from collector.making import child, run
+
+ROOT = run("answer", trace_id="a" * 32, inputs={"question": "why [bold]?"}, outputs="because", project="p")
+SEARCH = child(ROOT, kind="retriever", documents=(Document("some text", "doc-1", 0.5),))
+CALL = child(ROOT, "chat", kind="llm", model="m-1", usage=Usage(10, 2), cost=0.001, status="error", error="Timeout: no")
+
+
+def assay(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments], catch_exceptions=False)
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as told, failing_in_one_line():
+        app([*arguments])
+    return str(told.value)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append([ROOT, SEARCH, CALL, run("other", project="q")])
+        store.add_feedback(
+            [Feedback(target=Target(trace_id="a" * 32, span_id=SEARCH.span_id), key="recall", score=0.25)]
+        )
+        with Server(store) as server:
+            yield server.url
+
+
+def test_list(url: str) -> None:
+    found = assay("traces", "list", "--store", url, "--json").stdout.splitlines()
+    assert [json.loads(line)["name"] for line in found] == ["other", "answer"]
+    result = assay("traces", "list", "--store", url)
+    assert (result.exit_code, url in result.stderr) == (0, True)
+    assert "answer" in result.stdout
+
+
+@pytest.mark.parametrize("condition", ["name=answer", "feedback=recall<0.5", "latency_ms>=1", "any_name=search"])
+def test_list_with_conditions(url: str, condition: str) -> None:
+    found = assay("traces", "list", "--store", url, "--json", "-w", condition, "-w", "project=p").stdout.splitlines()
+    assert [json.loads(line)["trace_id"] for line in found] == ["a" * 32]
+
+
+def test_show(url: str) -> None:
+    shown = assay("traces", "show", "a" * 32, "--store", url).stdout
+    for part in ("answer", "why [bold]?", "because", "doc-1 0.500", "some text", "m-1", "10 → 2 tokens", "Timeout: no"):
+        assert part in shown
+    assert "★ recall = 0.25" in shown
+    found = json.loads(assay("traces", "show", "a" * 32, "--store", url, "--json").stdout)
+    assert [one["name"] for one in found["runs"]] == ["answer", "search", "chat"]
+
+
+def test_show_stands_circles_of_parents(tmp_path: Path) -> None:
+    first = replace(ROOT, parent_id=SEARCH.span_id)
+    with SQLiteStore(tmp_path / "a.db") as store:
+        store.append([first, replace(SEARCH, parent_id=first.span_id)])
+    shown = assay("traces", "show", "a" * 32, "--store", str(tmp_path / "a.db")).stdout
+    assert ("answer" in shown, "search" in shown) == (True, True)
+
+
+def test_delete(url: str) -> None:
+    assert "name the traces" in refusal("traces", "delete", "--store", url, "--yes")
+    assert assay("traces", "delete", "--store", url, "-w", "project=q", "--yes").exit_code == 0
+    assert assay("traces", "delete", "a" * 32, "--store", url, "--yes").exit_code == 0
+    assert assay("traces", "list", "--store", url, "--json").stdout == ""
+
+
+def test_faults_of_the_user_cost_one_line(url: str) -> None:
+    assert "is no condition" in refusal("traces", "list", "--store", url, "-w", "name")
+    assert "did you mean 'name'" in refusal("traces", "list", "--store", url, "-w", "nmae=x")
+    assert "f" * 32 in refusal("traces", "show", "f" * 32, "--store", url)
+    assert "neither a length of time" in refusal("traces", "list", "--store", url, "--since", "yesterday")
+
+
+def test_moments_and_lengths() -> None:
+    assert moment("1d") < moment("2h") < moment("5s")
+    assert moment("2026-01-31T00:00:00+00:00") == 1769817600 * 10**9
+    assert shown(2**63 - 1) > "2262"
+    assert [length(n) for n in (1500, 2 * 10**6, 3 * 10**10)] == ["2 µs", "2 ms", "30.0 s"]
