@@ -64,7 +64,7 @@ def test_show(url: str) -> None:
         assert part in shown
     assert "★ recall = 0.25" in shown
     found = json.loads(assay("traces", "show", "a" * 32, "--store", url, "--json").stdout)
-    assert [one["name"] for one in found["runs"]] == ["answer", "search", "chat"]
+    assert {one["name"] for one in found["runs"]} == {"answer", "search", "chat"}
 
 
 def test_show_stands_circles_of_parents(tmp_path: Path) -> None:
