@@ -30,7 +30,8 @@ def feedbacks(
         where.append("(f.created_ns, f.rowid) < (?, ?)")
         values.extend(position(cursor))
     sql = f"{_feedback.SELECT.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
-    rows = db.execute(f"{sql} ORDER BY f.created_ns DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
+    by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few: its own index, then sorting
+    rows = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
     next = f"{rows[limit - 1][21]}.{rows[limit - 1][-1]}" if len(rows) > limit else None
     return Page(items=tuple(_feedback.read(row) for row in rows[:limit]), next=next)
 
@@ -48,8 +49,9 @@ def _on_target(target: Target, where: list[str], values: list[Any]) -> None:
         where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
         values.append(target.trace_id)
     for name in ("span_id", "document", "session_id", "experiment_id"):
-        where.append(f"f.{name} IS ?")
-        values.append(getattr(target, name))
+        value = getattr(target, name)
+        where.append(f"f.{name} IS NULL" if value is None else f"f.{name} = ?")
+        values.extend(() if value is None else (value,))
 
 
 _SESSIONS = """
