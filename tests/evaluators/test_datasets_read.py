@@ -4,9 +4,12 @@ import json
 
 import pandas
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from assay.collector.records import Document, Example, Run, Trace
 from assay.evaluators import datasets
+from assay.evaluators.datasets._columns import FIELDS
 
 EXAMPLE = {"inputs": {"question": "Q?"}, "reference_outputs": "A", "metadata": {"level": 2}, "split": "test"}
 
@@ -143,3 +146,47 @@ def test_what_is_no_dataset_is_named():
         datasets.read(5)
     with pytest.raises(datasets.BadRow, match="example 1 has no inputs"):
         datasets.read([{"expected": "A"}])
+
+
+NAMES = [name for names in FIELDS.values() for name in names] + [
+    "q",
+    "answer",
+    "inputs.q",
+    "metadata.a",
+    "dataset_id",
+    "",
+    "a.b.c",
+]
+VALUES = st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.lists(st.text(max_size=2) | st.dictionaries(st.sampled_from(["content", "id"]), st.integers() | st.text(max_size=2))) | st.dictionaries(st.text(max_size=2), st.integers())  # fmt: skip
+
+
+def complaint(source):
+    """What is said of a source that cannot be read; "" if it can."""
+    try:
+        datasets.read(source)
+    except datasets.BadRow as error:
+        return str(error)
+    return ""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
+def test_any_row_is_an_example_or_a_bad_row(row):
+    assert complaint([row]) == "" or "example 1" in complaint([row])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60), st.sampled_from([".jsonl", ".json", ".csv", ".yaml"]))
+def test_any_file_is_examples_or_a_bad_row(tmp_path_factory, content, suffix):
+    path = tmp_path_factory.getbasetemp() / f"any{suffix}"
+    path.write_bytes(content)
+    assert complaint(path) == "" or "any" in complaint(path)
+
+
+def test_of_two_columns_for_one_field_neither_is_lost():
+    (example,) = datasets.read([{"inputs": {"q": "Q?"}, "response": "B", "output": "C"}])
+    assert (example.outputs, example.metadata) == ("B", {"output": "C"})
+
+
+def test_two_columns_of_one_name(files):
+    assert complaint(files("a.csv", "q,q\n1,2\n")) == "a.csv has two columns named 'q'"

@@ -273,7 +273,11 @@ def example_id(example: Example) -> str:
         example.inputs, example.reference_outputs, example.expected_documents, example.conditions, example.guidelines,
         example.categories, example.history, example.base_id,
     )  # fmt: skip
-    return hashlib.sha256(orjson.dumps(parts, default=repr, option=_STABLE)).hexdigest()[:32]
+    try:
+        content = orjson.dumps(parts, default=repr, option=_STABLE)
+    except TypeError:  # integers beyond 64 bits, lone surrogates
+        content = repr(parts).encode("utf-8", "backslashreplace")
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _FIELD_OF = {name: field for field, names in FIELDS.items() for name in names}
 _REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})  # columns that only such exports have
+_WITH_PARTS = ("inputs", "outputs", "reference_outputs", "metadata")
 _SCALARS = ("base_id", "split", "id")
 
 
@@ -59,22 +60,25 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
-    return {columns.get(name, name): value for name, value in row.items()}
+    return {columns.get(name, str(name)): value for name, value in row.items()}
 
 
 def _sorted_out(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
-    """The fields of an example that a row has, and its other columns; `inputs.question` is a part of a field."""
+    """The fields of an example that a row has, and its other columns; `inputs.question` is a part of a field.
+
+    Of two columns for one field the first counts, the other stays a column of its own: nothing is lost.
+    """
     draft: dict[str, JSON] = {}
     rest: dict[str, JSON] = {}
     for name, value in row.items():
         head, _, part = name.partition(".")
-        field = _FIELD_OF.get(head)
-        if field is None:
-            rest[name] = value
-        elif part:
-            draft.setdefault(field, {})[part] = value
-        elif draft.get(field) is None:
+        field = _FIELD_OF.get(head, "")
+        if part and field in _WITH_PARTS and isinstance(draft.setdefault(field, {}), dict):
+            draft[field] = {**draft[field], part: value}
+        elif not part and field and draft.get(field) is None:
             draft[field] = value
+        else:
+            rest[name] = value
     return draft, rest
 
 
@@ -109,7 +113,7 @@ def _example(draft: dict[str, Any], where: str) -> Example:
 def _split_of_langsmith(known: dict[str, Any]) -> None:
     split = known.get("metadata", {}).get("dataset_split")
     if split and "split" not in known:
-        known["split"] = split[0] if isinstance(split, list) else split
+        known["split"] = split[0] if isinstance(split, list) else split  # LangSmith keeps splits in the metadata
 
 
 def _documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:
@@ -121,7 +125,7 @@ def _documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:
 
 def _texts(value: JSON) -> tuple[str, ...]:
     values = value.split(",") if isinstance(value, str) else value
-    return tuple(str(one).strip() for one in values)
+    return tuple(str(one).strip() for one in (values if isinstance(values, list | tuple) else [values]))
 
 
 def _mapping(value: JSON, name: str, where: str) -> dict[str, JSON]:

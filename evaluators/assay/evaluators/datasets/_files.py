@@ -41,12 +41,22 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
 def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, JSON]]]:
     csv.field_size_limit(2**31 - 1)  # documents in cells pass the module's 128 KiB
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.DictReader(lines, delimiter=delimiter)
-        for cells in reader:
-            where = f"{path.name}:{reader.line_num}"
-            if None in cells:
-                raise BadRow(f"{where} has more cells than the header has columns: {cells[None]!r:.120}")
-            yield where, {name: _cell(value) for name, value in cells.items() if value not in (None, "")}
+        reader = csv.reader(lines, delimiter=delimiter)
+        try:
+            head = next(reader, [])
+            if doubles := sorted({name for name in head if head.count(name) > 1}):
+                raise BadRow(f"{path.name} has two columns named {doubles[0]!r}")
+            for cells in reader:
+                if len(cells) > len(head):
+                    more = cells[len(head) :]
+                    raise BadRow(
+                        f"{path.name}:{reader.line_num} has more cells than the header has columns: {more!r:.120}"
+                    )
+                if cells:
+                    pairs = zip(head, cells, strict=False)
+                    yield f"{path.name}:{reader.line_num}", {name: _cell(text) for name, text in pairs if text}
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise BadRow(f"{path.name}, after line {reader.line_num}: {error}") from None
 
 
 def _cell(text: str) -> JSON:
@@ -87,5 +97,5 @@ def _yaml(path: Path) -> Any:
 
     try:
         return yaml.safe_load(path.read_text("utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date that is none
         raise BadRow(f"{path.name} is not YAML: {error}") from None
