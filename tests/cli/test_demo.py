@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,16 @@ def test_again_into_the_same_file_adds_experiments_over_the_same_version():
     with SQLiteStore("assay-demo.db") as store:
         assert [one.version for one in store.versions("python-reference")] == [1]
         assert len(store.experiments(dataset="python-reference")) == 4
+
+
+def test_a_free_port_is_taken_when_the_usual_one_is_busy():
+    with ExitStack() as held:
+        with suppress(OSError):  # another program may hold it already: just as good
+            held.enter_context(socket.create_server(("127.0.0.1", 4318)))
+        shown = demo()
+    assert shown.exit_code == 0
+    assert "port 4318 is held by" in shown.stderr
+    assert ":4318/" not in shown.stdout
 
 
 def test_a_busy_port_that_was_asked_for_is_told_in_one_line():

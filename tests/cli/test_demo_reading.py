@@ -87,6 +87,11 @@ def test_a_sentence_counts_for_its_neighbour():
     assert extract("What do penguins eat?", [document(f"{filler} {wanted}")]).endswith(wanted)
 
 
+def test_what_changed_in_which_version_is_no_answer():
+    text = "Cats hunt at night in most places. Changed in version 3.9: Cats hunt at night and cats hunt by day."
+    assert "Changed" not in extract("When do cats hunt?", [document(text)])
+
+
 def test_says_so_when_there_is_nothing_to_pick_from():
     assert extract("Why?", []) == NOTHING
     assert extract("Why?", [document("a ::= b")]) == NOTHING

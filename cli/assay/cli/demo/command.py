@@ -55,7 +55,7 @@ def _server(store: Store, host: str, port: int | None) -> Server:
         if port is not None:
             raise
         free = Server(store, host=host, port=0)
-        notes.print(f"{str(error).partition(':')[0]}, so {free.port} is taken", soft_wrap=True, markup=False)
+        notes.print(f"{str(error).partition(':')[0]}; this takes {free.port}", soft_wrap=True, markup=False)
         return free
 
 

@@ -36,11 +36,16 @@ def extract(question: str, documents: Documents) -> str:
 def _sentences(text: str) -> list[str]:
     paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n") if not _is_formal(paragraph))
     sentences = (sentence for paragraph in paragraphs for sentence in _END.split(paragraph))
-    return [sentence for sentence in sentences if len(sentence) > 25 and _FINISHED.search(sentence)]
+    return [one for one in sentences if len(one) > 25 and _FINISHED.search(one) and not _is_note(one)]
 
 
 def _is_formal(paragraph: str) -> bool:
     return "::=" in paragraph or ">>>" in paragraph or paragraph.lstrip().startswith("+-")
+
+
+def _is_note(sentence: str) -> bool:
+    """History, not an answer: what was new or changed in which version."""
+    return sentence.startswith(("Added in version", "Changed in version", "Deprecated since", "New in version"))
 
 
 def _shares(asked: set[str], sentences: list[str]) -> list[float]:

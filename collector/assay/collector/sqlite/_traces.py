@@ -66,7 +66,7 @@ def preview(value: JSON) -> str:
     if isinstance(value, dict) and len(value) == 1 and isinstance(only := next(iter(value.values())), str):
         value = only
     text = "" if value is None else value if isinstance(value, str) else dumps(value)
-    return text[:PREVIEW]
+    return text if len(text) <= PREVIEW else text[: PREVIEW - 1] + "…"
 
 
 def one(reader: Reader, trace_id: str) -> Trace:
