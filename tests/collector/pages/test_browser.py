@@ -50,7 +50,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             "failing": f"/traces/{failing.trace_id}", "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
             "sessions": "/sessions", "session": "/sessions/talk", "datasets": "/datasets", "dataset": "/datasets/sequences",
             "experiments": "/experiments", "experiment": "/experiments/id-first", "compare": "/compare?ids=id-first,id-second",
-            "missing": "/traces/none",
+            "missing": "/traces/none", "long": "/?since=2025-01-01",
         }  # fmt: skip
         with Server(store) as server:
             yield {name: server.url + path for name, path in paths.items()}
@@ -141,6 +141,12 @@ def test_empty_fields_stay_out_of_the_address(open_page):
     page.get_by_label("Words").fill("Because")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url("**/?text=Because")
+
+
+def test_charts_over_a_long_time_come_after_the_list(open_page):
+    page = open_page("long")
+    page.get_by_role("img", name="Traces over time").wait_for()
+    assert page.locator("[data-charts]").count() == 0
 
 
 def test_everything_can_be_read_without_javascript(open_page):

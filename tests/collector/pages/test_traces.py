@@ -1,4 +1,6 @@
+import html
 import re
+import time
 
 from assay.collector.records import Feedback, Target
 from collector.making import run
@@ -100,3 +102,17 @@ def test_feedback_on_a_session_stands_above_its_turns(store, client):
     rag(store, session_id="talk")
     store.add_feedback([Feedback(target=Target(session_id="talk"), key="resolved", score=True)])
     assert ">resolved</span>" in client.get("/sessions/talk").text
+
+
+def test_charts_over_a_long_time_do_not_hold_up_the_list(store, client):
+    store.append([run("answer", start_ns=time.time_ns())])
+    page = client.get("/?range=30d&name=answer").text
+    assert 'class="overview"' not in page
+    address = html.unescape(re.search(r'data-charts="([^"]+)"', page).group(1))
+    assert address.startswith("/charts?range=30d&name=answer&since=")
+    assert 'aria-label="Traces over time"' in client.get(address).text
+    assert 'class="overview"' in client.get("/?range=30d&name=answer&charts=1").text
+
+
+def test_charts_need_a_stretch_of_time(client):
+    assert client.get("/charts").status_code == 400

@@ -110,7 +110,8 @@ def _times(fields: Mapping[str, str], now_ns: int | None) -> dict[str, Any]:
 
 def _moment(key: str, text: str) -> int:
     try:
-        return int(text) if text.isdecimal() and 8 < len(text) < 19 else _format.moment(text)
+        nanoseconds = text.isdecimal() and len(text) > 8 and int(text) < 2**63
+        return int(text) if nanoseconds else _format.moment(text)
     except (ValueError, OverflowError):
         raise BadQuery(f"{key} {text!r} is no date or time; write it like 2026-11-21T14:30") from None
 

@@ -15,6 +15,7 @@ from assay.collector.protocols import NotFound, Refused, Store, StoreError, Unav
 View = Callable[[Store, Request], Response]
 VIEWS: tuple[tuple[str, View], ...] = (
     ("/", _traces.traces),
+    ("/charts", _traces.charts),
     ("/traces/{trace_id}", _trace.trace),
     ("/traces/{trace_id}/runs/{span_id}/{part}", _trace.payload),
     ("/sessions", _sessions.sessions),

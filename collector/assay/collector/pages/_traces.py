@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from assay.collector.filters import Filter
 from assay.collector.pages import _chart, _feedback, _query, _render
-from assay.collector.protocols import Bucket, Store
+from assay.collector.protocols import Bucket, Refused, Store
 from assay.collector.records import TraceSummary
 
 PAGE = 50
+_SHORT = 6 * 3_600 * 10**9
 _LONGEST = 366 * 86_400 * 10**9
 _LENGTHS = tuple(s * 10**9 for s in (60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
 
@@ -33,6 +34,8 @@ def traces(store: Store, request: Request) -> Response:
     query = _query.read(request.query_params)
     page = store.traces(query.filter, limit=PAGE, cursor=query.fields.get("cursor"))
     chips = _feedback.by_trace(store, page.items)
+    times = stretch(query.filter, page.items) if page.items else None
+    waiting = times is not None and "charts" not in request.query_params and late(query.filter, *times)
     return _render.html(
         request,
         "traces.html",
@@ -41,7 +44,9 @@ def traces(store: Store, request: Request) -> Response:
         page=page,
         chips=chips,
         columns=_feedback.columns(chips),
-        overview=overview(store, query.filter, page.items),
+        times=times,
+        waiting=waiting,
+        overview=overview(store, query.filter, *times) if times and not waiting else None,
         choices=choices(store),
         slowest=max((trace.duration_ns for trace in page), default=0),
         empty=not page.items and not query.fields.get("cursor") and emptiness(store),
@@ -56,18 +61,30 @@ def choices(store: Store) -> dict[str, list[str]]:
 
 def emptiness(store: Store) -> str:
     """Why a list has nothing: "store" when there are no traces at all, else "filter"."""
-    return "filter" if store.count().get("traces") else "store"
+    return "filter" if store.traces(limit=1).items else "store"
 
 
-def overview(store: Store, filter: Filter, shown: Sequence[TraceSummary]) -> Overview | None:
-    """Aggregates over the filter's time, else over a bounded stretch that holds the traces shown. None without any."""
-    if not shown:
-        return None
-    since, until = stretch(filter, shown)
-    view = _chart.window(since, until)
+def late(filter: Filter, since_ns: int, until_ns: int) -> bool:
+    """Whether the charts may take so long that the list should not wait for them."""
+    return filter.text is not None or (filter.since_ns is not None and until_ns - since_ns > _SHORT)
+
+
+def charts(store: Store, request: Request) -> Response:
+    """`GET /charts`: the charts of a list alone, over [since, until)."""
+    query = _query.read(request.query_params)
+    since, until = query.filter.since_ns, query.filter.until_ns
+    if since is None or until is None:
+        raise Refused("charts need a stretch of time: since and until")
+    found = overview(store, query.filter, since, until)
+    return _render.html(request, "charts.html", query=query, overview=found)
+
+
+def overview(store: Store, filter: Filter, since_ns: int, until_ns: int) -> Overview | None:
+    """Aggregates over a stretch of time; None if nothing passes in it."""
+    view = _chart.window(since_ns, until_ns)
     within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
     buckets = store.aggregate(within, bucket_ns=view.width_ns)
-    total = store.aggregate(within)
+    total = store.aggregate(within) if buckets else []
     return Overview(view, _chart.filled(buckets, view), total[0]) if total else None
 
 

@@ -17,6 +17,13 @@ addEventListener("pageshow", () => {
   for (const field of document.querySelectorAll("form[data-tidy] :disabled")) field.disabled = false;
 });
 
+// Charts over a long time come when they are ready; the list does not wait for them.
+for (const place of document.querySelectorAll("[data-charts]")) {
+  fetch(place.dataset.charts).then((answer) => answer.text()).then((text) => {
+    place.replaceWith(...new DOMParser().parseFromString(text, "text/html").body.childNodes);
+  }).catch(() => place.remove());
+}
+
 // In a trace, another span is fetched and put in place, so that the tree keeps its position.
 const detail = document.getElementById("detail");
 async function show(address, push) {
