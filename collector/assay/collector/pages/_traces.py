@@ -93,6 +93,6 @@ def stretch(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
     newest = max(trace.start_ns for trace in shown)
     until = filter.until_ns or (time.time_ns() if filter.since_ns else newest)
     if filter.since_ns is not None:
-        return max(filter.since_ns, until - _LONGEST), until
+        return filter.since_ns, max(until, filter.since_ns)
     needed = newest - min(trace.start_ns for trace in shown)
     return until - next((length for length in _LENGTHS if length >= needed), _LONGEST), until
