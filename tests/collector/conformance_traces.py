@@ -465,3 +465,11 @@ def test_pages_of_sessions_follow_each_other(store: Store) -> None:
         if (cursor := page.next) is None:
             break
     assert seen == [(f"s.{n * 7 % 10}", 4) for n in reversed(range(30, 40))]
+
+
+def test_a_deleted_tag_is_offered_no_more(store: Store) -> None:
+    store.append([gone := run(tags=("ann", "both")), run(tags=("both",))])
+    store.delete(trace_ids=(gone.trace_id,))
+    assert store.values("tag") == ["both"]
+    store.append([run(tags=("ann",))])
+    assert store.values("tag") == ["ann", "both"]

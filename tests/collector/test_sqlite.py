@@ -182,6 +182,7 @@ except Unavailable as error:
     assert "make room" in str(error), error
 assert store.count()["spans"] == kept > 0
 assert len(store.traces(limit=500)) == min(500, kept)
+assert not store.health()["writable"]
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 store.append([run("after")])
 assert store.count()["spans"] == kept + 1
@@ -327,3 +328,44 @@ def test_a_deleted_traces_words_leave_no_trace_in_the_file(store: SQLiteStore, f
     with sqlite3.connect(file) as db:
         assert db.execute("SELECT rowid FROM words WHERE words MATCH 'xylophone'").fetchall() == []
     db.close()
+
+
+def test_health_says_what_waits(store: SQLiteStore) -> None:
+    store.append([run()])
+    found = store.health()
+    assert (found["commits"], found["writable"], found["queued_spans"]) == (1, 1, 0)
+    assert found["text_index_waiting_traces"] == 1
+    assert eventually(lambda: store.health()["text_index_lag_seconds"], 0.0)
+
+
+CROWD = """
+import sys, threading
+from assay.collector.sqlite import SQLiteStore
+from collector.making import child, run
+store = SQLiteStore(sys.argv[1])
+lock = threading.Lock()
+def work():
+    while True:
+        roots = [run(inputs="words " * 20) for _ in range(20)]
+        store.append([child(root) for root in roots])
+        store.append(roots)
+        store.feedback(roots[0].trace_id, "good", 1)
+        with lock:
+            print(" ".join(root.trace_id for root in roots), flush=True)
+for _ in range(4):
+    threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("requests", range(5, 205, 20))
+def test_kill_9_in_a_crowd_loses_nothing_that_was_acknowledged(file: Path, requests: int) -> None:
+    with python(CROWD, str(file)) as process:
+        assert process.stdout is not None
+        kept = [process.stdout.readline().split() for _ in range(requests)]
+        process.send_signal(signal.SIGKILL)
+    with SQLiteStore(file) as store:
+        found = store.many([trace_id for ids in kept for trace_id in ids])
+        assert [len(trace.runs) for trace in found] == [2] * 20 * requests
+        assert sum(len(trace.feedback) for trace in found) >= requests
+        assert store.check(deep=True) == []

@@ -18,6 +18,7 @@ from assay.collector.sqlite._writer import Writer
 
 log = logging.getLogger("assay.collector")
 
+AFTER_FAILURE = 30  # seconds
 PAUSE = 0.25  # seconds between looks at what there is to do
 PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
 TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
@@ -65,7 +66,8 @@ class Behind:
             except Unavailable:
                 busy = False
             except Exception:
-                log.exception("work behind the writer failed; it will be tried again")
+                log.exception("work behind the writer failed; it is tried again in %d s", AFTER_FAILURE)
+                self._stop.wait(AFTER_FAILURE)
                 busy = False
             if not busy:
                 self._stop.wait(PAUSE)

@@ -11,20 +11,32 @@ from assay.collector.sqlite import _words
 from assay.collector.sqlite._append import Appender, find_many
 from assay.collector.sqlite._plan import plan
 from assay.collector.sqlite._reader import Reader
+from assay.collector.sqlite._values import loads
 
 CHUNK = 200  # traces per transaction, so that what arrives meanwhile is not held up
 
 
-def some(writer: Reader, appender: Appender, filter: Filter, disturbed: set[int]) -> int:
-    """Remove up to `CHUNK` of the traces that pass; returns how many. Raises `Refused` for an empty filter."""
+def some(writer: Reader, appender: Appender, filter: Filter, disturbed: set[int], tags: set[str]) -> int:
+    """Remove up to `CHUNK` of the traces that pass; returns how many, and adds their tags to `tags`.
+
+    Raises `Refused` for an empty filter.
+    """
     if filter == Filter():
         raise Refused("an empty filter would delete every trace; name at least one condition")
     found = plan(writer.db, filter)
-    sql = f"SELECT t.id, t.trace_id, t.session_id FROM {found.source} WHERE {found.where} LIMIT ?"
+    sql = f"SELECT t.id, t.trace_id, t.session_id, t.tags FROM {found.source} WHERE {found.where} LIMIT ?"
     rows = writer.db.execute(sql, (*found.values, CHUNK)).fetchall()
     _traces(writer, appender, {row[0]: row[1] for row in rows}, disturbed)
     _sessions(writer.db, {row[2] for row in rows if row[2] is not None})
+    tags.update(tag for row in rows if row[3] is not None for tag in loads(row[3]))
     return len(rows)
+
+
+def forget_tags(db: sqlite3.Connection, appender: Appender, tags: set[str]) -> None:
+    """Take tags that no trace has any more out of the menus: a tag may name a person."""
+    left = {row[0] for row in db.execute("SELECT DISTINCT value FROM traces, json_each(tags) WHERE tags IS NOT NULL")}
+    find_many(db, "DELETE FROM known WHERE field = 'tag' AND value IN (%s)", tags - left)
+    appender.forget()
 
 
 def _traces(writer: Reader, appender: Appender, traces: dict[int, str], disturbed: set[int]) -> None:
@@ -48,6 +60,7 @@ def _sessions(db: sqlite3.Connection, sessions: set[str]) -> None:
         row[0] for row in find_many(db, "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)", sessions)
     }
     find_many(db, "DELETE FROM feedback WHERE session_id IN (%s)", sessions - left)
+    find_many(db, "DELETE FROM queue WHERE data ->> '$.target.session_id' IN (%s)", sessions - left)
 
 
 def experiment(db: sqlite3.Connection, id: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -215,12 +217,15 @@ class SQLiteStore:
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """See `TraceStore.delete`."""
-        wanted, total = combined(filter, conditions), 0
+        wanted, total, tags = combined(filter, conditions), 0, set[str]()
         while True:
-            gone = self._writer.call(lambda _: _delete.some(self._own, self._appender, wanted, self._disturbed))
+            gone = self._writer.call(lambda _: _delete.some(self._own, self._appender, wanted, self._disturbed, tags))
             total += gone
             if gone < _delete.CHUNK:
-                return total
+                break
+        if tags:
+            self._writer.call(lambda db: _delete.forget_tags(db, self._appender, tags))
+        return total
 
     # looking after the file
 
@@ -228,6 +233,20 @@ class SQLiteStore:
         """Sizes in bytes, counts of rows, and projects with their share of the file."""
         with self._readers.one() as reader:
             return _maintenance.stats(reader.db, self.path)
+
+    def health(self) -> dict[str, float]:
+        """Numbers for whoever watches: what waits, how fast it is written, how far the text index is behind."""
+        with self._readers.one() as reader:
+            waiting, since = reader.db.execute("SELECT count(*), min(since_ns) FROM unindexed").fetchone()
+        return {
+            "queued_spans": self._writer.depth,
+            "commits": self._writer.commits,
+            "last_commit_seconds": self._writer.last_commit_ns / 1e9,
+            "writable": int(self._writer.writable),
+            "text_index_waiting_traces": waiting,
+            "text_index_lag_seconds": max(0.0, (time.time_ns() - since) / 1e9) if since else 0.0,
+            "file_bytes": os.path.getsize(self.path),
+        }
 
     def prune(self, rule: Retention) -> int:
         """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""

@@ -53,6 +53,7 @@ class Writer:
         self._closing = False
         self.commits = self.written = 0
         self.last_commit_ns = 0
+        self.writable = True  # false from a commit that found no room on the disk until the next that succeeds
         self._thread = threading.Thread(target=self._run, name="assay-writer", daemon=True)
         self._thread.start()
 
@@ -130,6 +131,7 @@ class Writer:
             self.commits += jobs[0].alone is None
             self.written += sum(job.weight for job in jobs)
             self.last_commit_ns = time.perf_counter_ns() - started
+            self.writable = True
             for job in jobs:
                 _settle(job)
 
@@ -169,6 +171,7 @@ class Writer:
     def _failed(self, jobs: list[Job], error: Exception) -> None:
         """A group that fails is tried job by job, so that only the bad one fails; not if nothing can be written."""
         translated = translate(error)
+        self.writable = not isinstance(translated, Unavailable)
         if len(jobs) > 1 and not isinstance(translated, Unavailable):
             for job in jobs:
                 self._commit([job])
