@@ -61,7 +61,7 @@ def test_the_gist_of_a_value(value, text):
     [
         ('{"q": "Why?", "k": 3}', '{"q": "Why?", "k": 3}'),
         ('["Wh', '["Wh'),
-        ("x" * 300, "x" * 239 + "…"),
+        ("x" * 241, "x" * 239 + "…"),
         ("plain  text\n", "plain text"),
         ("", ""),
     ],

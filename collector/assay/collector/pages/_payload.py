@@ -14,7 +14,6 @@ from assay.collector.pages._text import visible
 from assay.collector.records import JSON
 
 SHOWN = 100_000  # characters of one value on a page; the whole value is a link away
-PREVIEW = 300  # characters of inputs and outputs in a `TraceSummary`: one of this length has been cut off
 _LARGE_CHARACTERS, _LARGE_LINES = 2_400, 30
 _MOST_FIELDS, _MOST_MESSAGES = 24, 200
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))(\s*:)?|(-?\d[\d.eE+-]*)|\b(true|false|null|NaN|-?Infinity)\b')
@@ -158,5 +157,4 @@ def glimpse(text: str, limit: int = 240) -> str:
 
 def _shortened(text: str, limit: int) -> str:
     line = " ".join(text.split())
-    cut = len(line) > limit or len(text) == PREVIEW
-    return line[: limit - 1] + "…" if cut else line
+    return line if len(line) <= limit else line[: limit - 1] + "…"
