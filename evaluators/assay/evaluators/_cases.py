@@ -32,6 +32,8 @@ def documents_of(value: Iterable[Any]) -> tuple[Document, ...]:
     """Documents from strings, dicts (`content|page_content|text`, `id|doc_uri`, `score`, `metadata`) or documents."""
     if isinstance(value, str | Mapping):
         raise TypeError(f"documents are a list, not {value!r:.200}")
+    if type(value) is tuple and all(type(one) is Document for one in value):
+        return value
     return tuple(map(document_of, value))
 
 

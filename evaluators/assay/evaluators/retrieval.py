@@ -22,6 +22,7 @@ from assay.evaluators._outcomes import Skip
 from assay.evaluators._registry import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID, builtin
 
 Mode = Literal["single_hit", "multi_hit"]
+Finder: TypeAlias = Callable[[Document], int | None]  # to the position among the distinct expected documents
 Hits: TypeAlias = list[tuple[int, int]]  # (rank from 0, position among the distinct expected documents)
 STANDARDS = (VALID, TRANSPARENT, SOUNDNESS, OUTCOMES)
 
@@ -59,23 +60,25 @@ def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = N
     Gains are linear, discounted by log2(rank + 1). Raises `ValueError` when only some expected documents have scores.
     """
     wanted = documents_of(expected)
-    ideal = ideal_gain(wanted, k=k, by=by)
-    found = gain(documents, wanted, k=k, by=by)
+    find, total = _expected(wanted, by)
+    gains = _gains(wanted, find, total)
+    ideal = _discounted(enumerate(sorted(gains, reverse=True)[:k]))
+    found = _discounted((rank, gains[position]) for rank, position in _found(documents, find, k))
     return found / ideal if ideal > 0 else 0.0
 
 
 def gain(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
     """Discounted cumulative gain of the retrieved documents."""
     wanted = documents_of(expected)
-    gains = _gains(wanted, by)
-    hits, _ = _hits(documents, wanted, by, k)
-    return sum(gains[position] / log2(rank + 2) for rank, position in hits)
+    find, total = _expected(wanted, by)
+    gains = _gains(wanted, find, total)
+    return _discounted((rank, gains[position]) for rank, position in _found(documents, find, k))
 
 
 def ideal_gain(expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
     """Discounted cumulative gain of the best ranking of the expected documents."""
-    gains = sorted(_gains(documents_of(expected), by), reverse=True)
-    return sum(gain / log2(rank + 2) for rank, gain in enumerate(gains[:k]))
+    wanted = documents_of(expected)
+    return _discounted(enumerate(sorted(_gains(wanted, *_expected(wanted, by)), reverse=True)[:k]))
 
 
 def precision(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
@@ -223,9 +226,18 @@ class HitAtK:
 
 def _hits(documents: Iterable[Any], expected: Iterable[Any], by: str, k: int | None) -> tuple[Hits, int]:
     """First appearances of expected documents, by rank, and how many distinct documents are expected."""
-    find, total = _finder(documents_of(expected), by)
+    find, total = _expected(documents_of(expected), by)
+    return _found(documents, find, k), total
+
+
+def _expected(expected: Sequence[Document], by: str) -> tuple[Finder, int]:
+    find, total = _finder(expected, by)
     if not total:
         raise Skip("expected_documents names no document: nothing is defined")
+    return find, total
+
+
+def _found(documents: Iterable[Any], find: Finder, k: int | None) -> Hits:
     seen: set[int] = set()
     hits: Hits = []
     for rank, document in enumerate(documents_of(documents)[:k]):
@@ -233,10 +245,14 @@ def _hits(documents: Iterable[Any], expected: Iterable[Any], by: str, k: int | N
         if position is not None and position not in seen:
             seen.add(position)
             hits.append((rank, position))
-    return hits, total
+    return hits
 
 
-def _finder(expected: Sequence[Document], by: str) -> tuple[Callable[[Document], int | None], int]:
+def _discounted(gains: Iterable[tuple[int, float]]) -> float:
+    return sum(value / log2(rank + 2) for rank, value in gains)
+
+
+def _finder(expected: Sequence[Document], by: str) -> tuple[Finder, int]:
     if by == "auto":
         return _auto_finder(expected)
     value = _value(by)
@@ -247,7 +263,7 @@ def _finder(expected: Sequence[Document], by: str) -> tuple[Callable[[Document],
     return lambda document: known.get(value(document)), len(known)
 
 
-def _auto_finder(expected: Sequence[Document]) -> tuple[Callable[[Document], int | None], int]:
+def _auto_finder(expected: Sequence[Document]) -> tuple[Finder, int]:
     ids: dict[str, int] = {}
     texts: dict[str, int] = {}  # of expected documents without an id
     contents: dict[str, int] = {}  # of all, for retrieved documents without an id
@@ -271,12 +287,11 @@ def _auto_finder(expected: Sequence[Document]) -> tuple[Callable[[Document], int
     return find, total
 
 
-def _gains(expected: Sequence[Document], by: str) -> list[float]:
+def _gains(expected: Sequence[Document], find: Finder, total: int) -> list[float]:
     """One gain per distinct expected document, the highest where it is given more than once."""
     scored = [document.score is not None for document in expected]
     if any(scored) and not all(scored):
         raise ValueError("either all expected documents have a score or none has: some have none")
-    find, total = _finder(expected, by)
     gains = [float("-inf")] * total
     for document in expected:
         position = find(document)
