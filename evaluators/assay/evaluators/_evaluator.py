@@ -68,6 +68,11 @@ class Evaluator:
         return tuple(name for name, _ in self.binding.required)
 
     @property
+    def uses(self) -> tuple[str, ...]:
+        """Names of the arguments that it gets when they are there, and has defaults for."""
+        return tuple(name for name, _ in self.binding.optional)
+
+    @property
     def __name__(self) -> str:
         return self.key
 

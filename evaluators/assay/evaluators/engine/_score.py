@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count
 
 from assay.collector.records import Case, Feedback, Target
 from assay.evaluators._evaluator import Evaluator
@@ -22,16 +23,17 @@ class Scoring:
         self._plain = tuple(one for one in plan.evaluators if one.plain)
         self._others = tuple(one for one in plan.evaluators if not one.plain)
         self.has_later = bool(self._others)
+        self._looked = {one.key: count(1) for one in plan.evaluators if one.max_cases is not None}
 
     def here(self, done: Done, wait: Wait) -> None:
         """Let the plain evaluators look at a run, on this thread."""
         for evaluator in _wanted(self._plain, done):
-            done.feedback += _failed(evaluator, done) or evaluator.evaluate_here(done.case, done.target, wait)
+            done.feedback += self._left_out(evaluator, done) or evaluator.evaluate_here(done.case, done.target, wait)
 
     async def on_loop(self, done: Done) -> None:
         """Let the plain evaluators look at a run, on the loop; those that turn out slow move to threads."""
         for evaluator in _wanted(self._plain, done):
-            done.feedback += _failed(evaluator, done) or await evaluator.evaluate(done.case, done.target)
+            done.feedback += self._left_out(evaluator, done) or await evaluator.evaluate(done.case, done.target)
 
     async def later(self, done: Done) -> None:
         """Let all others look at a run, at the same time."""
@@ -40,8 +42,8 @@ class Scoring:
             done.feedback += feedback
 
     async def _one(self, evaluator: Evaluator, done: Done) -> list[Feedback]:
-        if failed := _failed(evaluator, done):
-            return failed
+        if left_out := self._left_out(evaluator, done):
+            return left_out
         batcher = self._batchers.get(evaluator.key)
         try:
             if batcher is not None:
@@ -51,6 +53,14 @@ class Scoring:
             if is_cancelled():
                 raise
             return evaluator.make.failure(done.target, error)
+
+    def _left_out(self, evaluator: Evaluator, done: Done) -> list[Feedback] | None:
+        """Skips, when the task failed or the evaluator has looked at as many runs as it may."""
+        if failed := _failed(evaluator, done):
+            return failed
+        if evaluator.max_cases is None or next(self._looked[evaluator.key]) <= evaluator.max_cases:
+            return None
+        return evaluator.make.skip(done.target, f"it has looked at {evaluator.max_cases} cases (max_dataset_rows)")
 
 
 class Batcher:
@@ -104,6 +114,6 @@ def _wanted(evaluators: Sequence[Evaluator], done: Done) -> Sequence[Evaluator]:
 def _failed(evaluator: Evaluator, done: Done) -> list[Feedback] | None:
     """Skips, when the task failed and the evaluator judges what it would have returned."""
     error = done.error
-    if error is None or _SEE_FAILURES & set(evaluator.needs):
+    if error is None or _SEE_FAILURES & set(evaluator.needs) or "outputs" in evaluator.uses:
         return None
     return evaluator.make.skip(done.target, f"the task failed: {error}")
