@@ -44,10 +44,13 @@ def opened(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call
         if runtime.off:
             return None
         attributes = spec.template.copy()
-        if spec.bind is not None and runtime.content:
+        if spec.bind is not None and runtime.content and not runtime.may_skip:
             attributes[names.INPUT_VALUE] = to_json(spec.bind(args, kwargs), runtime.limit)
             attributes[names.INPUT_MIME] = JSON_MIME
         span, inside = runtime.open(spec.name, attributes, _context.get_current())
+        if runtime.may_skip and spec.bind is not None and runtime.content and span.is_recording():
+            span.set_attribute(names.INPUT_VALUE, to_json(spec.bind(args, kwargs), runtime.limit))
+            span.set_attribute(names.INPUT_MIME, JSON_MIME)
         return Call(runtime, span, inside)
     except Exception as error:
         _errors.note("trace", error)
@@ -80,7 +83,7 @@ def failed(call: Call, error: BaseException) -> None:
 
 def finish(spec: Spec, call: Call, result: object) -> None:
     """Record what came out and end the span; the context is given back already."""
-    if spec.outputs and call.runtime.content:
+    if spec.outputs and call.runtime.content and call.span.is_recording():
         outputs(spec, call, result)
     call.span.end()
 

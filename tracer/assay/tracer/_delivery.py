@@ -20,12 +20,13 @@ from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _errors
-from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected, spans_body
+from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected
 from assay.tracer._finish import Finisher
 from assay.tracer._post import Answer, Post
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
 from assay.tracer._spill import Spill
+from assay.tracer._wire import encode
 
 _MAX_BODY = 4 << 20  # bytes of values in one request
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
@@ -135,7 +136,7 @@ class Delivery:
     def _spans(self, spans: Sequence[ReadableSpan]) -> None:
         spans = self._finished(spans)
         try:
-            body = spans_body(spans)
+            body = encode(spans)
         except Exception as error:
             return self._one_by_one(spans, error)
         if self._send(TRACES, body, len(spans)) == "too_large":

@@ -1,12 +1,10 @@
-"""Spans and feedback as OTLP request bodies. Protobuf is imported by the delivery thread, not with the package."""
+"""Feedback as OTLP log events. Protobuf is imported by the delivery thread, not with the package."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _attributes as names
 from assay.tracer._json import to_json
@@ -27,14 +25,6 @@ class FeedbackEvent:
     time_ns: int
     attributes: Mapping[str, Any]
     resource: Mapping[str, Any] = field(default_factory=dict)
-
-
-def spans_body(spans: Sequence[ReadableSpan]) -> bytes:
-    """The body of a request to `/v1/traces`."""
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-
-    body: bytes = encode_spans(spans).SerializePartialToString()
-    return body
 
 
 def feedback_body(events: Iterable[FeedbackEvent]) -> bytes:

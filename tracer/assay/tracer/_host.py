@@ -21,6 +21,8 @@ def carry_context_into_threads() -> None:
     The instrumentation takes 50 ms to import, which is why it is not imported with the package.
     """
     global _threads_done
+    if _threads_done:
+        return
     with _ready:
         if _threads_done:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Runtime:
         self.off = settings.capture == "none"
         self.content = settings.capture == "full"
         self.limit = settings.max_value_bytes
+        self.may_skip = joined is not None or settings.sample_rate < 1  # whether a span may turn out not to record
         self.joined = joined
         self._joined_tracer: otel.Tracer | None = None
         if joined is not None:
@@ -93,8 +95,9 @@ def _resource(settings: Settings) -> Resource:
     return Resource.create({**ours, **settings.resource})
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _current: Runtime | None = None
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def current() -> Runtime:
