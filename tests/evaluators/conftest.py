@@ -1,6 +1,7 @@
 """Cases and traces by hand, and a store on a file of its own for every test that asks."""
 
 import asyncio
+import os
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,7 @@ from hypothesis import settings
 from assay.collector.records import Case, Document, Example, Run, Target, Trace
 from assay.collector.sqlite import SQLiteStore
 
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # the oracle must not call home
 settings.register_profile("evaluators", deadline=None, max_examples=60)  # oracles load slowly the first time
 settings.load_profile("evaluators")
 TRACE_ID = "1" * 32

@@ -84,6 +84,19 @@ def test_names_are_sorted_and_the_documented_ids_are_there():
     } <= set(names())
 
 
+def test_haystacks_names_have_its_defaults():
+    found, expected = [Document("other", "1"), Document("a", "2")], [Document("a", "9"), Document("b", "8")]
+    assert score(get("DocumentRecall"), documents=found, expected_documents=expected)[0].score == 1.0
+    assert score(get("DocumentRecall", mode="multi_hit"), documents=found, expected_documents=expected)[0].score == 0.5
+    assert get("AnswerExactMatch").key == "exact"
+
+
+def test_standards_are_carried_as_tags():
+    assert "Privacy Enhanced (NIST AI RMF)" in get("pii").standards
+    assert get("pii").spec is registry.spec("pii")
+    assert tiny.standards == ()
+
+
 def test_an_unknown_id_is_answered_with_the_closest():
     with pytest.raises(ValueError, match="did you mean 'ir_ndcg'"):
         get("ndcg")

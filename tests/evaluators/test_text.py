@@ -21,6 +21,8 @@ def test_exact_strips_nothing_and_folds_nothing(reference, answer, expected):
 def test_exact_compares_values_and_finds_the_text_in_dicts():
     assert text.exact({"a": [1, 2]}, {"a": [1, 2]}) == 1.0
     assert text.exact({"answer": "42"}, "42") == 1.0
+    assert text.exact(1, 1.0) == 1.0
+    assert text.exact("1", 1) == 1.0
     assert text.exact(["a"], ["b"]) == 0.0
 
 

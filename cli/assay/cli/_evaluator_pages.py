@@ -14,7 +14,8 @@ from typing import Any
 
 from assay.collector.records import Feedback, Run, Target, Trace, Usage
 from assay.evaluators import Metric, get, score
-from assay.evaluators._registry import Spec, factory, spec, specs
+from assay.evaluators._registry import factory, spec, specs
+from assay.evaluators._spec import Spec
 
 TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
 root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)

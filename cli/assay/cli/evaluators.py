@@ -10,7 +10,8 @@ import typer
 
 from assay.cli._common import JsonOption, StoreOption, console, emit, notes, opened, short, table
 from assay.evaluators import get, names, score
-from assay.evaluators._registry import Spec, specs
+from assay.evaluators._registry import specs
+from assay.evaluators._spec import Spec
 
 app = typer.Typer(help="Evaluators: what there is, what they need, one by hand.", no_args_is_help=True)
 

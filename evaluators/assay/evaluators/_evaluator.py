@@ -13,6 +13,7 @@ from assay.collector.records import Case, Feedback, Source, Target
 from assay.evaluators._binding import Binding, bind, is_of_a_set
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Maker, Nonsense, missing_needs
+from assay.evaluators._spec import Spec
 from assay.evaluators._threads import in_thread
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
@@ -60,12 +61,18 @@ class Evaluator:
     timeout: float | None = None  # seconds per attempt
     retries: int = 0
     origin: Mapping[str, Any] = field(default_factory=dict)  # what `to_dict` gives
+    spec: Spec | None = None  # what the registry says of it; None for people's own
     _pace: _Pace = field(default_factory=_Pace, repr=False, compare=False)
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the arguments without which a case is skipped."""
         return tuple(name for name, _ in self.binding.required)
+
+    @property
+    def standards(self) -> tuple[str, ...]:
+        """The compliance standards (NIST AI RMF, SR 11-7) that it speaks to, in our reading."""
+        return self.spec.standards if self.spec else ()
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -230,7 +237,7 @@ def make(
     metrics: Sequence[Metric] = (), summary: bool | None = None, timeout: float | None = None, retries: int = 0,
     map: Mapping[str, Any] | None = None, prepare_data: Callable[..., Mapping[str, Any]] | None = None,
     source: Source = "code", details: bool = True, origin: Mapping[str, Any] | None = None,
-    max_cases: int | None = None, min_cases: int = 0,
+    max_cases: int | None = None, min_cases: int = 0, spec: Spec | None = None,
 ) -> Evaluator:  # fmt: skip
     """Wrap a callable. Raises `BindingError` when it asks for something that no case has."""
     own = name or _name_of(function)
@@ -254,6 +261,7 @@ def make(
         max_cases=max_cases,
         min_cases=min_cases,
         origin=_importable(function) if origin is None else origin,
+        spec=spec,
     )
 
 

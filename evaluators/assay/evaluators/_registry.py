@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from assay.collector.records import Source
 from assay.evaluators._binding import FIELDS
 from assay.evaluators._evaluator import Evaluator, make
 from assay.evaluators._metric import Metric
+from assay.evaluators._spec import Spec
 
 GROUP = "assay.evaluators"  # of entry points: name = "package.module:thing", a callable, a class or an Evaluator
 MODULES = (  # where our own are registered
@@ -32,59 +32,14 @@ OPTIONS = {
     "max_dataset_rows": "max_cases", "min_test_cases": "min_cases",
 }  # fmt: skip
 
-Need = Literal["yes", "optional", "no"]
-COLUMNS: Mapping[str, frozenset[str]] = {
-    "question": frozenset({"inputs"}),
-    "expected": frozenset({"reference_outputs", "expected_documents"}),
-    "context": frozenset({"documents"}),
-    "actual": frozenset({"outputs"}),
-    "conditions": frozenset({"conditions", "guidelines"}),
-    "trace": frozenset({"trace", "run"}),
+# Haystack's names, with its own defaults; not listed, since they are other names of what is.
+ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "AnswerExactMatch": ("exact", {}),
+    "DocumentMAP": ("ir_map", {"by": "content"}),
+    "DocumentMRR": ("ir_mrr", {"by": "content"}),
+    "DocumentNDCG": ("ir_ndcg", {"by": "content"}),
+    "DocumentRecall": ("document_recall", {"mode": "single_hit", "by": "content"}),
 }
-
-SAFE = "Safe (NIST AI RMF)"
-SECURE = "Secure and Resilient (NIST AI RMF)"
-PRIVACY = "Privacy Enhanced (NIST AI RMF)"
-FAIR = "Fair (NIST AI RMF)"
-TRANSPARENT = "Accountable and Transparent (NIST AI RMF)"
-VALID = "Valid and Reliable (NIST AI RMF)"
-SOUNDNESS = "Conceptual Soundness (SR 11-7)"
-MONITORING = "Ongoing Monitoring (SR 11-7)"  # every evaluator that a monitor rule runs
-OUTCOMES = "Outcomes Analysis (SR 11-7)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What the registry says of an evaluator. `needs` are the arguments that cases must have, `uses` those they may."""
-
-    id: str
-    group: str
-    metrics: tuple[Metric, ...]
-    needs: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
-    version: str = "1"
-    standards: tuple[str, ...] = ()
-    source: str = ""  # the document that defines it
-    canonical: str = ""  # the implementation whose numbers it gives
-    llm: bool = True  # makes sense for a model alone
-    rag: bool = True  # makes sense for retrieval and generation
-    judge: bool = False
-    agent: bool = False
-    model: bool = False
-    gpu: bool = False
-    summary: bool = False
-    kind: Source = "code"
-    example: str = ""  # arguments of `score(…)`, as code
-
-    @property
-    def needed(self) -> dict[str, Need]:
-        """The table of needs: which columns of a test case, and which machinery."""
-        columns = {name: self._need(fields) for name, fields in COLUMNS.items()}
-        machinery = {"judge": self.judge, "agent": self.agent, "model": self.model, "gpu": self.gpu}
-        return columns | {name: "yes" if needed else "no" for name, needed in machinery.items()}
-
-    def _need(self, fields: frozenset[str]) -> Need:
-        return "yes" if fields & set(self.needs) else "optional" if fields & set(self.uses) else "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +114,8 @@ def get(id: str, **parameters: Any) -> Evaluator:
     All take `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `map`, `prepare_data`,
     `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id or parameter.
     """
+    id, defaults = ALIASES.get(id, (id, {}))
+    parameters = {**defaults, **parameters}
     entry = _load().get(id)
     if entry is None:
         return _from_entry_point(id, parameters)
@@ -205,7 +162,7 @@ def _made(entry: Entry, instance: Any, options: dict[str, Any], origin: dict[str
     metrics = getattr(instance, "metrics", None) or said.metrics  # some depend on the parameters
     return make(
         instance, name=said.id, version=said.version, metrics=metrics, source=said.kind, summary=said.summary,
-        origin=origin, **options,
+        origin=origin, spec=said, **options,
     )  # fmt: skip
 
 

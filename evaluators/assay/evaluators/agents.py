@@ -10,7 +10,8 @@ from assay.collector.records import JSON, Run, Trace
 from assay.evaluators._artifacts import Artifact, artifacts_of, check, check_expectations
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import OUTCOMES, SECURE, TRANSPARENT, VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import OUTCOMES, SECURE, TRANSPARENT, VALID
 
 Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
 MATCHES = ("strict", "unordered", "subset", "superset", "ordered")

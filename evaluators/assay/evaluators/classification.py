@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from assay.evaluators._metric import Metric
-from assay.evaluators._registry import OUTCOMES, SOUNDNESS, VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import OUTCOMES, SOUNDNESS, VALID
 from assay.evaluators._texts import text_of
 
 Average = Literal["macro", "micro", "weighted", "binary"]

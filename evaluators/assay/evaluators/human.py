@@ -9,7 +9,8 @@ from typing import Any
 from assay.collector.records import Feedback, Trace
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import MONITORING, OUTCOMES, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import MONITORING, OUTCOMES
 
 
 @builtin(

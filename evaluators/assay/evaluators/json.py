@@ -10,7 +10,8 @@ from typing import Any
 
 from assay.collector.records import Document
 from assay.evaluators._metric import Metric
-from assay.evaluators._registry import SECURE, VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import SECURE, VALID
 from assay.evaluators._verdicts import family, verdict
 
 _FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)

@@ -8,9 +8,10 @@ from typing import Any
 
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import SECURE, VALID, builtin
+from assay.evaluators._registry import builtin
 from assay.evaluators._repeats import longest_repeat
 from assay.evaluators._sentences import sentences
+from assay.evaluators._spec import SECURE, VALID
 from assay.evaluators._texts import text_of
 
 SHORTEST = 10  # characters of a sentence that counts

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from assay.collector.records import Run, Trace
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import OUTCOMES, SOUNDNESS, VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import OUTCOMES, SOUNDNESS, VALID
 from assay.evaluators._texts import text_of
 
 Decimal = Literal[".", ","]

@@ -14,7 +14,8 @@ from typing import Any
 
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import OUTCOMES, VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import OUTCOMES, VALID
 from assay.evaluators._texts import text_of
 from assay.evaluators._tokens import tokenizer as tokenizer_of
 

@@ -13,7 +13,8 @@ from assay.collector.records import Case
 from assay.evaluators._binding import FIELDS
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import VALID
 
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _SCORE = re.compile(

@@ -11,7 +11,8 @@ from assay.collector.records import Document, Example
 from assay.evaluators._decoding import decoded
 from assay.evaluators._detectors import PII, SECRETS, Finding, check_kinds, find_pii, find_secrets
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import PRIVACY, SAFE, SECURE, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import PRIVACY, SAFE, SECURE
 from assay.evaluators._texts import text_of
 from assay.evaluators._verdicts import family, verdict
 from assay.evaluators.text_matching import conditions_of

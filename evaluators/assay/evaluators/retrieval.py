@@ -19,7 +19,8 @@ from assay.collector.records import Document
 from assay.evaluators._cases import documents_of
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 
 Mode = Literal["single_hit", "multi_hit"]
 Finder: TypeAlias = Callable[[Document], int | None]  # to the position among the distinct expected documents

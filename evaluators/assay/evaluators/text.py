@@ -8,7 +8,8 @@ from typing import Any, Literal
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
 from assay.evaluators._patterns import compiled, search
-from assay.evaluators._registry import OUTCOMES, VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import OUTCOMES, VALID
 from assay.evaluators._texts import text_of
 from assay.evaluators.looping import compression_ratio, repeated_share, unique_sentences
 from assay.evaluators.overlap import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
@@ -40,7 +41,8 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
     """1.0 if the two are identical: no stripping, no change of case, no Unicode normalisation."""
     if isinstance(outputs, str) and isinstance(reference_outputs, str):
         return float(outputs == reference_outputs)
-    if type(outputs) is type(reference_outputs):
+    numbers = isinstance(outputs, int | float) and isinstance(reference_outputs, int | float)
+    if numbers or type(outputs) is type(reference_outputs):
         return float(bool(outputs == reference_outputs))
     return float(text_of(outputs) == text_of(reference_outputs))
 

@@ -9,7 +9,8 @@ from typing import Any
 from assay.collector.records import Document
 from assay.evaluators._conditions import Condition, parse
 from assay.evaluators._outcomes import Skip
-from assay.evaluators._registry import VALID, builtin
+from assay.evaluators._registry import builtin
+from assay.evaluators._spec import VALID
 from assay.evaluators._texts import text_of
 from assay.evaluators._verdicts import family, verdict
 

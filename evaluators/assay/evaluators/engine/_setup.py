@@ -39,6 +39,7 @@ def described(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]
             "summary": one.summary,
             "metrics": [metric.to_dict() for metric in one.metrics],
             "origin": dict(one.origin),
+            "standards": list(one.standards),
         }
         for one in evaluators
     )
