@@ -1,6 +1,7 @@
 """Datasets: read from and written to files, DataFrames, other products' exports and traces; checked, compared, kept."""
 
 from assay.evaluators.datasets._columns import BadRow
+from assay.evaluators.datasets._generate import ModelSaid, generate
 from assay.evaluators.datasets._keep import Diff, deduplicate, diff, save
 from assay.evaluators.datasets._kinds import check_kind, kind_of, messages
 from assay.evaluators.datasets._read import is_file, iterate, read
@@ -11,6 +12,7 @@ from assay.evaluators.datasets._write import to_databricks, to_openai, to_pandas
 __all__ = [
     "BadRow",
     "Diff",
+    "ModelSaid",
     "SchemaError",
     "check_kind",
     "check_schema",
@@ -18,6 +20,7 @@ __all__ = [
     "diff",
     "example_of_trace",
     "from_traces",
+    "generate",
     "infer_schema",
     "is_file",
     "iterate",

@@ -38,10 +38,10 @@ class Quiet:
 class RichBar:
     """rich's bar, which also works in notebooks."""
 
-    def __init__(self, title: str, total: int | None) -> None:
+    def __init__(self, title: str, total: int | None, console: Console) -> None:
         failed = TextColumn("{task.fields[failed]}", style="red")
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), failed)
-        self._progress = Progress(*columns, TimeRemainingColumn(), console=notes, transient=True)
+        self._progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
         self._task = self._progress.add_task(title, total=total, failed="")
 
     def __enter__(self) -> RichBar:
@@ -56,11 +56,11 @@ class RichBar:
         self._progress.update(self._task, advance=runs, failed=f"{failed} failed" if failed else "")
 
 
-def bar(title: str, total: int | None, wanted: bool | None) -> Bar:
+def bar(title: str, total: int | None, wanted: bool | None, console: Console = notes) -> Bar:
     """A bar where somebody can see it move; `wanted` True or False decides otherwise."""
     if wanted is None:
-        wanted = (notes.is_terminal or notes.is_jupyter) and not os.environ.get("CI")
-    return RichBar(title, total) if wanted else Quiet()
+        wanted = (console.is_terminal or console.is_jupyter) and not os.environ.get("CI")
+    return RichBar(title, total, console) if wanted else Quiet()
 
 
 def say(text: str) -> None:

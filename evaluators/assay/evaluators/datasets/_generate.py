@@ -1,0 +1,98 @@
+"""Examples that a model writes: questions about documents, or variations of examples that are there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from assay.collector.records import JSON, Document, Example
+from assay.evaluators._cases import documents_of
+from assay.evaluators.datasets._columns import BadRow, to_example
+
+Model = Callable[[str], str]
+_BLOCK = re.compile(r"\[.*\]", re.DOTALL)
+
+ABOUT_DOCUMENT = """\
+Write {n} different questions that can be answered from the text below and from nothing else, with short answers.
+Reply with a JSON list of objects with the keys "question" and "answer", and nothing besides.
+
+Text:
+{content}
+"""
+LIKE_EXAMPLE = """\
+Write {n} variations of the inputs below: other words or other details, but the same kind of request with the same \
+keys. Give the right answer to each, in the form of the reference.
+Reply with a JSON list of objects with the keys "inputs" and "reference_outputs", and nothing besides.
+
+Inputs: {inputs}
+Reference: {reference}
+"""
+
+
+class ModelSaid(ValueError):
+    """A model's reply that holds no examples; shows the reply."""
+
+
+def generate(
+    source: Iterable[Any], model: Model, *, per_source: int = 3, on_error: Callable[[ModelSaid], None] | None = None
+) -> list[Example]:
+    """Examples that `model` (a function from a prompt to a reply) writes about documents or after seed examples.
+
+    `source` holds documents (texts, dicts, `Document`) or `Example`s. A question about a document has it as its
+    `expected_documents`; a variation of an example has its id as `base_id`. `metadata["generated"]` is True in all of
+    them. A reply that cannot be read raises `ModelSaid`, or is handed to `on_error` and left out.
+    """
+    found: dict[str, Example] = {}
+    for one in source:
+        try:
+            found.update({example.id: example for example in _of_one(one, model, per_source)})
+        except ModelSaid as error:
+            if on_error is None:
+                raise
+            on_error(error)
+    return list(found.values())
+
+
+def _of_one(one: Any, model: Model, n: int) -> Iterator[Example]:
+    if isinstance(one, Example):
+        reference = _dumps(one.reference_outputs)
+        reply = model(LIKE_EXAMPLE.format(n=n, inputs=_dumps(one.inputs), reference=reference))
+        for row in _rows(reply):
+            yield replace(_example(row, reply), base_id=one.id, id="")
+    else:
+        (document,) = documents_of([one])
+        reply = model(ABOUT_DOCUMENT.format(n=n, content=document.content))
+        for row in _rows(reply):
+            yield replace(_example(row, reply), expected_documents=(_without_score(document),), id="")
+
+
+def _rows(reply: str) -> list[Mapping[str, JSON]]:
+    """The list of objects in a reply, whatever stands around it."""
+    block = _BLOCK.search(reply)
+    try:
+        rows = orjson.loads(block.group()) if block else None
+    except orjson.JSONDecodeError:
+        rows = None
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ModelSaid(f"the model's reply holds no JSON list of examples: {reply!r:.300}")
+    return rows
+
+
+def _example(row: Mapping[str, JSON], reply: str) -> Example:
+    try:
+        example = to_example(row)
+    except BadRow as error:
+        raise ModelSaid(f"{error}; the model's reply: {reply!r:.300}") from None
+    return replace(example, metadata={**example.metadata, "generated": True})
+
+
+def _without_score(document: Document) -> Document:
+    return replace(document, score=None)
+
+
+def _dumps(value: JSON) -> str:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
