@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import sys
@@ -28,6 +29,7 @@ votes = [
 ]
 trace = Trace(root, (root, search, plan, send), tuple(votes))
 """
+IMPORT = "from assay.evaluators import get, score\n"
 HEADER = "from assay.collector.records import Feedback, Run, Target, Trace, Usage\n"
 
 
@@ -134,18 +136,21 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _example(said: Spec) -> Iterator[str]:
-    with_trace = said.example.endswith(", trace")
-    before = (
-        f"{HEADER}from assay.evaluators import get, score\n\n{TRACE}"
-        if with_trace
-        else "from assay.evaluators import get, score\n"
-    )
-    code = (
-        f"{before}\nfor feedback in score({said.example}):\n    print(feedback.key, feedback.outcome, feedback.score)"
-    )
+    trace = f"{HEADER}{IMPORT}\n{TRACE}\n" if said.example.endswith(", trace") else f"{IMPORT}\n"
+    code = f"{trace}{_call(said.example)}\nfor one in found:\n    print(one.key, one.outcome, one.score)"
     yield f"```python\n{code}\n```"
     lines = [f"{one.key} {one.outcome} {one.score}" for one in run_example(said)]
     yield "```text\n" + "\n".join(lines) + "\n```"
+
+
+def _call(example: str) -> str:
+    """The call with one argument per line: as a formatter leaves it, however long it is."""
+    source = f"score({example})"
+    call = ast.parse(source, mode="eval").body
+    assert isinstance(call, ast.Call)
+    values = [ast.get_source_segment(source, one) for one in call.args]
+    values += [f"{one.arg}={ast.get_source_segment(source, one.value)}" for one in call.keywords]
+    return "\n".join(["found = score(", *(f"    {value}," for value in values), ")"])
 
 
 def run_example(said: Spec) -> list[Feedback]:
