@@ -1,0 +1,72 @@
+"""`assay serve` as a process of its own, for tests that kill it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from assay.cli import main; main()"]
+
+
+def environment() -> dict[str, str]:
+    """This one's, with the repository's folders on the path, and nothing that says where things go."""
+    folders = [str(ROOT / name) for name in ("tracer", "collector", "evaluators", "cli")]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ASSAY_", "OTEL_"))}
+    return kept | {"PYTHONPATH": os.pathsep.join(folders)}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Process:
+    """A collector on a file. `kill` ends it as a power cut would, `stop` as an operator does."""
+
+    def __init__(self, store: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", "--port", str(self.port), "--store", str(store)],
+            env=environment(), stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._until_ready()
+
+    def _until_ready(self) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/healthz").json()["pid"] == self.process.pid:
+                    return
+            time.sleep(0.02)
+        raise AssertionError("not ready within a minute")
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+    def stop(self) -> str:
+        """What it said on stderr."""
+        self.process.send_signal(signal.SIGTERM)
+        told: str = self.process.communicate(timeout=60)[1]
+        assert self.process.returncode == 0, told
+        return told

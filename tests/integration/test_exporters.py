@@ -1,0 +1,107 @@
+"""The exporters of OpenTelemetry itself deliver to the collector."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+from assay.collector.server import Server
+from assay.collector.sqlite import SQLiteStore
+
+SCRIPT = """
+const { BasicTracerProvider, SimpleSpanProcessor } = require("@opentelemetry/sdk-trace-base");
+const provider = new BasicTracerProvider({ spanProcessors: ["http", "proto"].map(kind => {
+  const { OTLPTraceExporter } = require(`@opentelemetry/exporter-trace-otlp-${kind}`);
+  const exporter = new OTLPTraceExporter();
+  const original = exporter.export.bind(exporter);
+  return new SimpleSpanProcessor({
+    export: (spans, done) => spans[0].name.endsWith(kind) ? original(spans, done) : done({ code: 0 }),
+    shutdown: () => exporter.shutdown(), forceFlush: () => exporter.forceFlush?.() ?? Promise.resolve(),
+  });
+}) });
+const tracer = provider.getTracer("from-node", "1.0");
+for (const kind of ["http", "proto"]) {
+  const span = tracer.startSpan("answer-" + kind, { kind: 2 });
+  span.setAttributes({ "input.value": "hi", count: 7, share: 0.5, yes: true, list: ["a", "b"] });
+  span.addEvent("thought", { deep: "yes" });
+  span.recordException(new TypeError("no"));
+  span.setStatus({ code: 2, message: "broke" });
+  span.end();
+}
+provider.forceFlush().then(() => provider.shutdown());
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        yield made
+
+
+@pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip, Compression.Deflate])
+def test_the_python_exporter(store: SQLiteStore, compression: Compression) -> None:
+    with Server(store) as server:
+        provider = TracerProvider()
+        exporter = OTLPSpanExporter(f"{server.url}/v1/traces", compression=compression)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        with provider.get_tracer("lib").start_as_current_span("outer", attributes={"input.value": "hi"}) as outer:
+            provider.get_tracer("lib").start_span("inner").end()
+        provider.shutdown()
+    trace = store.trace(f"{outer.get_span_context().trace_id:032x}")
+    assert (trace.root.name, trace.root.inputs, [run.name for run in trace.runs]) == ("outer", "hi", ["outer", "inner"])
+
+
+def test_the_python_exporter_with_no_configuration(store: SQLiteStore) -> None:
+    """On 4318, where it sends when nobody tells it where."""
+    try:
+        server = Server(store, port=4318)
+    except Exception as error:
+        pytest.skip(f"port 4318 of this machine is taken: {error}")
+    with server:
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
+        provider.get_tracer("lib").start_span("plain").end()
+        provider.shutdown()
+    assert [one.name for one in store.traces()] == ["plain"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed: the exporters for Node are not tried")
+def test_the_exporters_for_node(store: SQLiteStore, tmp_path: Path) -> None:
+    packages = ["sdk-trace-base", "exporter-trace-otlp-http", "exporter-trace-otlp-proto"]
+    command = [
+        "npm",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        str(tmp_path),
+        *(f"@opentelemetry/{one}" for one in packages),
+    ]
+    installed = subprocess.run([*command, "@opentelemetry/api"], capture_output=True, text=True, timeout=300)
+    if installed.returncode != 0:
+        pytest.skip(f"npm cannot install the exporters: {installed.stderr[-300:]}")
+    (tmp_path / "send.js").write_text(SCRIPT)
+    with Server(store) as server:
+        environment = {"PATH": str(Path(shutil.which("node") or "").parent), "OTEL_EXPORTER_OTLP_ENDPOINT": server.url}
+        sent = subprocess.run(
+            ["node", "send.js"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+    assert sent.returncode == 0, sent.stderr
+    assert sorted(one.name for one in store.traces()) == ["answer-http", "answer-proto"]
+    for summary in store.traces():
+        root = store.trace(summary.trace_id).root
+        assert (root.status, root.error, root.inputs) == ("error", "TypeError: no", "hi")
+        assert [event.name for event in root.events] == ["thought", "exception"]
+        found = {name: root.attributes[name] for name in ("count", "share", "yes", "list", "otel.scope.name")}
+        assert found == {"count": 7, "share": 0.5, "yes": True, "list": ["a", "b"], "otel.scope.name": "from-node"}
+        assert json.dumps(root.resource)
