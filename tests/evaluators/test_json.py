@@ -44,6 +44,11 @@ def test_what_is_no_json_and_why(text, why):
     assert why in feedback.comment
 
 
+def test_very_long_numbers_are_json():
+    assert is_json("1" * 10_000)
+    assert is_json("-" + "9" * 10_000 + ".5")
+
+
 def test_lenient_takes_off_a_mark_and_a_fence():
     lenient = get("is_json", lenient=True)
     assert score(lenient, outputs='\ufeff```json\n{"a": 1}\n```\n')[0].score is True

@@ -58,6 +58,14 @@ def test_any_text_has_a_language_or_none(text):
     assert language(text) is None or language(text).isalpha()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["4" * 200_000, "QUJD" * 50_000, "1.2." * 50_000, "(" * 200_000, "a@" * 100_000, "```" * 60_000, "w_" * 100_000],
+)
+def test_hostile_texts_are_told_in_time(text):
+    assert language(text) is None or language(text).isalpha()
+
+
 def test_the_same_language_passes_and_another_fails():
     english, german = TEXTS[0][1], TEXTS[1][1]
     same = score(get("language_mismatch"), inputs={"question": english}, outputs=english)

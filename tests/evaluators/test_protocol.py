@@ -83,6 +83,14 @@ def test_positional_only_parameters_are_filled(run, trace):
     assert run(as_evaluator(langsmith), case)[0].score is True
 
 
+def test_langsmith_evaluators_find_the_reference_under_its_name_there(run, trace):
+    def correct(run, example):
+        return {"key": "correct", "score": run.outputs == example.outputs["answer"]}
+
+    case = Case(example=Example(inputs=1, reference_outputs={"answer": "Because."}), trace=trace)
+    assert run(as_evaluator(correct), case)[0].score is True
+
+
 def test_a_parameter_that_is_nowhere_is_refused_when_the_evaluator_is_made():
     with pytest.raises(TypeError, match=r"asks for 'answer'.*map="):
         as_evaluator(lambda answer: True)
@@ -234,6 +242,24 @@ def test_a_failing_evaluator_is_tried_again(run):
     assert len(calls) == 2
 
 
+def test_a_skip_is_not_tried_again(run):
+    calls = []
+
+    def judge(outputs):
+        calls.append(outputs)
+        raise Skip("nothing to say")
+
+    assert run(evaluator(retries=3)(judge), FULL)[0].outcome == "skip"
+    assert len(calls) == 1
+
+
+def test_a_time_limit_of_the_evaluators_own_keeps_its_message(run):
+    def judge(outputs):
+        raise TimeoutError("the judge did not answer")
+
+    assert run(evaluator(timeout=30)(judge), FULL)[0].error == "TimeoutError: the judge did not answer"
+
+
 def test_a_slow_plain_function_moves_to_a_thread(target):
     def judge(outputs):
         time.sleep(0.02)
@@ -260,6 +286,20 @@ def test_batch_is_used_where_it_is_offered(target):
     results = asyncio.run(as_evaluator(Judge()).evaluate_batch(cases, [target] * 3))
     assert [one.outcome for [one] in results] == ["score", "skip", "error"]
     assert results[0][0].score == 2.0
+
+
+def test_a_batch_sees_cases_as_the_map_says(target):
+    class Judge:
+        def __call__(self, outputs): ...
+
+        def batch(self, cases):
+            return [case.outputs for case in cases]
+
+    wrapped = evaluator(map={"outputs": "outputs.text"})(Judge())
+    [[said], [lacking]] = asyncio.run(
+        wrapped.evaluate_batch([Case(outputs={"text": "t"}), Case(outputs={"other": 1})], [target] * 2)
+    )
+    assert (said.label, lacking.outcome) == ("t", "skip")
 
 
 def test_a_batch_of_another_length_is_an_error_of_each_case(target):

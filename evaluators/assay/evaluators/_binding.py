@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from assay.collector.records import Case
@@ -65,6 +65,7 @@ class Binding:
     optional: tuple[tuple[str, Getter], ...] = ()
     positional: tuple[str, ...] = ()
     prepare: Callable[[Case], Mapping[str, Any]] | None = None
+    paths: tuple[tuple[str, Getter], ...] = ()  # where a map says that arguments are
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """The arguments, and the names of those that are required and missing."""
@@ -81,6 +82,11 @@ class Binding:
             if name not in found and (value := get(case)) is not None:
                 found[name] = value
         return found, missing
+
+    def mapped(self, case: Case) -> Case:
+        """The case with its fields as a map says: for those who get whole cases."""
+        fields = {name: get(case) for name, get in self.paths if name in Case.__dataclass_fields__}
+        return replace(case, **fields) if fields else case
 
     def columns(self, cases: Sequence[Case]) -> tuple[Arguments, int, list[str]]:
         """For a set: lists over the cases that have all they need, how many were left out, and what those lack."""
@@ -126,7 +132,8 @@ def bind(
             required.append((parameter.name, _nothing))
         else:
             raise _unknown(name or getattr(function, "__name__", repr(function)), parameter.name)
-    return Binding(tuple(required), tuple(optional), tuple(positional), _prepare(prepare_data))
+    prepare = _prepare(prepare_data)
+    return Binding(_as_langsmith(required), tuple(optional), tuple(positional), prepare, tuple(paths.items()))
 
 
 def is_of_a_set(function: Callable[..., Any]) -> bool:
@@ -139,6 +146,17 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise BindingError(f"cannot read the parameters of {function!r}: wrap it in a function ({error})") from error
+
+
+def _as_langsmith(required: list[tuple[str, Getter]]) -> tuple[tuple[str, Getter], ...]:
+    """Who asks for `run` and `example` expects the reference under `example.outputs`, as LangSmith has it."""
+    both = {PLURALS.get(name, name) for name, _ in required} >= {"run", "example"}
+    return tuple((name, _reference_as_outputs if both and get is FIELDS["example"] else get) for name, get in required)
+
+
+def _reference_as_outputs(case: Case) -> Any:
+    example = case.example
+    return None if example is None else replace(example, outputs=example.reference_outputs)
 
 
 def _field(name: str) -> Getter | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 from assay.collector.records import Case, Feedback, Source, Target
 from assay.evaluators._binding import Binding, bind, is_of_a_set
 from assay.evaluators._metric import Metric
-from assay.evaluators._outcomes import Maker, Nonsense, missing_needs
+from assay.evaluators._outcomes import Maker, Nonsense, Skip, missing_needs
 from assay.evaluators._spec import Spec
 from assay.evaluators._threads import in_thread
 
@@ -136,7 +136,7 @@ class Evaluator:
                 results[position] = self.make.skip(target, missing_needs(lacking, case))
             else:
                 ready.append(position)
-        returned = await self._batch([cases[position] for position in ready])
+        returned = await self._batch([self.binding.mapped(cases[position]) for position in ready])
         for position, value in zip(ready, returned, strict=True):
             results[position] = self._wrapped(value, targets[position])
         return results
@@ -188,6 +188,8 @@ class Evaluator:
         for attempt in range(self.retries):
             try:
                 return await self._call(function, arguments)
+            except Skip:
+                raise
             except Exception:
                 await asyncio.sleep(FIRST_PAUSE * 2**attempt)
         return await self._call(function, arguments)
@@ -200,8 +202,11 @@ class Evaluator:
         if self.timeout is None:
             return await self._unbounded(function, args, arguments)
         try:
-            return await asyncio.wait_for(self._unbounded(function, args, arguments), self.timeout)
+            async with asyncio.timeout(self.timeout) as limit:
+                return await self._unbounded(function, args, arguments)
         except TimeoutError as error:
+            if not limit.expired():
+                raise  # its own: a judge that did not answer
             raise TimeoutError(f"the evaluator took more than {self.timeout} s") from error
 
     async def _unbounded(self, function: Callable[..., Any], args: list[Any], arguments: dict[str, Any]) -> Any:

@@ -31,7 +31,7 @@ def loads(text: str, *, lenient: bool = False) -> Any:
         fenced = _FENCE.match(text)
         text = fenced.group(1) if fenced else text
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
+        return json.loads(text, parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_without_repeats)
     except InvalidJSON:
         raise
     except RecursionError:
@@ -152,6 +152,11 @@ def _looks_like_json(text: str) -> bool:
 
 def _refuse_constant(name: str) -> None:
     raise InvalidJSON(f"{name} is no JSON")
+
+
+def _integer(digits: str) -> int | float:
+    """Python refuses to read very long integers, JSON does not."""
+    return int(digits) if len(digits) < 4000 else float(digits)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

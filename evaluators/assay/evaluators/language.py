@@ -18,7 +18,9 @@ from assay.evaluators._verdicts import family, verdict
 
 Detector = Callable[[str], str | None]
 
-_NO_LANGUAGE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|\S+@\S+|[\w.]*[/\\_]\S*", re.DOTALL)
+_NO_LANGUAGE = re.compile(
+    r"```.*?(?:```|\Z)|`[^`\n]*`|(?<!\S)\S*(?:[/\\_@]|\d\.)\S*", re.DOTALL
+)  # code, addresses, names
 _LONGEST = 4000  # characters looked at: more do not change the verdict
 _FEWEST = 12  # letters of an alphabet needed to tell languages apart
 _SURE = 0.6  # probability of the likeliest language
