@@ -4,6 +4,8 @@ import html.parser
 from urllib.parse import quote
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from assay.collector.records import Document, Event, Example, Experiment, Feedback, Link, Target
 from collector.making import run
@@ -106,3 +108,21 @@ def test_odd_values_are_shown(store, client, value):
     root = run(inputs=value)
     store.append([root])
     assert client.get(f"/traces/{root.trace_id}").status_code == 200
+
+
+FIELDS = ("text", "project", "kind", "status", "session", "user", "tag", "latency_ms", "tokens", "cost", "feedback_key", "feedback_op", "feedback_value", "range", "since", "until", "cursor", "experiment", "dataset", "traffic", "sort", "offset", "version", "ids", "key", "run", "charts", "complete")  # fmt: skip
+VALUES = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["<", "missing", "24h", "1e999", "nan", "-1", "9" * 30, "> 1", "e1", "2026-01-01", "0", "true"]),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(["/", "/charts", "/sessions", "/sessions/x", "/datasets", "/datasets/d", "/experiments", "/experiments/e1", "/compare", "/traces/" + "a" * 32]), query=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5))  # fmt: skip
+def test_no_address_is_a_server_error(store, client, path, query):
+    if not store.traces(limit=1, experiment="e1").items:
+        store.append([run(trace_id="a" * 32), run(experiment_id="e1")])
+        store.save_examples("d", [Example(inputs="x")])
+        store.save_experiment(Experiment(id="e1", name="e", dataset="d"))
+    answer = client.get(path, params={name: value.encode("utf-8", "replace") for name, value in query.items()})
+    assert answer.status_code in (200, 400, 404, 422)

@@ -2,7 +2,7 @@ import pytest
 
 from assay.collector.records import Decision, Feedback, Target
 from collector.making import child, run
-from collector.pages.scene import STACK, outcomes, rag
+from collector.pages.scene import STACK, experiment, outcomes, rag
 
 
 def test_the_tree_shows_every_run_and_the_root_in_full(store, client):
@@ -52,6 +52,16 @@ def test_rules_say_what_they_did_with_a_trace(store, client):
     text = client.get(f"/traces/{root.trace_id}").text
     for words in ("no-pii", "sampled out", "rate 0.1"):
         assert words in text
+
+
+def test_a_trace_of_an_experiment_shows_what_was_expected(store, client):
+    made = experiment(store, "first", (1.0, 0.0))
+    (tuple_, _) = store.traces(experiment=made.id).items
+    text = client.get(f"/traces/{tuple_.trace_id}").text
+    assert "An immutable sequence." in text
+    assert ">first</a>" in text
+    store.delete_dataset("sequences")
+    assert "An immutable sequence." not in client.get(f"/traces/{tuple_.trace_id}").text
 
 
 def test_unknown_traces_and_runs_are_404(store, client):

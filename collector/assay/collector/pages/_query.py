@@ -23,7 +23,7 @@ VERBS = {
 }  # fmt: skip
 _PLAIN = ("project", "environment", "name", "kind", "status", "session", "user", "text", "error", "model", "example")
 _COMPARED = {"latency_ms": "latency", "tokens": "tokens", "cost": "cost"}
-_OPEN = ("text", "project", "environment", "status", "range", "cursor")
+_OPEN = ("traffic", "text", "project", "environment", "status", "range", "cursor")
 _LABELS = {"range": "time", "latency_ms": "latency", "traffic": "traffic"}
 
 

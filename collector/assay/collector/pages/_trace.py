@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from assay.collector.pages import _feedback, _payload, _render, _tree
+from assay.collector.pages._experiments import known_examples
 from assay.collector.protocols import NotFound, Refused, Store
-from assay.collector.records import JSON, Feedback, Run, Target, Trace, TraceSummary
+from assay.collector.records import JSON, Example, Experiment, Feedback, Run, Target, Trace, TraceSummary
 
 _LARGEST_FORM = 64 * 1024
 _PARTS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
@@ -22,6 +23,7 @@ def trace(store: Store, request: Request) -> Response:
     run = chosen(found, request.query_params.get("run"))
     rows = _tree.rows(found)
     start, end = _tree.span_of(found.runs)
+    experiment = experiment_of(store, found)
     return _render.html(
         request,
         "trace.html",
@@ -33,9 +35,25 @@ def trace(store: Store, request: Request) -> Response:
         duration_ns=end - start,
         own=_feedback.newest(item for item in found.feedback if item.target.span_id is None),
         of_run=[item for item in found.feedback if item.target.span_id == run.span_id],
+        experiment=experiment,
+        example=example_of(store, found, experiment),
         decisions=store.decisions(trace_id=found.trace_id).items,
         links=[link for link in run.links if link.trace_id != found.trace_id],
     )
+
+
+def experiment_of(store: Store, trace: Trace) -> Experiment | None:
+    """The experiment that the trace belongs to; None for live traffic, and when it is no longer there."""
+    try:
+        return store.experiment(trace.root.experiment_id) if trace.root.experiment_id else None
+    except NotFound:
+        return None
+
+
+def example_of(store: Store, trace: Trace, experiment: Experiment | None) -> Example | None:
+    """The example that the trace answers, as the experiment saw it."""
+    examples = known_examples(store, experiment) if experiment else {}
+    return examples.get(trace.root.example_id or "", (None, 0))[0]
 
 
 def chosen(trace: Trace, span_id: str | None) -> Run:
