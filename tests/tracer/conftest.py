@@ -22,7 +22,7 @@ class Sink:
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.answer: Callable[[str, bytes], tuple[int, dict[str, str], bytes]] = lambda path, body: (200, {}, b"")
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -51,6 +51,13 @@ class Sink:
         self._server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is gone before its answer is what some tests are about."""
+
+
 def _handler(sink: Sink) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -66,6 +73,10 @@ def _handler(sink: Sink) -> type[BaseHTTPRequestHandler]:
                 self.send_header(key, value)
             self.end_headers()
             self.wfile.write(answer)
+
+        def do_GET(self) -> None:
+            self.send_response(204)
+            self.end_headers()
 
         def log_message(self, *args: Any) -> None:
             pass

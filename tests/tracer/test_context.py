@@ -74,6 +74,7 @@ def shapes(traced: Spans) -> Counter[tuple[str, ...]]:
     return Counter(path(s) for s in traced.spans)
 
 
+@pytest.mark.slow
 def test_200_threads_of_200_calls_keep_every_link(traced: Spans) -> None:
     def run() -> None:
         for i in range(200):

@@ -216,6 +216,7 @@ def test_an_application_that_handles_sigterm_keeps_its_handler(sink: Sink) -> No
     assert len(sink.spans()) == 1000
 
 
+@pytest.mark.slow
 def test_a_collector_that_hangs_does_not_hold_up_the_end_of_the_process(sink: Sink, tmp_path: Path) -> None:
     sink.answer = lambda path, body: time.sleep(20) or (200, {}, b"")  # type: ignore[func-returns-value]
     env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "kept")}
@@ -260,3 +261,28 @@ def test_a_late_span_carries_the_counts_of_then(sink: Sink) -> None:
     found = {s.name: {a.key: a.value.int_value for a in s.attributes} for s in sink.spans()}
     assert (found["root"]["assay.spans.started"], found["root"]["assay.spans.open"]) == (2, 1)
     assert (found["late"]["assay.spans.started"], found["late"]["assay.spans.open"]) == (2, 0)
+
+
+def test_what_ends_after_the_exit_handlers_goes_to_disk(tmp_path: Path) -> None:
+    script = """
+import atexit
+from assay.tracer import trace
+@trace
+def work(): pass
+atexit.register(work)
+work()
+"""
+    env = {**os.environ, "ASSAY_URL": "http://127.0.0.1:9", "ASSAY_SPILL_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=env, check=True)
+    assert sum(len(_spans(f.read_bytes())) for f in tmp_path.glob("*/*.traces")) == 2
+
+
+def test_drops_are_said_once(sink: Sink, caplog: pytest.LogCaptureFixture) -> None:
+    sink.answer = lambda path, body: (401, {}, b"")
+    configure(url=sink.url)
+    for _ in range(2):
+        work()
+        flush(10)
+    assert [r.message for r in caplog.records if "http_401" in r.message] == [
+        f"assay: spans or feedback are dropped: http_401 ({sink.url}) (said once; see assay.tracer.stats())"
+    ]

@@ -5,9 +5,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import httpx
 import pytest
 
-from assay.tracer import configure, current_run, flush, span, stats, tags, trace, tracer_provider
+from assay.tracer import (
+    configure,
+    current_run,
+    flush,
+    instrument,
+    span,
+    stats,
+    tags,
+    trace,
+    tracer_provider,
+    uninstrument,
+)
 from assay.tracer.testing import Spans, capture_spans
 
 from .conftest import Sink
@@ -75,6 +87,18 @@ def test_no_secret_is_in_the_bytes_on_the_wire(sink: Sink) -> None:
     assert NUMBER.encode() not in wire
     assert b"[redacted]" in wire
     assert b"bad login" in wire  # the rest of a text stays
+
+
+def test_an_instrumentation_of_somebody_else_leaks_nothing_either(sink: Sink) -> None:
+    configure(url=sink.url, redact=["password"])
+    instrument("httpx")
+    try:
+        httpx.get(sink.url + f"/x?password={SECRET}")
+    finally:
+        uninstrument("httpx")
+    assert flush(10)
+    assert [s.name for s in sink.spans()] == ["GET"]
+    assert SECRET.encode() not in sink.bytes()
 
 
 def test_spilled_bodies_are_redacted_too(tmp_path: Any) -> None:

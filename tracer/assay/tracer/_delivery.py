@@ -75,7 +75,7 @@ class Delivery:
         self._asked = self._done = 0  # flushes
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._closed = False
+        self._closed = self._exiting = False
         self._deadline = float("inf")
         self._pause, self._not_before = 0.0, 0.0
         self._in_flight: tuple[str, bytes, int] | None = None
@@ -86,7 +86,9 @@ class Delivery:
         try:
             if self.queue.put(item) >= self.settings.batch_spans:
                 self._wake.set()
-            if self._thread is None:
+            if self._exiting:
+                self._rescue()
+            elif self._thread is None:
                 self._start()
         except Exception as error:
             _errors.note("queue", error)
@@ -97,9 +99,9 @@ class Delivery:
                 return
             self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
             thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
-            self._thread = thread
-            _at_exit(self.close, self.settings.exit_timeout)
             thread.start()
+            self._thread = thread
+            _at_exit(self._exit, self.settings.exit_timeout)
 
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
@@ -207,6 +209,7 @@ class Delivery:
 
     def _drop(self, reason: str, count: int) -> None:
         self.tally.dropped[reason] += count
+        _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.url})")
 
     def _reachable(self) -> bool:
         return time.monotonic() >= self._not_before
@@ -247,7 +250,7 @@ class Delivery:
 
     def close(self, timeout: float) -> None:
         """Deliver what there is within `timeout` seconds; what remains goes to the disk."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._exit)
         if self._closed:
             return
         if self._thread is None and len(self.queue):
@@ -259,6 +262,11 @@ class Delivery:
         if thread is not None:
             thread.join(max(0.0, end - time.monotonic()))
         self._rescue()
+
+    def _exit(self, timeout: float) -> None:
+        """The process ends. What other exit handlers still trace goes to the disk: no thread would come to send it."""
+        self.close(timeout)
+        self._exiting = True
 
     def _rescue(self) -> None:
         """The time is up: write what is left to the disk."""

@@ -20,10 +20,14 @@ def note(where: str, error: BaseException) -> None:
 
 
 def _log(where: str, error: BaseException) -> None:
-    kind = f"{where}:{type(error).__name__}"
+    say_once(f"{where}:{type(error).__name__}", f"{where} failed: {describe(error)}")
+
+
+def say_once(kind: str, text: str) -> None:
+    """Log a warning, once per kind and process."""
     if kind not in _logged:
         _logged.add(kind)
-        logger.warning("assay: %s failed (logged once, see stats()): %s", where, describe(error))
+        logger.warning("assay: %s (said once; see assay.tracer.stats())", text)
 
 
 def user(where: str, error: BaseException) -> None:

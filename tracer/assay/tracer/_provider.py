@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind
 
 from assay.tracer import _attributes as names
-from assay.tracer import _context
+from assay.tracer import _context, _errors
 from assay.tracer._ambient import from_baggage
 from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote
 from assay.tracer._encode import FeedbackEvent
@@ -171,7 +171,16 @@ class Tracer(sdk.Tracer):
         links: Sequence[Link] | None = (), start_time: int | None = None, record_exception: bool = True,
         set_status_on_exception: bool = True,
     ) -> otel.Span:  # fmt: skip
-        """Start a span, as the OpenTelemetry API has it."""
+        """Start a span, as the OpenTelemetry API has it. Never raises into the instrumentation that asks."""
+        try:
+            return self._start_span(name, context, kind, attributes, links, start_time)
+        except Exception as error:
+            _errors.note("span", error)
+            return otel.INVALID_SPAN
+
+    def _start_span(
+        self, name: str, context: Context | None, kind: SpanKind, attributes: Any, links: Any, start_time: int | None
+    ) -> otel.Span:  # fmt: skip
         ctx = context if context is not None else _context.get_current()
         span = self.spans.start(name, dict(attributes or {}), self.scope, ctx, start_time)
         if isinstance(span, LiveSpan):

@@ -90,7 +90,7 @@ def new_local(trace_id: int, sink: Callable[[ReadableSpan], None], resource: Res
     """Begin this process's part of a trace."""
     local = _locals[trace_id] = Local(trace_id, sink, resource)
     if len(_locals) > _MAX_LOCALS:  # spans that are never ended must not fill the memory
-        _locals.pop(next(iter(_locals)), None)
+        _locals.pop(next(iter(tuple(_locals))), None)
     return local
 
 
@@ -169,7 +169,7 @@ class LiveSpan(ReadableSpan, otel.Span):
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Keep several attributes."""
-        for key, value in attributes.items():
+        for key, value in (attributes or {}).items():
             self.set_attribute(key, value)
 
     def update_name(self, name: str) -> None:

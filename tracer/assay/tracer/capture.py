@@ -78,8 +78,8 @@ def capture(
 ) -> Iterator[Captured]:
     """Open the root span of a fresh trace, whatever span is current, and keep every span of it in this process.
 
-    The spans are not delivered anywhere. Head sampling does not apply, `capture="none"` neither. An exception is
-    recorded on the root span and goes on.
+    The spans are not delivered anywhere; they are redacted as if they were. Head sampling does not apply. With
+    `capture="none"` there is the root span alone. An exception is recorded on the root span and goes on.
     """
     runtime = current()
     captured = Captured(runtime)

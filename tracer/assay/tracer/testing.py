@@ -21,6 +21,7 @@ from assay.tracer import _attributes as names
 from assay.tracer import _errors, _runtime, _settings
 from assay.tracer._delivery import Delivery, Flushed
 from assay.tracer._encode import FeedbackEvent
+from assay.tracer._host import carry_context_into_threads
 from assay.tracer._span import Clock
 
 __all__ = ["Spans", "capture_spans", "fixed", "traced"]
@@ -87,6 +88,8 @@ def capture_spans(**settings: Any) -> Iterator[Spans]:
     """Every span that starts inside is kept in memory. `settings` as in `configure`; errors of ours are raised."""
     runtime = _runtime.Runtime(_settings.resolve(spill_dir="off", **settings))
     kept = Spans(runtime.settings)
+    if runtime.settings.threads:
+        carry_context_into_threads()
     runtime.delivery, runtime.spans.sink = kept, kept.put
     previous, strict = _runtime.replace(runtime), _errors.strict
     _errors.strict = True
