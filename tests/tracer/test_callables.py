@@ -186,8 +186,6 @@ def checked(command: list[str], tmp_path: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_types_survive(checker: str, tmp_path: Path) -> None:
-    if checker == "pyright":
-        pytest.importorskip("pyright")
     command = {"mypy": ["mypy", "--strict", "--no-incremental"], "pyright": ["pyright"]}[checker]
     out = checked(command, tmp_path)
     wrong = [i for i, line in enumerate(TYPED.splitlines(), 1) if "# WRONG" in line]
