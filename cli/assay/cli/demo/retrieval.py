@@ -1,6 +1,8 @@
 """Two ways to find passages: BM25, which needs nothing more, and sentence embeddings, with the `models` extra."""
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -70,19 +72,26 @@ class EmbeddingIndex:
         """The k passages with the highest cosine similarity."""
         import numpy
 
-        cosines = self._vectors @ self._model.encode([question], normalize_embeddings=True, show_progress_bar=False)[0]
+        cosines = self._vectors @ self._encode([question])[0]
         best = numpy.argsort(-cosines, kind="stable")[:k]
         return [Found(self._passages[number], round(float(cosines[number]), 4)) for number in best]
 
     def _embedded(self, texts: list[str], advance: Advance) -> Any:
+        """One thread per batch rather than several within one, which wait for each other where cores are busy."""
         import numpy
+        import torch
 
-        batches = []
-        for start in range(0, len(texts), _BATCH):
-            batch = texts[start : start + _BATCH]
-            batches.append(self._model.encode(batch, normalize_embeddings=True, show_progress_bar=False))
-            advance(len(batch))
-        return numpy.concatenate(batches)
+        torch.set_num_threads(1)
+        batches = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
+        vectors = []
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for found in pool.map(self._encode, batches):
+                vectors.append(found)
+                advance(len(found))
+        return numpy.concatenate(vectors)
+
+    def _encode(self, texts: list[str]) -> Any:
+        return self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
 
 
 def load_model() -> Any | None:
@@ -96,6 +105,7 @@ def load_model() -> Any | None:
     logging.disable_progress_bar()  # a bar of its own, of half a second, in the midst of ours
     model = SentenceTransformer(weights)
     model.max_seq_length = TOKENS
+    model.encode(["first"])  # sets the tokenizer's state, which must not change once several threads use it
     return model
 
 
