@@ -171,6 +171,19 @@ def test_spans_of_threads_belong_to_their_run(store):
     assert {run.name for run in row.trace.runs} == {"task", "inner"}
 
 
+def test_spans_of_background_tasks_belong_to_their_run(store):
+    async def task(q):
+        asyncio.get_running_loop().create_task(inner())
+        return "x"
+
+    async def inner():
+        with span("inner"):
+            await asyncio.sleep(0.05)
+
+    rows = evaluate(QUESTIONS[:2], task, store=store, progress=False).rows()
+    assert [sorted(run.name for run in row.trace.runs) for row in rows] == [["inner", "task"]] * 2
+
+
 def test_spans_that_stay_open_are_said(store):
     release = threading.Event()
 

@@ -50,11 +50,11 @@ def messages(value: JSON) -> list[dict[str, Any]]:
 def view(example: Example, kind: str) -> dict[str, JSON]:
     """The fields of a `Case` that evaluators see of an example: `inputs`, `reference_outputs`, `history`."""
     fields = {"inputs": example.inputs, "reference_outputs": example.reference_outputs, "history": example.history}
+    if kind == "kv":
+        return fields
     if kind == "llm":
         return {**fields, "inputs": only(example.inputs), "reference_outputs": only(example.reference_outputs)}
-    if kind == "chat":
-        return {**fields, **_last_turn(example)}
-    return fields
+    return {**fields, **_last_turn(example)}
 
 
 def view_outputs(outputs: JSON, kind: str) -> JSON:

@@ -48,6 +48,7 @@ async def run_on_loop(plan: Plan, task: Task, item: Item) -> Done:
         if error is None or attempt == plan.retries:
             break
         await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+    await asyncio.sleep(0)  # background tasks that the run has made open their spans now
     spans, still_open = await captured.aspans(0 if isinstance(error, TimeoutError) else plan.span_wait)
     return _done(plan, item, captured, spans, still_open, outputs)
 
@@ -154,10 +155,10 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
 def _done(
     plan: Plan, item: Item, captured: Captured, spans: Sequence[ReadableSpan], still_open: int, outputs: Any
 ) -> Done:
-    runs = tuple(from_readable(span) for span in spans)
+    runs = tuple([from_readable(span) for span in spans])
     if len(runs) > 1:
         runs = tuple(sorted(runs, key=lambda run: run.start_ns))
-    root = next(run for run in runs if run.parent_id is None)
+    root = runs[0] if len(runs) == 1 else next(run for run in runs if run.parent_id is None)
     trace = Trace(root, runs, complete=not still_open)
     case = _case(plan, item.example, trace, outputs if isinstance(outputs, _PLAIN) else root.outputs)
     feedback = [one for event in captured.feedback if (one := feedback_of_run(event))]

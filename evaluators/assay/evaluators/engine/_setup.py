@@ -6,6 +6,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -80,6 +81,7 @@ def _git(*arguments: str) -> str | None:
     return found.stdout.strip()
 
 
+@cache
 def _version(distribution: str) -> str | None:
     try:
         return version(distribution)

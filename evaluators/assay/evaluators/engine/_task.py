@@ -28,16 +28,17 @@ class Task:
     takes: frozenset[str]
     needs: frozenset[str]
     takes_all: bool  # **kwargs
+    wants: frozenset[str]  # parameters that it gets even where inputs do not have them: example, seed, history
     first: str | None  # the one parameter that can be given by position
     is_async: bool
 
     def arguments(self, example: Example, kind: str = "kv", seed: int | None = None) -> tuple[tuple[Any, ...], JSON]:
         """(positional, named) arguments for an example. Raises `TaskError`, which says what does not fit."""
         positional, named = self._split(example.inputs, kind)
-        extra = {"example": example, "seed": seed, "history": example.history}
-        for name in (self.needs | ({"seed"} & self.takes)) & extra.keys() - named.keys():
-            if not positional or name != self.first:
-                named = {**named, name: extra[name]}
+        if self.wants:
+            extra = {"example": example, "seed": seed, "history": example.history}
+            absent = self.wants - named.keys() - ({self.first} if positional else set())
+            named = {**named, **{name: extra[name] for name in absent}}
         lacking = self.needs - named.keys() - ({self.first} if positional else set())
         if lacking:
             raise TaskError(self._says(sorted(lacking), example))
@@ -67,11 +68,14 @@ def as_task(function: Any) -> Task:
     parameters = _parameters(function)
     named = [one for one in parameters if one.kind in _NAMED]
     by_position = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    takes = frozenset(one.name for one in named)
+    needs = frozenset(one.name for one in (*by_position, *named) if one.default is one.empty)
     return Task(
         function=function,
         name=_name(function),
-        takes=frozenset(one.name for one in named),
-        needs=frozenset(one.name for one in (*by_position, *named) if one.default is one.empty),
+        takes=takes,
+        needs=needs,
+        wants=needs & {"example", "history"} | takes & {"seed"},
         takes_all=any(one.kind is one.VAR_KEYWORD for one in parameters),
         first=by_position[0].name if by_position else None,
         is_async=_is_async(function),

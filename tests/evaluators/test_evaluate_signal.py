@@ -1,0 +1,46 @@
+"""Ctrl-C in a terminal: the process ends soon, says how to go on, and what was done is stored."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from assay.collector.sqlite import SQLiteStore
+from assay.evaluators import Experiment
+
+SCRIPT = """
+import asyncio, sys, time
+from assay.evaluators import evaluate
+
+def plain(q):
+    print(q, flush=True)
+    time.sleep(0.02)
+    return q
+
+async def waiting(q):
+    print(q, flush=True)
+    await asyncio.sleep(0.02)
+    return q
+
+task = waiting if sys.argv[1] == "async" else plain
+evaluate([{"q": f"Q{n}"} for n in range(3000)], task, name="x", concurrency=2, store="assay.db")
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_ctrl_c(tmp_path, kind):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, "script.py", kind], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(12):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert "go on with evaluate(…, resume=" in said
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        experiment = Experiment.load(store, "x")
+        assert experiment.record.status == "interrupted"
+        assert experiment.summary().runs >= 10
