@@ -20,6 +20,7 @@ log = logging.getLogger("assay.collector")
 
 AFTER_FAILURE = 30  # seconds
 PAUSE = 0.25  # seconds between looks at what there is to do
+BUSY_RATE = 2_000  # spans a second
 PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
 TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
 SAMPLES = 2_000
@@ -43,6 +44,7 @@ class Behind:
         self._readers, self._own, self._writer = readers, own, writer
         self._disturbed, self._adopt, self._prune = disturbed, adopt, prune
         self._checkpointer = checkpointer
+        self._looked, self._written, self._under_load = time.monotonic(), 0, False
         self._next_prune = time.monotonic() + PRUNE_AFTER
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -77,11 +79,19 @@ class Behind:
         with self._lock:
             self._disturbed.clear()
             with self._readers.one() as reader:
-                keys = _words.waiting(reader)
+                keys = _words.waiting(reader, overdue_only=self._busy())
                 found = _words.entries(reader, keys)
             if keys:
                 self._writer.call(lambda _: _words.put(self._own, keys, found, self._disturbed))
             return bool(keys)
+
+    def _busy(self) -> bool:
+        """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
+        now, written = time.monotonic(), self._writer.written
+        if now - self._looked >= 1.0:
+            rate = (written - self._written) / (now - self._looked)
+            self._looked, self._written, self._under_load = now, written, rate > BUSY_RATE
+        return self._under_load
 
     def train_if_due(self) -> None:
         """Make the next dictionary if enough spans are stored."""

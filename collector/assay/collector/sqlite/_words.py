@@ -33,14 +33,15 @@ class Entry(NamedTuple):
     text: str
 
 
-def waiting(reader: Reader) -> list[int]:
+def waiting(reader: Reader, *, overdue_only: bool = False) -> list[int]:
     """Keys of traces whose time it is."""
     now = time.time_ns()
+    settled = 0 if overdue_only else now - SETTLED_NS
     sql = (
         "SELECT u.trace FROM unindexed u LEFT JOIN traces t ON t.id = u.trace"
         " WHERE t.updated_ns IS NULL OR t.updated_ns < ? OR u.since_ns < ? ORDER BY u.trace LIMIT ?"
     )
-    return [row[0] for row in reader.db.execute(sql, (now - SETTLED_NS, now - OVERDUE_NS, ROUND))]
+    return [row[0] for row in reader.db.execute(sql, (settled, now - OVERDUE_NS, ROUND))]
 
 
 def entries(reader: Reader, keys: Sequence[int]) -> list[Entry]:
