@@ -6,7 +6,7 @@ import pytest
 
 from assay.collector.filters import Filter
 from assay.collector.sqlite import SQLiteStore
-from assay.collector.sqlite._where import conditions
+from assay.collector.sqlite._where import conditions, matching
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,22 @@ def test_a_condition_on_feedback_looks_at_the_traces_own_feedback_only(tmp_path,
         ).fetchall()
         db.close()
     assert "USING INDEX feedback_by_trace (trace=? AND key=?)" in " ".join(row[-1] for row in plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("why not", '"why" "not"'),
+        ("pay*", '"pay"*'),
+        ("state-of-the-art", '"state" "of" "the" "art"'),
+        ("it's x_y a.b", '"it" "s" "x" "y" "a" "b"'),
+        ('"quoted" AND (x)', '"quoted" "AND" "x"'),
+        ("cafe\u0301", '"café"'),
+        ("a\x00b", '"a" "b"'),
+        (" - * ", ""),
+    ],
+)
+def test_a_text_is_searched_by_its_words(tmp_path, text, words):
+    assert matching(text) == words
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        assert store.traces(text=text).items == ()
