@@ -44,18 +44,7 @@ def run(tmp_path):
     )
 
     def run(*arguments):
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "assay.cli.pytest_plugin",
-            "-p",
-            "no:cacheprovider",
-            "-W",
-            "error",
-            *arguments,
-        ]
+        command = [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", "-W", "error", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
 
     return run
