@@ -9,6 +9,7 @@ from assay.cli._app import app
 from assay.collector.protocols import NotFound, Refused
 from assay.collector.records import Run
 from assay.collector.sqlite import SQLiteStore
+from assay.evaluators import evaluate
 
 EVALUATION = """
 dataset = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(4)]
@@ -125,6 +126,28 @@ def test_experiments_are_compared_scored_exported_and_removed(assay, tmp_path):
     assert (tmp_path / "runs.csv").read_text().count("\n") == 5
     assay("experiments", "delete", "first", "--yes")
     assert "first" not in assay("experiments", "list")
+
+
+def test_runs_that_a_store_did_not_take_are_delivered_later(assay, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with SQLiteStore(tmp_path / "a.db") as store:
+        left = evaluate([{"q": 1}], lambda q: q, ["exact"], store=Unwilling(store), name="x", progress=False).unstored
+    assert "stored 1 spans" in assay("experiments", "deliver", left.path)
+    assert [row["outputs"] for row in lines(assay("experiments", "show", "x", "--json"))] == [1]
+    assert not left.path.exists()
+
+
+class Unwilling:
+    """A store that takes no runs."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def append(self, runs):
+        raise Refused("no")
 
 
 def test_errors_come_with_tracebacks(assay, tmp_path):

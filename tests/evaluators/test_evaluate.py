@@ -345,6 +345,24 @@ def test_what_an_experiment_was_made_with_is_recorded(store):
     assert [one["key"] for one in record.evaluators] == ["exact"]
 
 
+def test_models_tokens_and_cost_are_summed(store):
+    @trace(kind="llm")
+    def ask(q):
+        current_run().set_model("tiny")
+        current_run().set_usage(input_tokens=10, output_tokens=2, cost=0.5)
+        return "x"
+
+    experiment = evaluate(QUESTIONS, lambda q: ask(q), store=store, progress=False)
+    totals = store.experiment(experiment.id).metadata["totals"]
+    assert (totals["models"], totals["input_tokens"], totals["output_tokens"], totals["cost"]) == (
+        ["tiny"],
+        50,
+        10,
+        2.5,
+    )
+    assert "60 tokens · $2.5000 · tiny" in str(experiment)
+
+
 def test_an_experiment_prints_in_terminals_and_notebooks(store):
     experiment = evaluate(QUESTIONS, answer, [get("exact")], store=store, name="<b>", progress=False)
     assert "│ exact │ 5 │    1 │" in str(experiment)

@@ -41,6 +41,15 @@ def test_a_file_becomes_a_dataset_of_its_name(store, tmp_path):
     assert store.dataset("parcels").example_count == 6
 
 
+def test_a_list_is_a_dataset_named_by_its_content(store):
+    names = [
+        scored(data, store, name=name).record.dataset
+        for data, name in ((EXAMPLES, "a"), (EXAMPLES, "b"), (EXAMPLES[:2], "c"))
+    ]
+    assert names[0] == names[1] != names[2]
+    assert [one.version for one in store.versions(names[0])] == [1]
+
+
 def test_a_data_frame(store):
     frame = pandas.DataFrame({"q": ["A", "B"], "expected": ["a a", "no"]})
     assert scored(frame, store).summary()["exact"].mean == 0.5

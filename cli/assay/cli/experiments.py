@@ -153,6 +153,24 @@ def export(
 
 
 @app.command()
+def deliver(
+    file: Annotated[Path, typer.Argument(help="What a failing store has left: assay-spool-….jsonl.")],
+    store: StoreOption = None,
+) -> None:
+    """Store the runs that a store did not take when they were made, and remove their file.
+
+    Example: `assay experiments deliver assay-spool-1a2b3c4d5e6f.jsonl`
+    """
+    from assay.evaluators.engine import deliver_spool
+
+    if not file.exists():
+        raise Refused(f"there is no file {str(file)!r}")
+    with opened(store) as found:
+        count = deliver_spool(file, found)
+    console.print(f"stored {count} spans", markup=False)
+
+
+@app.command()
 def delete(
     experiment: Id,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,

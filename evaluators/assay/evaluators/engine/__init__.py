@@ -6,6 +6,7 @@ from assay.evaluators.engine._experiment import Experiment, Failure, Row
 from assay.evaluators.engine._prepare import CannotResume
 from assay.evaluators.engine._summary import KeySummary, Summary
 from assay.evaluators.engine._task import TaskError
+from assay.evaluators.engine._write import deliver_spool
 
 __all__ = [
     "CannotResume",
@@ -19,5 +20,6 @@ __all__ = [
     "TaskError",
     "aevaluate",
     "compare",
+    "deliver_spool",
     "evaluate",
 ]

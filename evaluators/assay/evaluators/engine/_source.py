@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ def source_of(given: Any, store: Store, default_name: str, split: str | None) ->
     if isinstance(given, Iterator):
         return _streamed(default_name, given, split)
     examples = datasets.read(given)
-    kept = datasets.save(store, Path(given).stem if datasets.is_file(given) else default_name, examples, replace=True)
-    return _listed(kept, examples, split)
+    name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
+    return _listed(datasets.save(store, name, examples, replace=True), examples, split)
 
 
 def items_of(
@@ -92,6 +93,12 @@ def _stored(store: Store, name: str, version: int | None, split: str | None) -> 
         where = f"split {split!r} of dataset {name!r}" if split else f"dataset {name!r}"
         raise NotFound(f"{where} (version {dataset.version}) has no examples")
     return Source(name, dataset.version, dataset.kind, count, lambda: _pages(store, dataset, split))
+
+
+def _by_content(examples: Sequence[Example]) -> str:
+    """A name for examples that have none: the same for the same examples, so that experiments over them meet."""
+    digest = hashlib.sha256("".join(example.id for example in examples).encode())
+    return f"examples-{digest.hexdigest()[:8]}"
 
 
 def _listed(dataset: Dataset, examples: Sequence[Example], split: str | None) -> Source:

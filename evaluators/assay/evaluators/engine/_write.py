@@ -72,6 +72,11 @@ class Spool:
                     yield decoder.decode(line)
 
 
+def deliver_spool(path: Path, store: TraceStore) -> int:
+    """Store what `evaluate()` kept in a file because the store failed, and remove the file; returns how many spans."""
+    return Spool(path).deliver(store)
+
+
 class Writer:
     """Takes finished runs, stores them in batches, and tells `on_stored` about each batch, in their order."""
 
