@@ -150,15 +150,49 @@ def test_a_function_without_a_name_has_no_dict():
         as_evaluator(lambda outputs: 1).to_dict()
 
 
-def test_other_packages_offer_evaluators_by_entry_points(monkeypatch, tmp_path):
+THEIRS = """
+from assay.evaluators import evaluator
+
+def shouting(outputs):
+    return outputs.isupper()
+
+class Longer:
+    def __init__(self, than=3):
+        self.than = than
+
+    def __call__(self, outputs):
+        return len(outputs) > self.than
+
+@evaluator(key="done")
+def finished(outputs):
+    return True
+"""
+
+
+@pytest.fixture
+def their_package(monkeypatch, tmp_path):
     package = tmp_path / "their_evaluators-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: their-evaluators\nVersion: 1\n")
-    (package / "entry_points.txt").write_text("[assay.evaluators]\nshouting = their_module:shouting\n")
-    (tmp_path / "their_module.py").write_text("def shouting(outputs):\n    return outputs.isupper()\n")
+    points = "shouting = their_module:shouting\nlonger = their_module:Longer\nfinished = their_module:finished\n"
+    (package / "entry_points.txt").write_text(f"[assay.evaluators]\n{points}")
+    (tmp_path / "their_module.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "shouting" in names()
+
+
+def test_other_packages_offer_evaluators_by_entry_points(their_package):
+    assert {"shouting", "longer", "finished"} <= set(names())
     assert score(get("shouting", key="loud"), outputs="HEY")[0].key == "loud"
+    assert score(get("longer", than=1), outputs="ab")[0].score is True
+    assert get("finished").key == "done"
+    assert from_dict(get("longer", than=1).to_dict()).function.than == 1
+
+
+def test_parameters_that_their_evaluators_do_not_take_are_refused(their_package):
+    with pytest.raises(ValueError, match="takes no parameters, got than"):
+        get("shouting", than=1)
+    with pytest.raises(ValueError, match="takes no parameters, got key"):
+        get("finished", key="mine")
 
 
 def test_a_table_of_needs_is_derived():

@@ -187,8 +187,14 @@ def _from_entry_point(id: str, parameters: dict[str, Any]) -> Evaluator:
     elif own:
         raise ValueError(f"evaluator {id!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
     if isinstance(thing, Evaluator):
-        return thing
+        return _as_it_is(id, thing, parameters)
     return make(thing, name=id, origin={"type": id, "init_parameters": parameters}, **options)
+
+
+def _as_it_is(id: str, found: Evaluator, parameters: dict[str, Any]) -> Evaluator:
+    if parameters:
+        raise ValueError(f"evaluator {id!r} is a finished one and takes no parameters, got {', '.join(parameters)}")
+    return found
 
 
 def _no_such(id: str) -> ValueError:
