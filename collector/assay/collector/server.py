@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from assay.collector import _ports
-from assay.collector.api import Guard, create_app, is_loopback
+from assay.collector.api import Guard, create_app, is_loopback, past_framework
 from assay.collector.protocols import Refused, Store
 from assay.collector.receiver import Limits
 
@@ -39,7 +39,7 @@ class Server:
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
-        self._server = _Uvicorn(_config(Guard(app, store=store, locked=locked, api_key=secret)))
+        self._server = _Uvicorn(_config(Guard(past_framework(app), store=store, locked=locked, api_key=secret)))
         self._thread: threading.Thread | None = None
 
     @property
@@ -121,7 +121,7 @@ def serve(
 def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=GRACE,
-        server_header=False, backlog=2048,
+        server_header=False, proxy_headers=False, backlog=2048,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The HTTP API: OTLP in, queries out, feedback and control records both ways."""
 
-from assay.collector.api._app import create_app
+from assay.collector.api._app import create_app, past_framework
 from assay.collector.api._guard import Guard, is_loopback
 
-__all__ = ["Guard", "create_app", "is_loopback"]
+__all__ = ["Guard", "create_app", "is_loopback", "past_framework"]
