@@ -202,7 +202,8 @@ def test_a_table_of_needs_is_derived():
     assert table("ir_map") == {"expected": "yes", "context": "yes"}
     assert table("language_mismatch") == {"question": "yes", "context": "optional", "actual": "yes"}
     assert table("text_matching") == {"context": "optional", "actual": "yes", "conditions": "optional"}
-    assert table("agent_sanity") == {"actual": "yes", "agent": "yes"}
+    assert table("agent_sanity") == {"actual": "yes"}
+    assert table("tool_calls") == {"expected": "optional", "trace": "yes"}
 
 
 def test_importing_evaluators_loads_no_heavy_package():

@@ -151,7 +151,7 @@ class StepLimit:
 
 @builtin(
     "agent_sanity", metrics=(Metric("agent_sanity", threshold=0.75, primary=True),), standards=(SECURE, VALID),
-    source="H2O Eval Studio: agent sanity check", canonical="by hand", agent=True,
+    source="H2O Eval Studio: agent sanity check", canonical="by hand",
     example='get("agent_sanity"), outputs={"artifacts": [{"path": "a.json", "content": "[1]"}, '
     '{"path": "b.json", "content": "[1"}]}',
 )  # fmt: skip
