@@ -76,6 +76,22 @@ def test_plain_tasks_run_in_as_many_threads_as_allowed(store):
     assert len(set(outputs_of(experiment))) == 5
 
 
+def test_tasks_that_wait_a_little_are_run_together(store):
+    running, most, lock = 0, 0, threading.Lock()
+
+    def task(q):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.003)
+        with lock:
+            running -= 1
+
+    evaluate(({"q": n} for n in range(200)), task, store=store, concurrency=6, progress=False)
+    assert most == 6
+
+
 def test_the_context_of_the_caller_is_kept(store):
     setting = contextvars.ContextVar("setting")
     setting.set("here")

@@ -1,7 +1,7 @@
 """Runs in parallel: plain tasks on threads that pull their next example themselves, async tasks on the loop.
 
 A no-op task must not pay a hop between threads per example, so a thread runs the task, reads its spans and calls the
-plain evaluators, and threads are added only while all of them are held up.
+plain evaluators, and threads are added only while they hardly compute anything.
 """
 
 from __future__ import annotations

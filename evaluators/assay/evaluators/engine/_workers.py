@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from assay.evaluators.engine._plan import Item, Plan
 from assay.evaluators.engine._write import Writer
 
-HELD_UP = 0.008  # seconds: a thread that is longer at one example is waiting for something
+FIRST_LOOK = 0.008  # seconds
+COMPUTING = 0.3  # share of its time for which a thread computes, if it is not held up by its tasks
 GROWTH = 8
 LONGEST_LOOK = 0.05  # seconds between two looks at whether more threads are needed
 
 
 class Threads:
-    """Daemon threads over one iterator: one at first, more while all are held up, `concurrency` at most."""
+    """Daemon threads over one iterator: one at first, more while tasks keep them waiting, `concurrency` at most."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Threads:
         self._context = contextvars.copy_context()
         self._taking = threading.Lock()
         self._room = threading.Semaphore(max(2 * plan.concurrency, 2 * plan.batch_size))
-        self._began: dict[int, float] = {}  # by worker; when it took what it is at
+        self._used: dict[int, float] = {}  # by worker: seconds of CPU time up to its latest run
         self._stopped = False
         self._error: BaseException | None = None
 
@@ -51,21 +52,24 @@ class Threads:
             raise self._error
 
     async def _grow(self) -> None:
-        look = HELD_UP
+        look = FIRST_LOOK
+        self._looked, self._used_before = time.perf_counter(), 0.0
         while not self._all_done.is_set():
             try:
                 await asyncio.wait_for(self._all_done.wait(), look)
             except TimeoutError:
                 pass
-            if self._started < self._limit and self._are_held_up():
+            if self._started < self._limit and self._are_waiting():
                 self._start(min(self._started * (GROWTH - 1), self._limit - self._started))
             else:
                 look = min(look * 1.5, LONGEST_LOOK)
 
-    def _are_held_up(self) -> bool:
-        now = time.perf_counter()
-        began = list(self._began.values())
-        return bool(began) and len(began) == self._alive and all(now - one > HELD_UP for one in began)
+    def _are_waiting(self) -> bool:
+        """Whether the threads hardly computed anything since the last look: then more of them do not disturb."""
+        now, used = time.perf_counter(), sum(list(self._used.values()))
+        share = (used - self._used_before) / ((now - self._looked) * max(1, self._alive))
+        self._looked, self._used_before = now, used
+        return share < COMPUTING
 
     def _start(self, count: int) -> None:
         for _ in range(count):
@@ -76,15 +80,14 @@ class Threads:
     def _pull(self, worker: int) -> None:
         try:
             while not self._stopped and (item := self._next()) is not None:
-                self._began[worker] = time.perf_counter()
                 self._context.copy().run(self._work, item, self._loop, self._room)
+                self._used[worker] = time.thread_time()
                 while self._writer.is_full and not self._stopped:
                     time.sleep(0.01)
         except BaseException as error:  # of the source, or of our own: everything stops, and `run` raises it
             self._error = self._error or error
             self._stopped = True
         finally:
-            self._began.pop(worker, None)
             self._tell()
 
     def _next(self) -> Item | None:
