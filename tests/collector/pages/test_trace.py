@@ -64,6 +64,15 @@ def test_a_trace_of_an_experiment_shows_what_was_expected(store, client):
     assert "An immutable sequence." not in client.get(f"/traces/{tuple_.trace_id}").text
 
 
+def test_two_peoples_votes_stand_side_by_side(store, client):
+    root = rag(store)
+    for author, score in (("ann", 1), ("ben", 0)):
+        store.feedback(root.trace_id, "thumbs_up", score, author=author)
+    text = client.get(f"/traces/{root.trace_id}").text
+    assert "a person, ann" in text
+    assert "a person, ben" in text
+
+
 def test_unknown_traces_and_runs_are_404(store, client):
     root = rag(store)
     assert client.get("/traces/" + "f" * 32).status_code == 404

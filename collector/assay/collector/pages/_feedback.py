@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from assay.collector import statistics
 from assay.collector.pages import _format
-from assay.collector.protocols import FeedbackStats, Store
+from assay.collector.protocols import Store
 from assay.collector.records import Feedback, TraceSummary
 
 
@@ -50,6 +51,11 @@ def newest(feedback: Iterable[Feedback]) -> dict[str, Chip]:
     return {key: chip(latest[key], len(groups[key]) - 1) for key in sorted(groups)}
 
 
+def voices(feedback: Iterable[Feedback]) -> list[Chip]:
+    """Everybody's newest word, by key: people's votes side by side, without an evaluator's older versions."""
+    return [chip(item) for item in sorted(statistics.newest(feedback), key=lambda item: (item.key, item.created_ns))]
+
+
 def by_trace(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str, Chip]]:
     """The newest feedback per trace and key, in one query for all the traces of a page."""
     if not traces:
@@ -73,8 +79,3 @@ def columns(chips: Mapping[str, Mapping[str, Chip]], most: int = 5) -> list[str]
         for key in of_trace:
             seen[key] = seen.get(key, 0) + 1
     return sorted(sorted(seen), key=lambda key: -seen[key])[:most]
-
-
-def ordered(stats: Iterable[FeedbackStats]) -> list[FeedbackStats]:
-    """Statistics by key."""
-    return sorted(stats, key=lambda item: item.key)

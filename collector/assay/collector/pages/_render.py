@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from assay.collector.pages import _chart, _feedback, _format, _payload, _query
+from assay.collector.pages import _chart, _format, _payload, _query
 from assay.collector.pages._text import breakable, visible
 
 POLICY = (
@@ -61,7 +61,6 @@ def environment() -> Environment:
         "path": path,
         "breakable": breakable,
         "tame": dict,
-        "chip": _feedback.chip,
     }
     return made
 

@@ -32,6 +32,6 @@ def session(store: Store, request: Request) -> Response:
     chips = _feedback.by_trace(store, turns)
     return _render.html(
         request, "session.html", session_id=session_id, turns=turns, whole=whole, chips=chips, older=page.next,
-        own=_feedback.newest(store.feedbacks(target=Target(session_id=session_id))),
+        own=_feedback.voices(store.feedbacks(target=Target(session_id=session_id))),
         summary=next(iter(store.sessions(session=session_id, limit=1)), None), paged=cursor is not None,
     )  # fmt: skip
