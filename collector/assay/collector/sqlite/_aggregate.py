@@ -57,9 +57,9 @@ def _parts(found: Plan, bucket_ns: int | None, group_by: str | None) -> dict[str
         "group": _GROUPS[group_by] if group_by else "NULL",
         "source": f"{found.source} CROSS JOIN json_each(t.models) m" if by_model else found.source,
         "where": found.where,
-        "tokens_in": "m.value ->> 1" if by_model else "t.input_tokens",
-        "tokens_out": "m.value ->> 2" if by_model else "t.output_tokens",
-        "cost": "m.value ->> 3" if by_model else "t.cost",
+        "tokens_in": "json_extract(m.value, '$[1]')" if by_model else "t.input_tokens",
+        "tokens_out": "json_extract(m.value, '$[2]')" if by_model else "t.output_tokens",
+        "cost": "json_extract(m.value, '$[3]')" if by_model else "t.cost",
     }
 
 

@@ -156,6 +156,8 @@ class Appender:
     def _known(self, batch: Batch) -> dict[str, Known]:
         """What is known of the batch's traces: remembered, read from the file, or new."""
         found = {trace_id: self._cache[trace_id] for trace_id in batch.traces if trace_id in self._cache}
+        for trace_id in found:
+            self._cache.move_to_end(trace_id)
         missing = [trace_id for trace_id in batch.traces if trace_id not in found]
         stored = dict(find_many(self._db, "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)", missing))
         for trace_id in missing:

@@ -24,7 +24,7 @@ BUSY_RATE = 2_000  # spans a second
 PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
 TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
 SAMPLES = 2_000
-SAMPLE_BYTES = 16_384  # a longer payload is no sample: dictionaries help short ones
+SAMPLE_BYTES = 8_192  # a longer payload is no sample: dictionaries help short ones
 DICTIONARY_BYTES = 65_536
 
 

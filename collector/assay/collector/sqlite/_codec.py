@@ -15,7 +15,7 @@ from assay.collector.records import JSON, Document, Event, Link, Run, Usage
 from assay.collector.sqlite._values import INT_MAX, clean, dumps, loads
 from assay.tracer import _attributes as names
 
-LEVEL = 1
+LEVEL = 3  # measured with a dictionary: a sixth smaller than level 1, 2 us a span dearer; 4 and 5 gain nothing
 
 
 class Fact(NamedTuple):
@@ -66,6 +66,8 @@ class Encoder:
     def __init__(self, dictionary: bytes | None = None) -> None:
         self.dictionary = dictionary
         data = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
+        if data is not None:
+            data.precompute_compress(level=LEVEL)
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=data)
 
     def __reduce__(self) -> tuple[type[Encoder], tuple[bytes | None]]:

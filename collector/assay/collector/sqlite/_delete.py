@@ -50,7 +50,7 @@ def _traces(writer: Reader, appender: Appender, traces: dict[int, str], disturbe
     ):
         find_many(writer.db, sql, traces)
     find_many(writer.db, "DELETE FROM decisions WHERE trace_id IN (%s)", traces.values())
-    find_many(writer.db, "DELETE FROM queue WHERE data ->> '$.target.trace_id' IN (%s)", traces.values())
+    find_many(writer.db, "DELETE FROM queue WHERE json_extract(data, '$.target.trace_id') IN (%s)", traces.values())
     appender.evict(traces.values())
 
 
@@ -60,7 +60,7 @@ def _sessions(db: sqlite3.Connection, sessions: set[str]) -> None:
         row[0] for row in find_many(db, "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)", sessions)
     }
     find_many(db, "DELETE FROM feedback WHERE session_id IN (%s)", sessions - left)
-    find_many(db, "DELETE FROM queue WHERE data ->> '$.target.session_id' IN (%s)", sessions - left)
+    find_many(db, "DELETE FROM queue WHERE json_extract(data, '$.target.session_id') IN (%s)", sessions - left)
 
 
 def experiment(db: sqlite3.Connection, id: str) -> bool:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 from assay.collector.protocols import Refused, StoreError
 from assay.collector.sqlite._checkpoint import LAST_RESORT
 from assay.collector.sqlite._schema import PAGE_SIZE, migrate
 from assay.collector.sqlite._writer import translate
 
+OLDEST = (3, 35, 0)
+
 
 def open_writable(path: str) -> sqlite3.Connection:
     """The one writing connection, on a file of the newest version."""
+    _check_library()
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=256)
         try:
@@ -23,6 +27,23 @@ def open_writable(path: str) -> sqlite3.Connection:
         return db
     except sqlite3.Error as error:
         raise _explained(path, error) from error
+
+
+def _check_library() -> None:
+    """Raises `Refused` if this Python's SQLite is too old or was built without full-text search."""
+    if sqlite3.sqlite_version_info < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise Refused(f"this Python is linked to SQLite {sqlite3.sqlite_version}, and Assay needs {oldest} or newer")
+    with closing(sqlite3.connect(":memory:")) as db:
+        if not any(row[0] == "ENABLE_FTS5" for row in db.execute("PRAGMA compile_options")):
+            _try_fts5(db)
+
+
+def _try_fts5(db: sqlite3.Connection) -> None:
+    try:
+        db.execute("CREATE VIRTUAL TABLE words USING fts5 (text)")
+    except sqlite3.OperationalError as error:
+        raise Refused("this Python's SQLite was built without FTS5, which Assay's text index needs") from error
 
 
 def _configure(db: sqlite3.Connection) -> None:
