@@ -35,16 +35,17 @@ def create_app(
     receiver = Receiver(store, metrics, limits)
     app.state.otlp = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
-    for routes in (
+    routers = (
         _health.router(store, metrics, ready or (lambda: True)), _traces.router(store), _feedback.router(store),
         _datasets.datasets(store), _datasets.experiments(store), _control.rules(store), _control.shared(store),
         _control.keys(store), _control.queues(store),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for routes in routers:
         app.include_router(routes)
     app.include_router(pages.router(store))
     map_errors(app)
     app.add_exception_handler(404, _nothing_here)
-    _openapi.install(app)
+    _openapi.install(app, routers)
     return app
 
 

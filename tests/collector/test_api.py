@@ -1,0 +1,164 @@
+"""The HTTP API as people speak to it, beside what the conformance suites ask through the client."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from assay.collector.protocols import Refused
+from assay.collector.records import Example, Experiment, Feedback, Key, QueueItem, Rule, Target
+from assay.collector.server import Server
+from assay.collector.sqlite import SQLiteStore
+from collector.making import run
+from collector.otlp import PROTOBUF, request, span
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        yield made
+
+
+@pytest.fixture
+def api(store: SQLiteStore) -> Iterator[httpx.Client]:
+    with Server(store) as server, httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+def test_conditions_in_the_query_string(api: httpx.Client, store: SQLiteStore) -> None:
+    one, other = run("answer", tags=("a", "b")), run("other")
+    store.append([one, other])
+    store.add_feedback([Feedback(target=Target(trace_id=one.trace_id), key="concise", score=0.25)])
+    found = api.get(
+        "/api/traces", params=[("feedback", "concise<0.5"), ("tags", "a"), ("tags", "b"), ("latency_ms", ">=1")]
+    )
+    assert [item["name"] for item in found.json()["items"]] == ["answer"]
+    first = api.get("/api/traces", params={"limit": 1}).json()
+    second = api.get("/api/traces", params={"limit": 1, "cursor": first["next"]}).json()
+    assert [page["items"][0]["name"] for page in (first, second)] == ["other", "answer"]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/api/traces?nmae=x", "did you mean 'name'"), ("/api/traces?feedback=concise", "holds no comparison"),
+        ("/api/traces?limit=many", "limit"), ("/api/traces?complete=perhaps", "neither true nor false"),
+        ("/api/traces?since_ns=x", "'x' is no time"), ("/api/traces?filter={", "JSON"), ("/api/traces?cursor=zz", "zz"),
+        ("/api/aggregate?group_by=shoe", "shoe"), ("/api/values/shoe", "shoe"), ("/api/feedback?target={}", "exactly one"),
+    ],
+)  # fmt: skip
+def test_bad_questions_are_told(api: httpx.Client, path: str, told: str) -> None:
+    response = api.get(path)
+    assert response.status_code == 400
+    assert told in response.json()["message"]
+
+
+def test_bad_bodies_are_told(api: httpx.Client) -> None:
+    for path, body in (
+        ("/api/feedback", "{}"),
+        ("/api/feedback", '[{"key": ""}]'),
+        ("/api/runs", "x"),
+        ("/api/rules", "[1]"),
+    ):
+        response = api.post(path, content=body)
+        assert response.status_code == 400
+        assert "the JSON is not what is asked for" in response.json()["message"]
+    assert api.post("/api/feedback", content=b"[" * 100_000).status_code == 400
+
+
+def test_what_is_not_there_is_404(api: httpx.Client) -> None:
+    for path in ("/api/traces/" + "f" * 32, "/api/datasets/none", "/api/experiments/none", "/v1/metrics"):
+        assert api.get(path).status_code == 404
+    assert api.delete("/api/traces/" + "f" * 32).status_code == 404
+    assert api.delete("/api/traces").status_code == 400
+
+
+def test_names_with_slashes(api: httpx.Client, store: SQLiteStore) -> None:
+    store.save_examples("team/parcels", [Example(inputs=1)])
+    assert api.get("/api/datasets/team/parcels").json()["example_count"] == 1
+    assert api.get("/api/datasets/team%2Fparcels/examples").json()[0]["inputs"] == 1
+    assert api.get("/api/datasets/team/parcels/versions").json()[0]["version"] == 1
+
+
+def test_an_experiment_changes_in_part(api: httpx.Client, store: SQLiteStore) -> None:
+    store.save_experiment(Experiment(id="e1", name="n", dataset="d"))
+    changed = api.patch("/api/experiments/e1", json={"status": "finished", "ended_ns": 5}).json()
+    assert (changed["status"], changed["ended_ns"], changed["name"]) == ("finished", 5, "n")
+    assert store.experiment("e1").status == "finished"
+    assert api.patch("/api/experiments/e1", json={"status": "odd"}).status_code == 400
+
+
+def test_a_rule_is_switched_off(api: httpx.Client, store: SQLiteStore) -> None:
+    store.save_rule(Rule(name="r", version="1", evaluators=()))
+    assert api.patch("/api/rules/r", json={"enabled": False}).json()["enabled"] is False
+    assert store.rules()[0].enabled is False
+    assert api.patch("/api/rules/none", json={"enabled": True}).status_code == 404
+
+
+def test_an_item_of_a_queue_is_resolved(api: httpx.Client, store: SQLiteStore) -> None:
+    store.enqueue([QueueItem(queue="q", target=Target(trace_id="a" * 32))])
+    [item] = api.get("/api/queues/q").json()
+    assert api.patch(f"/api/queues/items/{item['id']}", json={"status": "done"}).json() is True
+    assert api.get("/api/queues/q").json() == []
+    assert len(api.get("/api/queues/q", params={"status": ""}).json()) == 1
+
+
+def test_openapi_describes_bodies_and_answers(api: httpx.Client) -> None:
+    found = api.get("/openapi.json").json()
+    body = found["paths"]["/api/feedback"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"type": "array", "items": {"$ref": "#/components/schemas/Feedback"}}
+    assert "outcome" in found["components"]["schemas"]["Feedback"]["properties"]
+    assert api.get("/docs").status_code == 200
+
+
+def test_health(api: httpx.Client, store: SQLiteStore) -> None:
+    found = api.get("/healthz").json()
+    assert (found["service"], found["store"]) == ("assay", store.path)
+    assert api.get("/readyz").json() == {"ready": True}
+    numbers = api.get("/metrics").text
+    assert "# TYPE assay_store_queued_spans gauge" in numbers
+    assert "assay_store_text_index_lag_seconds" in numbers
+
+
+def test_another_sites_page_reaches_nothing(api: httpx.Client) -> None:
+    assert api.get("/api/count", headers={"host": "evil.example"}).status_code == 403
+    assert api.post("/api/feedback", content="[]", headers={"origin": "http://evil.example"}).status_code == 403
+    assert api.post("/api/feedback", content="[]", headers={"origin": str(api.base_url).rstrip("/")}).status_code == 200
+
+
+def test_a_server_open_to_others_needs_a_key(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    with pytest.raises(Refused, match="set ASSAY_API_KEY"):
+        Server(store, host="0.0.0.0")
+
+
+def test_keys(store: SQLiteStore) -> None:
+    def key(secret: str, **fields: object) -> Key:
+        return Key(id=secret, name=secret, sha256=hashlib.sha256(secret.encode()).hexdigest(), **fields)  # type: ignore[arg-type]
+
+    for one in (key("reader", scopes=("read",)), key("old", expires_ns=time.time_ns() - 1), key("bound", project="p")):
+        store.save_key(one)
+    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url) as client:
+
+        def status(secret: str | None, method: str = "GET", path: str = "/api/count") -> int:
+            headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+            return client.request(method, path, headers=headers, content="[]").status_code
+
+        assert [status(secret) for secret in (None, "wrong", "old", "bound", "reader", "master")] == [
+            401,
+            401,
+            401,
+            401,
+            200,
+            200,
+        ]
+        assert [status(secret, "POST", "/api/feedback") for secret in ("reader", "master")] == [403, 200]
+        assert client.get("/api/count", auth=("any", "master")).status_code == 200
+        assert client.get("/api/count", headers={"x-api-key": "master"}).status_code == 200
+        assert client.post("/v1/traces", content=request(span()), headers={"content-type": PROTOBUF}).status_code == 401
+        assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 401]

@@ -1,0 +1,101 @@
+"""Where things go, and who holds a file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from assay.collector import aio, connect, describe
+from assay.collector.client import HTTPStore
+from assay.collector.filters import Filter
+from assay.collector.protocols import NotFound, Refused, Unavailable
+from assay.collector.querystring import to_filter, to_items
+from assay.collector.server import Server
+from assay.collector.sqlite import SQLiteStore
+from collector.making import run
+
+
+def test_a_path_is_a_file(tmp_path: Path) -> None:
+    store = connect(tmp_path / "assay.db")
+    store.append([run()])
+    assert describe(store) == str(tmp_path / "assay.db")
+    store.close()
+    store.close()
+
+
+def test_one_process_may_open_a_file_several_times(tmp_path: Path) -> None:
+    first, second = connect(tmp_path / "a.db"), connect(tmp_path / "a.db")
+    first.append([run("x")])
+    first.close()
+    assert [one.name for one in second.traces()] == ["x"]
+    with pytest.raises(Refused, match="is closed"):
+        first.traces()
+    second.close()
+    SQLiteStore(tmp_path / "a.db").close()  # the last one out has let go
+
+
+def test_a_file_that_is_served_is_reached_through_its_server(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "a.db") as kept, Server(kept) as server:
+        kept.append([run("x")])
+        store = connect(tmp_path / "a.db")
+        assert isinstance(store, HTTPStore)
+        assert (store.url, [one.name for one in store.traces()]) == (server.url, ["x"])
+        store.close()
+
+
+def test_the_environment_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_URL", "http://127.0.0.1:9")
+    store = connect()
+    assert describe(store) == "http://127.0.0.1:9"
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:9 does not answer"):
+        store.traces()
+    store.close()
+
+
+def test_an_unknown_kind_of_address_is_refused() -> None:
+    with pytest.raises(Refused, match="'ftp://x'"):
+        connect("ftp://x")
+
+
+def test_the_verbs_as_coroutines(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with aio(connect(tmp_path / "a.db")) as store:
+            await store.append([one := run("x")])
+            assert (await store.trace(one.trace_id)).root == one
+            with pytest.raises(NotFound):
+                await store.trace("f" * 32)
+
+    asyncio.run(main())
+
+
+def test_the_servers_errors_are_the_stores(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "a.db") as kept, Server(kept) as server:
+        store = HTTPStore(server.url)
+        with pytest.raises(NotFound, match="f" * 32):
+            store.trace("f" * 32)
+        with pytest.raises(Refused, match="shoe"):
+            store.values("shoe")
+        store.close()
+        with pytest.raises(Refused, match="is closed"):
+            store.count()
+
+
+def test_many_trace_ids_fit_into_one_question(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "a.db") as kept, Server(kept) as server, HTTPStore(server.url) as store:
+        kept.append(runs := [run() for _ in range(3)])
+        ids = [one.trace_id for one in runs] + [f"{n:032x}" for n in range(1500)]
+        assert len(store.traces(trace_ids=ids, limit=10).items) == 3
+        assert len(store.many(ids)) == 3
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        Filter(), Filter(name="a=b&c", since_ns=5, complete=False), Filter(latency_ms=("<=", 1.5), cost=("!=", 0.1)),
+        Filter(tags=("a", "b"), metadata={"k": "v:w"}, feedback=(("a", ">=", 0.5), ("tone", "=", "polite"))),
+    ],
+)  # fmt: skip
+def test_a_filter_goes_through_a_query_string_and_back(filter: Filter) -> None:
+    assert to_filter(to_items(filter)) == filter

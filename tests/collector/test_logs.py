@@ -1,0 +1,108 @@
+"""`/v1/logs`: evaluation results become feedback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from assay.collector.dialects import RawFeedback, read_feedback
+from assay.collector.records import Feedback, Target
+from assay.collector.server import Server
+from assay.collector.sqlite import SQLiteStore
+from collector.making import run
+from collector.otlp import JSON, PROTOBUF, attribute
+
+ROOT = run()
+EVENT = "gen_ai.evaluation.result"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append([ROOT])
+        with Server(store) as running:
+            yield running
+
+
+def read(**attributes: Any) -> Feedback:
+    named = {name.replace("__", "."): value for name, value in attributes.items()}
+    return read_feedback(RawFeedback(ROOT.trace_id, ROOT.span_id, 7, {"gen_ai.evaluation.name": "k"} | named))
+
+
+def score(value: Any, **others: Any) -> Feedback:
+    return read(**{"gen_ai.evaluation.score.value": value}, **others)
+
+
+def test_an_event_in_protobuf_is_feedback_on_its_span(server: Server) -> None:
+    request = ExportLogsServiceRequest()
+    records = request.resource_logs.add().scope_logs.add().log_records
+    record = records.add(event_name=EVENT, trace_id=bytes.fromhex(ROOT.trace_id), span_id=bytes.fromhex(ROOT.span_id))
+    record.time_unix_nano = 5
+    record.attributes.append(attribute("gen_ai.evaluation.name", "relevance"))
+    record.attributes.append(attribute("gen_ai.evaluation.score.value", AnyValue(double_value=0.75)))
+    record.attributes.append(attribute("gen_ai.evaluation.explanation", "near enough"))
+    records.add(event_name="something.else")
+    response = httpx.post(
+        f"{server.url}/v1/logs", content=request.SerializeToString(), headers={"content-type": PROTOBUF}
+    )
+    partial = ExportLogsServiceResponse.FromString(response.content).partial_success
+    assert (response.status_code, partial.rejected_log_records) == (200, 1)
+    assert "'something.else' is not kept" in partial.error_message
+    [kept] = server.store.trace(ROOT.trace_id).feedback
+    assert kept.target == Target(trace_id=ROOT.trace_id, span_id=ROOT.span_id)
+    assert (kept.key, kept.score, kept.comment, kept.created_ns) == ("relevance", 0.75, "near enough", 5)
+
+
+def test_an_event_in_json(server: Server) -> None:
+    pairs = {"gen_ai.evaluation.name": "tone", "gen_ai.evaluation.score.label": "polite", "event.name": EVENT}
+    attributes = [{"key": key, "value": {"stringValue": value}} for key, value in pairs.items()]
+    record = {"traceId": ROOT.trace_id, "observedTimeUnixNano": "9", "attributes": attributes}
+    body = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record, {"traceId": 5}]}]}]}
+    response = httpx.post(f"{server.url}/v1/logs", content=json.dumps(body).encode(), headers={"content-type": JSON})
+    assert response.json()["partialSuccess"]["rejectedLogRecords"] == "1"
+    [kept] = server.store.trace(ROOT.trace_id).feedback
+    assert (kept.key, kept.label, kept.target, kept.created_ns) == ("tone", "polite", Target(trace_id=ROOT.trace_id), 9)
+
+
+def test_scores() -> None:
+    assert score(0.5).score == 0.5
+    assert score(1.0, assay__feedback__boolean=True).score is True
+    assert score(False).score is False
+    with pytest.raises(ValueError, match="'NaN' is not a finite number"):
+        score("NaN")
+    with pytest.raises(ValueError, match="outcome 'score' with score None"):
+        read()
+
+
+def test_an_error_is_no_score() -> None:
+    failed = score(0.0, error__type="timeout", assay__feedback__error="Timeout: after 30 s")
+    assert (failed.outcome, failed.score, failed.error) == ("error", None, "Timeout: after 30 s")
+    assert failed.metadata["error.type"] == "timeout"
+    assert read(error__type="timeout").error == "timeout"
+
+
+def test_a_skip_says_why() -> None:
+    skipped = read(assay__feedback__outcome="skip", **{"gen_ai.evaluation.explanation": "no documents"})
+    assert (skipped.outcome, skipped.comment) == ("skip", "no documents")
+
+
+def test_what_the_convention_lacks() -> None:
+    found = score(
+        1.0, assay__feedback__source="human", assay__feedback__author="ann", assay__feedback__metadata='{"a": 1}',
+        assay__feedback__scope="trace", assay__feedback__id="x1", vendor__extra="kept",
+    )  # fmt: skip
+    assert (found.source, found.author, found.target, found.id) == (
+        "human",
+        "ann",
+        Target(trace_id=ROOT.trace_id),
+        "x1",
+    )
+    assert found.metadata == {"a": 1, "vendor.extra": "kept"}
+    assert score(1.0, assay__feedback__document=2).target.document == 2
