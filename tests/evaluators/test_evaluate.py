@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
 
@@ -215,6 +216,21 @@ def test_spans_that_stay_open_are_said(store):
     release.set()
     assert summary.open_spans == 1
     assert "still open" in str(summary)
+
+
+def test_evaluators_see_large_outputs_whole_and_objects_as_plain_values(store):
+    @dataclass
+    class Found:
+        texts: list[str]
+
+    seen = []
+
+    def look(outputs):
+        seen.append(outputs)
+        return True
+
+    evaluate(QUESTIONS[:1], lambda q: Found(["x" * 1000] * 3000), [look], store=store, progress=False)
+    assert seen == [{"texts": ["x" * 1000] * 3000}]
 
 
 def test_feedback_that_a_task_gives_its_own_run_is_stored(store):

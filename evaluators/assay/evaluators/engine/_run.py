@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.collector.dialects import from_readable
@@ -22,10 +23,12 @@ from assay.evaluators.engine._notes import feedback_of_run
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._task import Task, joined
 from assay.tracer import _attributes as names
+from assay.tracer._json import to_json
 from assay.tracer.capture import Captured, capture
 
 Wait = Callable[[Awaitable[Any]], Any]
 FIRST_PAUSE = 0.25  # seconds before the first retry; doubles
+LARGEST = 2**26  # bytes of outputs that evaluators see; what is stored of them has the tracer's limit
 _RETRIEVAL = ("retriever", "reranker")
 _PLAIN = (str, int, float, type(None))
 
@@ -160,9 +163,14 @@ def _done(
         runs = tuple(sorted(runs, key=lambda run: run.start_ns))
     root = runs[0] if len(runs) == 1 else next(run for run in runs if run.parent_id is None)
     trace = Trace(root, runs, complete=not still_open)
-    case = _case(plan, item.example, trace, outputs if isinstance(outputs, _PLAIN) else root.outputs)
+    case = _case(plan, item.example, trace, _seen(outputs))
     feedback = [one for event in captured.feedback if (one := feedback_of_run(event))]
     return Done(item, case, Target(trace_id=trace.trace_id), runs, feedback, still_open)
+
+
+def _seen(outputs: Any) -> JSON:
+    """What evaluators see of outputs: plain values, as they are read back from a trace later, but never cut short."""
+    return outputs if isinstance(outputs, _PLAIN) else orjson.loads(to_json(outputs, LARGEST))
 
 
 def _case(plan: Plan, example: Example, trace: Trace, outputs: JSON = None) -> Case:
