@@ -32,28 +32,33 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A server over a store with one of everything; addresses of its pages by name."""
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SQLiteStore]:
     folder: Path = tmp_path_factory.mktemp("browser")
     with SQLiteStore(folder / "assay.db") as store:
-        root = rag(store, session_id="talk")
-        outcomes(store, root.trace_id)
-        failing = rag(store, failing=True, session_id="talk")
-        deep = [run("a rather long name of a function " * 3, inputs="word " * 2000)]
-        for _ in range(20):
-            deep.append(child(deep[-1], "step", kind="tool"))
-        store.append(deep)
-        for name, scores in (("first", (1.0, None)), ("second", (0.0, 1.0))):
-            experiment(store, name, scores)
-        paths = {
-            "traces": "/", "filtered": "/?kind=chain&latency_ms=x", "nothing": "/?name=none", "trace": f"/traces/{root.trace_id}",
-            "failing": f"/traces/{failing.trace_id}", "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
-            "sessions": "/sessions", "session": "/sessions/talk", "datasets": "/datasets", "dataset": "/datasets/sequences",
-            "experiments": "/experiments", "experiment": "/experiments/id-first", "compare": "/compare?ids=id-first,id-second",
-            "missing": "/traces/none", "long": "/?since=2025-01-01",
-        }  # fmt: skip
-        with Server(store) as server:
-            yield {name: server.url + path for name, path in paths.items()}
+        yield store
+
+
+@pytest.fixture(scope="module")
+def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
+    """A server over a store with one of everything; addresses of its pages by name."""
+    root = rag(kept, session_id="talk")
+    outcomes(kept, root.trace_id)
+    failing = rag(kept, failing=True, session_id="talk")
+    deep = [run("a rather long name of a function " * 3, inputs="word " * 2000)]
+    for _ in range(20):
+        deep.append(child(deep[-1], "step", kind="tool"))
+    kept.append(deep)
+    for name, scores in (("first", (1.0, None)), ("second", (0.0, 1.0))):
+        experiment(kept, name, scores)
+    paths = {
+        "traces": "/", "filtered": "/?kind=chain&latency_ms=x", "nothing": "/?name=none", "trace": f"/traces/{root.trace_id}",
+        "failing": f"/traces/{failing.trace_id}", "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
+        "sessions": "/sessions", "session": "/sessions/talk", "datasets": "/datasets", "dataset": "/datasets/sequences",
+        "experiments": "/experiments", "experiment": "/experiments/id-first", "compare": "/compare?ids=id-first,id-second",
+        "missing": "/traces/none", "long": "/?since=2025-01-01",
+    }  # fmt: skip
+    with Server(kept) as server:
+        yield {name: server.url + path for name, path in paths.items()}
 
 
 @pytest.fixture
@@ -147,6 +152,13 @@ def test_charts_over_a_long_time_come_after_the_list(open_page):
     page = open_page("long")
     page.get_by_role("img", name="Traces over time", exact=True).wait_for()
     assert page.locator("[data-charts]").count() == 0
+
+
+def test_a_live_list_shows_what_arrives(open_page, kept):
+    page = open_page("traces")
+    page.get_by_role("button", name="Live").click()
+    kept.append([run("just_arrived")])
+    page.get_by_role("link", name="just_arrived").wait_for()
 
 
 def test_everything_can_be_read_without_javascript(open_page):

@@ -17,7 +17,7 @@ from assay.collector.records import TraceSummary
 PAGE = 50
 _SHORT = 6 * 3_600 * 10**9
 _LONGEST = 366 * 86_400 * 10**9
-_LENGTHS = tuple(s * 10**9 for s in (60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
+_LENGTHS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,36 @@ addEventListener("pageshow", () => {
 });
 
 // Charts over a long time come when they are ready; the list does not wait for them.
-for (const place of document.querySelectorAll("[data-charts]")) {
-  fetch(place.dataset.charts).then((answer) => answer.text()).then((text) => {
-    place.replaceWith(...new DOMParser().parseFromString(text, "text/html").body.childNodes);
-  }).catch(() => place.remove());
+function charts() {
+  for (const place of document.querySelectorAll("[data-charts]")) {
+    fetch(place.dataset.charts).then((answer) => answer.text()).then((text) => {
+      place.replaceWith(...new DOMParser().parseFromString(text, "text/html").body.childNodes);
+    }).catch(() => place.remove());
+  }
+}
+charts();
+
+// Live: the list is fetched anew every few seconds, while it is looked at and nothing in it is open or focused.
+const live = document.getElementById("live");
+async function refresh() {
+  const list = document.getElementById("list");
+  if (document.hidden || list.querySelector(":popover-open") || list.contains(document.activeElement)) return;
+  const answer = await fetch(location.href);
+  if (!answer.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const id of ["list", "times"]) document.getElementById(id).replaceWith(document.adoptNode(page.getElementById(id)));
+  charts();
+}
+if (live) {
+  let timer;
+  live.hidden = false;
+  live.addEventListener("click", () => {
+    const on = live.getAttribute("aria-pressed") !== "true";
+    live.setAttribute("aria-pressed", String(on));
+    clearInterval(timer);
+    if (on) timer = setInterval(() => refresh().catch(() => {}), 3000);
+    if (on) refresh().catch(() => {});
+  });
 }
 
 // In a trace, another span is fetched and put in place, so that the tree keeps its position.
