@@ -17,14 +17,11 @@ GRADED = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 3), min_siz
 def trec(measure, retrieved, grades):
     import ir_measures
 
-    scores = {id: float(-rank) for rank, id in enumerate(retrieved)}
+    name, _, cut = measure.partition("@")
+    asked = getattr(ir_measures, name) @ int(cut) if cut else getattr(ir_measures, name)
     qrels = [ir_measures.Qrel("q", id, grade) for id, grade in grades.items()]
-    run = [ir_measures.ScoredDoc("q", id, value) for id, value in scores.items()] or [
-        ir_measures.ScoredDoc("q", "-", 0.0)
-    ]
-    return ir_measures.calc_aggregate([ir_measures.parse_measure(measure)], qrels, run)[
-        ir_measures.parse_measure(measure)
-    ]
+    run = [ir_measures.ScoredDoc("q", id, float(-rank)) for rank, id in enumerate(retrieved)]
+    return ir_measures.calc_aggregate([asked], qrels, run or [ir_measures.ScoredDoc("q", "-", 0.0)])[asked]
 
 
 @pytest.mark.parametrize(
