@@ -38,6 +38,7 @@ from assay.tracer import (
     tracer_provider,
     uninstrument,
 )
+from assay.tracer.capture import capture
 from assay.tracer.testing import Spans, capture_spans
 
 from .conftest import Sink, until
@@ -124,13 +125,13 @@ def test_process_pools_carry_the_context(sink: Sink, method: str, monkeypatch: p
     with span("root") as root, tags("t"):
         task = carry(work_elsewhere)
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
-            assert list(pool.map(task, range(4))) == [0, 2, 4, 6]
+            assert list(pool.map(task, range(100))) == [2 * n for n in range(100)]
     assert flush(10)
     spans = {s.span_id: s for s in sink.spans()}
     assert {s.trace_id.hex() for s in spans.values()} == {root.trace_id}
-    assert Counter(s.name for s in spans.values()) == {"root": 1, "middle": 4, "leaf": 8}
+    assert Counter(s.name for s in spans.values()) == {"root": 1, "middle": 100, "leaf": 200}
     parents = Counter(spans[s.parent_span_id].name for s in spans.values() if s.parent_span_id)
-    assert parents == {"root": 4, "middle": 8}
+    assert parents == {"root": 100, "middle": 200}
     found = {a.key: a.value for a in next(s for s in spans.values() if s.name == "leaf").attributes}
     assert [v.string_value for v in found["tag.tags"].array_value.values] == ["t"]
 
@@ -316,3 +317,15 @@ def test_head_sampling_takes_whole_traces_and_agrees_across_processes() -> None:
     assert shapes(traced)["middle", "leaf"] == 2 * shapes(traced)["middle",]
     assert 90 < shapes(traced)["middle",] < 220
     assert (("again", "middle") in shapes(traced)) == sampled
+
+
+def test_capture_inside_a_joined_setup_keeps_everything_to_itself(sink: Sink) -> None:
+    provider = TracerProvider()
+    configure(url=sink.url, provider=provider)
+    with provider.get_tracer("web").start_as_current_span("GET /"):
+        with capture("example") as captured, provider.get_tracer("db").start_as_current_span("SELECT"):
+            middle(1)
+        spans, still_open = captured.spans()
+    assert flush(10)
+    assert Counter(s.name for s in spans) == {"example": 1, "SELECT": 1, "middle": 1, "leaf": 2}
+    assert ([s.name for s in sink.spans()], still_open) == (["GET /"], 0)

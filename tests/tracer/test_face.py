@@ -1,0 +1,23 @@
+"""The public face: what is there, and what importing it brings along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import assay.tracer
+from assay.tracer import capture, testing
+
+
+def test_all_is_sorted_and_true() -> None:
+    for module in (assay.tracer, capture, testing):
+        assert list(module.__all__) == sorted(module.__all__)
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_import_is_light() -> None:
+    code = "import sys, assay.tracer; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"requests", "asyncio", "wrapt", "pytest", "numpy", "google.protobuf", "opentelemetry.exporter", "fastapi"}
+    assert heavy.isdisjoint(found)
+    assert not [name for name in found if name.startswith("assay.") and not name.startswith("assay.tracer")]
