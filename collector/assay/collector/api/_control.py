@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from assay.collector import _wire
-from assay.collector.api._http import Body, reply, wire
+from assay.collector.api._http import Body, Limit, Number, reply, wire
 from assay.collector.protocols import ControlStore, NotFound
 from assay.collector.records import Decision, Key, Lease, Page, QueueItem, Rule
 
@@ -89,7 +89,7 @@ def rules(store: ControlStore) -> APIRouter:
     @routes.get("/decisions")
     @wire(returns=Page[Decision])
     def decisions(
-        trace_id: str | None = None, rule: str | None = None, verdict: str | None = None, limit: int = 1000,
+        trace_id: str | None = None, rule: str | None = None, verdict: str | None = None, limit: Limit = 1000,
         cursor: str | None = None,
     ) -> Response:  # fmt: skip
         """What rules did with traces, and why; newest first."""
@@ -133,7 +133,7 @@ def shared(store: ControlStore) -> APIRouter:
 
     @routes.get("/budgets/spent")
     @wire(returns=float)
-    def spent(budget: str, period_start_ns: int) -> Response:
+    def spent(budget: str, period_start_ns: Number) -> Response:
         """What is booked so far."""
         return reply(store.spent(budget, period_start_ns))
 
@@ -194,7 +194,7 @@ def queues(store: ControlStore) -> APIRouter:
 
     @routes.get("/{name:path}")
     @wire(returns=list[QueueItem])
-    def one(name: str, status: str | None = "waiting", limit: int = 100) -> Response:
+    def one(name: str, status: str | None = "waiting", limit: Limit = 100) -> Response:
         """Items of a queue, oldest first; `status=` (empty) for all of them."""
         return reply(store.queue(name, status=status or None, limit=limit))
 

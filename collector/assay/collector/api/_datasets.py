@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from assay.collector import _wire
-from assay.collector.api._http import Body, reply, wire
+from assay.collector.api._http import Body, Limit, Number, reply, wire
 from assay.collector.protocols import ControlStore, NotFound
 from assay.collector.records import JSON, Dataset, DatasetKind, Example, Experiment
 
@@ -55,7 +55,11 @@ def datasets(store: ControlStore) -> APIRouter:
     @routes.get("/{name:path}/examples")
     @wire(returns=list[Example])
     def examples(
-        name: str, version: int | None = None, split: str | None = None, limit: int | None = None, offset: int = 0
+        name: str,
+        version: Number | None = None,
+        split: str | None = None,
+        limit: Limit | None = None,
+        offset: Number = 0,
     ) -> Response:
         """Examples of a version, in their order."""
         return reply(store.examples(name, version, split=split, limit=limit, offset=offset))
@@ -72,7 +76,7 @@ def datasets(store: ControlStore) -> APIRouter:
 
     @routes.get("/{name:path}")
     @wire(returns=Dataset)
-    def one(name: str, version: int | None = None) -> Response:
+    def one(name: str, version: Number | None = None) -> Response:
         """One dataset at a version, or the newest."""
         return reply(store.dataset(name, version))
 
@@ -91,7 +95,7 @@ def experiments(store: ControlStore) -> APIRouter:
 
     @routes.get("")
     @wire(returns=list[Experiment])
-    def listed(dataset: str | None = None, project: str | None = None, limit: int = 100) -> Response:
+    def listed(dataset: str | None = None, project: str | None = None, limit: Limit = 100) -> Response:
         """Experiments, newest first."""
         return reply(store.experiments(dataset=dataset, project=project, limit=limit))
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from assay.collector import _wire
-from assay.collector.api._http import Body, Conditions, reply, wire
+from assay.collector.api._http import Body, Conditions, Limit, reply, wire
 from assay.collector.protocols import TraceStore
 from assay.collector.records import Feedback, Page, Target
 
@@ -19,7 +19,7 @@ def router(store: TraceStore) -> APIRouter:
     @routes.get("")
     @wire(returns=Page[Feedback])
     def feedbacks(
-        filter: Conditions, key: str | None = None, target: str | None = None, limit: int = 1000,
+        filter: Conditions, key: str | None = None, target: str | None = None, limit: Limit = 1000,
         cursor: str | None = None,
     ) -> Response:  # fmt: skip
         """Feedback on traces that pass, or on one target (a JSON object), newest first."""

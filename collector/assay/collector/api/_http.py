@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from assay.collector import _wire
@@ -54,6 +54,8 @@ def _conditions(request: Request) -> Filter:
     return to_filter(item for item in request.query_params.multi_items() if item[0] not in NOT_CONDITIONS)
 
 
+Limit = Annotated[int, Query(ge=1, le=1_000_000)]
+Number = Annotated[int, Query(ge=-(2**63), lt=2**63)]  # what the tables can hold
 Body = Annotated[bytes, Depends(_body)]
 Conditions = Annotated[Filter, Depends(_conditions)]
 
@@ -81,9 +83,14 @@ def _invalid(request: Request, error: Exception) -> Response:
     return _answer(400, "Refused", told or str(error))
 
 
+def _overflow(request: Request, error: Exception) -> Response:
+    return _answer(400, "Refused", f"a number is out of bounds: {error}")
+
+
 def map_errors(app: FastAPI) -> None:
     """Answer what stores raise: 404 and 400 for what cannot work, 503 with Retry-After for what may work later."""
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(StoreError, _unavailable)
     app.add_exception_handler(ValueError, _invalid)
+    app.add_exception_handler(OverflowError, _overflow)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from assay.collector import _wire
-from assay.collector.api._http import Body, Conditions, reply, wire
+from assay.collector.api._http import Body, Conditions, Limit, Number, reply, wire
 from assay.collector.filters import Filter
 from assay.collector.protocols import Bucket, NotFound, SessionSummary, TraceStore
 from assay.collector.records import Page, Run, Trace, TraceSummary
@@ -17,7 +17,7 @@ def router(store: TraceStore) -> APIRouter:
 
     @routes.get("/traces")
     @wire(returns=Page[TraceSummary])
-    def traces(filter: Conditions, limit: int = 50, cursor: str | None = None) -> Response:
+    def traces(filter: Conditions, limit: Limit = 50, cursor: str | None = None) -> Response:
         """Traces that pass the conditions in the query string, latest first."""
         return reply(store.traces(filter, limit=limit, cursor=cursor))
 
@@ -58,19 +58,19 @@ def router(store: TraceStore) -> APIRouter:
 
     @routes.get("/sessions")
     @wire(returns=Page[SessionSummary])
-    def sessions(filter: Conditions, limit: int = 50, cursor: str | None = None) -> Response:
+    def sessions(filter: Conditions, limit: Limit = 50, cursor: str | None = None) -> Response:
         """Sessions of the traces that pass, latest first."""
         return reply(store.sessions(filter, limit=limit, cursor=cursor))
 
     @routes.get("/aggregate")
     @wire(returns=list[Bucket])
-    def aggregate(filter: Conditions, bucket_ns: int | None = None, group_by: str | None = None) -> Response:
+    def aggregate(filter: Conditions, bucket_ns: Number | None = None, group_by: str | None = None) -> Response:
         """Counts, latency, tokens, cost and feedback over time."""
         return reply(store.aggregate(filter, bucket_ns=bucket_ns, group_by=group_by))
 
     @routes.get("/values/{field}")
     @wire(returns=list[str])
-    def values(field: str, limit: int = 100) -> Response:
+    def values(field: str, limit: Limit = 100) -> Response:
         """Known values of project, environment, name, kind, model, tag, session, user or feedback."""
         return reply(store.values(field, limit=limit))
 

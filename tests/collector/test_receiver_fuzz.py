@@ -1,0 +1,136 @@
+"""Nothing that anybody sends makes the decoders fail otherwise than by a refusal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from assay.collector.dialects import RawSpan, read
+from assay.collector.receiver import _logs, _traces
+from assay.collector.receiver._decode import Codec, decode
+from assay.collector.receiver._errors import RequestRefused
+from assay.collector.receiver._limits import Limits
+from assay.collector.records import Event
+from assay.collector.server import Server
+from assay.collector.sqlite import SQLiteStore
+from assay.tracer import _attributes as names
+from collector.otlp import attribute, json_request, json_span, nested, request, request_nested, span
+
+LIMITS = Limits(depth=5, attributes=20, value_bytes=1000, spans=50)
+VALID = request(
+    span(attributes=[attribute("input.value", "hi"), attribute("list", nested(3))], events=[{"name": "e"}]), span()
+)
+KNOWN = ["llm.model_name", "llm.token_count.prompt", "llm.cost.total"]
+KNOWN += [value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)]
+KNOWN += ["retrieval.documents.0.document.content", "llm.input_messages.0.message.role", "gen_ai.input.messages"]
+KNOWN += ["gen_ai.retrieval.documents", "gen_ai.conversation.id", "gen_ai.tool.call.arguments", "exception.type"]
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+    | st.sampled_from(["[]", "{}", '[{"content": 1}]', '{"documents": [null]}', "1e999", "application/json", "RETRIEVER", "chat", "[[", "nan"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["content", "id", "score", "metadata", "text", "x"]), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+attributes = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=10), plain, max_size=8)
+
+
+def outcome(codec: Codec[Any], body: bytes) -> Any:
+    """What is kept, or how the whole is refused. Any other exception is a fault."""
+    try:
+        return decode(codec, body, LIMITS)
+    except RequestRefused as refused:
+        return None if refused.status in (400, 413) else refused
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(body: bytes) -> None:
+    for codec in (_traces.PROTOBUF, _traces.JSON_, _logs.PROTOBUF, _logs.JSON_):
+        outcome(codec, body)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), max_size=4), st.integers(0, len(VALID)))
+def test_a_valid_request_with_bytes_changed_or_cut_off(changes: list[tuple[int, int]], end: int) -> None:
+    body = bytearray(VALID)
+    for place, value in changes:
+        body[place] = value
+    found = outcome(_traces.PROTOBUF, bytes(body[:end]))
+    assert found is None or len(found.items) + found.refused_count <= 60
+
+
+@given(st.recursive(plain | st.dictionaries(st.sampled_from(["stringValue", "intValue", "arrayValue", "kvlistValue", "values"]), plain, max_size=2),
+                    lambda inner: st.dictionaries(st.sampled_from(["key", "value", "arrayValue", "values"]), inner, max_size=2), max_leaves=5),
+       st.sampled_from(["traceId", "name", "kind", "startTimeUnixNano", "attributes", "events", "links", "status", "parentSpanId"]))  # fmt: skip
+def test_json_of_any_shape_costs_its_own_span_alone(value: Any, key: str) -> None:
+    found = outcome(_traces.JSON_, json.dumps(json_request(json_span(**{key: value}), json_span("good"))).encode())
+    assert found is not None
+    assert found.items[-1].name == "good"
+    assert len(found.items) + found.refused_count == 2
+
+
+@given(attributes, attributes, st.integers(-2, 5), st.integers(-2, 5))
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_any_attributes_are_read_and_none_is_lost(given_: dict, resource: dict, kind: int, status: int) -> None:
+    event = Event("exception", 1, given_)
+    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", kind=kind, status=status, attributes=given_, resource=resource, events=(event,))  # fmt: skip
+    run = read(raw)
+    taken = (run.inputs, run.outputs, run.documents, run.model, run.usage, run.cost, run.session_id, run.user_id, run.tags, run.metadata, run.experiment_id)  # fmt: skip
+    for name, value in given_.items():
+        assert name in run.attributes or name in KNOWN, (name, value, taken)
+
+
+def test_depth_is_bounded_in_both_encodings() -> None:
+    for depth in (90, 500, 5000):
+        body = request_nested(depth)
+        assert outcome(_traces.PROTOBUF, body + VALID).refused_count == 1
+        deep = '{"arrayValue":{"values":[' * depth + "{}" + "]}}" * depth
+        one = json.dumps(json_span(attributes=[{"key": "a", "value": "DEEP"}])).replace('"DEEP"', deep)
+        outcome(_traces.JSON_, json.dumps(json_request("ONE")).replace('"ONE"', one).encode())
+
+
+FUZZ = """
+import sys, atheris
+from assay.collector.receiver import _logs, _traces
+from assay.collector.receiver._decode import decode
+from assay.collector.receiver._errors import RequestRefused
+from assay.collector.receiver._limits import Limits
+
+def one(data):
+    for codec in (_traces.PROTOBUF, _traces.JSON_, _logs.PROTOBUF, _logs.JSON_):
+        try:
+            decode(codec, data, Limits())
+        except RequestRefused:
+            pass
+
+atheris.Setup(sys.argv, one)
+atheris.Fuzz()
+"""
+
+
+@pytest.mark.slow
+def test_a_fuzzer_finds_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "protobuf").write_bytes(VALID)
+    (corpus / "json").write_bytes(json.dumps(json_request(json_span())).encode())
+    (tmp_path / "fuzz.py").write_text(FUZZ)
+    command = [sys.executable, "fuzz.py", "corpus", "-max_total_time=20", "-max_len=2000", "-rss_limit_mb=1000"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("st") is None, reason="schemathesis is not installed")
+def test_no_request_that_openapi_allows_is_answered_with_500(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server:
+        command = ["st", "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--max-examples", "15", "--phases", "fuzzing"]  # fmt: skip
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-500:]
