@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter, Response
 
@@ -27,7 +28,8 @@ def router(store: Store, metrics: Metrics, ready: Callable[[], bool]) -> APIRout
     @routes.get("/readyz")
     async def readyz() -> Response:
         """Ready for spans: 503 while starting, stopping, or unable to keep anything."""
-        return reply({"ready": True}) if ready() else reply({"ready": False}, 503)
+        found = ready() and await asyncio.to_thread(_writable, store)
+        return reply({"ready": found}, 200 if found else 503)
 
     @routes.get("/metrics")
     def numbers() -> Response:
@@ -37,8 +39,15 @@ def router(store: Store, metrics: Metrics, ready: Callable[[], bool]) -> APIRout
     return routes
 
 
+def _writable(store: Store) -> bool:
+    return bool(_health(store).get("writable", True))
+
+
 def _stored(store: Store) -> dict[str, float]:
     """What the store says of itself: queue, lag, sizes."""
+    return {f"assay_store_{name}": float(value) for name, value in _health(store).items()}
+
+
+def _health(store: Store) -> Mapping[str, float]:
     health = getattr(store, "health", None)
-    found = health() if health is not None else {}
-    return {f"assay_store_{name}": value for name, value in found.items() if isinstance(value, int | float)}
+    return {} if health is None else health()

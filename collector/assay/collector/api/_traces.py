@@ -8,6 +8,7 @@ from assay.collector import _wire
 from assay.collector.api._http import Body, Conditions, Limit, Number, reply, wire
 from assay.collector.filters import Filter
 from assay.collector.protocols import Bucket, NotFound, SessionSummary, TraceStore
+from assay.collector.receiver import check_ids
 from assay.collector.records import Page, Run, Trace, TraceSummary
 
 
@@ -53,6 +54,8 @@ def router(store: TraceStore) -> APIRouter:
     def append(body: Body) -> Response:
         """Keep runs; answered when they are durable."""
         runs = _wire.decode(list[Run], body)
+        for run in runs:
+            check_ids(run.trace_id, run.span_id, run.parent_id or "")
         store.append(runs)
         return reply({"stored": len(runs)})
 

@@ -181,7 +181,9 @@ def _mended(run: Run) -> Run:
     fields = {name: clean(getattr(run, name)) for name in Run.__slots__}
     fields.update({name: getattr(run, name) for name in ("start_ns", "end_ns", "repetition", "usage")})
     fields["documents"] = tuple(Document(*map(clean, (d.content, d.id, d.score, d.metadata))) for d in run.documents)
-    fields["events"] = tuple(Event(*map(clean, (e.name, e.time_ns, e.attributes))) for e in run.events)
+    fields["events"] = tuple(
+        Event(clean(e.name), max(-INT_MAX, min(e.time_ns, INT_MAX)), clean(e.attributes)) for e in run.events
+    )
     fields["links"] = tuple(Link(*map(clean, (x.trace_id, x.span_id, x.attributes))) for x in run.links)
     fields["tags"] = tuple(fields["tags"])
     return Run(**fields)
