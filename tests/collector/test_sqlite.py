@@ -369,3 +369,17 @@ def test_kill_9_in_a_crowd_loses_nothing_that_was_acknowledged(file: Path, reque
         assert [len(trace.runs) for trace in found] == [2] * 20 * requests
         assert sum(len(trace.feedback) for trace in found) >= requests
         assert store.check(deep=True) == []
+
+
+@pytest.mark.parametrize("page", [0.2, 0.4, 0.6, 0.8])
+def test_a_page_that_was_overwritten_is_told_wherever_it_is_met(file: Path, page: float) -> None:
+    with SQLiteStore(file) as store:
+        store.append([run(inputs=os.urandom(300).hex(), tags=(str(n),)) for n in range(2000)])
+        store.checkpoint()
+    content = bytearray(file.read_bytes())
+    start = int(len(content) * page) // 16384 * 16384
+    content[start : start + 16384] = os.urandom(16384)
+    file.write_bytes(content)
+    with pytest.raises((Refused, AssertionError)), SQLiteStore(file) as store:
+        assert store.check(deep=True) == []
+    assert holder(file) is None

@@ -37,7 +37,7 @@ class Behind:
         own: Reader,
         writer: Writer,
         disturbed: set[int],
-        adopt: Callable[[bytes | None], None],
+        adopt: Callable[[bytes], None],
         prune: Callable[[], None],
         checkpointer: Checkpointer,
     ) -> None:
@@ -48,7 +48,7 @@ class Behind:
         self._next_prune = time.monotonic() + PRUNE_AFTER
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._dictionaries = self._newest_dictionary()
+        self._dictionaries: int | None = None
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -95,12 +95,13 @@ class Behind:
 
     def train_if_due(self) -> None:
         """Make the next dictionary if enough spans are stored."""
-        if self._dictionaries < len(TRAIN_AT) and self._stored() >= TRAIN_AT[self._dictionaries]:
-            self._train()
-
-    def _stored(self) -> int:
         with self._readers.one() as reader:
-            return int(reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0])
+            if self._dictionaries is None:
+                self._dictionaries = reader.db.execute("SELECT count(*) FROM dictionaries").fetchone()[0]
+            stored = reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0]
+        if self._dictionaries < len(TRAIN_AT) and stored >= TRAIN_AT[self._dictionaries]:
+            self._dictionaries += 1
+            self._train()
 
     def _prune_if_due(self) -> None:
         if time.monotonic() >= self._next_prune:
@@ -113,7 +114,6 @@ class Behind:
                 "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (SAMPLE_BYTES, SAMPLES)
             ).fetchall()
             samples: list[bytes | bytearray | memoryview] = [reader.decoder(blob).raw(blob) for (blob,) in blobs]
-        self._dictionaries += 1
         try:
             trained = zstandard.train_dictionary(DICTIONARY_BYTES, samples, k=512, d=8)
         except zstandard.ZstdError as error:
@@ -123,11 +123,11 @@ class Behind:
         self._writer.call(lambda db: _keep(db, number, data))
         self._adopt(data)
 
-    def _newest_dictionary(self) -> int:
-        with self._readers.one() as reader:
-            rows = reader.db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC").fetchall()
-        self._adopt(rows[0][0] if rows else None)
-        return len(rows)
+
+def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
+    """The dictionary that payloads are compressed with now."""
+    row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
+    return row[0] if row else None
 
 
 def _keep(db: sqlite3.Connection, number: int, data: bytes) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from assay.collector.protocols import Refused, StoreError
 from assay.collector.sqlite._checkpoint import LAST_RESORT
@@ -16,7 +17,7 @@ OLDEST = (3, 35, 0)
 def open_writable(path: str) -> sqlite3.Connection:
     """The one writing connection, on a file of the newest version."""
     _check_library()
-    try:
+    with explained(path):
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=256)
         try:
             _configure(db)
@@ -25,6 +26,13 @@ def open_writable(path: str) -> sqlite3.Connection:
             db.close()
             raise
         return db
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """A driver's error about a file as one of the contract's, which names the file."""
+    try:
+        yield
     except sqlite3.Error as error:
         raise _explained(path, error) from error
 

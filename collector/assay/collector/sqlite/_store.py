@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,12 @@ from assay.collector.sqlite import (
     _words,
 )
 from assay.collector.sqlite._append import Appender, Known
-from assay.collector.sqlite._behind import Behind
+from assay.collector.sqlite._behind import Behind, newest_dictionary
 from assay.collector.sqlite._checkpoint import Checkpointer
 from assay.collector.sqlite._codec import Batch, Encoder, facts
 from assay.collector.sqlite._lock import Lock
 from assay.collector.sqlite._maintenance import Retention
-from assay.collector.sqlite._open import open_writable
+from assay.collector.sqlite._open import explained, open_writable
 from assay.collector.sqlite._reader import Reader, Readers
 from assay.collector.sqlite._writer import Job, Writer
 
@@ -60,19 +61,19 @@ class SQLiteStore:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        self._lock = Lock(self.path)
-        try:
-            self._db = open_writable(self.path)
-        except BaseException:
-            self._lock.release()
-            raise
-        self._readers = Readers(self.path)
-        self._own = Reader(self._db)
-        self._disturbed: set[int] = set()
-        self._appender = Appender(self._db, self._load, self._before_replacing)
         self._encoders = threading.local()
-        self._dictionary: bytes | None = None
         self._closed = threading.Lock()
+        self._disturbed: set[int] = set()
+        with ExitStack() as opened:  # closes what was opened if the rest cannot be
+            self._lock = Lock(self.path)
+            opened.callback(self._lock.release)
+            self._db = opened.enter_context(closing(open_writable(self.path)))
+            self._readers = opened.enter_context(closing(Readers(self.path)))
+            self._own = Reader(self._db)
+            with explained(self.path):
+                self._appender = Appender(self._db, self._load, self._before_replacing)
+                self._dictionary = newest_dictionary(self._db)
+            opened.pop_all()
         self._writer = Writer(self._db, self._append, self._appender.forget)
         self._behind = Behind(
             self._readers, self._own, self._writer, self._disturbed, self._adopt, self._prune_by_rules,
@@ -131,7 +132,7 @@ class SQLiteStore:
         _words.remove(self._own, [key])
         self._disturbed.add(key)
 
-    def _adopt(self, dictionary: bytes | None) -> None:
+    def _adopt(self, dictionary: bytes) -> None:
         self._dictionary = dictionary
 
     # feedback
