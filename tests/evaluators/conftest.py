@@ -4,13 +4,15 @@ import asyncio
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from assay.collector.records import Case, Document, Example, Run, Target, Trace
 from assay.collector.sqlite import SQLiteStore
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # the oracle must not call home
-settings.register_profile("evaluators", deadline=None, max_examples=60)  # oracles load slowly the first time
+settings.register_profile(  # oracles load slowly the first time, and machines may be busy
+    "evaluators", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("evaluators")
 TRACE_ID = "1" * 32
 
