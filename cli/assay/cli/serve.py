@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
 
 from assay.cli._common import notes
 from assay.collector.protocols import Refused
+
+# Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
+# acknowledgement; measured: 1 ms gives 5 to 40 % more spans a second, 0.2 ms gives that away again in switching.
+SWITCH = 0.001
 
 
 def serve(
@@ -25,6 +30,7 @@ def serve(
 
     if "://" in store:
         raise Refused(f"--store {store!r}: a server keeps a SQLite file of its own; name its path")
+    sys.setswitchinterval(SWITCH)
     with SQLiteStore(store) as kept:
         path = os.path.abspath(store)
         run(
