@@ -24,17 +24,17 @@ runs = st.builds(
     lambda **fields: run(fields.pop("name"), **fields),
     name=texts, kind=texts, error=texts | st.none(), model=texts | st.none(), session_id=texts | st.none(), inputs=values,
     outputs=values, metadata=st.dictionaries(texts, values, max_size=3), attributes=st.dictionaries(texts, values, max_size=3),
-    tags=st.lists(texts, max_size=2).map(tuple), start_ns=st.integers(0, 2**70), end_ns=st.integers(0, 2**70),
-    usage=st.none() | st.builds(Usage, st.integers(0, 2**70), st.integers(0, 2**70)), cost=st.none() | st.floats(),
+    tags=st.lists(texts, max_size=2).map(tuple), start_ns=st.integers(-(2**70), 2**70), end_ns=st.integers(-(2**70), 2**70),
+    usage=st.none() | st.builds(Usage, st.integers(-(2**70), 2**70), st.integers(-(2**70), 2**70)), cost=st.none() | st.floats(),
     documents=st.lists(st.builds(Document, texts, texts, st.none() | st.floats()), max_size=2).map(tuple),
-    events=st.lists(st.builds(Event, texts, st.integers(0, 2**70)), max_size=1).map(tuple),
+    events=st.lists(st.builds(Event, texts, st.integers(-(2**70), 2**70)), max_size=1).map(tuple),
     resource=st.dictionaries(texts, values, max_size=2),
 )  # fmt: skip
 
 
 @given(found=st.lists(runs, min_size=1, max_size=4))
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_any_values_are_kept_and_can_be_read(tmp_path: Path, found: list[Any]) -> None:
     with SQLiteStore(tmp_path / "assay.db") as store:
