@@ -11,7 +11,6 @@ from typing import Any
 from assay.collector.protocols import StoreError
 from assay.collector.records import Experiment as Record
 from assay.evaluators._evaluator import Evaluator, as_evaluator
-from assay.evaluators.engine import _setup
 from assay.evaluators.engine._drive import Driver
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
@@ -28,7 +27,6 @@ async def run(
     settings: Settings,
 ) -> Experiment:  # fmt: skip
     """Prepare an experiment, run it to its end, and return it."""
-    surroundings = _setup.surroundings()
     known = [as_evaluator(one) for one in evaluators]
     whole = [*(one for one in known if one.summary), *map(as_evaluator, summary)]
     single = _distinct([one for one in known if not one.summary])
@@ -40,7 +38,6 @@ async def run(
         tuple(whole),
         store,
         settings,
-        surroundings,
     )
     return await _run(job)
 

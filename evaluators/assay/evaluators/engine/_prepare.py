@@ -81,13 +81,13 @@ class Job:
 
 def prepared(
     dataset: Any, task: Task | None, evaluators: tuple[Evaluator, ...], whole: tuple[Evaluator, ...],
-    where: Where, settings: Settings, surroundings: Future[dict[str, JSON]],
+    where: Where, settings: Settings,
 ) -> Job:  # fmt: skip
     store = _opened(where, settings)
     if isinstance(dataset, Experiment):
         if task is not None:
             raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
-        return _rescoring(dataset, evaluators, whole, store, settings, surroundings)
+        return _rescoring(dataset, evaluators, whole, store, settings)
     name = settings.name or (task.name if task else "given")
     source = source_of(dataset, store, name, settings.split)
     record, found, tally = _begun(name, task, source, evaluators, store, settings)
@@ -98,7 +98,7 @@ def prepared(
         items = _remaining(items, found, evaluators, tally, store)
         total = None if total is None else max(0, total - len(found.traces))
     store.save_experiment(record)
-    return Job(plan, record, store, tally, items, total, whole, surroundings, settings.progress)
+    return Job(plan, record, store, tally, items, total, whole, _setup.surroundings(), settings.progress)
 
 
 def _begun(
@@ -130,7 +130,7 @@ def _begun(
 
 def _rescoring(
     experiment: Experiment, evaluators: tuple[Evaluator, ...], whole: tuple[Evaluator, ...], store: Store,
-    settings: Settings, surroundings: Future[dict[str, JSON]],
+    settings: Settings,
 ) -> Job:  # fmt: skip
     """More evaluators over the runs that an experiment has already."""
     record = experiment.record
@@ -143,7 +143,7 @@ def _rescoring(
     kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"
     plan = _plan(record, None, evaluators, kind, settings)
     items = _stored_items(experiment, found, evaluators, tally)
-    return Job(plan, record, store, tally, items, len(found.traces), whole, surroundings, settings.progress)
+    return Job(plan, record, store, tally, items, len(found.traces), whole, _setup.surroundings(), settings.progress)
 
 
 def _stored_items(
