@@ -156,3 +156,20 @@ def test_errors_come_with_tracebacks(assay, tmp_path):
     output = assay("experiments", "errors", "check")
     assert "ZeroDivisionError: division by zero" in output
     assert output.endswith("1 errors\n")
+
+
+def test_an_evaluation_that_cannot_be_read_shows_its_own_lines(tmp_path):
+    (tmp_path / "broken.py").write_text("def made():\n    import no_such_module\n\nmade()\n")
+    result = CliRunner().invoke(app, ["eval", str(tmp_path / "broken.py")], catch_exceptions=False)
+    said = result.stderr.splitlines()
+    assert result.exit_code == 1
+    assert said[0] == "Traceback (most recent call last):"
+    assert 'broken.py", line 4' in said[1]
+    assert said[-1] == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_a_file_that_is_no_python_shows_where(tmp_path):
+    (tmp_path / "broken.py").write_text("dataset = [\n")
+    result = CliRunner().invoke(app, ["eval", str(tmp_path / "broken.py")], catch_exceptions=False)
+    assert "SyntaxError: '[' was never closed" in result.stderr
+    assert "importlib" not in result.stderr

@@ -94,3 +94,33 @@ def test_moments_and_lengths() -> None:
     assert moment("2026-01-31T00:00:00+00:00") == 1769817600 * 10**9
     assert shown(2**63 - 1) > "2262"
     assert [length(n) for n in (1500, 2 * 10**6, 3 * 10**10)] == ["2 µs", "2 ms", "30.0 s"]
+
+
+def test_the_beginning_of_an_id_will_do(url: str) -> None:
+    assert (
+        assay("traces", "show", "aaaa", "--store", url).stdout
+        == assay("traces", "show", "a" * 32, "--store", url).stdout
+    )
+    assert "there is no trace 'bbbb'" in refusal("traces", "show", "bbbb", "--store", url)
+    assert "begins the ids of 2 traces" in refusal("traces", "show", "", "--store", url)
+
+
+def test_ids_are_whole_where_no_terminal_ends(url: str) -> None:
+    assert "a" * 32 in assay("traces", "list", "--store", url).stdout
+
+
+def test_a_mistyped_path_is_no_empty_store(tmp_path: Path) -> None:
+    assert refusal("traces", "list", "--store", str(tmp_path / "asay.db")).endswith("; name another with --store")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_here_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.collector._connect.DEFAULT_URL", "http://127.0.0.1:9")
+    monkeypatch.chdir(tmp_path)
+    assert "no file 'assay.db' here and no server on port 4318; name one with --store" in refusal("traces", "list")
+
+
+def test_a_port_that_cannot_be(tmp_path: Path) -> None:
+    result = assay("serve", "--port", "99999", "--store", str(tmp_path / "a.db"))
+    assert result.exit_code == 2
+    assert "--port" in result.stderr

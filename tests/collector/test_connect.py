@@ -99,3 +99,9 @@ def test_many_trace_ids_fit_into_one_question(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_filter_goes_through_a_query_string_and_back(filter: Filter) -> None:
     assert to_filter(to_items(filter)) == filter
+
+
+def test_a_file_that_nobody_serves_says_how_to_share_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    with SQLiteStore(path), pytest.raises(Refused, match=r"which does not serve it; wait .* `assay serve --store"):
+        SQLiteStore(path)

@@ -3,16 +3,18 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from assay.collector import connect, describe
-from assay.collector.protocols import Store, StoreError
+from assay.collector._connect import default
+from assay.collector.protocols import Refused, Store, StoreError
 
 StoreOption = Annotated[
     str | None,
@@ -24,6 +26,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per li
 
 console = Console()
 notes = Console(stderr=True)
+_endless = Console(width=2000)
+_IDS, _ID_WIDTH = ("trace", "id"), 8  # what is left of an id in a narrow terminal still finds its trace
 
 
 @contextmanager
@@ -36,14 +40,25 @@ def failing_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def opened(where: str | None) -> Iterator[Store]:
-    """The store that a command speaks to; says on stderr which, and closes it."""
-    store = connect(where)
+def opened(where: str | None, *, make: bool = False) -> Iterator[Store]:
+    """The store that a command speaks to; says on stderr which, and closes it. Only with `make` a new file is begun."""
+    place = where or default()
+    if not make:
+        _refuse_absent(place, given=where is not None)
+    store = connect(place)
     notes.print(f"store: {describe(store)}", markup=False, highlight=False, soft_wrap=True)
     try:
         yield store
     finally:
         store.close()
+
+
+def _refuse_absent(place: str, *, given: bool) -> None:
+    """A mistyped path is no empty store."""
+    if "://" in place or Path(place).exists():
+        return
+    known = "; name another with --store" if given else " here and no server on port 4318; name one with --store"
+    raise Refused(f"there is no file {place!r}{known}")
 
 
 def emit(rows: Iterable[Any]) -> None:
@@ -54,11 +69,11 @@ def emit(rows: Iterable[Any]) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout; texts are shown as they are, whatever brackets they hold."""
-    shown = Table(*head)
+    """A table on stdout; texts are shown as they are, whatever brackets they hold, and whole where no terminal ends."""
+    shown = Table(*(Column(name, min_width=_ID_WIDTH if name in _IDS else None) for name in head))
     for row in rows:
         shown.add_row(*map(Text, row))
-    console.print(shown)
+    (console if console.is_terminal else _endless).print(shown)
 
 
 def short(value: Any, width: int = 60) -> str:

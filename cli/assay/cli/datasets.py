@@ -97,7 +97,7 @@ def import_(
     examples = datasets.read(file, columns=_columns(column or []))
     if deduplicate:
         examples = datasets.deduplicate(examples)
-    with opened(store) as found:
+    with opened(store, make=True) as found:
         saved = datasets.save(
             found, name, examples, kind=_kind(kind), schema=_schema(schema), replace=replace, description=description
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -41,7 +42,7 @@ def eval_(
     bounds = dict(map(_bound, fail_under or []))
     module = _loaded(file)
     settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}
-    with opened(store) as found:
+    with opened(store, make=True) as found:
         experiment = evaluate(
             _defined(module, "dataset"), getattr(module, "task", None), _defined(module, "evaluators"),
             name=name or file.stem, concurrency=concurrency, repetitions=repetitions, limit=limit, resume=resume,
@@ -61,13 +62,27 @@ def eval_(
 def _loaded(file: Path) -> ModuleType:
     """The file as a module of its own name, with its folder importable as for `python FILE`."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None or not file.exists():
+    if not file.exists():
+        raise Refused(f"there is no file {str(file)!r}")
+    if spec is None or spec.loader is None:
         raise Refused(f"{str(file)!r} is not a Python file")
     sys.path.insert(0, str(file.parent.resolve()))
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        _show(error, file)
+        raise typer.Exit(1) from None
     return module
+
+
+def _show(error: Exception, file: Path) -> None:
+    """What went wrong in a user's file, from its first line on: how it came to be run is of no interest."""
+    lines = traceback.TracebackException.from_exception(error)
+    at = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))
+    del lines.stack[:at]
+    notes.print("".join(lines.format()), end="", markup=False, highlight=False, soft_wrap=True)
 
 
 def _defined(module: ModuleType, name: str) -> Any:

@@ -79,7 +79,7 @@ def errors(experiment: Id, store: StoreOption = None, json: JsonOption = False) 
         emit(asdict(one) for one in failures)
         return
     for one in failures:
-        console.print(str(one), markup=False, highlight=False)
+        console.print(str(one), markup=False, highlight=False, soft_wrap=True)
     console.print(f"{len(failures)} errors", markup=False)
 
 
@@ -165,7 +165,7 @@ def deliver(
 
     if not file.exists():
         raise Refused(f"there is no file {str(file)!r}")
-    with opened(store) as found:
+    with opened(store, make=True) as found:
         count = deliver_spool(file, found)
     console.print(f"stored {count} spans", markup=False)
 

@@ -37,7 +37,9 @@ def add(
     if json:
         emit([asdict(kept)])
     else:
-        console.print(f"{kept.key} = {value} on {trace} (feedback {kept.id})", markup=False, highlight=False)
+        console.print(
+            f"{kept.key} = {value} on {trace} (feedback {kept.id})", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 @app.command("list")

@@ -18,7 +18,9 @@ SWITCH = 0.001
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to bind to; beyond loopback an API key is needed.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one. 4318 is where OpenTelemetry sends.")] = 4318,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. 4318 is where OpenTelemetry sends.")
+    ] = 4318,
     store: Annotated[str, typer.Option(help="The SQLite file to keep everything in.")] = "assay.db",
 ) -> None:  # fmt: skip
     """Receive traces, serve the API and the pages, until Ctrl-C.

@@ -12,7 +12,7 @@ from assay.cli._common import JsonOption, StoreOption, console, emit, notes, ope
 from assay.cli._tree import tree
 from assay.cli._when import length, moment, shown
 from assay.collector.filters import Filter, combined
-from assay.collector.protocols import Refused
+from assay.collector.protocols import Refused, Store
 from assay.collector.querystring import to_filter
 from assay.collector.records import TraceSummary
 
@@ -48,7 +48,7 @@ def list_(
 
 @app.command()
 def show(
-    trace_id: Annotated[str, typer.Argument(help="A trace's id.")],
+    trace_id: Annotated[str, typer.Argument(help="A trace's id, or the beginning of a recent one's.")],
     whole: Annotated[bool, typer.Option("--whole", help="Do not cut long texts.")] = False,
     store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -57,7 +57,7 @@ def show(
     Example: `assay traces show 0af7651916cd43dd8448eb211c80319c`
     """
     with opened(store) as opened_store:
-        trace = opened_store.trace(trace_id)
+        trace = opened_store.trace(_whole_id(opened_store, trace_id))
     if as_json:
         emit([msgspec.to_builtins(trace)])
     else:
@@ -103,6 +103,18 @@ def delete(
         typer.confirm("Delete every trace that passes? This cannot be taken back", abort=True)
     with opened(store) as opened_store:
         notes.print(f"deleted {opened_store.delete(wanted)} traces")
+
+
+def _whole_id(store: Store, given: str) -> str:
+    """An id as it is; the beginning of one is looked for among the latest traces."""
+    if len(given) >= 32:
+        return given
+    found = [one.trace_id for one in store.traces(limit=1000) if one.trace_id.startswith(given.lower())]
+    if len(found) > 1:
+        raise Refused(
+            f"{given!r} begins the ids of {len(found)} traces: {found[0]!r}, {found[1]!r}, …; give more of it"
+        )
+    return found[0] if found else given
 
 
 def _filter(where: list[str] | None, since: str | None, text: str | None) -> Filter:

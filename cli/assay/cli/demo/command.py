@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def demo(
     serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Keep serving the pages until Ctrl-C.")] = True,
     host: Annotated[str, typer.Option(help="Address to bind to; beyond loopback an API key is needed.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Port; else 4318, or a free one if that is taken.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; else 4318, or a free one if that is taken.")
+    ] = None,
     store: Annotated[str, typer.Option(help="The SQLite file to keep everything in.")] = "assay-demo.db",
     models: Annotated[bool, typer.Option("--models/--no-models", help="Embed, if that is installed; or BM25.")] = True,
     browse: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,

@@ -71,8 +71,7 @@ def _read(descriptor: int, text: str) -> dict[str, Any] | None:
 
 def _taken(path: str) -> str:
     found = holder(path) or {}
-    where = f", which answers at {found['url']}" if found.get("url") else ""
-    return (
-        f"{path!r} is being written by process {found.get('pid')}{where}; "
-        "speak to its address, or use connect(), which finds it"
-    )
+    held = f"{path!r} is being written by process {found.get('pid')}"
+    if found.get("url"):
+        return f"{held}, which answers at {found['url']}; speak to its address, or use connect(), which finds it"
+    return f"{held}, which does not serve it; wait for its end, or let both speak to `assay serve --store {path}`"
