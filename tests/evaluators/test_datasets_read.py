@@ -190,3 +190,19 @@ def test_of_two_columns_for_one_field_neither_is_lost():
 
 def test_two_columns_of_one_name(files):
     assert complaint(files("a.csv", "q,q\n1,2\n")) == "a.csv has two columns named 'q'"
+
+
+def test_spreadsheets_that_write_semicolons(files):
+    (example,) = datasets.read(files("a.csv", "\ufeffquestion;expected\n1,5 or 2?;2\n"))
+    assert (example.inputs, example.reference_outputs) == ({"question": "1,5 or 2?"}, "2")
+
+
+def test_an_open_quote_does_not_swallow_the_rows_after_it(files):
+    with pytest.raises(datasets.BadRow, match=r"a\.csv, after line 3: unexpected end of data"):
+        datasets.read(files("a.csv", 'question,expected\n"unclosed,x\nb,c\n'))
+
+
+def test_a_path_that_is_not_there_names_one_like_it(files):
+    path = files("parcels.jsonl", json.dumps(EXAMPLE))
+    with pytest.raises(FileNotFoundError, match=r"there is no file '.*parcls.jsonl'; did you mean '.*parcels.jsonl'\?"):
+        datasets.read(path.with_name("parcls.jsonl"))

@@ -4,10 +4,12 @@ import asyncio
 import contextvars
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 
 import pytest
 
+from assay.collector.protocols import NotFound, StoreError
 from assay.collector.records import Document, Example
 from assay.evaluators import aevaluate, evaluate, evaluator, get
 from assay.evaluators.engine import TaskError
@@ -401,3 +403,46 @@ def test_an_experiment_prints_in_terminals_and_notebooks(store):
     assert "<td>exact</td>" in experiment.to_html()
     assert "&lt;b&gt;" in experiment._repr_html_()
     assert list(experiment.to_pandas()["exact"]) == [1.0] * 5
+
+
+def test_the_table_says_why_something_failed(store):
+    def task(q):
+        return 1 / 0 if q == "Q1" else q
+
+    experiment = evaluate(QUESTIONS, task, [evaluator(key="e")(lambda outputs: outputs[9])], store=store)
+    lines = str(experiment).splitlines()
+    assert "the task failed, as with ZeroDivisionError: division by zero" in lines
+    assert "e failed, as with IndexError: string index out of range" in lines
+    assert str(type(experiment).load(store, experiment.id)).splitlines()[-3:] == lines[-3:]
+
+
+def frames_of(error):
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize("arguments", [(QUESTIONS, answer, ["exactt"]), ("parcls.jsonl", answer), ([], answer)])
+def test_a_mistake_is_not_told_through_our_insides(store, arguments):
+    with pytest.raises((ValueError, OSError, StoreError)) as told:
+        evaluate(*arguments, store=store)
+    ours = [name for name in frames_of(told.value) if name != __file__]
+    assert [name.rpartition("/")[2] for name in ours] == ["_evaluate.py", "_bridge.py"]
+    assert told.value.__suppress_context__
+
+
+def test_what_a_users_own_generator_raises_shows_where(store):
+    def rows():
+        yield QUESTIONS[0]
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more") as told:
+        evaluate(rows(), answer, store=store)
+    assert frames_of(told.value)[-1] == __file__
+
+
+def test_one_evaluator_by_its_id_needs_no_list(store):
+    assert list(evaluate(QUESTIONS, answer, "exact", store=store).summary()) == ["exact"]
+
+
+def test_a_split_without_examples_is_named(store):
+    with pytest.raises(NotFound, match="no examples in split 'hard'"):
+        evaluate(QUESTIONS, answer, split="hard", store=store)

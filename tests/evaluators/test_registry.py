@@ -231,3 +231,13 @@ def test_metrics_as_plain_values():
     assert Metric("a", (0, float("inf")), threshold=float("inf")).to_dict() == {
         "key": "a", "range": [0, None], "higher_is_better": True, "threshold": None, "primary": False,
     }  # fmt: skip
+
+
+def test_a_parameter_that_must_be_given_is_named():
+    with pytest.raises(ValueError, match=r"evaluator 'regex' needs pattern: get\('regex', pattern=…\)"):
+        get("regex")
+
+
+def test_a_field_that_cases_do_not_have_is_named():
+    with pytest.raises(TypeError, match=r"a case has no field 'output'; it has .*outputs"):
+        score(get("exact"), output="x")

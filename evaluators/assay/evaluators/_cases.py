@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from assay.collector.records import Case, Document, Example, Trace
 
 CONTENT = ("content", "page_content", "text")
 IDS = ("id", "doc_uri")
+_FIELDS = {field.name for field in fields(Case)}
 
 
 def case_of(trace: Trace, example: Example | None = None, **fields: Any) -> Case:
@@ -68,6 +70,8 @@ def _from_mapping(value: Mapping[str, Any]) -> Document:
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
+    if unknown := sorted(set(given) - _FIELDS):
+        raise TypeError(f"a case has no field {unknown[0]!r}; it has {', '.join(sorted(_FIELDS))}")
     for name in ("documents", "expected_documents"):
         if name in given:
             given[name] = documents_of(given[name])

@@ -124,11 +124,19 @@ def get(id: str, **parameters: Any) -> Evaluator:
     for name in own:
         if name not in known:
             raise ValueError(f"evaluator {id!r} has no parameter {name!r}; it has {', '.join([*known, *OPTIONS])}")
+    if lacking := _required(entry.factory) - own.keys():
+        raise ValueError(f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get({id!r}, {min(lacking)}=…)")
     try:
         instance = entry.factory(**own)
     except TypeError as error:
-        raise ValueError(f"evaluator {id!r}: {error}") from error
+        raise ValueError(f"evaluator {id!r}: {error}") from None
     return _made(entry, instance, options, {"type": id, "init_parameters": parameters})
+
+
+def _required(factory: type) -> set[str]:
+    missing = dataclasses.MISSING
+    fields = (field for field in dataclasses.fields(factory) if field.init)
+    return {field.name for field in fields if field.default is missing and field.default_factory is missing}
 
 
 def from_dict(data: Mapping[str, Any]) -> Evaluator:

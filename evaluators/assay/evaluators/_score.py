@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
+from assay.evaluators._bridge import finish
 from assay.evaluators._cases import case_from, case_of
 from assay.evaluators._evaluator import as_evaluator
 
-T = TypeVar("T")
 NO_TRACE = "0" * 32  # OpenTelemetry's invalid trace id: the feedback speaks of values given by hand
 
 
@@ -37,35 +35,6 @@ def score(
     Never raises for what the evaluator does; raises `TypeError` when `evaluator` is none.
     """
     return finish(ascore(evaluator, on, example=example, **fields))
-
-
-def finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end from plain code, also inside a running loop (then on a thread of its own)."""
-    if not _in_a_loop():
-        return asyncio.run(coroutine)
-    result: list[T] = []
-    error: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            result.append(asyncio.run(coroutine))
-        except BaseException as raised:
-            error.append(raised)
-
-    thread = threading.Thread(target=work, name="assay-score", daemon=True)
-    thread.start()
-    thread.join()
-    if error:
-        raise error[0]
-    return result[0]
-
-
-def _in_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _case(on: Any, example: Example | None, fields: dict[str, Any]) -> Case:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 
@@ -19,6 +20,8 @@ _LISTS = ("examples", "items", "rows", "data")  # keys under which exports keep 
 def rows_of_file(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
     """(where, row) pairs of a file. Raises `BadRow` with file and line, `ValueError` for an unknown kind of file."""
     suffix = path.suffix.lower()
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {str(path)!r}{_near(path)}")
     if suffix in (".jsonl", ".ndjson"):
         return _json_lines(path)
     if suffix in (".csv", ".tsv"):
@@ -28,6 +31,13 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
     if suffix in (".yaml", ".yml"):
         return _listed(path, _yaml(path))
     raise ValueError(f"cannot read {path.name!r}: known are {', '.join(SUFFIXES)}")
+
+
+def _near(path: Path) -> str:
+    """A hint at files beside it that are called alike."""
+    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else ""
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
@@ -41,7 +51,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
 def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, JSON]]]:
     csv.field_size_limit(2**31 - 1)  # documents in cells pass the module's 128 KiB
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.reader(lines, delimiter=delimiter)
+        reader = csv.reader(lines, delimiter=_delimiter(lines, delimiter), strict=True)
         try:
             head = next(reader, [])
             if doubles := sorted({name for name in head if head.count(name) > 1}):
@@ -57,6 +67,16 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, JSON]]]
                     yield f"{path.name}:{reader.line_num}", {name: _cell(text) for name, text in pairs if text}
         except (csv.Error, UnicodeDecodeError) as error:
             raise BadRow(f"{path.name}, after line {reader.line_num}: {error}") from None
+
+
+def _delimiter(lines: TextIO, usual: str) -> str:
+    """The usual one, unless the header has none of it: spreadsheets of some countries write semicolons."""
+    try:
+        head = lines.readline()
+    except UnicodeDecodeError:  # told when the rows are read
+        head = ""
+    lines.seek(0)
+    return next((one for one in (usual, ";", "\t") if one in head), usual)
 
 
 def _cell(text: str) -> JSON:

@@ -27,7 +27,7 @@ async def run(
     settings: Settings,
 ) -> Experiment:  # fmt: skip
     """Prepare an experiment, run it to its end, and return it."""
-    known = [as_evaluator(one) for one in evaluators]
+    known = [as_evaluator(one) for one in ([evaluators] if isinstance(evaluators, str) else evaluators)]
     whole = [*(one for one in known if one.summary), *map(as_evaluator, summary)]
     single = _distinct([one for one in known if not one.summary])
     job = await asyncio.to_thread(
@@ -69,9 +69,7 @@ async def _run(job: Job) -> Experiment:
 def _count(tally: Tally, batch: Sequence[Done], shown: Bar) -> None:
     for done in batch:
         if not done.item.stored:
-            tally.add_run(
-                done.item.slot, done.root.trace_id, done.root.duration_ns, done.error is not None, done.open_spans
-            )
+            tally.add_run(done.item.slot, done.root.trace_id, done.root.duration_ns, done.error, done.open_spans)
             tally.add_calls(done.runs)
         for one in done.feedback:
             tally.add_feedback(one, done.item.example.id)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.collector.records import JSON
-from assay.evaluators.engine._bridge import finish
+from assay.evaluators._bridge import finish
 from assay.evaluators.engine._core import run
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._prepare import Settings, Where

@@ -93,7 +93,7 @@ def prepared(
     record, found, tally = _begun(name, task, source, evaluators, store, settings)
     items, total = items_of(source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed)
     plan = _plan(record, task, evaluators, source.kind, settings)
-    items = _checked(items, plan)
+    items = _checked(items, plan, settings.split)
     if found is not None:
         items = _remaining(items, found, evaluators, tally, store)
         total = None if total is None else max(0, total - len(found.traces))
@@ -171,11 +171,11 @@ def _remaining(
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True)
 
 
-def _checked(items: Iterator[Item], plan: Plan) -> Iterator[Item]:
+def _checked(items: Iterator[Item], plan: Plan, split: str | None) -> Iterator[Item]:
     """Fail before anything runs when the task does not fit the first example."""
     first = next(items, None)
     if first is None:
-        raise NotFound("the dataset has no examples")
+        raise NotFound("the dataset has no examples" + (f" in split {split!r}" if split else ""))
     if plan.task is not None and first.trace is None:
         plan.task.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
     return chain([first], items)

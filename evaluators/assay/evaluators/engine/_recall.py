@@ -47,7 +47,7 @@ def recall(store: Store, experiment: Experiment, tally: Tally, evaluators: Seque
         found.traces[summary.example_id or summary.trace_id, summary.repetition] = summary.trace_id
         found.order.append(summary.trace_id)
         found.examples[summary.trace_id] = summary.example_id or summary.trace_id
-        tally.count_run(summary.duration_ns, summary.status == "error")
+        tally.count_run(summary.duration_ns, (summary.error or "error") if summary.status == "error" else None)
         tally.input_tokens += summary.input_tokens
         tally.output_tokens += summary.output_tokens
         tally.add_cost(summary.cost)

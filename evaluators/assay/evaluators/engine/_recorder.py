@@ -111,7 +111,8 @@ class Recorder:
         feedback = opened.feedback + [one for event in captured.feedback if (one := feedback_of_run(event))]
         keep(self._store, runs, feedback)
         root = next(run for run in runs if run.parent_id is None)
-        self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, root.status == "error", still_open)
+        error = (root.error or "error") if root.status == "error" else None
+        self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open)
         self._tally.add_calls(runs)
         for one in feedback:
             self._tally.add_feedback(one, opened.example.id)

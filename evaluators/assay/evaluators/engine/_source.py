@@ -43,7 +43,7 @@ def source_of(given: Any, store: Store, default_name: str, split: str | None) ->
         return _traces(default_name, lambda: _whole(listed, store), len(listed))
     if isinstance(given, str) and not datasets.is_file(given):
         return _stored(store, *_named(given), split)
-    if datasets.is_file(given) and Path(given).stat().st_size > LARGEST_KEPT_FILE:
+    if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > LARGEST_KEPT_FILE:
         return _streamed(Path(given).stem, given, split)
     if isinstance(given, Iterator):
         return _streamed(default_name, given, split)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,7 @@ class Summary(Mapping[str, KeySummary]):
     cost: float | None
     models: tuple[str, ...] = ()
     repeats: bool = False
+    why: Mapping[str, str] = field(default_factory=dict)  # what failed, and one of its errors
 
     def __getitem__(self, key: str) -> KeySummary:
         return self.keys_[key]
@@ -73,7 +74,7 @@ class Summary(Mapping[str, KeySummary]):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._table()
-        yield from self._notes()
+        yield from map(Text, self._notes())
 
     def _repr_html_(self) -> str:
         return html_table(self.title, *self._cells()) + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
@@ -120,7 +121,7 @@ class Summary(Mapping[str, KeySummary]):
             notes.append(
                 f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
             )
-        return notes
+        return notes + [f"{what} failed, as with {short(error)}" for what, error in self.why.items()]
 
 
 def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
@@ -139,7 +140,20 @@ def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
         cost=tally.cost,
         models=tuple(sorted(tally.models)),
         repeats=repeats,
+        why=_why(tally),
     )
+
+
+def _why(tally: Tally) -> dict[str, str]:
+    """One error of the task and one of each key; `Experiment.errors()` has them all."""
+    found = {"the task": tally.why, **{key: one.why for key, one in tally.in_order()}}
+    return {what: error for what, error in found.items() if error}
+
+
+def short(error: str) -> str:
+    """The first line of an error, of a length that fits below a table."""
+    line = error.strip().split("\n", 1)[0]
+    return line if len(line) <= 160 else line[:159] + "…"
 
 
 def _of_key(key: str, tally: KeyTally, repeats: bool) -> KeySummary:

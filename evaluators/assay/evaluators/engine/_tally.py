@@ -54,6 +54,7 @@ class KeyTally:
     minimum: float = math.inf
     maximum: float = -math.inf
     failed: int = 0
+    why: str | None = None  # one of the errors
     skipped: int = 0
     passed: int = 0
     judged: int = 0
@@ -64,6 +65,7 @@ class KeyTally:
         """Count one outcome; `example` names whose repetition it is."""
         if feedback.outcome == "error":
             self.failed += 1
+            self.why = self.why or feedback.error
         elif feedback.outcome == "skip":
             self.skipped += 1
         else:
@@ -101,6 +103,7 @@ class Tally:
         self.traces: dict[int, str] = {}
         self.runs = 0
         self.failed = 0  # runs whose task failed
+        self.why: str | None = None  # one of their errors
         self.open = 0  # runs with spans that had not ended in time
         self.durations_ns = array("q")
         self.input_tokens = 0
@@ -117,16 +120,17 @@ class Tally:
         declared = {key: place for place, key in enumerate(self._metrics)}
         return sorted(self.keys.items(), key=lambda pair: (declared.get(pair[0], len(declared)), pair[0]))
 
-    def add_run(self, slot: int, trace_id: str, duration_ns: int, failed: bool, open_spans: int = 0) -> None:
+    def add_run(self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0) -> None:
         """Count a finished run and remember where it belongs."""
         self.traces[slot] = trace_id
         self.open += open_spans > 0
-        self.count_run(duration_ns, failed)
+        self.count_run(duration_ns, error)
 
-    def count_run(self, duration_ns: int, failed: bool) -> None:
-        """Count a finished run."""
+    def count_run(self, duration_ns: int, error: str | None) -> None:
+        """Count a finished run; `error` is that of its task."""
         self.runs += 1
-        self.failed += failed
+        self.failed += error is not None
+        self.why = self.why or error
         self.durations_ns.append(duration_ns)
 
     def add_calls(self, runs: Iterable[Run]) -> None:

@@ -6,18 +6,43 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Coroutine
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from assay.collector.protocols import StoreError
+
 T = TypeVar("T")
+_INSIDES = ("assay.", "asyncio.", "concurrent.", "threading", "opentelemetry.")
 
 
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end. On Ctrl-C it is cancelled, may clean up, and `KeyboardInterrupt` is raised."""
+    """Run a coroutine to its end. On Ctrl-C it is cancelled, may clean up, and `KeyboardInterrupt` is raised.
+
+    What a caller can mend is raised from here, without the way that it took through loops and threads.
+    """
+    try:
+        return _Aside(coroutine).result() if _in_a_loop() else asyncio.run(coroutine)
+    except (ValueError, OSError, StoreError, KeyboardInterrupt) as error:
+        raise error.with_traceback(_of_users(error.__traceback__)) from None
+
+
+def _in_a_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
-    return _Aside(coroutine).result()
+        return False
+    return True
+
+
+def _of_users(frames: TracebackType | None) -> TracebackType | None:
+    """The frames that are neither ours nor the machinery's: a dataset's generator, for one."""
+    if frames is None:
+        return None
+    rest = _of_users(frames.tb_next)
+    module = str(frames.tb_frame.f_globals.get("__name__"))
+    if module.startswith(_INSIDES):
+        return rest
+    return TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
 
 class _Aside(Generic[T]):
