@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeAlias
 
-from assay.collector.dialects import _assay, _genai, _openinference
+from assay.collector.dialects import _assay, _genai, _openinference, _prices
 from assay.collector.dialects._keys import namespace
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._values import as_text, documents
@@ -31,6 +31,8 @@ def read(raw: RawSpan) -> Run:
     for dialect in DIALECTS:
         dialect(attributes, draft, namespaces)
     _documents(draft)
+    if "usage" in draft and "cost" not in draft and "model" in draft:
+        draft["cost"] = _prices.cost(draft["model"], draft["usage"], raw.attributes, raw.start_ns)
     project, environment = _whose(raw.resource)
     status = STATUSES[raw.status] if 0 <= raw.status < 3 else "unset"
     return Run(
