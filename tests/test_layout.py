@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 
@@ -34,3 +36,26 @@ def test_a_missing_extra_is_told_in_one_line(module):
     assert said.splitlines()[-1].startswith(f"ModuleNotFoundError: {module} needs ")
     assert said.endswith("which is not installed: pip install 'assay[server]'\n")
     assert "During handling" not in said
+
+
+def packages():
+    names = ["assay.tracer", "assay.collector", "assay.evaluators", "assay.cli"]
+    inner = [m.name for name in names for m in walk_packages(import_module(name).__path__, f"{name}.") if m.ispkg]
+    return [name for name in names + inner if hasattr(import_module(name), "__all__")]
+
+
+@pytest.mark.parametrize("name", packages())
+def test_all_is_sorted_and_true(name):
+    package = import_module(name)
+    assert list(package.__all__) == sorted(set(package.__all__))
+    assert [one for one in package.__all__ if not hasattr(package, one)] == []
+
+
+def test_the_names_of_the_public_face():
+    face = {
+        "assay.tracer": "configure current_run flush session span stats tags trace user",
+        "assay.collector": "aio connect",
+        "assay.evaluators": "aevaluate compare evaluate evaluator get names score",
+    }
+    for name, wanted in face.items():
+        assert set(wanted.split()) <= set(import_module(name).__all__)

@@ -204,6 +204,10 @@ class Delivery:
     def _keep(self, path: str, body: bytes, count: int) -> None:
         kept, lost = self.spill.keep(path, body, count)
         self.tally.spilled += kept
+        if kept:
+            _errors.say_once(
+                "spilled", f"no collector answers at {self.settings.url}: spans wait on disk until one does"
+            )
         for reason, n in lost.items():
             self._drop(reason, n)
 
