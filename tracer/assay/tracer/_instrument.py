@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.trace import NoOpTracerProvider, TracerProvider
+from opentelemetry.trace import TracerProvider
 
 from assay.tracer._runtime import current
 
@@ -32,8 +32,6 @@ def uninstrument(name: str, *names: str) -> None:
 def tracer_provider() -> TracerProvider:
     """The OpenTelemetry provider behind Assay, for any instrumentation that wants one."""
     runtime = current()
-    if runtime.off:
-        return NoOpTracerProvider()
     return runtime.provider if runtime.joined is None else runtime.joined
 
 

@@ -19,10 +19,10 @@ Put = Callable[[ReadableSpan], None]
 class JoinedProcessor(SpanProcessor):
     """Hands a copy of every span of the joined provider to delivery, with the counts of its trace."""
 
-    def __init__(self, put: Put, resource: Resource) -> None:
+    def __init__(self, put: Put, resource: Resource, active: bool = True) -> None:
         self._put = put
         self._resource = resource
-        self.active = True  # a provider cannot forget a processor; `configure` switches an old one off
+        self.active = active  # a provider cannot forget a processor; `configure` switches an old one off
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Count the span on its trace."""

@@ -40,10 +40,11 @@ class CaptureSink(Protocol):
 class Spans:
     """Starts spans: decides whose child each one is, and where it goes when it ends."""
 
-    def __init__(self, sink: Sink, resource: Resource, sample_rate: float) -> None:
+    def __init__(self, sink: Sink, resource: Resource, sample_rate: float, off: bool = False) -> None:
         self.sink = sink
         self.resource = resource
         self.sample_rate = sample_rate
+        self.off = off  # instrumentations that hold our provider get spans that record nothing
         self.extra: list[SpanProcessor] = []  # a user's own processors
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
 
@@ -161,9 +162,9 @@ def _foreign_provider(spans: Spans) -> bool:
 
 
 class Tracer(sdk.Tracer):
-    """A tracer whose spans are ours; `spans` and `scope` are set by the provider."""
+    """A tracer whose spans are ours; `provider` and `scope` are set by the provider."""
 
-    spans: Spans
+    provider: Provider
     scope: InstrumentationScope
 
     def start_span(
@@ -181,18 +182,24 @@ class Tracer(sdk.Tracer):
     def _start_span(
         self, name: str, context: Context | None, kind: SpanKind, attributes: Any, links: Any, start_time: int | None
     ) -> otel.Span:  # fmt: skip
+        spans = self.provider.spans
+        if spans.off:
+            return otel.INVALID_SPAN
         ctx = context if context is not None else _context.get_current()
-        span = self.spans.start(name, dict(attributes or {}), self.scope, ctx, start_time)
+        span = spans.start(name, dict(attributes or {}), self.scope, ctx, start_time)
         if isinstance(span, LiveSpan):
             span.hidden = False
             span._kind = kind
             span._links = (*span._links, *(link for link in links or () if link.context.is_valid))
-            self.spans.announce(span, ctx)
+            spans.announce(span, ctx)
         return span
 
 
 class Provider(sdk.TracerProvider):
-    """A TracerProvider for third-party instrumentations; never registered globally."""
+    """A TracerProvider for third-party instrumentations; never registered globally.
+
+    It outlives a `configure`, which gives it other `spans`: who instruments first and configures then loses nothing.
+    """
 
     def __init__(self, spans: Spans) -> None:
         super().__init__(sampler=ALWAYS_ON, resource=spans.resource, shutdown_on_exit=False)
@@ -214,7 +221,7 @@ class Provider(sdk.TracerProvider):
         plain = super().get_tracer(scope.name, scope.version, scope.schema_url, scope.attributes)
         tracer = Tracer.__new__(Tracer)
         tracer.__dict__.update(plain.__dict__)
-        tracer.spans, tracer.scope = self.spans, scope
+        tracer.provider, tracer.scope = self, scope
         return tracer
 
     def add_span_processor(self, span_processor: SpanProcessor) -> None:

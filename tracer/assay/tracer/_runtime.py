@@ -33,22 +33,27 @@ class Runtime:
         self.settings = settings
         self.delivery = Delivery(settings)
         self.resource = self.delivery.finisher.resource(_resource(settings))
-        self.spans = Spans(self.delivery.put, self.resource, settings.sample_rate)
-        self.provider = Provider(self.spans)
         self.off = settings.capture == "none"
+        self.spans = Spans(self.delivery.put, self.resource, settings.sample_rate, self.off)
+        self.provider = Provider(self.spans)
         self.content = settings.capture == "full"
         self.limit = settings.max_value_bytes
         self.may_skip = joined is not None or settings.sample_rate < 1  # whether a span may turn out not to record
         self.joined = joined
         self._joined_tracer: otel.Tracer | None = None
         if joined is not None:
-            self._processor = JoinedProcessor(self._put_joined, self.resource)
+            self._processor = JoinedProcessor(self._put_joined, self.resource, active=not self.off)
             joined.add_span_processor(self._processor)
             self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
 
     def _put_joined(self, span: ReadableSpan) -> None:
         captured = self.spans.captures.get(span.context.trace_id)
         (captured.add_span if captured is not None else self.delivery.put)(span)
+
+    def take_over(self, provider: Provider) -> None:
+        """Instrumentations hold the provider of the set-up before: what they record goes where this one says."""
+        self.spans.extra += provider.spans.extra
+        provider.spans, self.provider = self.spans, provider
 
     def close(self) -> None:
         """Deliver what there is; this set-up is replaced by another one."""
@@ -156,8 +161,10 @@ def configure(
         sample_rate=sample_rate, max_value_bytes=max_value_bytes, spill_dir=spill_dir, resource=resource,
         threads=threads, sigterm=sigterm,
     )  # fmt: skip
-    previous = replace(_prepared(Runtime(settings, provider)))
+    runtime = _prepared(Runtime(settings, provider))
+    previous = replace(runtime)
     if previous is not None:
+        runtime.take_over(previous.provider)
         previous.close()
 
 
