@@ -100,11 +100,18 @@ class Finisher:
         _add_documents(found)
         if not self._content:
             found = {k: v for k, v in found.items() if not (_CONTENT.match(k) or (_is_long(v) and k != names.METADATA))}
-        found = {_utf8(k): self._value(v) for k, v in found.items() if v is not None}
+        longest, value = self._limit, self._value
+        found = {
+            _utf8(k): v if type(v) is str and len(v) <= longest and v.isascii() else value(v)
+            for k, v in found.items()
+            if v is not None
+        }
         return self._redaction.attributes(found) if self._redaction else found
 
     def _value(self, value: Any) -> Any:
         """A value that OTLP can carry."""
+        if type(value) is int and -(2**63) <= value < 2**63:
+            return value
         if isinstance(value, str):
             return _utf8(self._cut(value))
         if isinstance(value, (bool, float)) or (isinstance(value, int) and -(2**63) <= value < 2**63):
@@ -140,6 +147,8 @@ class Finisher:
 
 def _utf8(text: str) -> str:
     """The text without lone surrogates."""
+    if text.isascii():
+        return text
     try:
         text.encode()
         return text

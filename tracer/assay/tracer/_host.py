@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ _threads_done = _sigterm_done = False
 def carry_context_into_threads() -> None:
     """Let `threading.Thread`, `Timer` and `ThreadPoolExecutor` hand the current context on, if nobody does so yet.
 
-    The instrumentation takes 50 ms to import, which is why it is not imported with the package.
+    The instrumentation takes 50 ms to import, which is why it is not imported with the package (but see `preload`).
     """
     global _threads_done
     if _threads_done:
@@ -35,6 +36,12 @@ def carry_context_into_threads() -> None:
                 instrumentor.instrument()
         except Exception as error:
             _errors.note("threads", error)
+
+
+def preload() -> None:
+    """Import the instrumentation of threads now: for those that would pay for it amid the first thing they time."""
+    with contextlib.suppress(Exception):  # `carry_context_into_threads` meets the same trouble and notes it
+        import opentelemetry.instrumentation.threading  # noqa: F401
 
 
 def flush_on_sigterm(flush: Callable[[], object]) -> None:

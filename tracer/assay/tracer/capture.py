@@ -18,11 +18,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _context
 from assay.tracer._encode import FeedbackEvent
+from assay.tracer._host import preload
 from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import LiveSpan
 
 __all__ = ["Captured", "FeedbackEvent", "capture"]
+
+preload()
+_making = threading.Lock()  # of the conditions on which captures wait
 
 
 class Captured:
@@ -32,7 +36,7 @@ class Captured:
         self._runtime = runtime
         self._ended: list[ReadableSpan] = []
         self._feedback: list[FeedbackEvent] = []
-        self._change = threading.Condition()
+        self._change: threading.Condition | None = None  # made by the first that waits: most captures have no need
         self._root: LiveSpan | None = None
         self.run: Run
         self.trace_id = ""  # 32 hex digits
@@ -44,8 +48,10 @@ class Captured:
 
     def spans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:
         """The ended spans, and how many are still open after waiting at most `timeout` seconds for them."""
-        with self._change:
-            self._change.wait_for(lambda: self._open() == 0, timeout)
+        if self._open():
+            change = self._condition()
+            with change:
+                change.wait_for(lambda: self._open() == 0, timeout)
         return self._finished()
 
     async def aspans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:  # noqa: ASYNC109
@@ -56,13 +62,21 @@ class Captured:
 
     def add_span(self, span: ReadableSpan) -> None:
         """Keep an ended span (the tracer calls this)."""
-        with self._change:
-            self._ended.append(span)
-            self._change.notify_all()
+        self._ended.append(span)
+        change = self._change
+        if change is not None:
+            with change:
+                change.notify_all()
 
     def add_feedback(self, event: FeedbackEvent) -> None:
         """Keep a feedback (the tracer calls this)."""
         self._feedback.append(event)
+
+    def _condition(self) -> threading.Condition:
+        with _making:
+            if self._change is None:
+                self._change = threading.Condition()
+            return self._change
 
     def _open(self) -> int:
         return self._root.local.open if self._root is not None else 0

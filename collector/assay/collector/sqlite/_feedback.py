@@ -40,9 +40,10 @@ def _row(feedback: Feedback, keys: dict[str, int]) -> tuple[Any, ...]:
         feedback.id, trace, target.trace_id, target.span_id, target.document, target.session_id, target.experiment_id,
         feedback.key, score, isinstance(feedback.score, bool), feedback.label, feedback.comment, feedback.outcome,
         feedback.error, feedback.source, feedback.author, feedback.evaluator, feedback.version, feedback.rule,
-        feedback.judge_trace_id, dumps(feedback.metadata) if feedback.metadata else None, feedback.created_ns, 1,
+        feedback.judge_trace_id, dumps(feedback.metadata) if feedback.metadata else None, feedback.created_ns,
+        2 if trace is not None and target.document is None else 1,  # the most likely: `settle` then changes nothing
     )  # fmt: skip
-    return tuple(clean(value) if isinstance(value, str) else value for value in found)
+    return tuple(clean(value) if isinstance(value, str) and not value.isascii() else value for value in found)
 
 
 def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:

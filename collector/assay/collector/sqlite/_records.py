@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import orjson
+
 from assay.collector.records import Document, Example, Experiment, Key, QueueItem, Rule, Target
 from assay.collector.sqlite._values import dumps, loads
 
 
 def to_text(record: Example | Experiment | Rule | Key | QueueItem) -> str:
     """A record as JSON."""
-    return dumps(asdict(record))
+    try:
+        return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, ValueError, RecursionError):
+        return dumps(asdict(record))
 
 
 def example(text: str) -> Example:
