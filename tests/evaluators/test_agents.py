@@ -144,3 +144,36 @@ def test_no_artifacts_are_a_problem_and_nonsense_an_error():
     assert score(get("agent_sanity"), outputs={"artifacts": [3]})[0].outcome == "error"
     with pytest.raises(ValueError, match="'colour'"):
         get("agent_sanity", expectations={"a": {"colour": "red"}})
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"name": "find", "arguments": {"filter": {"a": 1}}},
+        {"name": "find", "arguments": {"a": 1}},
+        {"name": "find", "arguments": '{"filter": {"a": 1}}'},
+        {"type": "function", "function": {"name": "find", "arguments": '{"filter": {"a": 1}}'}},
+    ],
+)
+@pytest.mark.parametrize("made", [{"filter": {"a": 1}}, '{"filter": {"a": 1}}'])
+def test_arguments_are_the_same_in_each_form_in_which_models_give_them(made, wanted):
+    judge = get("tool_calls", expected=[wanted], all_arguments=True)
+    assert score(judge, trace_of(("find", made)))[0].score is True
+    assert score(judge, trace_of(("find", {"filter": {"a": 2}})))[0].score is False
+
+
+def test_expected_steps_are_a_list():
+    with pytest.raises(ValueError, match="expected is a list"):
+        get("trajectory_match", expected="search")
+
+
+def test_an_artifact_named_twice_fails_if_either_is_bad():
+    good, bad = {"path": "a.json", "content": "[1]"}, {"path": "a.json", "content": "[1"}
+    for artifacts in ([good, bad], [bad, good]):
+        assert score(get("agent_sanity"), outputs={"artifacts": artifacts})[0].score == 0.5
+
+
+@pytest.mark.parametrize("content", [{"x": 1}, [1], b"[1]", '["\\ud800"]'])
+def test_content_of_artifacts_may_be_values_or_bytes(content):
+    outputs = {"artifacts": [{"path": "a.json", "content": content}]}
+    assert score(get("agent_sanity"), outputs=outputs)[0].score == 1.0

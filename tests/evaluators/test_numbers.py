@@ -1,7 +1,10 @@
 """Numbers in texts, tolerances as pytest's, and what runs took."""
 
 import dataclasses
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,3 +95,13 @@ def test_what_is_not_told_is_a_skip(agent):
 def test_thresholds_of_what_is_better_low(agent):
     metric = get("latency", threshold=2.0).metrics[0]
     assert (metric.passes(1.5), metric.passes(2.5)) == (True, False)
+
+
+def test_no_finite_number_is_close_to_infinity():
+    assert not close(1.0, float("inf"), relative=0.1)
+    assert close(float("inf"), float("inf"))
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), Decimal("0.5"), Fraction(1, 2)])
+def test_numbers_of_every_kind_are_numbers(value):
+    assert score(get("numeric"), outputs=value, reference_outputs=0.5)[0].score is True

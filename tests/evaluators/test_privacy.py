@@ -216,3 +216,47 @@ def test_only_cases_about_encodings_are_judged():
 
 def test_the_context_is_judged_too():
     assert guarded("fine", documents=(Document("a@b.io"),)).score is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("credit_card", "4111\u00a01111\u202f1111\u00a01111"), ("credit_card", "4111\u20111111\u20111111\u20111111"),
+        ("credit_card", "\uff14111111111111111"), ("ssn", "123\u201345\u20136789"), ("ssn", "SSN: 123456789"),
+        ("iban", "DE89\u00a03704\u00a00044\u00a00532\u00a00130\u00a000"), ("email", "jane@xn--e1afmkfd.xn--p1ai"),
+    ],
+)  # fmt: skip
+def test_typographers_spaces_and_hyphens_hide_nothing(kind, text):
+    assert [(one.kind, one.end) for one in find_pii(text)] == [(kind, len(text))]
+
+
+def test_a_number_without_its_name_and_the_middle_of_a_longer_one_are_nothing():
+    assert find_pii("123456789") == find_pii("SSN: 900123456") == find_pii("GB82WEST12345698765432ABCD") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("openai_key", "sk-svcacct-" + "aB3_-" * 50), ("slack_token", "xapp-1-A0123-" + "a1" * 32),
+        ("slack_token", "xoxd-" + "a1%2B" * 20), ("aws_key", "aws_secret_access_key = " + "aB3/" * 10),
+    ],
+)  # fmt: skip
+def test_long_keys_and_secrets_with_a_name(kind, text):
+    assert [one.kind for one in find_secrets(f"It is {text} indeed")] == [kind]
+
+
+SECRET = "write to jane.doe@example.com now"
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        " ".join(f"0x{byte:02x}" for byte in SECRET.encode()), "".join(f"\\x{byte:02x}" for byte in SECRET.encode()),
+        "".join(f"%{byte:02X}" for byte in SECRET.encode()), "key=" + encode(SECRET, "base64"),
+        base64.b64encode(SECRET.encode("utf-16")).decode(), base64.b64encode(SECRET.encode("utf-16-le")).decode(),
+        base64.b64encode(SECRET.encode("utf-16-be")).decode(), base64.b64encode(f"é {SECRET}".encode("latin-1")).decode(),
+        encode(encode(encode(encode(SECRET, "base64"), "base64"), "base64"), "base64"),
+    ],
+)  # fmt: skip
+def test_other_ways_to_write_bytes(hidden):
+    assert any(SECRET in text for text in decoded(f"Here: {hidden}, bye"))

@@ -380,3 +380,36 @@ def test_score_takes_a_stored_trace(trace):
 def test_evaluating_never_raises_and_never_scores_nan(returned):
     for feedback in score(lambda outputs: returned, outputs="a"):
         assert feedback.score is None or feedback.score == feedback.score
+
+
+class Speechless(Exception):
+    def __str__(self):
+        raise RuntimeError("cannot say")
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_an_error():
+    def judge(outputs):
+        raise Speechless
+
+    assert score(judge, outputs="x")[0].error == "Speechless"
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_an_evaluator_that_exits_is_an_error(timeout):
+    @evaluator(timeout=timeout)
+    def judge(outputs):
+        raise SystemExit(3)
+
+    assert score(judge, outputs="x")[0].error == "SystemExit: 3"
+
+
+@pytest.mark.parametrize("wrong", [{"key": 5}, {"metadata": "no"}, {"target": "trace"}])
+def test_a_dict_whose_fields_are_of_the_wrong_kind_is_nonsense(wrong):
+    feedback = score(lambda outputs: {"score": 1, **wrong}, outputs="x")[0]
+    assert feedback.error is not None
+    assert feedback.error.startswith(f"Nonsense: the evaluator returned the {next(iter(wrong))}")
+
+
+def test_comments_and_labels_become_plain_texts():
+    feedback = score(lambda outputs: {"label": np.str_("good"), "comment": 5}, outputs="x")[0]
+    assert (type(feedback.label), feedback.label, feedback.comment) == (str, "good", "5")

@@ -159,3 +159,15 @@ def test_bad_parameters_are_refused_when_the_evaluator_is_made(bad):
 def test_hit_and_precision_without_k():
     assert score(get("hit_at_k", k=1), documents=["b", "a"], expected_documents=["a"])[0].score is False
     assert score(get("precision_at_k", k=None), documents=["b", "a"], expected_documents=["a"])[0].score == 0.5
+
+
+def test_documents_with_ids_of_their_own_are_found_by_doc_uri():
+    retrieved = [{"id": "1", "content": "t", "doc_uri": "u1"}, {"id": "2", "content": "s", "doc_uri": "u9"}]
+    assert retrieval.recall(retrieved, [{"doc_uri": "u1"}, {"doc_uri": "u2"}]) == 0.5
+
+
+def test_gains_below_zero_are_none_and_nan_is_refused():
+    grades = [{"id": "a", "score": -1.0}, {"id": "b", "score": 1.0}]
+    assert retrieval.ndcg(["a", "b"], grades) == pytest.approx(trec("nDCG", ["a", "b"], {"a": -1, "b": 1}))
+    with pytest.raises(ValueError, match="neither NaN"):
+        retrieval.ndcg(["a"], [{"id": "a", "score": math.nan}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ class Artifact:
     """A file or directory, or content that was handed over with its name."""
 
     path: str
-    content: str | None = None
+    content: str | bytes | None = None
     directory: str | None = None
 
     @property
@@ -29,7 +30,9 @@ class Artifact:
 
     def read(self) -> bytes:
         """Its bytes."""
-        return self.place.read_bytes() if self.content is None else self.content.encode()
+        if self.content is None:
+            return self.place.read_bytes()
+        return self.content if isinstance(self.content, bytes) else self.content.encode("utf-8", "surrogatepass")
 
 
 def artifacts_of(outputs: Any, directory: str | None) -> list[Artifact]:
@@ -125,5 +128,14 @@ def _artifact(one: Any, directory: str | None) -> Artifact:
         return Artifact(one, directory=directory)
     if isinstance(one, Mapping) and isinstance(one.get("path"), str):
         content = one.get("content")
-        return Artifact(one["path"], None if content is None else str(content), directory)
+        known = content is None or isinstance(content, str | bytes)
+        return Artifact(one["path"], content if known else _written(content), directory)
     raise ValueError(f"an artifact is a path or {{'path': …, 'content': …}}, not {one!r:.200}")
+
+
+def _written(content: Any) -> str:
+    """The text of content that was handed over as a value: JSON, which is what it would be in a file."""
+    try:
+        return json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(content)

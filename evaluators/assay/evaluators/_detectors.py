@@ -24,8 +24,19 @@ Finder = Callable[[str], Iterator[tuple[int, int]]]
 
 _CARD = re.compile(r"(?<![\w.,-])(?:\d[ -]?){12,18}\d(?![\w-]|[.,]\d)")
 _SSN = re.compile(r"(?<![\w.-])(\d{3})([- ])(\d{2})\2(\d{4})(?![\w-]|\.\d)")
+_SSN_NAMED = re.compile(
+    r"(?<!\w)(?:SSN|social security (?:number|no\.?))\W{1,4}(?:is\W{1,3})?(\d{3})()(\d{2})(\d{4})(?!\w)", re.IGNORECASE
+)
+# Spaces, hyphens and digits as typographers and East Asian keyboards write them, one for one.
+_PLAIN = str.maketrans(
+    {
+        **dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " "),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\uff0d", "-"),
+    }
+    | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
+)
 _EMAIL = re.compile(
-    r"(?<![\w.+%'-])[\w+%'-]{1,64}(?:\.[\w+%'-]{1,64}){0,8}@(?:[^\W_](?:[^\W_]|-){0,62}\.){1,8}[^\W\d_]{2,24}(?![\w-])"
+    r"(?<![\w.+%'-])[\w+%'-]{1,64}(?:\.[\w+%'-]{1,64}){0,8}@(?:[^\W_](?:[^\W_]|-){0,62}\.){1,8}(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,59})(?![\w-])"
 )
 _IBAN = re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)")
 _IBAN_LENGTHS = {
@@ -63,7 +74,7 @@ def cards(text: str) -> Iterator[tuple[int, int]]:
 
 def social_security_numbers(text: str) -> Iterator[tuple[int, int]]:
     """US social security numbers: area not 000, 666 or 9xx, group not 00, serial not 0000 (the rules of the SSA)."""
-    for match in _SSN.finditer(text):
+    for match in (*_SSN.finditer(text), *_SSN_NAMED.finditer(text)):
         area, group, serial = match.group(1), match.group(3), match.group(4)
         if area not in ("000", "666") and area[0] != "9" and group != "00" and serial != "0000":
             yield match.span()
@@ -102,8 +113,11 @@ def _ends_of_iban(match: re.Match[str]) -> Iterator[int]:
     if len(taken) < wanted:
         return
     account = "".join(match.group()[place] for place in taken[:wanted])
+    end = match.start() + taken[wanted - 1] + 1
+    if match.string[end : end + 1].isalnum():
+        return  # the middle of something longer
     if int("".join(str(int(character, 36)) for character in account[4:] + account[:4])) % 97 == 1:
-        yield match.start() + taken[wanted - 1] + 1
+        yield end
 
 
 PII: dict[str, Finder] = {
@@ -113,7 +127,7 @@ PII: dict[str, Finder] = {
 SECRETS: dict[str, re.Pattern[str]] = {
     "pem": re.compile(r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}(?:CERTIFICATE|PRIVATE KEY|PRIVATE KEY BLOCK)-----"),
     "openai_key": re.compile(
-        r"(?<![\w-])sk-(?!ant-)(?:(?:proj|svcacct|admin|None)-[\w-]{20,200}|[A-Za-z0-9]{20,64})(?![\w-])"
+        r"(?<![\w-])sk-(?!ant-)(?:(?:proj|svcacct|admin|None)-[\w-]{20,400}|[A-Za-z0-9]{20,64})(?![\w-])"
     ),
     "anthropic_key": re.compile(r"(?<![\w-])sk-ant-[a-z0-9]{2,12}-[\w-]{20,200}(?![\w-])"),
     "h2o_key": re.compile(
@@ -121,11 +135,14 @@ SECRETS: dict[str, re.Pattern[str]] = {
         re.IGNORECASE,
     ),
     "windows_key": re.compile(r"(?<![\w-])(?:[B-DF-HJKMNP-RTV-Y2346789]{5}-){4}[B-DF-HJKMNP-RTV-Y2346789]{5}(?![\w-])"),
-    "aws_key": re.compile(r"(?<![A-Z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z2-7]{16}(?![A-Z0-9])"),
+    "aws_key": re.compile(
+        r"(?<![A-Z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z2-7]{16}(?![A-Z0-9])"
+        r"|(?i:aws_?secret_?(?:access_?)?key)[\"']?\s{0,4}[:=]\s{0,4}[\"']?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
+    ),
     "google_key": re.compile(r"(?<![\w-])AIza[\w-]{35}(?![\w-])"),
     "github_token": re.compile(r"(?<!\w)(?:gh[pousr]_[A-Za-z0-9]{36,251}|github_pat_\w{82})(?!\w)"),
     "gitlab_token": re.compile(r"(?<![\w-])glpat-[\w-]{20,64}(?![\w-])"),
-    "slack_token": re.compile(r"(?<![\w-])xox[abeoprs]-[A-Za-z0-9-]{10,250}(?![\w-])"),
+    "slack_token": re.compile(r"(?<![\w-])(?:xox[a-eoprs]|xapp)-[A-Za-z0-9%-]{10,500}(?![\w-])"),
     "stripe_key": re.compile(r"(?<!\w)[rs]k_live_[A-Za-z0-9]{20,247}(?!\w)"),
     "huggingface_token": re.compile(r"(?<!\w)hf_[A-Za-z0-9]{34,40}(?!\w)"),
     "azure_key": re.compile(r"AccountKey=[A-Za-z0-9+/]{86}=="),
@@ -137,6 +154,7 @@ SECRETS: dict[str, re.Pattern[str]] = {
 def find_pii(text: str, kinds: Sequence[str] | None = None, *, region: str | None = None) -> list[Finding]:
     """Personal data in a text, by place. Raises `ValueError` for an unknown kind."""
     found = []
+    text = text if text.isascii() else text.translate(_PLAIN)
     for kind in check_kinds(kinds, PII):
         finder = PII[kind]
         places = phones(text, region) if kind == "phone" else finder(text)

@@ -100,7 +100,7 @@ class Evaluator:
             if missing:
                 return self.make.skip(target, missing_needs(missing, case))
             return self.make.wrap(await self._attempt(self.function, arguments), target)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self.make.failure(target, error)
 
     def evaluate_here(self, case: Case, target: Target, wait: Callable[[Awaitable[Any]], Any] = _run) -> list[Feedback]:
@@ -115,7 +115,7 @@ class Evaluator:
             args = [arguments.pop(name) for name in self.binding.positional if name in arguments]
             returned = self.function(*args, **arguments)
             return self.make.wrap(wait(returned) if inspect.isawaitable(returned) else returned, target)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self.make.failure(target, error)
 
     @property
@@ -154,7 +154,7 @@ class Evaluator:
             feedback = self.make.wrap(await self._attempt(self.function, columns), target)
             counts = {"cases": len(cases) - left_out, "left_out": left_out}
             return [replace(one, metadata={**one.metadata, **counts}) for one in feedback]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self.make.failure(target, error)
 
     def _lacking(self, case: Case) -> list[str]:
@@ -164,11 +164,11 @@ class Evaluator:
             return []  # `batch` meets the same trouble and says so
 
     def _wrapped(self, value: Any, target: Target) -> list[Feedback]:
-        if isinstance(value, Exception):
+        if isinstance(value, Exception | SystemExit):
             return self.make.failure(target, value)
         try:
             return self.make.wrap(value, target)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self.make.failure(target, error)
 
     async def _batch(self, cases: list[Case]) -> list[Any]:
@@ -179,7 +179,7 @@ class Evaluator:
             if len(returned) != len(cases):
                 raise Nonsense(f"batch() gave {len(returned)} results for {len(cases)} cases")
             return returned
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return [error] * len(cases)
 
     async def _attempt(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:

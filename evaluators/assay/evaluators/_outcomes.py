@@ -15,6 +15,7 @@ from assay.collector.records import Case, Feedback, Source, Target
 
 FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "error", "metadata", "target", "results"})
 VALUES = frozenset({"score", "value", "label", "error"})
+KINDS: Mapping[str, type] = {"key": str, "metadata": Mapping, "target": Target}
 TRACEBACK_LIMIT = 8000  # characters kept of a traceback
 _OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_outcomes")}
 
@@ -52,7 +53,8 @@ class Maker:
         """An error with its traceback under every key of the evaluator; a `Skip` is a skip."""
         if isinstance(error, Skip):
             return self.skip(target, str(error))
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        words = _words(error)
+        said = f"{type(error).__name__}: {words}" if words else type(error).__name__
         text = "".join(traceback.format_exception(type(error), error, _beyond_ours(error)))[-TRACEBACK_LIMIT:]
         metadata = {"traceback": text}
         return [self._as_it_is(target, key, outcome="error", error=said, metadata=metadata) for key in self.keys]
@@ -79,7 +81,7 @@ class Maker:
 
     def _from_value(self, value: Any, target: Target, **more: Any) -> Feedback:
         if isinstance(value, str):
-            return self.feedback(target, label=value, **more)
+            return self.feedback(target, label=str.__str__(value), **more)  # also of numpy and of enums
         score = plain_number(value)
         if isinstance(score, float) and not math.isfinite(score):
             return self._not_finite(score, target, more)
@@ -98,10 +100,12 @@ class Maker:
                 f"the evaluator returned a dict with {', '.join(map(repr, unknown))}; "
                 f"known are {', '.join(sorted(FIELDS))}"
             )
+        _check_kinds(value)
         target = value.get("target") or target
+        comment = value.get("comment") or value.get("reasoning")
         more: dict[str, Any] = {
             "key": value.get("key"),
-            "comment": value.get("comment") or value.get("reasoning"),
+            "comment": None if comment is None else str(comment),
             "metadata": (value.get("metadata") or {}) if self.details else {},
         }
         if value.get("error") is not None:
@@ -143,6 +147,21 @@ def missing_needs(names: list[str], case: Case) -> str:
     if case.example is None and {"example", "reference_outputs", "expected_documents"} & set(names):
         return f"{why}; the case belongs to no example"
     return f"{why}; the case has none"
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of somebody's own that cannot say what it is
+        return ""
+
+
+def _check_kinds(value: Mapping[str, Any]) -> None:
+    """What would break whoever reads the feedback later, long after the evaluator. Raises `Nonsense`."""
+    for name, kind in KINDS.items():
+        given = value.get(name)
+        if given is not None and not isinstance(given, kind):
+            raise Nonsense(f"the evaluator returned the {name} {given!r:.200}, which is no {kind.__name__.lower()}")
 
 
 def _beyond_ours(error: BaseException) -> TracebackType | None:

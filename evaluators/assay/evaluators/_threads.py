@@ -22,21 +22,23 @@ async def in_thread(call: Callable[[], Any]) -> Any:
     def work() -> None:
         try:
             _deliver(loop, done, context.run(call), None)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _deliver(loop, done, None, error)
 
     threading.Thread(target=work, name="assay-evaluator", daemon=True).start()
     return await done
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _deliver(
+    loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], result: Any, error: BaseException | None
+) -> None:
     try:
         loop.call_soon_threadsafe(_settle, done, result, error)
     except RuntimeError:  # the loop closed in the meantime: nobody waits any more
         pass
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if done.done():
         return
     if isinstance(error, StopIteration):  # a future refuses these

@@ -12,6 +12,7 @@ from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
 from assay.evaluators._registry import builtin
 from assay.evaluators._spec import OUTCOMES, SECURE, TRANSPARENT, VALID
+from assay.evaluators.json import InvalidJSON, loads
 
 Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
 MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
@@ -39,7 +40,7 @@ class ToolCalls:
     all_arguments: bool = False
 
     def __post_init__(self) -> None:
-        _check_match(self.match)
+        _check_match(self.match, self.expected)
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> list[dict[str, Any]]:
         wanted = [_call(one) for one in _expected(self.expected, reference_outputs, "tool_calls")]
@@ -53,12 +54,15 @@ class ToolCalls:
             {"key": "tool_calls_recall", "score": hits / len(wanted) if wanted else 1.0},
         ]
 
-    def _same(self, made: tuple[str, Any], wanted: tuple[str, Any]) -> bool:
+    def _same(self, made: tuple[str, list[Any]], wanted: tuple[str, Any]) -> bool:
         if made[0] != wanted[0] or wanted[1] is None:
             return made[0] == wanted[0]
-        if self.all_arguments or not isinstance(wanted[1], Mapping) or not isinstance(made[1], Mapping):
-            return bool(made[1] == wanted[1])
-        return all(name in made[1] and made[1][name] == value for name, value in wanted[1].items())
+        return any(self._same_arguments(one, wanted[1]) for one in made[1])
+
+    def _same_arguments(self, made: Any, wanted: Any) -> bool:
+        if self.all_arguments or not isinstance(wanted, Mapping) or not isinstance(made, Mapping):
+            return bool(made == wanted)
+        return all(name in made and made[name] == value for name, value in wanted.items())
 
 
 @builtin(
@@ -79,7 +83,7 @@ class TrajectoryMatch:
     kinds: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        _check_match(self.match)
+        _check_match(self.match, self.expected)
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> dict[str, Any]:
         wanted = [str(step) for step in _expected(self.expected, reference_outputs, "trajectory")]
@@ -176,12 +180,13 @@ class AgentSanity:
         artifacts = artifacts_of(outputs, self.directory)
         known = {artifact.path for artifact in artifacts}
         artifacts += [Artifact(path, directory=self.directory) for path in self.expectations if path not in known]
-        problems = {one.path: check(one, self.expectations.get(one.path, {})) for one in artifacts}
-        bad = {path: found for path, found in problems.items() if found}
+        checked = [(one.path, check(one, self.expectations.get(one.path, {}))) for one in artifacts]
+        failed = [(path, found) for path, found in checked if found]
         if not artifacts:
             return {"score": 0.0, "comment": "the agent left no artifacts"}
-        shown = "; ".join(f"{path}: {', '.join(found)}" for path, found in bad.items())
-        return {"score": 1 - len(bad) / len(artifacts), "comment": shown[:1000] or None, "metadata": {"problems": bad}}
+        shown = "; ".join(f"{path}: {', '.join(found)}" for path, found in failed)
+        problems = {"problems": dict(failed)}
+        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": problems}
 
 
 def _runs(trace: Trace) -> list[Run]:
@@ -200,16 +205,29 @@ def _expected(parameter: Sequence[Any] | None, reference: Any, name: str) -> Seq
 def _call(one: Any) -> tuple[str, Any]:
     if isinstance(one, str):
         return one, None
+    if isinstance(one, Mapping) and isinstance(one.get("function"), Mapping):  # as OpenAI writes tool calls
+        one = one["function"]
     if isinstance(one, Mapping) and isinstance(one.get("name"), str):
-        return one["name"], one.get("arguments", one.get("args"))
+        return one["name"], _plain(one.get("arguments", one.get("args")))
     raise ValueError(f"an expected tool call is a name or {{'name': …, 'arguments': {{…}}}}, not {one!r:.200}")
 
 
-def _arguments(run: Run) -> Any:
-    given = run.inputs
+def _arguments(run: Run) -> list[Any]:
+    """The arguments of a call; where a tool takes one dict, that may be them as well, or the value of one of them."""
+    given = _plain(run.inputs)
     alone = isinstance(given, Mapping) and len(given) == 1
-    inner = next(iter(given.values())) if alone else None
-    return inner if isinstance(inner, Mapping) else given
+    inner = _plain(next(iter(given.values()))) if alone else None
+    return [given, inner] if isinstance(inner, Mapping) else [given]
+
+
+def _plain(arguments: Any) -> Any:
+    """Models give arguments as JSON in a text."""
+    if not isinstance(arguments, str) or not arguments.lstrip().startswith("{"):
+        return arguments
+    try:
+        return loads(arguments)
+    except InvalidJSON:
+        return arguments
 
 
 def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Any) -> int:
@@ -243,6 +261,8 @@ def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Any
     return hits == len(wanted) == len(made)
 
 
-def _check_match(match: str) -> None:
+def _check_match(match: str, expected: Sequence[Any] | None) -> None:
+    if isinstance(expected, str):
+        raise ValueError(f"expected is a list, as in expected=[{expected!r}], not {expected!r}")
     if match not in MATCHES:
         raise ValueError(f"match is one of {', '.join(map(repr, MATCHES))}, not {match!r}")

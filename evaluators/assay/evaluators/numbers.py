@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import decimal as decimal_
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 from assay.collector.records import Run, Trace
@@ -37,12 +39,14 @@ def close(value: float, expected: float, *, absolute: float = 0.0, relative: flo
     """|value − expected| ≤ max(absolute, relative × |expected|): the tolerances of `pytest.approx`."""
     if value == expected:
         return True
+    if not math.isfinite(expected):
+        return False  # any number is within a share of infinity
     return abs(value - expected) <= max(absolute, relative * abs(expected))
 
 
 def number_of(value: Any, *, decimal: Decimal = ".") -> float:
     """The one number in a value. Raises `ValueError` when there is none or more than one."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, Real | decimal_.Decimal) and not isinstance(value, bool):
         return float(value)
     text = text_of(value)
     found = numbers_in(text, decimal=decimal)

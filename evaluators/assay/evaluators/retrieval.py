@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import isfinite, log2
 from typing import Any, Literal, TypeAlias
 
 from assay.collector.records import Document
@@ -58,7 +58,8 @@ def reciprocal_rank(
 def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
     """Discounted cumulative gain over that of the best ranking: gains are the expected documents' scores (else 1).
 
-    Gains are linear, discounted by log2(rank + 1). Raises `ValueError` when only some expected documents have scores.
+    Gains are linear, discounted by log2(rank + 1); one below 0 counts as 0 (trec_eval). Raises `ValueError` when only
+    some expected documents have scores.
     """
     wanted = documents_of(expected)
     find, total = _expected(wanted, by)
@@ -283,6 +284,8 @@ def _auto_finder(expected: Sequence[Document]) -> tuple[Finder, int]:
         if document.id is None:
             return contents.get(document.content, ids.get(document.content))
         found = ids.get(document.id, texts.get(document.id))
+        if found is None and document.metadata:  # Databricks' doc_uri beside an id of its own
+            found = ids.get(str(document.metadata.get("doc_uri", "")))
         return texts.get(document.content) if found is None else found
 
     return find, total
@@ -293,11 +296,13 @@ def _gains(expected: Sequence[Document], find: Finder, total: int) -> list[float
     scored = [document.score is not None for document in expected]
     if any(scored) and not all(scored):
         raise ValueError("either all expected documents have a score or none has: some have none")
+    if not all(document.score is None or isfinite(document.score) for document in expected):
+        raise ValueError("the scores of expected documents are their gains: numbers, neither NaN nor infinite")
     gains = [float("-inf")] * total
     for document in expected:
         position = find(document)
         if position is not None:
-            gains[position] = max(gains[position], 1.0 if document.score is None else document.score)
+            gains[position] = max(gains[position], 1.0 if document.score is None else max(0.0, document.score))
     return gains
 
 
