@@ -108,3 +108,15 @@ def test_local_root_carries_the_counts(traced: Spans) -> None:
     root = dict(traced.one("answer").attributes or {})
     assert (root["assay.spans.started"], root["assay.spans.open"]) == (2, 0)
     assert root["assay.local_root"] == f"{traced.one('answer').context.span_id:016x}"
+
+
+def test_a_stack_trace_begins_in_the_users_code(traced: Spans) -> None:
+    @trace
+    def fails() -> None:
+        raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        fails()
+    stack = str((traced.one("fails").events[0].attributes or {})["exception.stacktrace"]).splitlines()
+    assert __file__ in stack[1]
+    assert stack[-1] == "KeyError: 'no'"

@@ -1,5 +1,8 @@
 """Puts the commands together. Each command group is a module of its own with a typer `app` or plain functions."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from assay.cli import datasets, db, eval_, evaluators, experiments, feedback, serve, traces
@@ -11,6 +14,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    epilog="Example: `assay demo`, or `assay serve` and what each command's own --help shows.",
 )
 app.command()(command.demo)
 app.command()(serve.serve)
@@ -23,8 +27,18 @@ app.add_typer(feedback.app, name="feedback")
 app.add_typer(traces.app, name="traces")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"assay {version('assay')}")
+        raise typer.Exit
+
+
 @app.callback()
-def assay() -> None:
+def assay(
+    said: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Trace LLM applications, evaluate them against datasets, monitor live traffic."""
 
 

@@ -14,7 +14,11 @@ from assay.collector.filters import Filter
 from assay.collector.protocols import Refused
 from assay.collector.records import Dataset, DatasetKind
 
-app = typer.Typer(help="Datasets: versioned lists of examples.", no_args_is_help=True)
+app = typer.Typer(
+    help="Datasets: versioned lists of examples.",
+    no_args_is_help=True,
+    epilog="Example: `assay datasets import parcels parcels.jsonl`",
+)
 
 Name = Annotated[str, typer.Argument(help="The dataset's name.")]
 Version = Annotated[int | None, typer.Option("--version", help="A version; else the newest.")]

@@ -18,7 +18,11 @@ from assay.collector.protocols import Refused, Store
 from assay.collector.querystring import duration, parse
 from assay.collector.sqlite import Retention, SQLiteStore, holder, inspect
 
-app = typer.Typer(no_args_is_help=True, help="Look after a database: sizes, retention, deletion, checks, SQL.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look after a database: sizes, retention, deletion, checks, SQL.",
+    epilog="Example: `assay db stats`",
+)
 
 FileOption = Annotated[str | None, typer.Option("--store", help="The SQLite file; else ./assay.db.")]
 Terms = Annotated[list[str], typer.Argument(help="Conditions, such as project=demo session=s-1 since=7d.")]

@@ -13,7 +13,11 @@ from assay.evaluators import get, names, score
 from assay.evaluators._registry import specs
 from assay.evaluators._spec import Spec
 
-app = typer.Typer(help="Evaluators: what there is, what they need, one by hand.", no_args_is_help=True)
+app = typer.Typer(
+    help="Evaluators: what there is, what they need, one by hand.",
+    no_args_is_help=True,
+    epilog="Example: `assay evaluators show document_recall`",
+)
 
 
 @app.command("list")

@@ -12,7 +12,11 @@ from assay.cli._common import JsonOption, StoreOption, console, emit, opened, sh
 from assay.collector.protocols import Refused
 from assay.collector.records import Experiment as Record
 
-app = typer.Typer(help="Experiments: a task over a dataset, scored.", no_args_is_help=True)
+app = typer.Typer(
+    help="Experiments: a task over a dataset, scored.",
+    no_args_is_help=True,
+    epilog="Example: `assay experiments compare bm25-k3 embeddings`",
+)
 
 Id = Annotated[str, typer.Argument(help="An experiment's id, the beginning of it, or its name (the newest of it).")]
 

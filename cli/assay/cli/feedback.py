@@ -10,7 +10,11 @@ import typer
 from assay.cli._common import JsonOption, StoreOption, console, emit, opened, short, table
 from assay.collector.records import Feedback, Target
 
-app = typer.Typer(help="Feedback on traces: add, list, remove.", no_args_is_help=True)
+app = typer.Typer(
+    help="Feedback on traces: add, list, remove.",
+    no_args_is_help=True,
+    epilog="Example: `assay feedback list --key thumbs_up`",
+)
 
 TraceId = Annotated[str, typer.Argument(help="A trace's id.")]
 WORDS = {"true": True, "yes": True, "false": False, "no": False}

@@ -16,7 +16,11 @@ from assay.collector.protocols import Refused, Store
 from assay.collector.querystring import to_filter
 from assay.collector.records import TraceSummary
 
-app = typer.Typer(help="List, show, follow and delete traces.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, show, follow and delete traces.",
+    no_args_is_help=True,
+    epilog="Example: `assay traces list --where name=answer --since 1d`",
+)
 
 Where = Annotated[
     list[str] | None,

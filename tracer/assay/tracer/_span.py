@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from opentelemetry import trace as otel
@@ -281,10 +282,18 @@ def recorded(error: BaseException, trace_id: int) -> bool:
     return False
 
 
+def _of_users(frames: TracebackType | None) -> TracebackType | None:
+    """From the first frame that is not ours on: how we came to call a function says nothing about its failure."""
+    first = frames
+    while first is not None and str(first.tb_frame.f_globals.get("__name__")).startswith("assay."):
+        first = first.tb_next
+    return first or frames
+
+
 def _exception(error: BaseException, escaped: bool) -> dict[str, Any]:
     kind = type(error)
     try:
-        stack = "".join(traceback.format_exception(error))
+        stack = "".join(traceback.format_exception(kind, error, _of_users(error.__traceback__)))
     except Exception:
         stack = ""
     return {
