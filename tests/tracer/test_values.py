@@ -8,17 +8,19 @@ import datetime
 import decimal
 import enum
 import pathlib
+import threading
 import uuid
 from typing import Any
 
 import numpy as np
 import orjson
+import pandas as pd
 import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.tracer import span, trace
+from assay.tracer import _errors, span, trace
 from assay.tracer._documents import document, flatten, readable
 from assay.tracer._json import cut_text, to_json
 from assay.tracer.testing import Spans, capture_spans
@@ -220,3 +222,120 @@ def test_what_is_no_document_is_left_alone() -> None:
     assert readable([5, None]) == [5, None]
     assert flatten(to_json(readable([MagicMock()]), MIB)) is not None
     assert flatten("not json") == {}
+
+
+class Unanswering:
+    """Answers every question, `__class__` too, with an exception."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class HostileKind(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class HostileText(str):
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise RuntimeError("len")
+
+    def __str__(self) -> str:
+        raise RuntimeError("str")
+
+
+class FailingModel(pydantic.BaseModel):
+    @pydantic.model_serializer
+    def serialize(self) -> dict[str, Any]:
+        raise ValueError("no")
+
+
+HOSTILE: list[Any] = [
+    Unanswering(), HostileKind("HostileClass", (), {})(), HostileText("x"), FailingModel(), [Unanswering()], {"a": FailingModel()},
+    "\ud800", {"\ud800": 1}, [10**5000], range(10**9), (i for i in "abc"), np.zeros((3000, 3000)), np.array([object()]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["chain", "retriever"])
+def test_a_hostile_value_costs_itself_never_its_span(traced: Spans, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_errors, "strict", False)
+    for value in HOSTILE:
+        with span("root") as run:
+            trace(kind=kind)(lambda v: None)(value)
+            trace(kind=kind)(lambda: value)()  # noqa: B023
+            run.set_attribute("k", value)
+            run.set_outputs(value)
+            run.set_documents([value])
+            run.set_model(value)
+            run.set_tags(value)
+            run.set_metadata(v=value)
+            run.feedback("k", value, comment=value, metadata={"v": value})
+    assert traced.names().count("root") == len(HOSTILE)
+    assert traced.names().count("<lambda>") + traced.names().count("root") == len(traced.ended) == 3 * len(HOSTILE)
+
+
+def test_a_name_that_is_no_text_does_not_lose_the_span(traced: Spans) -> None:
+    with span("a") as run:
+        run.set_name(5)  # type: ignore[arg-type]
+    with span(HostileText("b")):
+        pass
+    assert traced.names() == ["5", "b"]
+
+
+def test_of_many_documents_only_the_first_are_looked_at(traced: Spans) -> None:
+    class Doc:
+        looked = 0
+
+        @property
+        def page_content(self) -> str:
+            Doc.looked += 1
+            return "x"
+
+    trace(name="search", kind="retriever")(lambda: [Doc()] * 100_000)()
+    assert 0 < Doc.looked <= 1_000
+    assert traced.outputs("search")[0]["content"] == "x"
+
+
+class Tensor:
+    """As torch has it: `size` is a method, the number of items is `numel()`."""
+
+    shape = (2000, 2000)
+    looked = 0
+
+    def size(self) -> tuple[int, int]:
+        return self.shape
+
+    def numel(self) -> int:
+        return 4_000_000
+
+    def reshape(self, _: int) -> np.ndarray[Any, Any]:
+        return np.zeros(4_000_000)
+
+    def tolist(self) -> list[Any]:
+        raise AssertionError("all of it was asked for")
+
+
+def test_of_a_large_tensor_or_series_the_beginning_is_kept() -> None:
+    for value in (Tensor(), pd.Series(range(100_000))):
+        found = orjson.loads(to_json(value, 1 << 20))
+        assert len(found["head"]) == 1000
+        assert "more items" in found["…"]
+
+
+def test_a_dict_that_another_thread_changes_is_still_recorded() -> None:
+    shared: dict[str, Any] = {str(i): decimal.Decimal(i) for i in range(100)}
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            shared.pop("x", None)
+            shared["x"] = decimal.Decimal(1)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    texts = [to_json({"state": shared}, 1 << 20) for _ in range(300)]
+    stop.set()
+    thread.join()
+    assert not [text for text in texts if "could not be captured" in text]

@@ -83,15 +83,19 @@ def failed(call: Call, error: BaseException) -> None:
 
 def finish(spec: Spec, call: Call, result: object) -> None:
     """Record what came out and end the span; the context is given back already."""
-    if spec.outputs and call.runtime.content and call.span.is_recording():
-        outputs(spec, call, result)
-    call.span.end()
+    try:
+        if spec.outputs and call.runtime.content and call.span.is_recording():
+            outputs(spec, call, result)
+    finally:
+        call.span.end()
 
 
 def fail(call: Call, error: BaseException) -> None:
     """Record what was raised and end the span."""
-    call.runtime.fail(call.span, error)
-    call.span.end()
+    try:
+        call.runtime.fail(call.span, error)
+    finally:
+        call.span.end()
 
 
 def outputs(spec: Spec, call: Call, result: object) -> None:

@@ -11,6 +11,7 @@ from assay.tracer import _attributes as names
 
 Plain: TypeAlias = dict[str, Any]
 
+_MOST = 1000  # documents looked at on the caller's thread, whose time is bounded
 _CONTENT = ("content", "page_content", "text")
 _ID = ("id", "doc_uri", "id_", "node_id")
 _METADATA = ("metadata", "meta")
@@ -19,12 +20,21 @@ _LISTS = ("documents", "source_nodes", "nodes", "results")
 
 def readable(value: Any) -> Any:
     """What a retriever returned, with document objects turned into dicts; plain values are returned as they are."""
+    try:
+        return _readable(value)
+    except Exception:  # a class that answers every question with an exception
+        return value
+
+
+def _readable(value: Any) -> Any:
     if isinstance(value, Mapping):
         found = next((k for k in _LISTS if isinstance(value.get(k), (list, tuple))), None)
         return value if found is None else {**value, found: readable(value[found])}
     if not isinstance(value, (list, tuple)):
         return value
-    return value if all(type(v) in (str, dict) for v in value) else [_guarded(v) for v in value]
+    if all(type(v) in (str, dict) for v in value[:_MOST]):
+        return value
+    return [*map(_guarded, value[:_MOST]), *value[_MOST:]]
 
 
 def _guarded(value: Any) -> Any:

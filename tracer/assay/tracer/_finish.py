@@ -113,7 +113,7 @@ class Finisher:
         if type(value) is int and -(2**63) <= value < 2**63:
             return value
         if isinstance(value, str):
-            return _utf8(self._cut(value))
+            return _utf8(self._cut(value if type(value) is str else str.__str__(value)))
         if isinstance(value, (bool, float)) or (isinstance(value, int) and -(2**63) <= value < 2**63):
             return value
         if isinstance(value, (tuple, list)) and len({type(v) for v in value}) <= 1:
@@ -146,7 +146,9 @@ class Finisher:
 
 
 def _utf8(text: str) -> str:
-    """The text without lone surrogates."""
+    """The text without lone surrogates; of what is no text but should be (a name), its text."""
+    if type(text) is not str:
+        text = str.__str__(text) if isinstance(text, str) else str(text)
     if text.isascii():
         return text
     try:

@@ -31,6 +31,7 @@ _MAX_DEPTH = 60
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 _PLAIN = frozenset((str, int, float, bool, types.NoneType))
 _TEXTUAL = (numbers.Number, uuid.UUID, pathlib.PurePath, datetime.timedelta, range, slice)  # Decimal is a Number
+_MOVING = frozenset((dict, set, deque))  # copied in one step; cannot be iterated while they change
 _LISTS: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -86,7 +87,7 @@ def _rewritten(value: object, limit: int) -> str:
             found = orjson.dumps(_Rewriter(size).rewrite(value, 0), option=_OPTIONS)
         except Exception as error:
             _errors.counts["serialise"] += 1
-            return orjson.dumps(f"[{type(value).__name__} that could not be captured: {type(error).__name__}]").decode()
+            return orjson.dumps(f"[{_kind(value)} that could not be captured: {type(error).__name__}]").decode()
         if len(found) <= limit + 200:
             return found.decode()
         size = int(size * limit / len(found) * 0.9)  # escapes and non-ASCII text take more bytes than characters
@@ -125,7 +126,7 @@ class _Rewriter:
         except RecursionError:
             return "…[cut: nested too deeply]"
         except Exception as error:
-            return f"[{type(value).__name__} that could not be captured: {type(error).__name__}]"
+            return f"[{_kind(value)} that could not be captured: {type(error).__name__}]"
         finally:
             self.path.discard(id(value))
 
@@ -134,6 +135,8 @@ class _Rewriter:
         if fields is not None:
             found = fields(value)
             return self.mapping(found.items(), len(found), depth)
+        if type(value) in _MOVING and len(value) <= max(self.nodes, 0):
+            value = value.copy()  # another thread may be changing it
         if isinstance(value, Mapping):
             return self.mapping(value.items(), len(value), depth)
         if isinstance(value, _LISTS):
@@ -155,10 +158,12 @@ class _Rewriter:
 
     def array(self, value: Any, depth: int) -> Any:
         """numpy arrays and scalars, and what looks like them (tensors). Large ones give their beginning."""
-        if getattr(value, "size", None) is None or not isinstance(value.size, int) or value.size <= max(self.nodes, 1):
+        total = _total(value)
+        if total <= max(self.nodes, 1):
             return self.rewrite(value.tolist(), depth + 1)
-        head = value.ravel()[:1000].tolist()
-        return {"shape": list(value.shape), "head": head, "…": f"[cut: {value.size - 1000:,} more items]"}
+        flat = value.reshape(-1) if hasattr(value, "reshape") else value
+        self.nodes -= 1000
+        return {"shape": list(value.shape), "head": flat[:1000].tolist(), "…": f"[cut: {total - 1000:,} more items]"}
 
     def mapping(self, pairs: Iterable[tuple[Any, Any]], total: int, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -200,6 +205,12 @@ class _Rewriter:
         return short if len(head) == total else f"{short} [of {total:,} bytes]"
 
 
+def _total(array: Any) -> int:
+    """How many items there are in an array, a tensor (whose `size` is a method) or a series."""
+    size = getattr(array, "size", 0)
+    return size if isinstance(size, int) else int(array.numel()) if hasattr(array, "numel") else 0
+
+
 def _big(value: int) -> str:
     return str(value) if value.bit_length() < 10_000 else f"[integer of {value.bit_length():,} bits]"
 
@@ -236,4 +247,11 @@ def _words(value: object) -> str:
     try:
         return describe(value)
     except Exception as error:
-        return f"[{type(value).__name__} whose repr raised {type(error).__name__}]"
+        return f"[{_kind(value)} whose repr raised {type(error).__name__}]"
+
+
+def _kind(value: object) -> str:
+    try:
+        return type(value).__name__
+    except Exception:  # a metaclass that raises
+        return "object"

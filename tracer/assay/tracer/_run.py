@@ -74,7 +74,7 @@ class Run:
 
     def set_model(self, model: str) -> None:
         """Name the model that answered."""
-        self._span.set_attribute(names.REQUEST_MODEL, str(model))
+        self._guarded(names.REQUEST_MODEL, lambda: str(model))
 
     def set_usage(
         self, input_tokens: int | None = None, output_tokens: int | None = None, *, cost: float | None = None,
@@ -88,8 +88,8 @@ class Run:
 
     def set_attribute(self, key: str, value: object) -> None:
         """Record any other attribute; what OpenTelemetry cannot carry becomes JSON text."""
-        plain = isinstance(value, (str, bool, int, float))
-        self._guarded(key, lambda: value if plain else to_json(value, self._runtime.limit))
+        plain = type(value) in (str, bool, int, float)
+        self._guarded(key, lambda: value if plain else _attribute(value, self._runtime.limit))
 
     def record_exception(self, error: BaseException) -> None:
         """Record an exception that the run has handled; its status stays as it is."""
@@ -150,6 +150,13 @@ class Run:
             self._span.set_attribute(key, make())
         except Exception as error:
             _errors.note("attribute", error)
+
+
+def _attribute(value: object, limit: int) -> Any:
+    """Strings and numbers of classes of their own as what they are, anything else as JSON text."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return value if isinstance(value, (int, float)) else to_json(value, limit)
 
 
 def current_run() -> Run:

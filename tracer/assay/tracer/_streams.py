@@ -70,12 +70,13 @@ class Stream:
         if self._open:
             self._open = False
             try:
-                self._outputs()
                 if closed:
                     self._call.span.set_attribute(names.STREAM_CLOSED, True)
-                self._call.span.end()
+                self._outputs()
             except Exception as error:
                 _errors.note("stream", error)
+            finally:
+                self._call.span.end()
 
     def fail(self, error: BaseException) -> None:
         """The generator raised."""
@@ -83,9 +84,16 @@ class Stream:
             self._open = False
             try:
                 self._outputs()
-                fail(self._call, error)
             except Exception as ours:
                 _errors.note("stream", ours)
+            finally:
+                self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        try:
+            fail(self._call, error)
+        except Exception as ours:
+            _errors.note("stream", ours)
 
     def result(self, value: object) -> None:
         """A coroutine returned."""
