@@ -118,3 +118,23 @@ def test_an_answer_nested_to_the_limit_does_not_crash():
     schema = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
     feedback = score(get("json_schema", json_schema=schema), outputs="[" * 900 + "]" * 900)
     assert feedback[0].outcome == "score"
+
+
+def test_a_pattern_that_backtracks_without_end_is_stopped():
+    schema = {"properties": {"a": {"pattern": "^(a|a)*$"}}}
+    feedback = score(get("json_schema", json_schema=schema), outputs=json.dumps({"a": "a" * 40 + "b"}))
+    assert (feedback[0].error or "").startswith("TimeoutError")
+
+
+@pytest.mark.parametrize(("answer", "passes"), [({"xa": 1, "b": "y"}, True), ({"xa": "1"}, False), ({"b": "n"}, False)])
+def test_patterns_are_searched_for_as_in_jsonschema(answer, passes):
+    schema = {"patternProperties": {"a$": {"type": "integer"}}, "properties": {"b": {"pattern": "y"}}}
+    assert jsonschema.Draft202012Validator(schema).is_valid(answer) is passes
+    assert score(get("json_schema", json_schema=schema), outputs=json.dumps(answer))[0].score is passes
+
+
+def test_the_schemas_true_and_false():
+    assert score(get("json_schema", json_schema=True), outputs="1")[0].score is True
+    assert score(get("json_schema", json_schema=False), outputs="1")[0].score is False
+    with pytest.raises(ValueError, match="json_schema is a dict"):
+        get("json_schema", json_schema=[1])

@@ -89,3 +89,12 @@ def test_another_detector_and_the_context():
     judge = get("language_mismatch", detect=lambda text: text[:2], evaluate_retrieved_context=True)
     feedback = score(judge, inputs="en?", outputs="en!", documents=["de"])
     assert [one.score for one in feedback] == [False, True, True, False, False]
+
+
+def test_few_chinese_characters_may_be_japanese():
+    feedback = score(get("language_mismatch"), inputs="日本の首都は?", outputs="東京")
+    assert {one.outcome for one in feedback} == {"skip"}
+    longer = score(
+        get("language_mismatch"), inputs="日本の首都はどこですか?", outputs="日本的首都是东京,人口约一千四百万。"
+    )
+    assert longer[0].score is False

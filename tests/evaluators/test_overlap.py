@@ -148,3 +148,10 @@ def test_another_key_renames_all_metrics():
 def test_an_unknown_tokenizer_is_refused():
     with pytest.raises(ValueError, match="'punkt'"):
         get("bleu", tokenizer="punkt")
+
+
+def test_marks_belong_to_the_word_that_they_stand_in():
+    hindi = rouge_parts("नमस्ते दुनिया", "नमस्ते भारत", kind="1", tokenizer="unicode")
+    assert hindi == (0.5, 0.5, 0.5)
+    assert rouge("क़िला", "क़िले", kind="1", tokenizer="unicode") == 0.0
+    assert rouge("cafe\u0301 noir", "cafe\u0301 noir", kind="2", tokenizer="unicode") == 1.0

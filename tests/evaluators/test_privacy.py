@@ -260,3 +260,15 @@ SECRET = "write to jane.doe@example.com now"
 )  # fmt: skip
 def test_other_ways_to_write_bytes(hidden):
     assert any(SECRET in text for text in decoded(f"Here: {hidden}, bye"))
+
+
+@pytest.mark.parametrize("text", ["password: required", "The password: please reset it", "password = os.environ['X']"])
+def test_prose_and_code_about_passwords_are_no_passwords(text):
+    assert find_secrets(text) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["password: hunter22", 'password = "letmein"', "{'pwd': 'a1b2c3d4'}", 'PASSWD="tr0ub4dor']
+)
+def test_passwords_are_quoted_or_have_a_digit(text):
+    assert [one.kind for one in find_secrets(text)] == ["password"]

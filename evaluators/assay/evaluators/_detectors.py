@@ -147,7 +147,10 @@ SECRETS: dict[str, re.Pattern[str]] = {
     "huggingface_token": re.compile(r"(?<!\w)hf_[A-Za-z0-9]{34,40}(?!\w)"),
     "azure_key": re.compile(r"AccountKey=[A-Za-z0-9+/]{86}=="),
     "jwt": re.compile(r"(?<![\w-])eyJ[\w-]{10,2000}\.eyJ[\w-]{10,8000}\.[\w-]{20,2000}(?![\w-])"),
-    "password": re.compile(r"(?i)(?<!\w)(?:password|passwd|pwd)[\"']?\s{0,4}[:=]\s{0,4}[\"']?[^\s\"'*<>{}$]{6,128}"),
+    # After "password:" a word is only what it seems when it is quoted or has a digit: "password: required" is prose.
+    "password": re.compile(r"(?i)(?<!\w)(?:password|passwd|pwd)[\"']?\s{0,4}[:=]\s{0,4}"
+        r"(?:([\"'])[^\s\"'*<>{}$]{6,128}\1|[\"']?(?=[^\s\d\"'*<>{}$]{0,127}\d)[^\s\"'*<>{}$]{6,128})"
+    ),
 }  # fmt: skip
 
 

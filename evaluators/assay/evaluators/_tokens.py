@@ -11,11 +11,13 @@ Tokenizer: TypeAlias = Callable[[str], list[str]]
 Name = Literal["nltk", "13a", "rouge", "unicode", "characters"]
 
 _NOT_ASCII_WORD = re.compile(r"[^a-z0-9]+")
-# Scripts without spaces between words: each character stands for itself.
-_WORD_OR_IDEOGRAPH = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-    "|[^\\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
+# Scripts without spaces between words: each character stands for itself. Marks (vowel signs, accents) belong to the
+# character before them; the `re` of Python would split words at them.
+_IDEOGRAPHS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
+_WORD_OR_IDEOGRAPH = rf"[{_IDEOGRAPHS}--\P{{L}}]\p{{M}}*|[\w--[{_IDEOGRAPHS}]][\w\p{{M}}--[{_IDEOGRAPHS}--\p{{M}}]]*"
+_ASCII_WORD = re.compile(r"\w+")
 
 
 @cache
@@ -27,7 +29,7 @@ def tokenizer(name: str) -> Tokenizer:
     one. "characters": every character but white space. Raises `ValueError` for another name.
     """
     known: dict[str, Callable[[], Tokenizer]] = {
-        "nltk": _nltk, "13a": _13a, "rouge": lambda: _rouge, "unicode": lambda: _unicode,
+        "nltk": _nltk, "13a": _13a, "rouge": lambda: _rouge, "unicode": _unicode,
         "characters": lambda: _characters,
     }  # fmt: skip
     if name not in known:
@@ -52,8 +54,11 @@ def _rouge(text: str) -> list[str]:
     return _NOT_ASCII_WORD.sub(" ", text.lower()).split()
 
 
-def _unicode(text: str) -> list[str]:
-    return _WORD_OR_IDEOGRAPH.findall(text.lower())
+def _unicode() -> Tokenizer:
+    import regex
+
+    find = regex.compile(_WORD_OR_IDEOGRAPH, regex.VERSION1).findall
+    return lambda text: _ASCII_WORD.findall(text.lower()) if text.isascii() else cast(list[str], find(text.lower()))
 
 
 def _characters(text: str) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.collector.records import Document
 from assay.evaluators._metric import Metric
+from assay.evaluators._patterns import search
 from assay.evaluators._registry import builtin
 from assay.evaluators._spec import SECURE, VALID
 from assay.evaluators._verdicts import family, verdict
@@ -118,6 +119,10 @@ def validator_for(schema: Mapping[str, Any] | str) -> Any:
             schema = loads(schema) if schema.strip() else {}
         except InvalidJSON as error:
             raise ValueError(f"json_schema is no JSON: {error}") from error
+    if isinstance(schema, bool):  # JSON Schema knows these two: anything, and nothing
+        schema = {} if schema else {"not": {}}
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"json_schema is a dict, or JSON of one, not {schema!r:.200}")
     if not schema:
         return None
     import jsonschema
@@ -128,6 +133,8 @@ def validator_for(schema: Mapping[str, Any] | str) -> Any:
         kind.check_schema(dict(schema))
     except jsonschema.SchemaError as error:
         raise ValueError(f"json_schema is no JSON Schema: {error.message} at {error.json_path}") from error
+    extend: Any = jsonschema.validators.extend  # untyped
+    kind = extend(kind, {"pattern": _pattern, "patternProperties": _pattern_properties})
     return kind(dict(schema), registry=Registry())  # an empty registry: nothing is fetched
 
 
@@ -144,6 +151,23 @@ def _problem(value: Any, validator: Any, lenient: bool) -> str | None:
     except RecursionError:
         return "nested too deeply to be checked"
     return None if first is None else f"{first.message:.500} at {first.json_path}"
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """As in jsonschema, but with a time limit: the answer decides how long a pattern may backtrack."""
+    import jsonschema
+
+    if isinstance(instance, str) and search(pattern, instance) is None:
+        yield jsonschema.ValidationError(f"{instance!r:.200} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    if not isinstance(instance, Mapping):
+        return
+    for pattern, wanted in patterns.items():
+        for name, value in instance.items():
+            if search(pattern, name) is not None:
+                yield from validator.descend(value, wanted, path=name, schema_path=pattern)
 
 
 def _looks_like_json(text: str) -> bool:
