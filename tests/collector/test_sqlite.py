@@ -239,6 +239,18 @@ def test_a_dictionary_is_made_and_old_and_new_rows_stay_readable(store: SQLiteSt
         assert again.trace(last.trace_id).root == last
 
 
+def test_dictionaries_of_the_same_payloads_do_not_spoil_each_other(store: SQLiteStore) -> None:
+    same = [run(inputs="x" * 500, outputs="y") for _ in range(20_500)]
+    store.append(same[:1_500])
+    assert eventually(lambda: store.stats()["dictionaries"], 1)
+    store.append(same[1_500:-1])
+    assert eventually(lambda: store.stats()["dictionaries"], 2)
+    second = store.encoder.dictionary
+    store.append(same[-1:])
+    assert second is not None
+    assert store.many([one.trace_id for one in (same[0], same[2_000], same[-1])])[-1].root == same[-1]
+
+
 def test_a_late_span_after_a_restart_joins_its_trace(file: Path) -> None:
     root = run(tags=("a",), session_id="s", usage=Usage(1, 1), kind="llm", model="m")
     with SQLiteStore(file) as store:

@@ -114,12 +114,15 @@ class Behind:
                 "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (SAMPLE_BYTES, SAMPLES)
             ).fetchall()
             samples: list[bytes | bytearray | memoryview] = [reader.decoder(blob).raw(blob) for (blob,) in blobs]
+            # Numbered by us: zstd derives a number from the content alone, so that two dictionaries of much repeated
+            # payloads, which differ in their entropy tables, would share it and each spoil what the other compressed.
+            number = reader.db.execute("SELECT coalesce(max(id), 0) + 1 FROM dictionaries").fetchone()[0]
         try:
-            trained = zstandard.train_dictionary(DICTIONARY_BYTES, samples, k=512, d=8)
+            trained = zstandard.train_dictionary(DICTIONARY_BYTES, samples, k=512, d=8, dict_id=number)
         except zstandard.ZstdError as error:
             log.info("no dictionary from %d payloads: %s", len(samples), error)
             return
-        data, number = trained.as_bytes(), trained.dict_id()
+        data = trained.as_bytes()
         self._writer.call(lambda db: _keep(db, number, data))
         self._adopt(data)
 
@@ -131,4 +134,4 @@ def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
 
 
 def _keep(db: sqlite3.Connection, number: int, data: bytes) -> None:
-    db.execute("INSERT OR IGNORE INTO dictionaries VALUES (?, ?, ?)", (number, data, time.time_ns()))
+    db.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, data, time.time_ns()))
