@@ -63,6 +63,31 @@ def test_a_retryable_refusal_waits_on_disk_and_arrives_later(sink: Sink) -> None
     assert stats().delivered == 1
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_what_a_wrong_key_keeps_out_waits_for_the_right_one(
+    sink: Sink, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink.answer = lambda path, body: (status, {}, b"")
+    configure(url=sink.url, api_key="wrong")
+    work()
+    assert flush(10).spilled == 1
+    assert "refuses our key" in caplog.text
+    sink.answer = lambda path, body: (200, {}, b"")
+    configure(url=sink.url, api_key="right")
+    work()
+    assert flush(10)
+    until(lambda: len(sink.spans()) == 2)
+    assert stats().dropped == {}
+
+
+def test_a_refused_key_without_a_disk_is_counted(sink: Sink) -> None:
+    sink.answer = lambda path, body: (401, {}, b"")
+    configure(url=sink.url, spill_dir="off")
+    work()
+    assert flush(10).dropped == 1
+    assert stats().dropped == {"http_401": 1}
+
+
 def test_retry_after_is_honoured(sink: Sink) -> None:
     times: list[float] = []
 
@@ -278,11 +303,11 @@ work()
 
 
 def test_drops_are_said_once(sink: Sink, caplog: pytest.LogCaptureFixture) -> None:
-    sink.answer = lambda path, body: (401, {}, b"")
+    sink.answer = lambda path, body: (400, {}, b"")
     configure(url=sink.url)
     for _ in range(2):
         work()
         flush(10)
-    assert [r.message for r in caplog.records if "http_401" in r.message] == [
-        f"assay: spans or feedback are dropped: http_401 ({sink.url}) (said once; see assay.tracer.stats())"
+    assert [r.message for r in caplog.records if "http_400" in r.message] == [
+        f"assay: spans or feedback are dropped: http_400 ({sink.url}) (said once; see assay.tracer.stats())"
     ]

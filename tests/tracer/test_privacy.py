@@ -110,6 +110,17 @@ def test_spilled_bodies_are_redacted_too(tmp_path: Any) -> None:
     assert SECRET.encode() not in file.read_bytes()
 
 
+def test_patterns_match_numbers_inside_values_not_counts(traced: Spans) -> None:
+    card = 4000123456789010
+    with (
+        capture_spans(redact=[re.compile(r"\d{16}")]) as spans,
+        span("s", inputs={"card": card, "n": [card, 5]}) as run,
+    ):
+        run.set_usage(card, 1)
+    assert spans.inputs("s") == {"card": "[redacted]", "n": ["[redacted]", 5]}
+    assert (spans.one("s").attributes or {})["gen_ai.usage.input_tokens"] == card
+
+
 def test_a_function_sees_every_key_and_value() -> None:
     def hide(key: str, value: Any) -> Any:
         return "***" if key == "b" else value

@@ -178,7 +178,7 @@ class Delivery:
             self._acknowledged(path, answer, count)
         elif answer.verdict == "later":
             self._back_off(answer)
-            self._keep(path, body, count)
+            self._keep(path, body, count, answer.reason)
         elif answer.verdict == "refused" or path == LOGS:
             self._drop(answer.reason, count)
         return answer.verdict
@@ -201,15 +201,21 @@ class Delivery:
         if refused:
             self._drop("rejected", refused)
 
-    def _keep(self, path: str, body: bytes, count: int) -> None:
+    def _keep(self, path: str, body: bytes, count: int, reason: str = "") -> None:
         kept, lost = self.spill.keep(path, body, count)
         self.tally.spilled += kept
         if kept:
-            _errors.say_once(
-                "spilled", f"no collector answers at {self.settings.url}: spans wait on disk until one does"
-            )
-        for reason, n in lost.items():
-            self._drop(reason, n)
+            self._say(reason)
+        for why, n in lost.items():
+            self._drop(reason if why == "collector_away" and reason.startswith("http_") else why, n)
+
+    def _say(self, reason: str) -> None:
+        url = self.settings.url
+        if reason in ("http_401", "http_403"):
+            said = f"the collector at {url} refuses our key ({reason}): spans wait on disk until ASSAY_API_KEY is right"
+            _errors.say_once(reason, said)
+        else:
+            _errors.say_once("spilled", f"no collector answers at {url}: spans wait on disk until one does")
 
     def _drop(self, reason: str, count: int) -> None:
         self.tally.dropped[reason] += count

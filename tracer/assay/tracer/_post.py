@@ -10,7 +10,8 @@ from assay.tracer._settings import Settings
 if TYPE_CHECKING:
     import requests
 
-_RETRYABLE = frozenset((408, 425, 429, 500, 502, 503, 504))
+_NO_KEY = frozenset((401, 403))  # somebody can mend that, and the next process may have the right one
+_RETRYABLE = frozenset((*_NO_KEY, 408, 425, 429, 500, 502, 503, 504))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Redaction:
                 return REDACTED
             if isinstance(value, bytes):
                 value = value.decode("utf-8", "replace")
-            found = self._node(key, list(value) if isinstance(value, tuple) else value)
+            found = self._node(key, list(value) if isinstance(value, tuple) else value, top=True)
             return found if _is_attribute(found) else orjson.dumps(found, default=repr).decode()
         except Exception as error:
             _errors.user("redact", error)
@@ -54,14 +54,21 @@ class Redaction:
         found = self.attribute("", text)
         return found if isinstance(found, str) else FAILED
 
-    def _node(self, key: str, value: Any) -> Any:
+    def _node(self, key: str, value: Any, top: bool = False) -> Any:
         for function in self._functions:
             value = function(key, value)
         if isinstance(value, str):
             return self._string(key, value)
         if isinstance(value, Mapping):
             return {self._name(k): self._entry(k, v) for k, v in value.items()}
-        return [self._node(key, v) for v in value] if isinstance(value, (list, tuple)) else value
+        if isinstance(value, (list, tuple)):
+            return [self._node(key, v) for v in value]
+        # A card's number may be a number. Attributes that are numbers are counts, of which patterns know nothing.
+        return value if top or type(value) is not int else self._number(value)
+
+    def _number(self, value: int) -> int | str:
+        text = str(value)
+        return REDACTED if any(pattern.search(text) for pattern in self._patterns) else value
 
     def _entry(self, key: Any, value: Any) -> Any:
         return REDACTED if _plain(str(key)) in self._keys else self._node(str(key), value)
