@@ -69,8 +69,7 @@ class Binding:
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """The arguments, and the names of those that are required and missing."""
-        prepared = self.prepare(case) if self.prepare else {}
-        found: Arguments = dict(prepared)
+        found: Arguments = dict(self.prepare(case)) if self.prepare else {}
         missing = []
         for name, get in self.required:
             value = found[name] if name in found else get(case)

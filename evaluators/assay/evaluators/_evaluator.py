@@ -12,7 +12,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 from assay.collector.records import Case, Feedback, Source, Target
 from assay.evaluators._binding import Binding, bind, is_of_a_set
 from assay.evaluators._metric import Metric
-from assay.evaluators._outcomes import Maker, Nonsense, Skip, missing_needs
+from assay.evaluators._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
 from assay.evaluators._spec import Spec
 from assay.evaluators._threads import in_thread
 
@@ -114,7 +114,9 @@ class Evaluator:
                 return self.make.skip(target, missing_needs(missing, case))
             args = [arguments.pop(name) for name in self.binding.positional if name in arguments]
             returned = self.function(*args, **arguments)
-            return self.make.wrap(wait(returned) if inspect.isawaitable(returned) else returned, target)
+            if type(returned) not in PLAIN and inspect.isawaitable(returned):
+                returned = wait(returned)
+            return self.make.wrap(returned, target)
         except (Exception, SystemExit) as error:
             return self.make.failure(target, error)
 

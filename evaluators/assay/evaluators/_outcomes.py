@@ -16,6 +16,7 @@ from assay.collector.records import Case, Feedback, Source, Target
 FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "error", "metadata", "target", "results"})
 VALUES = frozenset({"score", "value", "label", "error"})
 KINDS: Mapping[str, type] = {"key": str, "metadata": Mapping, "target": Target}
+PLAIN = frozenset({bool, int, float, str})
 TRACEBACK_LIMIT = 8000  # characters kept of a traceback
 _OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_outcomes")}
 
@@ -61,6 +62,8 @@ class Maker:
 
     def wrap(self, returned: Any, target: Target) -> list[Feedback]:
         """Feedback for a returned value. Raises `Nonsense`."""
+        if type(returned) in PLAIN:  # most are, and the questions below cost as much as many an evaluator
+            return [self._from_value(returned, target)]
         if isinstance(returned, Mapping) and "results" in returned:
             returned = returned["results"]
         if not isinstance(returned, list | tuple):
@@ -126,7 +129,7 @@ class Maker:
 
 def plain_number(value: Any) -> float | bool:
     """A plain bool or float from any number, also from a scalar of numpy or torch. Raises `Nonsense`."""
-    if isinstance(value, bool):
+    if type(value) is bool or type(value) is float:
         return value
     if isinstance(value, Real):
         return float(value)
