@@ -28,6 +28,7 @@ from assay.tracer._settings import Settings
 from assay.tracer._spill import Spill
 from assay.tracer._wire import encode
 
+_random = random.Random()  # our own: the application's sequence must not depend on our retries
 _MAX_BODY = 4 << 20  # bytes of values in one request
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 _live: weakref.WeakSet[Delivery] = weakref.WeakSet()
@@ -226,7 +227,7 @@ class Delivery:
 
     def _back_off(self, answer: Answer) -> None:
         self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
-        self._not_before = time.monotonic() + max(answer.after, self._pause * random.uniform(0.7, 1.0))
+        self._not_before = time.monotonic() + max(answer.after, self._pause * _random.uniform(0.7, 1.0))
 
     def _timeout(self) -> float:
         return min(self.settings.timeout, self._deadline - time.monotonic())
