@@ -13,6 +13,7 @@ from assay.evaluators.engine._write import Writer
 
 FIRST_LOOK = 0.008  # seconds
 COMPUTING = 0.3  # share of its time for which a thread computes, if it is not held up by its tasks
+NOTE = 0.001  # seconds between two notes of it
 GROWTH = 8
 LONGEST_LOOK = 0.05  # seconds between two looks at whether more threads are needed
 
@@ -79,9 +80,11 @@ class Threads:
 
     def _pull(self, worker: int) -> None:
         try:
+            noted = 0.0
             while not self._stopped and (item := self._next()) is not None:
                 self._context.copy().run(self._work, item, self._loop, self._room)
-                self._used[worker] = time.thread_time()
+                if (now := time.perf_counter()) - noted > NOTE:  # a system call, which tiny tasks would feel
+                    noted, self._used[worker] = now, time.thread_time()
                 while self._writer.is_full and not self._stopped:
                     time.sleep(0.01)
         except BaseException as error:  # of the source, or of our own: everything stops, and `run` raises it

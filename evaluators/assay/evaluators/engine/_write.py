@@ -20,7 +20,9 @@ from assay.collector.records import Feedback, Run
 from assay.evaluators.engine._plan import Done
 
 BATCH = 500  # runs at once
-LINGER = 0.1  # seconds that a batch waits for more; what a kill may cost at most
+LINGER = 0.06  # seconds that a batch waits for more
+LULL = 0.005  # seconds without a finished run, for which it waits then,
+LULLS = 8  # so often at most; all together it is what a kill may cost
 FULL = 5_000  # finished runs that wait for the store before new ones are held back
 ATTEMPTS = 3
 LONGEST_PAUSE = 2.0  # seconds
@@ -121,15 +123,12 @@ class Writer:
             self._error = error
 
     def _batch(self) -> list[Done]:
-        """The next runs, in the order of their arrival; empty at the end.
-
-        It sleeps, rather than being woken for each run: a wake-up costs the threads that run tasks more than the run.
-        """
+        """The next runs, in the order of their arrival; empty at the end."""
         first = self._queue.get()
         if first is None:
             return []
         batch = [first]
-        self._closing.wait(LINGER)
+        self._linger()
         while len(batch) < BATCH:
             try:
                 done = self._queue.get_nowait()
@@ -140,6 +139,17 @@ class Writer:
                 break
             batch.append(done)
         return batch
+
+    def _linger(self) -> None:
+        """Wait for more, and then for a lull: tasks that wait for a model at the same time also end at the same time.
+
+        It sleeps, rather than being woken for each run: a wake-up costs the threads that run tasks more than the run.
+        """
+        self._closing.wait(LINGER)
+        for _ in range(LULLS):
+            before = self._queue.qsize()
+            if self._closing.wait(LULL) or self._queue.qsize() == before:
+                return
 
     def _keep(self, batch: Sequence[Done]) -> None:
         runs = [run for done in batch for run in done.runs]
