@@ -113,6 +113,25 @@ def test_threads_and_pools_get_the_context(sink: Sink) -> None:
     assert [s.parent_span_id for s in sink.spans() if s.name == "leaf"] == [root.span_id] * 4
 
 
+FIRST = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from assay.tracer import extract, flush, session, trace
+leaf = trace(name="leaf")(lambda: 1)
+with eval(sys.argv[1]), ThreadPoolExecutor(1) as pool:
+    pool.submit(leaf).result()
+assert flush(10)
+"""
+
+
+@pytest.mark.parametrize("around", ["session('s')", "extract({'baggage': 'assay.session=s'})"])
+def test_a_pool_used_before_the_first_span_gets_the_context(sink: Sink, around: str) -> None:
+    environment = {**os.environ, "ASSAY_URL": sink.url}
+    subprocess.run([sys.executable, "-c", FIRST, around], check=True, env=environment)
+    (found,) = sink.spans()
+    assert {a.key: a.value.string_value for a in found.attributes}["session.id"] == "s"
+
+
 def work_elsewhere(n: int) -> int:
     with session("inner"):
         return middle(n)
@@ -134,6 +153,36 @@ def test_process_pools_carry_the_context(sink: Sink, method: str, monkeypatch: p
     assert parents == {"root": 100, "middle": 200}
     found = {a.key: a.value for a in next(s for s in spans.values() if s.name == "leaf").attributes}
     assert [v.string_value for v in found["tag.tags"].array_value.values] == ["t"]
+
+
+def many_elsewhere(n: int) -> None:
+    """50 threads × 50 calls and 250 concurrent tasks."""
+
+    async def tasks() -> None:
+        await asyncio.gather(*(amiddle(i) for i in range(250)))
+
+    with ThreadPoolExecutor(50) as pool:
+        list(pool.map(lambda _: [middle(i) for i in range(50)], range(50)))
+    asyncio.run(tasks())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_threads_and_tasks_of_other_processes_keep_every_link(
+    sink: Sink, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_URL", sink.url)
+    configure()
+    with span("root") as root, ProcessPoolExecutor(4, mp_context=multiprocessing.get_context(method)) as pool:
+        list(pool.map(carry(many_elsewhere), range(4)))
+    assert flush(10)
+    spans = {s.span_id: s for s in sink.spans()}
+    assert {s.trace_id.hex() for s in spans.values()} == {root.trace_id}
+    parents = Counter((s.name, spans[s.parent_span_id].name) for s in spans.values() if s.parent_span_id)
+    assert parents == {
+        ("middle", "root"): 10_000, ("leaf", "middle"): 20_000, ("amiddle", "root"): 1000, ("aleaf", "amiddle"): 2000,
+    }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from opentelemetry import baggage
 
 from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors
-
-_BAGGAGE = {names.SESSION: "assay.session", names.USER: "assay.user", names.TAGS: "assay.tags"}
-
-
-def from_baggage(entries: Mapping[str, object]) -> dict[str, Any]:
-    """Attributes that a calling process of ours sent along."""
-    found = {key: str(entries[name]) for key, name in _BAGGAGE.items() if name in entries}
-    tags = found.pop(names.TAGS, "")
-    return {**found, names.TAGS: tuple(unquote(t) for t in tags.split(";"))} if tags else dict(found)
+from assay.tracer._runtime import current
 
 
 @contextmanager
@@ -46,6 +38,7 @@ def tags(*tags: str) -> Iterator[None]:
 
 @contextmanager
 def _below(attributes: dict[str, Any]) -> Iterator[None]:
+    current()  # threads started inside, before any span, are to get the context too
     token = _context.attach(_context_with(attributes))
     try:
         yield
@@ -58,7 +51,7 @@ def _context_with(attributes: dict[str, Any]) -> Any:
     new = _context.with_value(ctx, _context.AMBIENT_KEY, {**_context.ambient(ctx), **attributes})
     try:
         for key, value in attributes.items():
-            new = baggage.set_baggage(_BAGGAGE[key], _text(value), new)
+            new = baggage.set_baggage(_context.BAGGAGE[key], _text(value), new)
     except Exception as error:
         _errors.note("baggage", error)
     return new

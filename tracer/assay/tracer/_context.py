@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import Token
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
 from opentelemetry.trace import SpanContext
 
+from assay.tracer import _attributes as names
 from assay.tracer._span import VENDOR, LiveSpan, Unsampled
 
 # OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.
 OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())))
 OWN_KEY = otel_context.create_key("assay-span")
+BAGGAGE = {names.SESSION: "assay.session", names.USER: "assay.user", names.TAGS: "assay.tags"}
 AMBIENT_KEY = otel_context.create_key("assay-ambient")  # attributes for all spans below: session, user, tags
 
 # The variable behind OpenTelemetry's context, learnt in the same way: it is three times as fast as the functions.
@@ -108,6 +111,13 @@ def ambient(ctx: Context) -> Mapping[str, Any]:
     """Attributes that every span started in this context gets."""
     found = ctx.get(AMBIENT_KEY)
     return found if isinstance(found, dict) else {}
+
+
+def from_baggage(entries: Mapping[str, object]) -> dict[str, Any]:
+    """Attributes that a calling process of ours sent along."""
+    found = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
+    tags = found.pop(names.TAGS, "")
+    return {**found, names.TAGS: tuple(unquote(t) for t in tags.split(";"))} if tags else dict(found)
 
 
 def detach(token: Token[Context]) -> None:

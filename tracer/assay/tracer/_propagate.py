@@ -21,8 +21,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.span import TraceState
 
 from assay.tracer import _context, _errors
-from assay.tracer._ambient import from_baggage
-from assay.tracer._context import Remote
+from assay.tracer._context import Remote, from_baggage
+from assay.tracer._runtime import current
 from assay.tracer._span import VENDOR, span_context
 
 P = ParamSpec("P")
@@ -71,6 +71,7 @@ def _with_entry(context: SpanContext, entry: str) -> SpanContext:
 @contextmanager
 def extract(carrier: Mapping[str, str]) -> Iterator[None]:
     """What starts inside continues the trace in the carrier: `inject()`'s dict, or the headers of a request."""
+    current()  # threads started inside, before any span, are to get the context too
     token = _context.attach(_incoming(carrier, _context.get_current()))
     try:
         yield

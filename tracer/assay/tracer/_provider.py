@@ -19,8 +19,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind
 
 from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors
-from assay.tracer._ambient import from_baggage
-from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote
+from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote, from_baggage
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._span import Clock, LiveSpan, Unsampled, new_local, open_local, span_context
 
