@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from assay.tracer import _runtime, configure, flush, span, stats, trace
 from assay.tracer._queue import Queue
-from assay.tracer._settings import Settings
+from assay.tracer._settings import Settings, salvaged
 from assay.tracer._span import open_local
 
 from .conftest import Sink, until
@@ -311,3 +311,21 @@ def test_drops_are_said_once(sink: Sink, caplog: pytest.LogCaptureFixture) -> No
     assert [r.message for r in caplog.records if "http_400" in r.message] == [
         f"assay: spans or feedback are dropped: http_400 ({sink.url}) (said once; see assay.tracer.stats())"
     ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "capture"),
+    [
+        ({"ASSAY_SAMPLE_RATE": "abc"}, "full"),
+        ({"ASSAY_REDACT": "/(/"}, "metadata"),
+        ({"ASSAY_CAPTURE": "nun"}, "metadata"),
+    ],
+)
+def test_one_bad_variable_costs_no_other(bad: dict[str, str], capture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = {"ASSAY_URL": "http://127.0.0.1:9", "ASSAY_REDACT": "password", "ASSAY_PROJECT": "p", "ASSAY_SPILL_DIR": "s"}
+    for name, value in {**good, **bad}.items():
+        monkeypatch.setenv(name, value)
+    found = salvaged()
+    assert (found.url, found.project, found.spill_dir) == ("http://127.0.0.1:9", "p", Path("s"))
+    assert found.redact == (() if "ASSAY_REDACT" in bad else ("password",))
+    assert found.capture == capture

@@ -123,7 +123,7 @@ def _from_environment() -> Runtime:
         return _prepared(Runtime(_settings.resolve()))
     except Exception as error:
         _errors.note("settings", error)
-        return Runtime(Settings())
+        return Runtime(_settings.salvaged())
 
 
 def replace(runtime: Runtime | None) -> Runtime | None:

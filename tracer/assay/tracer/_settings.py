@@ -41,6 +41,9 @@ class Settings:
     resource: Mapping[str, Any] = field(default_factory=dict)
 
 
+_NOT_GIVEN = (None, "", ())
+
+
 def resolve(**given: Any) -> Settings:
     """Settings from what was given (None: not given) over the environment over the defaults. Raises `ValueError`."""
     values = {**_environment(), **{k: v for k, v in given.items() if v is not None}}
@@ -53,21 +56,43 @@ def resolve(**given: Any) -> Settings:
     return settings
 
 
+def salvaged() -> Settings:
+    """The environment where it can be read. Where the rules for content cannot, content is withheld."""
+    kept: dict[str, Any] = {}
+    withheld = False
+    for key, read in _readers().items():
+        try:
+            value = read()
+            if value not in _NOT_GIVEN:
+                kept[key] = _url(value) if key == "url" else value
+                _check(Settings(**{key: kept[key]}))
+        except (ValueError, re.error):
+            kept.pop(key, None)
+            withheld = withheld or key in ("capture", "redact")
+    if withheld and kept.get("capture") != "none":
+        kept["capture"] = "metadata"
+    return Settings(**kept)
+
+
 def _environment() -> dict[str, Any]:
-    environ = os.environ
-    found: dict[str, Any] = {
-        "url": environ.get("ASSAY_URL"),
-        "api_key": environ.get("ASSAY_API_KEY"),
-        "project": environ.get("ASSAY_PROJECT"),
-        "environment": environ.get("ASSAY_ENVIRONMENT"),
-        "capture": environ.get("ASSAY_CAPTURE", "").lower(),
-        "redact": tuple(_redactors(environ.get("ASSAY_REDACT", ""))),
-        "sample_rate": _number("ASSAY_SAMPLE_RATE"),
-        "threads": _switch("ASSAY_THREADS"),
-        "sigterm": _switch("ASSAY_SIGTERM"),
+    found = {key: read() for key, read in _readers().items()}
+    return {key: value for key, value in found.items() if value not in _NOT_GIVEN or key == "spill_dir"}
+
+
+def _readers() -> dict[str, Callable[[], Any]]:
+    get = os.environ.get
+    return {
+        "url": lambda: get("ASSAY_URL"),
+        "api_key": lambda: get("ASSAY_API_KEY"),
+        "project": lambda: get("ASSAY_PROJECT"),
+        "environment": lambda: get("ASSAY_ENVIRONMENT"),
+        "capture": lambda: get("ASSAY_CAPTURE", "").lower(),
+        "redact": lambda: tuple(_redactors(get("ASSAY_REDACT", ""))),
+        "sample_rate": lambda: _number("ASSAY_SAMPLE_RATE"),
+        "threads": lambda: _switch("ASSAY_THREADS"),
+        "sigterm": lambda: _switch("ASSAY_SIGTERM"),
+        "spill_dir": lambda: _spill_dir(get("ASSAY_SPILL_DIR")),
     }
-    found = {k: v for k, v in found.items() if v not in (None, "", ())}
-    return {**found, "spill_dir": _spill_dir(environ.get("ASSAY_SPILL_DIR"))}
 
 
 def _spill_dir(value: str | None) -> Path | None:
