@@ -83,3 +83,8 @@ def test_other_keys_and_evaluators_are_no_votes(trace):
 
 def test_of_labels_the_most_frequent_counts(trace):
     assert judged(trace, vote("ann", "funny", 1), vote("bob", "funny", 1), vote("cid", "dull", 1)).label == "funny"
+
+
+def test_a_judge_that_takes_everything_gets_all_outputs_by_name():
+    judge = get("pipeline", function=lambda **outputs: len(outputs["answer"]) + len(outputs))
+    assert score(judge, outputs={"answer": "four", "other": 2})[0].score == 6.0

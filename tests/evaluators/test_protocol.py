@@ -413,3 +413,9 @@ def test_a_dict_whose_fields_are_of_the_wrong_kind_is_nonsense(wrong):
 def test_comments_and_labels_become_plain_texts():
     feedback = score(lambda outputs: {"label": np.str_("good"), "comment": 5}, outputs="x")[0]
     assert (type(feedback.label), feedback.label, feedback.comment) == (str, "good", "5")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_feedback_that_has_no_mean_cannot_be_made(value):
+    with pytest.raises(ValueError, match="is not a score"):
+        Feedback(target=Target(trace_id="1" * 32), key="k", score=value)

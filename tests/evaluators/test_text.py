@@ -119,3 +119,8 @@ def test_texts_of_chat_messages_and_completions():
         == "ab"
     )
     assert question_of({"question": "why", "k": 3}) == "why"
+
+
+def test_a_tuple_is_the_list_that_json_makes_of_it():
+    assert text.exact((1, 2), [1, 2]) == 1.0
+    assert text.exact((1, 2), [2, 1]) == 0.0

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import orjson
@@ -192,8 +193,9 @@ class Feedback:
             )
         if (self.outcome == "error") != (self.error is not None):
             raise ValueError(f"feedback {self.key!r}: outcome {self.outcome!r} with error {self.error!r}")
-        if isinstance(self.score, float) and self.score != self.score:
-            raise ValueError(f"feedback {self.key!r}: NaN is not a score; say outcome='skip' or 'error' instead")
+        if isinstance(self.score, float) and not isfinite(self.score):
+            said = "NaN" if self.score != self.score else repr(self.score)  # neither has a mean, and JSON has neither
+            raise ValueError(f"feedback {self.key!r}: {said} is not a score; say outcome='skip' or 'error' instead")
         if not self.id:
             object.__setattr__(self, "id", feedback_id(self))
 

@@ -50,21 +50,24 @@ class Pipeline:
     """The number that another callable gives to the outputs.
 
     `function` (sync or async) is called with those of the outputs that have the names of its parameters: outputs that
-    it does not ask for are left out, and one that it asks for and that is not there is an error that names it. Where
-    outputs are no dict, and for the names of a case's fields (`inputs`, `documents`, `reference_outputs`, …), the case
-    gives the value. What it returns must be a number, a text that is one, or an object with a "score". The range is
-    the function's own; `minimum` and `maximum` make what lies outside an error.
+    it does not ask for are left out (`**kwargs` asks for all), and one that it asks for and that is not there is an
+    error that names it. Where outputs are no dict, and for the names of a case's fields (`inputs`, `documents`,
+    `reference_outputs`, …), the case gives the value. What it returns must be a number, a text that is one, or an
+    object with a "score". The range is the function's own; `minimum` and `maximum` make what lies outside an error.
     """
 
     function: Callable[..., Any]
     minimum: float = -math.inf
     maximum: float = math.inf
     _asks: tuple[tuple[str, bool], ...] = field(init=False, repr=False, compare=False, default=())
+    _takes_all: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"function is a callable, not {self.function!r}")
         object.__setattr__(self, "_asks", _asks(self.function))
+        parameters = inspect.signature(self.function).parameters.values()
+        object.__setattr__(self, "_takes_all", any(one.kind is one.VAR_KEYWORD for one in parameters))
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -85,7 +88,7 @@ class Pipeline:
 
     def _arguments(self, case: Case, outputs: Any) -> dict[str, Any]:
         offered = outputs if isinstance(outputs, Mapping) else {}
-        arguments = {}
+        arguments = dict(offered) if self._takes_all else {}
         for name, needed in self._asks:
             value = offered[name] if name in offered else FIELDS[name](case) if name in FIELDS else None
             if value is not None:

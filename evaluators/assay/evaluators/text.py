@@ -41,6 +41,8 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
     """1.0 if the two are identical: no stripping, no change of case, no Unicode normalisation."""
     if isinstance(outputs, str) and isinstance(reference_outputs, str):
         return float(outputs == reference_outputs)
+    if isinstance(outputs, list | tuple) and isinstance(reference_outputs, list | tuple):
+        return float(list(outputs) == list(reference_outputs))  # JSON has no tuples
     numbers = isinstance(outputs, int | float) and isinstance(reference_outputs, int | float)
     if numbers or type(outputs) is type(reference_outputs):
         return float(bool(outputs == reference_outputs))
