@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Link
 
 from assay.tracer import (
     configure,
@@ -108,6 +112,23 @@ def test_spilled_bodies_are_redacted_too(tmp_path: Any) -> None:
     assert flush(10).spilled == 1
     (file,) = (tmp_path / "s").glob("*/*.traces")
     assert SECRET.encode() not in file.read_bytes()
+
+
+def test_a_joined_provider_leaks_neither_secrets_nor_memory(sink: Sink) -> None:
+    provider = TracerProvider(resource=Resource({"host.password": SECRET}), shutdown_on_exit=False)
+    configure(url=sink.url, provider=provider, project="p", redact=["password"])
+    tracer = provider.get_tracer("web")
+    before = sum(isinstance(thing, Resource) for thing in gc.get_objects())
+    for _ in range(300):
+        first = tracer.start_span("first", attributes={"password": SECRET})
+        link = Link(first.get_span_context(), {"password": SECRET})
+        tracer.start_span("GET /", links=[link]).end()
+        first.end()
+    assert flush(10)
+    after = sum(isinstance(thing, Resource) for thing in gc.get_objects())
+    assert len(sink.spans()) == 600
+    assert SECRET.encode() not in sink.bytes()
+    assert after - before < 50
 
 
 def test_patterns_match_numbers_inside_values_not_counts(traced: Spans) -> None:

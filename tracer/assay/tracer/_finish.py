@@ -21,6 +21,7 @@ from assay.tracer._redact import Redaction
 from assay.tracer._settings import Settings
 from assay.tracer._span import LiveSpan
 
+_MAX_RESOURCES = 100
 _WITH_DOCUMENTS = ("RETRIEVER", "RERANKER")
 
 # What people said, in every dialect: left out when only metadata is captured.
@@ -69,6 +70,8 @@ class Finisher:
             return resource
         known = self._resources.get(id(resource))
         if known is None:
+            if len(self._resources) >= _MAX_RESOURCES:
+                self._resources.clear()
             clean = Resource(self._redaction.attributes(resource.attributes), resource.schema_url)
             known = self._resources[id(resource)] = resource, clean
         return known[1]

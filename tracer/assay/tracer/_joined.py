@@ -22,6 +22,7 @@ class JoinedProcessor(SpanProcessor):
     def __init__(self, put: Put, resource: Resource, active: bool = True) -> None:
         self._put = put
         self._resource = resource
+        self._merged: tuple[Resource, Resource] | None = None  # the provider's; with our identity: one for all
         self.active = active  # a provider cannot forget a processor; `configure` switches an old one off
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
@@ -48,22 +49,23 @@ class JoinedProcessor(SpanProcessor):
 
     def _put_copy(self, span: ReadableSpan, local: Local) -> None:
         extra = closing(local, span.context.span_id)
-        local.sink(_copy(span, {**extra, **self._identity()}))
+        local.sink(_copy(span, extra, self._identified(span.resource)))
 
-    def _identity(self) -> dict[str, Any]:
+    def _identified(self, resource: Resource) -> Resource:
         """Project and environment are on the resource, which in a joined set-up is not ours."""
-        attributes = self._resource.attributes
-        return {key: attributes[key] for key in (names.PROJECT, names.ENVIRONMENT) if key in attributes}
+        known = self._merged
+        if known is None or known[0] is not resource:
+            ours = self._resource.attributes
+            identity = {key: ours[key] for key in (names.PROJECT, names.ENVIRONMENT) if key in ours}
+            known = self._merged = resource, resource.merge(Resource(identity))
+        return known[1]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Delivery has its own flush."""
         return True
 
 
-def _copy(span: ReadableSpan, extra: dict[str, Any]) -> ReadableSpan:
-    resource = span.resource.merge(
-        Resource({k: extra.pop(k) for k in (names.PROJECT, names.ENVIRONMENT) if k in extra})
-    )
+def _copy(span: ReadableSpan, extra: dict[str, Any], resource: Resource) -> ReadableSpan:
     return ReadableSpan(
         name=span.name, context=span.context, parent=span.parent, resource=resource,
         attributes={**(span.attributes or {}), **extra}, events=span.events, links=span.links, kind=span.kind,
