@@ -109,6 +109,12 @@ def test_an_evaluation_fails_under_its_bound(assay, tmp_path):
     assay("eval", tmp_path / "check.py", "--fail-under", "unknown=0", status=1)
 
 
+def test_an_evaluation_in_which_every_run_failed_fails(assay, tmp_path):
+    (tmp_path / "bad.py").write_text("dataset = [{'inputs': 1}]\nevaluators = []\ndef task(inputs): raise KeyError(1)")
+    result = CliRunner().invoke(app, ["eval", str(tmp_path / "bad.py"), "--store", str(tmp_path / "a.db")])
+    assert (result.exit_code, "all 1 runs failed" in result.output) == (1, True)
+
+
 def test_a_file_without_a_dataset_is_told_what_it_needs(assay, tmp_path):
     (tmp_path / "empty.py").write_text("evaluators = []\n")
     with pytest.raises(Refused, match="defines no 'dataset'"):

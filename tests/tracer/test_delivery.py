@@ -329,3 +329,10 @@ def test_one_bad_variable_costs_no_other(bad: dict[str, str], capture: str, monk
     assert (found.url, found.project, found.spill_dir) == ("http://127.0.0.1:9", "p", Path("s"))
     assert found.redact == (() if "ASSAY_REDACT" in bad else ("password",))
     assert found.capture == capture
+
+
+def test_one_bad_variable_leaves_the_rest_of_the_set_up() -> None:
+    code = "import signal, assay.tracer as t; t.current_run(); t.stats(); print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
+    environment = {**os.environ, "ASSAY_SAMPLE_RATE": "abc", "ASSAY_SPILL_DIR": "off"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -52,10 +52,10 @@ def eval_(
             emit(row.to_dict() for row in experiment.rows())
         else:
             console.print(experiment)
-    below = _below(experiment, bounds)
-    for complaint in below:
+    complaints = _below(experiment, bounds) + _all_failed(experiment)
+    for complaint in complaints:
         notes.print(complaint, style="red", markup=False)
-    if below:
+    if complaints:
         raise typer.Exit(1)
 
 
@@ -97,6 +97,12 @@ def _bound(text: str) -> tuple[str, float]:
         return key, float(bound)
     except ValueError:
         raise Refused(f"--fail-under {text!r}: say a key and a number, as in exact=0.8") from None
+
+
+def _all_failed(experiment: Any) -> list[str]:
+    """A word on an evaluation in which no run succeeded: it has said nothing about the task."""
+    summary = experiment.summary()
+    return [f"all {summary.runs} runs failed"] if summary.runs and summary.failed == summary.runs else []
 
 
 def _below(experiment: Any, bounds: dict[str, float]) -> list[str]:

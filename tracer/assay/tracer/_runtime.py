@@ -120,10 +120,16 @@ def _first() -> Runtime:
 
 def _from_environment() -> Runtime:
     try:
-        return _prepared(Runtime(_settings.resolve()))
+        settings = _settings.resolve()
     except Exception as error:
         _errors.note("settings", error)
-        return Runtime(_settings.salvaged())
+        settings = _settings.salvaged()
+    runtime = Runtime(settings)
+    try:
+        return _prepared(runtime)
+    except Exception as error:
+        _errors.note("settings", error)
+        return runtime
 
 
 def replace(runtime: Runtime | None) -> Runtime | None:
