@@ -87,9 +87,10 @@ def test_the_exporters_for_node(store: SQLiteStore, tmp_path: Path) -> None:
         str(tmp_path),
         *(f"@opentelemetry/{one}" for one in packages),
     ]
-    installed = subprocess.run([*command, "@opentelemetry/api"], capture_output=True, text=True, timeout=300)
-    if installed.returncode != 0:
-        pytest.skip(f"npm cannot install the exporters: {installed.stderr[-300:]}")
+    try:
+        subprocess.run([*command, "@opentelemetry/api"], capture_output=True, text=True, timeout=120, check=True)
+    except subprocess.SubprocessError as error:  # there may be no way to its registry
+        pytest.skip(f"npm cannot install the exporters: {error}")
     (tmp_path / "send.js").write_text(SCRIPT)
     with Server(store) as server:
         environment = {"PATH": str(Path(shutil.which("node") or "").parent), "OTEL_EXPORTER_OTLP_ENDPOINT": server.url}

@@ -186,7 +186,10 @@ def checked(command: list[str], tmp_path: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_types_survive(checker: str, tmp_path: Path) -> None:
-    command = {"mypy": ["mypy", "--strict", "--no-incremental"], "pyright": ["pyright"]}[checker]
+    command = {
+        "mypy": ["mypy", "--strict", "--no-incremental"],
+        "pyright": ["pyright", "--pythonpath", sys.executable],
+    }[checker]
     out = checked(command, tmp_path)
     wrong = [i for i, line in enumerate(TYPED.splitlines(), 1) if "# WRONG" in line]
     errors = [line for line in out.splitlines() if "error" in line and "typed.py" in line and ":" in line]
