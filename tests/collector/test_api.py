@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,3 +163,16 @@ def test_keys(store: SQLiteStore) -> None:
         assert client.get("/api/count", headers={"x-api-key": "master"}).status_code == 200
         assert client.post("/v1/traces", content=request(span()), headers={"content-type": PROTOBUF}).status_code == 401
         assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 401]
+
+
+def test_a_server_leaves_the_log_files_of_its_host_open(store: SQLiteStore, tmp_path: Path) -> None:
+    kept = logging.FileHandler(tmp_path / "host.log", mode="w")
+    log = logging.getLogger("host")
+    log.addHandler(kept)
+    try:
+        with Server(store):
+            log.error("after the server has started")
+    finally:
+        log.removeHandler(kept)
+        kept.close()
+    assert (tmp_path / "host.log").read_text() == "after the server has started\n"

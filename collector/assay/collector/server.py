@@ -119,9 +119,9 @@ def serve(
 
 
 def _config(app: Any) -> uvicorn.Config:
-    return uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=GRACE,
-        server_header=False, proxy_headers=False, backlog=2048,
+    return uvicorn.Config(  # its own log_config would close every handler of the process, the host's files too
+        app, log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none",
+        timeout_graceful_shutdown=GRACE, server_header=False, proxy_headers=False, backlog=2048,
     )  # fmt: skip
 
 
