@@ -1,30 +1,31 @@
-"""The SQLite store alone: what a span costs, what it takes on disk, how long queries take.
+"""The SQLite store alone: what a span costs, and what it takes on disk.
 
-python benchmarks/store.py                        100,000 spans
-python benchmarks/store.py --spans 1000000        the budgets (some minutes)
-python benchmarks/store.py --keep bench.db        keep the file, or measure queries on one that is there
+python benchmarks/store.py                                  100,000 spans
+python benchmarks/store.py --spans 1000000 --keep big.db    fill a file (some minutes), or fill one further up
+
+Files for `queries.py`, and for `ingest.py --store`: a trace every six seconds, so that a million spans are a fortnight.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import resource
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
-from traffic import NAMES, Traffic
+from traffic import Traffic
 
 from assay.collector.records import Feedback, Run, Target
 from assay.collector.sqlite import SQLiteStore
+from assay.collector.sqlite._codec import Batch
 
-STEP = 100_000
+STEP, SLICE = 100_000, 20_000
+START, GAP = 1_750_000_000 * 10**9, 6 * 10**9  # nanoseconds
 IN_FLIGHT = 8  # requests of 100 spans that wait for their commit at any time
 
 
@@ -33,33 +34,33 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
         path = Path(options.keep or f"{folder}/assay.db")
         with SQLiteStore(path) as store:
-            traffic = Traffic(seed=store.count()["spans"] + 1)
             while (stored := store.count()["spans"]) < options.spans:
-                _grow(store, traffic, stored, min(STEP, options.spans - stored))
+                _grow(store, stored, min(STEP, options.spans - stored))
             _disk(store, path)
-            _queries(store, options.rounds)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spans", type=int, default=STEP)
-    parser.add_argument("--rounds", type=int, default=40, help="times that each query is asked")
-    parser.add_argument("--keep", help="file to use and keep")
+    parser.add_argument("--keep", help="file to fill and keep")
     return parser.parse_args()
 
 
-def _grow(store: SQLiteStore, traffic: Traffic, stored: int, spans: int) -> None:
+def _grow(store: SQLiteStore, stored: int, spans: int) -> None:
     """Write some more, in slices, so that the clock never runs while traffic is made up."""
     busy = wall = encoding = 0.0
     latencies: list[float] = []
     feedback: list[Feedback] = []
-    for _ in range(0, spans, 20_000):
-        requests = list(traffic.requests(min(20_000, spans)))
-        encoding += _cpu(lambda requests=requests: [store.encoder.encode(runs) for runs in requests])
-        begun = time.perf_counter()
-        busy += _cpu(lambda requests=requests: _send(store, requests, latencies))
-        wall += time.perf_counter() - begun
-        feedback += [_judged(run) for runs in requests for run in runs if run.parent_id is None]
+    traffic = Traffic(seed=stored + 1, start_ns=START + stored // 5 * GAP, gap_ns=GAP)
+    for start in range(0, spans, SLICE):
+        requests = list(traffic.requests(min(SLICE, spans - start)))
+        begun = time.process_time()
+        batches = [store.encoder.encode(runs) for runs in requests]
+        encoding += time.process_time() - begun
+        begun, cpu = time.perf_counter(), time.process_time()
+        _send(store, batches, latencies)
+        busy, wall = busy + time.process_time() - cpu, wall + time.perf_counter() - begun
+        feedback += [one for runs in requests for run in runs if run.parent_id is None for one in _judged(run)]
     begun = time.perf_counter()
     for start in range(0, len(feedback), 500):
         store.add_feedback(feedback[start : start + 500])
@@ -77,10 +78,10 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _send(store: SQLiteStore, requests: list[list[Run]], latencies: list[float]) -> None:
+def _send(store: SQLiteStore, batches: list[Batch], latencies: list[float]) -> None:
     slots = threading.Semaphore(IN_FLIGHT)
     futures = []
-    for runs in requests:
+    for batch in batches:
         slots.acquire()
         begun = time.perf_counter()
 
@@ -88,15 +89,23 @@ def _send(store: SQLiteStore, requests: list[list[Run]], latencies: list[float])
             latencies.append(time.perf_counter() - begun)
             slots.release()
 
-        futures.append(store.append_async(runs))
+        futures.append(store.write(batch))
         futures[-1].add_done_callback(done)
     for future in futures:
         future.result()
 
 
-def _judged(root: Run) -> Feedback:
-    score = int(root.trace_id[:4], 16) / 0xFFFF
-    return Feedback(target=Target(trace_id=root.trace_id), key="concise", score=score, evaluator="concise", version="1")
+def _judged(root: Run) -> Iterator[Feedback]:
+    """A score on every trace; on every fifth also a person's word, on every fifth a judge's, which may fail or skip."""
+    target, chance = Target(trace_id=root.trace_id), int(root.trace_id[:4], 16) / 0xFFFF
+    yield Feedback(target=target, key="concise", score=chance, evaluator="concise", version="1")
+    if root.trace_id[-1] in "048":
+        yield Feedback(target=target, key="thumbs_up", score=chance > 0.3, author="ann", source="human")
+    if root.trace_id[-1] in "159":
+        outcome, error = ("error", "Timeout: no answer") if chance < 0.05 else ("score", None)
+        outcome = "skip" if chance > 0.9 else outcome
+        score = chance if outcome == "score" else None
+        yield Feedback(target=target, key="correct", score=score, outcome=outcome, error=error, source="model")
 
 
 def _disk(store: SQLiteStore, path: Path) -> None:
@@ -109,74 +118,9 @@ def _disk(store: SQLiteStore, path: Path) -> None:
     print(f"{os.path.getsize(path) / spans:,.0f} bytes a span on disk, text index, feedback and indexes included")
 
 
-def _queries(store: SQLiteStore, rounds: int) -> None:
-    pick = random.Random(5)
-    some = [one.trace_id for one in store.traces(limit=2000)]
-    first, last = store.traces(limit=1).items[0].start_ns, 1_750_000_000 * 10**9
-    words = [word for word in Traffic()._words if len(word) > 3]
-    windows = iter(lambda: pick.randrange(min(first, last), max(first, last)), None)
-    questions: dict[str, Callable[[], Any]] = {
-        "latest 50": lambda: store.traces(limit=50),
-        "name and an hour": lambda: _hour(store, pick, next(windows)),
-        "feedback < 0.5": lambda: store.traces(feedback=("concise", "<", 0.5)),
-        "feedback < 0.0001": lambda: store.traces(feedback=("concise", "<", 0.0001)),
-        "feedback < 0.02 of a name": lambda: store.traces(feedback=("concise", "<", 0.02), name=pick.choice(NAMES)),
-        "one trace": lambda: store.trace(pick.choice(some)),
-        "words: a rare one": lambda: store.traces(text=pick.choice(words[-500:])),
-        "words: a frequent one": lambda: store.traces(text=pick.choice(words[:20])),
-        "words: two": lambda: store.traces(text=" ".join(pick.sample(words[:2000], 2))),
-        "words: none": lambda: store.traces(text="absentword"),
-        "session": lambda: store.traces(session=f"sess-{pick.randrange(2000):05d}"),
-        "user and errors": lambda: store.traces(user=f"user-{pick.randrange(500):04d}", status="error"),
-        "slow ones": lambda: store.traces(latency_ms=(">", 3399)),
-        "any run's name": lambda: store.traces(any_name="lookup_order"),
-        "metadata": lambda: store.traces(metadata={"tenant": "t7"}),
-        "page 20": lambda: _deep(store),
-        "sessions": lambda: store.sessions(limit=50),
-        "aggregate by hour": lambda: store.aggregate(bucket_ns=3600 * 10**9),
-        "aggregate by model": lambda: store.aggregate(group_by="model"),
-        "menu of names": lambda: store.values("name"),
-        "counts": store.count,
-    }
-    print(f"{'query':28} {'p50 ms':>8} {'p95 ms':>8} {'first':>8} {'rows':>6}")
-    for name, ask in questions.items():
-        print(f"{name:28} {' '.join(_timed(ask, rounds))}", flush=True)
-
-
-def _hour(store: SQLiteStore, pick: random.Random, start: int) -> Any:
-    return store.traces(name=pick.choice(NAMES), since_ns=start, until_ns=start + 3600 * 10**9)
-
-
-def _deep(store: SQLiteStore) -> Any:
-    page = store.traces(limit=50)
-    for _ in range(19):
-        page = store.traces(limit=50, cursor=page.next)
-    return page
-
-
-def _timed(ask: Callable[[], Any], rounds: int) -> Iterator[str]:
-    taken, found = [], None
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        found = ask()
-        taken.append(time.perf_counter() - begun)
-        if sum(taken) > 20:
-            break
-    ordered = sorted(taken)
-    rows = len(found) if hasattr(found, "__len__") else 1
-    yield from (f"{_at(ordered, share):8.1f}" for share in (0.5, 0.95))
-    yield f"{taken[0] * 1e3:8.1f} {rows:6}"
-
-
 def _at(ordered: list[float], share: float) -> float:
     """Milliseconds."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1e3
-
-
-def _cpu(action: Callable[[], object]) -> float:
-    begun = time.process_time()
-    action()
-    return time.process_time() - begun
 
 
 if __name__ == "__main__":

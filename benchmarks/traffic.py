@@ -23,15 +23,22 @@ SCOPE = {"otel.scope.name": "openinference.instrumentation.langchain", "otel.sco
 MS = 1_000_000
 
 
+def _vocabulary() -> list[str]:
+    """The same words for every seed."""
+    pick = random.Random(1)
+    words = sorted({"".join(pick.choices(SYLLABLES, k=1 + n % 4)) for n in range(6000)})
+    pick.shuffle(words)
+    return words
+
+
 class Traffic:
     """Traces one after the other, `gap_ns` apart, beginning at `start_ns`. The same seed makes the same traffic."""
 
     def __init__(self, seed: int = 1, start_ns: int = 1_750_000_000 * 10**9, gap_ns: int = 50 * MS) -> None:
         self._random = random.Random(seed)
         self._now, self._gap = start_ns, gap_ns
-        self._words = sorted({"".join(self._random.choices(SYLLABLES, k=1 + n % 4)) for n in range(6000)})
-        self._random.shuffle(self._words)
-        size = len(self._words)
+        self.words = _vocabulary()  # the frequent ones first
+        size = len(self.words)
         weights = [((n + 1) / size) ** (1 / 3) - (n / size) ** (1 / 3) for n in range(size)]
         self._cumulative = [sum(weights[: n + 1]) for n in range(size)]
 
@@ -42,7 +49,7 @@ class Traffic:
 
     def text(self, characters: int) -> str:
         """Words that together are about so long."""
-        chosen = self._random.choices(self._words, cum_weights=self._cumulative, k=characters // 5)
+        chosen = self._random.choices(self.words, cum_weights=self._cumulative, k=characters // 5)
         return " ".join(chosen)[:characters]
 
     def trace(self) -> list[Run]:

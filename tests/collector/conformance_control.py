@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.protocols import NotFound, Store
+from assay.collector.protocols import NotFound, Refused, Store
 from assay.collector.records import Decision, Document, Example, Experiment, Key, QueueItem, Rule, Target
 
 
@@ -97,6 +97,28 @@ def test_an_experiment_can_be_updated_and_found_by_the_beginning_of_its_id(store
         store.experiment("zzz")
 
 
+def test_an_experiment_changes_in_part(store: Store) -> None:
+    store.save_experiment(one := Experiment(id="e1", name="n", dataset="d", metadata={"k": 1}))
+    made = store.change_experiment("e1", status="finished", ended_ns=5)
+    assert made == store.experiment("e1") == replace(one, status="finished", ended_ns=5)
+    with pytest.raises(Refused, match="dataset"):
+        store.change_experiment("e1", dataset="other")
+    with pytest.raises(NotFound, match="'zzz'"):
+        store.change_experiment("zzz", status="finished")
+
+
+def test_a_rule_is_switched_off(store: Store) -> None:
+    for version in ("1", "2"):
+        store.save_rule(Rule(name="r", version=version, evaluators=()))
+    made = store.change_rule("r", enabled=False, metadata={"why": "costs"})
+    assert [made] == store.rules()
+    assert (made.version, made.enabled, made.metadata) == ("2", False, {"why": "costs"})
+    with pytest.raises(Refused, match="sample_rate"):
+        store.change_rule("r", sample_rate=0.5)
+    with pytest.raises(NotFound, match="'none'"):
+        store.change_rule("none", enabled=True)
+
+
 def test_rules_have_versions(store: Store) -> None:
     for version in ("1", "2"):
         store.save_rule(Rule(name="r", version=version, evaluators=({"key": "pii"},), budget={"usd_per_day": 5}))
@@ -117,6 +139,16 @@ def test_one_decision_per_trace_and_rule(store: Store) -> None:
     page = store.decisions(limit=2)
     assert [one.created_ns for one in store.decisions(limit=2, cursor=page.next)] == [0]
     assert len(store.decisions(verdict="pending")) == 2
+
+
+def test_decisions_that_are_removed_can_be_made_anew(store: Store) -> None:
+    pairs = [(trace, rule) for trace in "12" for rule in ("a", "b")]
+    store.save_decisions([Decision(trace_id=t * 32, rule=r, rule_version="1", verdict="done") for t, r in pairs])
+    assert store.delete_decisions(trace_id="1" * 32, rule="a") == 1
+    assert store.delete_decisions(rule="b") == 2
+    assert [one.trace_id[0] + one.rule for one in store.decisions()] == ["2a"]
+    with pytest.raises(Refused, match="name the trace or the rule"):
+        store.delete_decisions()
 
 
 def test_a_lease_has_one_holder(store: Store) -> None:

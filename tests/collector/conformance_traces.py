@@ -314,6 +314,37 @@ def test_taking_feedback_back_brings_the_one_before_forward(store: Store) -> Non
     assert len(store.traces(feedback=("k", "<", 0.15))) == 1
 
 
+def test_feedback_changes_by_id(store: Store) -> None:
+    store.append([root := run()])
+    first = store.feedback(root.trace_id, "good", 0.2, comment="why", author="ann")
+    failed = Feedback(target=Target(trace_id=root.trace_id), key="judge", outcome="error", error="timeout")
+    store.add_feedback([failed])
+    made = store.change_feedback({first.id: {"score": 0.9, "metadata": {"n": 1}}, failed.id: {"label": "fine"}})
+    assert made == [
+        replace(first, score=0.9, metadata={"n": 1}), replace(failed, label="fine", outcome="score", error=None),
+    ]  # fmt: skip
+    assert sorted(store.feedbacks(), key=lambda one: one.key) == made
+    assert len(store.traces(feedback=[("good", ">", 0.5), ("judge", "=", "fine")])) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [({"author": "bob"}, "author"), ({"target": {"trace_id": "a"}}, "target"), ({"score": None}, "score None")],
+)
+def test_what_makes_a_feedback_cannot_change(store: Store, fields: dict[str, Any], told: str) -> None:
+    kept = store.feedback("1" * 32, "good", 0.2, author="ann")
+    with pytest.raises(Refused, match=told):
+        store.change_feedback({kept.id: fields})
+    assert list(store.feedbacks()) == [kept]
+
+
+def test_changes_of_feedback_are_all_or_none(store: Store) -> None:
+    kept = store.feedback("1" * 32, "good", 0.2)
+    with pytest.raises(NotFound, match="'unknown'"):
+        store.change_feedback({kept.id: {"score": 1.0}, "unknown": {"score": 1.0}})
+    assert list(store.feedbacks()) == [kept]
+
+
 def test_every_kind_of_feedback_comes_back_as_it_was(store: Store) -> None:
     span = Target(trace_id="1" * 32, span_id="2" * 16)
     given = [

@@ -101,6 +101,19 @@ def test_a_rule_is_switched_off(api: httpx.Client, store: SQLiteStore) -> None:
     assert api.patch("/api/rules/none", json={"enabled": True}).status_code == 404
 
 
+def test_a_dataset_is_described_anew(api: httpx.Client, store: SQLiteStore) -> None:
+    store.save_examples("team/d", [Example(inputs=1)])
+    made = api.patch("/api/datasets/team/d", json={"description": "ones", "metadata": {"k": 1}}).json()
+    assert (made["version"], made["description"], made["example_count"]) == (2, "ones", 1)
+    assert api.patch("/api/datasets/team/e", json={"description": "x"}).status_code == 404
+    assert "nmae" in api.patch("/api/datasets/team/d", json={"nmae": "x"}).json()["message"]
+
+
+def test_unknown_feedback_is_404_and_named(api: httpx.Client) -> None:
+    answer = api.patch("/api/feedback", json={"f1": {"score": 1}})
+    assert (answer.status_code, "'f1'" in answer.json()["message"]) == (404, True)
+
+
 def test_an_item_of_a_queue_is_resolved(api: httpx.Client, store: SQLiteStore) -> None:
     store.enqueue([QueueItem(queue="q", target=Target(trace_id="a" * 32))])
     [item] = api.get("/api/queues/q").json()

@@ -1,3 +1,4 @@
+import time
 from urllib.parse import parse_qsl
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_typo_is_named(conditions, told):
         ("metadata.tenant=t1 metadata=a:b", Filter(metadata={"tenant": "t1", "a": "b"})),
         ("tag=a tags=b missing=k", Filter(tags=("a", "b"), missing=("k",))),
         ("lost parcel complete=yes", Filter(text="lost parcel", complete=True)),
-        ("since=2026-01-31 until=2026-01-31T00:00:01+00:00", Filter(since_ns=1769817600 * 10**9, until_ns=1769817601 * 10**9)),
+        ("since=2026-01-31T00:00+00:00 until=2026-01-31T00:00:01.5+00:00", Filter(since_ns=1769817600 * 10**9, until_ns=1769817601_500 * 10**6)),
     ],
 )  # fmt: skip
 def test_terms_of_a_command_line(terms, wanted):
@@ -52,6 +53,16 @@ def test_a_query_string_may_hold_comparisons_as_people_write_them():
     assert to_filter(parse_qsl("latency_ms>=5&tokens>7&name=a", keep_blank_values=True)) == Filter(
         latency_ms=(">=", 5.0), tokens=(">", 7.0), name="a"
     )
+
+
+def test_a_date_is_one_of_this_machines_time_zone(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert moment("2026-01-31T09:00") == moment("2026-01-31T00:00+00:00") == 1769817600 * 10**9
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_durations_count_back_from_now():

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from assay.collector import connect, describe
 from assay.collector._connect import default
+from assay.collector.filters import Filter
 from assay.collector.protocols import Refused, Store, StoreError
+from assay.collector.querystring import pair, to_filter
 
 StoreOption = Annotated[
     str | None,
@@ -23,6 +25,14 @@ StoreOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line, for pipes.")]
+
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where", "-w", metavar="CONDITION",
+        help="A condition, any number of times: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …",
+    ),
+]  # fmt: skip
 
 console = Console()
 notes = Console(stderr=True)
@@ -59,6 +69,12 @@ def _refuse_absent(place: str, *, given: bool) -> None:
         return
     known = "; name another with --store" if given else " here and no server on port 4318; name one with --store"
     raise Refused(f"there is no file {place!r}{known}")
+
+
+def conditions(where: Iterable[str] | None, **further: str | None) -> Filter:
+    """The filter that `--where` and options of the same names as conditions say. Raises `ValueError`."""
+    given = [(name, value) for name, value in further.items() if value is not None]
+    return to_filter([*map(pair, where or ()), *given])
 
 
 def emit(rows: Iterable[Any]) -> None:

@@ -9,8 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from assay.cli._common import JsonOption, StoreOption, console, emit, opened, short, table
-from assay.collector.filters import Filter
+from assay.cli._common import JsonOption, StoreOption, WhereOption, conditions, console, emit, opened, short, table
 from assay.collector.protocols import Refused
 from assay.collector.records import Dataset, DatasetKind
 
@@ -162,6 +161,7 @@ def from_traces(
     of: Annotated[str | None, typer.Option("--name", help="Only traces whose root has this name.")] = None,
     project: Annotated[str | None, typer.Option(help="Only traces of this project.")] = None,
     status: Annotated[str | None, typer.Option(help="ok or error.")] = None,
+    where: WhereOption = None,
     limit: Annotated[int, typer.Option(help="At most so many traces, latest first.")] = 1000,
     outputs_are_references: Annotated[bool, typer.Option(help="What was answered is the reference.")] = False,
     store: StoreOption = None,
@@ -172,7 +172,7 @@ def from_traces(
     """
     from assay.evaluators import datasets
 
-    wanted = Filter(name=of, project=project, status=status)
+    wanted = conditions(where, name=of, project=project, status=status)
     with opened(store) as found:
         examples = datasets.from_traces(
             found, trace or None, limit=limit, outputs_are_references=outputs_are_references, filter=wanted

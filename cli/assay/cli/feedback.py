@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli._common import JsonOption, StoreOption, console, emit, opened, short, table
+from assay.cli._common import JsonOption, StoreOption, WhereOption, conditions, console, emit, opened, short, table
 from assay.collector.records import Feedback, Target
 
 app = typer.Typer(
@@ -50,17 +50,18 @@ def add(
 def list_(
     trace: Annotated[str | None, typer.Argument(help="Only on this trace.")] = None,
     key: Annotated[str | None, typer.Option(help="Only under this key.")] = None,
+    where: WhereOption = None,
     limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 50,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Feedback of people and evaluators, newest first.
+    """Feedback of people and evaluators, newest first; with `--where`, that on traces that pass.
 
-    Example: `assay feedback list --key thumbs_up`
+    Example: `assay feedback list --key thumbs_up --where user=u-42`
     """
     target = None if trace is None else Target(trace_id=trace)
     with opened(store) as found:
-        rows = list(found.feedbacks(key=key, limit=limit, target=target))
+        rows = list(found.feedbacks(conditions(where), key=key, limit=limit, target=target))
     if json:
         emit(asdict(one) for one in rows)
     else:

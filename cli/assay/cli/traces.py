@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from assay.cli._common import JsonOption, StoreOption, console, emit, notes, opened, table
+from assay.cli._common import JsonOption, StoreOption, WhereOption, conditions, console, emit, notes, opened, table
 from assay.cli._tree import tree
-from assay.cli._when import length, moment, shown
+from assay.cli._when import length, shown
 from assay.collector.filters import Filter, combined
 from assay.collector.protocols import Refused, Store
-from assay.collector.querystring import to_filter
 from assay.collector.records import TraceSummary
 
 app = typer.Typer(
@@ -22,13 +21,6 @@ app = typer.Typer(
     epilog="Example: `assay traces list --where name=answer --since 1d`",
 )
 
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where", "-w", metavar="CONDITION",
-        help="A condition, any number of times: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …",
-    ),
-]  # fmt: skip
 Since = Annotated[str | None, typer.Option(help="Traces from then on: 2h, 7d, or a date.")]
 Text = Annotated[str | None, typer.Option(help="Words in inputs or outputs.")]
 HEAD = ("trace", "start", "name", "status", "latency", "spans", "tokens", "inputs", "feedback")
@@ -36,7 +28,7 @@ HEAD = ("trace", "start", "name", "status", "latency", "spans", "tokens", "input
 
 @app.command("list")
 def list_(
-    where: Where = None, since: Since = None, text: Text = None,
+    where: WhereOption = None, since: Since = None, text: Text = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """The latest traces.
@@ -44,7 +36,7 @@ def list_(
     Example: `assay traces list --where name=answer --where 'feedback=concise<0.5' --since 1d`
     """
     with opened(store) as opened_store:
-        page = opened_store.traces(_filter(where, since, text), limit=limit)
+        page = opened_store.traces(conditions(where, since=since, text=text), limit=limit)
     _print(page.items, as_json)
     if page.next and not as_json:
         notes.print(f"there are more: --limit {limit * 5}", markup=False)
@@ -70,7 +62,7 @@ def show(
 
 @app.command()
 def tail(
-    where: Where = None, text: Text = None, store: StoreOption = None, as_json: JsonOption = False,
+    where: WhereOption = None, text: Text = None, store: StoreOption = None, as_json: JsonOption = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:  # fmt: skip
     """New traces as they arrive, until Ctrl-C.
@@ -78,7 +70,7 @@ def tail(
     Example: `assay traces tail --where status=error --json`
     """
     # A trace shows up when its first span has been stored, which may be a while after it started
-    wanted = combined(_filter(where, None, text), {"since_ns": time.time_ns() - 3600 * 10**9})
+    wanted = combined(conditions(where, text=text), {"since_ns": time.time_ns() - 3600 * 10**9})
     with opened(store) as opened_store:
         seen = {one.trace_id for one in opened_store.traces(wanted, limit=1000)}
         while True:
@@ -91,14 +83,14 @@ def tail(
 @app.command()
 def delete(
     trace_ids: Annotated[list[str] | None, typer.Argument(help="Ids of traces.")] = None,
-    where: Where = None, since: Since = None, text: Text = None, store: StoreOption = None,
+    where: WhereOption = None, since: Since = None, text: Text = None, store: StoreOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:  # fmt: skip
     """Delete traces with their spans, index, feedback and decisions: by id, or all that pass conditions.
 
     Example: `assay traces delete --where session=conversation-7 --yes`
     """
-    wanted = _filter(where, since, text)
+    wanted = conditions(where, since=since, text=text)
     if trace_ids:
         wanted = combined(wanted, {"trace_ids": trace_ids})
     if wanted == Filter():
@@ -119,21 +111,6 @@ def _whole_id(store: Store, given: str) -> str:
             f"{given!r} begins the ids of {len(found)} traces: {found[0]!r}, {found[1]!r}, …; give more of it"
         )
     return found[0] if found else given
-
-
-def _filter(where: list[str] | None, since: str | None, text: str | None) -> Filter:
-    found = to_filter(_pair(condition) for condition in where or ())
-    given = {"since_ns": moment(since) if since else None, "text": text}
-    return combined(found, {name: value for name, value in given.items() if value is not None})
-
-
-def _pair(condition: str) -> tuple[str, str]:
-    """`latency_ms>=200` and `latency_ms=>=200` say the same, and so do `name=x` and only that."""
-    place = next((i for i, character in enumerate(condition) if character in "<>!="), -1)
-    if place < 0:
-        raise Refused(f"{condition!r} is no condition: write it as name=answer or latency_ms>=200")
-    rest = condition[place:]
-    return condition[:place], rest[1:] if rest.startswith("=") else rest
 
 
 def _print(summaries: Any, as_json: bool, *, head: bool = True) -> None:

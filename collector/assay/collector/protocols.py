@@ -7,8 +7,8 @@ coroutines. A store raises `StoreError` or one of its kinds, never an error of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 from assay.collector.filters import Filter
 from assay.collector.records import (
@@ -29,6 +29,8 @@ from assay.collector.records import (
     TraceSummary,
 )
 
+R = TypeVar("R", Feedback, Experiment, Rule)
+
 
 class StoreError(Exception):
     """Something that a store could not do."""
@@ -48,6 +50,26 @@ class Unavailable(StoreError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+# What can be said anew of a record without making it another one
+CHANGEABLE: Mapping[type, tuple[str, ...]] = {
+    Feedback: ("score", "label", "comment", "metadata"),
+    Experiment: ("name", "status", "metadata", "ended_ns", "example_count"),
+    Rule: ("enabled", "metadata"),
+}
+
+
+def changed(record: R, fields: Mapping[str, JSON]) -> R:
+    """A record with some of its `CHANGEABLE` fields anew. Raises `Refused` for any other field, or a bad value."""
+    allowed, kind = CHANGEABLE[type(record)], type(record).__name__.lower()
+    if fixed := sorted(set(fields) - set(allowed)):
+        raise Refused(f"{fixed[0]!r} of a {kind} cannot change, only {', '.join(allowed)}; save another {kind}")
+    scored = isinstance(record, Feedback) and {"score", "label"} & set(fields)
+    try:
+        return replace(record, **fields, **({"outcome": "score", "error": None} if scored else {}))
+    except ValueError as error:
+        raise Refused(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +143,13 @@ class TraceStore(Protocol):
         span_id: str | None = None,
     ) -> Feedback:
         """Attach a person's feedback to a trace (its id) or any other target, and return what was kept."""
+
+    def change_feedback(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+        """Change score, label, comment or metadata by id, `{id: {"score": 0.5}}`; returns what they are now.
+
+        A score or label makes the outcome "score". What it is about and whose it is cannot change (`Refused`). All or
+        nothing: an unknown id raises `NotFound`, which names it.
+        """
 
     def delete_feedback(self, ids: Sequence[str]) -> int:
         """Remove feedback by id; returns how many there were."""
@@ -214,6 +243,9 @@ class ControlStore(Protocol):
     ) -> list[Experiment]:
         """Experiments, newest first."""
 
+    def change_experiment(self, id: str, **fields: JSON) -> Experiment:
+        """Change name, status, metadata, ended_ns or example_count; other writers' fields stay. Raises `NotFound`."""
+
     def delete_experiment(self, id: str) -> bool:
         """Remove an experiment with its traces and feedback."""
 
@@ -222,6 +254,9 @@ class ControlStore(Protocol):
 
     def rules(self, *, all_versions: bool = False) -> list[Rule]:
         """Rules by name."""
+
+    def change_rule(self, name: str, **fields: JSON) -> Rule:
+        """Change `enabled` or `metadata` of a rule; what decides is a new version's to change. Raises `NotFound`."""
 
     def delete_rule(self, name: str) -> bool:
         """Remove a rule; its feedback and decisions stay."""
@@ -234,6 +269,9 @@ class ControlStore(Protocol):
         cursor: str | None = None,
     ) -> Page[Decision]:  # fmt: skip
         """Decisions, newest first."""
+
+    def delete_decisions(self, *, trace_id: str | None = None, rule: str | None = None) -> int:
+        """Remove decisions, so that rules decide anew; returns how many. Neither a trace nor a rule is refused."""
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
         """Take or renew a lease; None while another holder has it."""

@@ -2,8 +2,8 @@
 
 In a query string: `name=answer&feedback=concise<0.5&latency_ms=>=200&tags=a&tags=b`. On a command line, one term each:
 `name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1 since=1h` and words to be found in inputs or
-outputs. `since` and `until` take a duration (`90s`, `30m`, `1h`, `7d`, `2w`: so long ago) or an ISO date or time (UTC
-unless it says otherwise).
+outputs. `since` and `until` take a duration (`90s`, `30m`, `1h`, `7d`, `2w`: so long ago) or an ISO date or time (in
+the time zone of the machine that reads it, unless it says which).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from assay.collector.filters import COMPARISONS, LISTS, Filter, combined
@@ -19,6 +19,7 @@ from assay.collector.filters import COMPARISONS, LISTS, Filter, combined
 NUMBERS = ("since_ns", "until_ns")
 COMPARED = re.compile(r"^(?P<key>.*?)(?P<operator><=|>=|!=|<|>|=)(?P<value>.*)$", re.DOTALL)
 TERM = re.compile(r"^(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator><=|>=|!=|<|>|=)(?P<value>.*)$", re.DOTALL)
+WRITTEN_OUT = re.compile(r"[<>=!.]")
 DURATION = re.compile(r"^(\d+)\s*([smhdw])$")
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 NAMES = {"since": "since_ns", "until": "until_ns", "tag": "tags"}
@@ -29,8 +30,8 @@ def to_filter(items: Iterable[tuple[str, str]]) -> Filter:
     """The filter that pairs of a name and a text say. Raises `ValueError`, naming the pair."""
     conditions: dict[str, Any] = {}
     for name, value in items:
-        if name not in Filter.__dataclass_fields__ and COMPARED.match(name):  # `latency_ms>=5` splits at its "="
-            name, value = _term(f"{name}={value}" if value else name)
+        if name not in Filter.__dataclass_fields__ and WRITTEN_OUT.search(name):  # `latency_ms>=5` splits at its "="
+            name, value = pair(f"{name}={value}" if value else name)
         _add(conditions, NAMES.get(name, name), value)
     return combined(None, conditions)
 
@@ -39,11 +40,12 @@ def parse(terms: Iterable[str]) -> Filter:
     """The filter that terms of a command line say. Raises `ValueError`, naming the term."""
     terms = list(terms)
     words = [term for term in terms if not TERM.match(term)]
-    items = [_term(term) for term in terms if TERM.match(term)]
+    items = [pair(term) for term in terms if TERM.match(term)]
     return to_filter([*items, ("text", " ".join(words))] if words else items)
 
 
-def _term(term: str) -> tuple[str, str]:
+def pair(term: str) -> tuple[str, str]:
+    """What one term says, as `to_filter` takes it. Raises `ValueError`."""
     found = TERM.match(term)
     if not found:
         raise ValueError(f"{term!r} is no condition, such as name=answer or latency_ms>200")
@@ -66,7 +68,7 @@ def moment(text: str, now_ns: int | None = None) -> int:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00") from None
-    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
+    return round(when.timestamp() * 1_000_000) * 1000
 
 
 def duration(text: str) -> int:

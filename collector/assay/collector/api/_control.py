@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Response
 
 from assay.collector import _wire
-from assay.collector.api._http import Body, Limit, Number, reply, wire
-from assay.collector.protocols import ControlStore, NotFound
-from assay.collector.records import Decision, Key, Lease, Page, QueueItem, Rule
+from assay.collector.api._http import Body, Limit, Number, given, reply, wire
+from assay.collector.protocols import ControlStore
+from assay.collector.records import JSON, Decision, Key, Lease, Page, QueueItem, Rule
 
 
-class RuleChange(msgspec.Struct):
-    """Whether a rule is in force."""
+class RuleChange(msgspec.Struct, forbid_unknown_fields=True):
+    """Fields of a rule that may change within a version."""
 
-    enabled: bool
+    enabled: bool | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, JSON] | msgspec.UnsetType = msgspec.UNSET
 
 
 class LeaseAsked(msgspec.Struct):
@@ -72,13 +72,8 @@ def rules(store: ControlStore) -> APIRouter:
     @routes.patch("/rules/{name:path}")
     @wire(takes=RuleChange, returns=Rule)
     def change(name: str, body: Body) -> Response:
-        """Switch a rule on or off."""
-        asked = _wire.decode(RuleChange, body)
-        rule = next((rule for rule in store.rules() if rule.name == name), None)
-        if rule is None:
-            raise NotFound(f"there is no rule {name!r}")
-        store.save_rule(replace(rule, enabled=asked.enabled))
-        return reply(replace(rule, enabled=asked.enabled))
+        """Switch a rule on or off, or change its metadata."""
+        return reply(store.change_rule(name, **given(_wire.decode(RuleChange, body))))
 
     @routes.delete("/rules/{name:path}")
     @wire(returns=dict[str, int])
@@ -102,6 +97,12 @@ def rules(store: ControlStore) -> APIRouter:
         found = _wire.decode(list[Decision], body)
         store.save_decisions(found)
         return reply({"stored": len(found)})
+
+    @routes.delete("/decisions")
+    @wire(returns=dict[str, int])
+    def undecide(trace_id: str | None = None, rule: str | None = None) -> Response:
+        """Remove decisions of a trace, of a rule, or of both, so that rules decide anew. Neither is refused."""
+        return reply({"deleted": store.delete_decisions(trace_id=trace_id, rule=rule)})
 
     return routes
 

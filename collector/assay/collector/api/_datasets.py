@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Response
 
 from assay.collector import _wire
-from assay.collector.api._http import Body, Limit, Number, reply, wire
+from assay.collector.api._http import Body, Limit, Number, given, reply, wire
 from assay.collector.protocols import ControlStore, NotFound
 from assay.collector.records import JSON, Dataset, DatasetKind, Example, Experiment
 
@@ -26,7 +25,16 @@ class ExamplesToSave(msgspec.Struct, omit_defaults=True):
     metadata: dict[str, JSON] | None = None
 
 
-class ExperimentChange(msgspec.Struct, omit_defaults=True):
+class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
+    """What is said of a dataset beside its examples."""
+
+    kind: DatasetKind | None = None
+    schema: dict[str, JSON] | None = None
+    description: str | None = None
+    metadata: dict[str, JSON] | None = None
+
+
+class ExperimentChange(msgspec.Struct, forbid_unknown_fields=True):
     """Fields of an experiment that may change."""
 
     name: str | msgspec.UnsetType = msgspec.UNSET
@@ -80,6 +88,14 @@ def datasets(store: ControlStore) -> APIRouter:
         """One dataset at a version, or the newest."""
         return reply(store.dataset(name, version))
 
+    @routes.patch("/{name:path}")
+    @wire(takes=DatasetChange, returns=Dataset)
+    def describe(name: str, body: Body) -> Response:
+        """Say something else of a dataset; makes a new version if anything changed."""
+        about = msgspec.structs.asdict(_wire.decode(DatasetChange, body))
+        store.dataset(name)  # no dataset comes of a mistyped name
+        return reply(store.save_examples(name, [], **about))
+
     @routes.delete("/{name:path}")
     @wire(returns=dict[str, int])
     def delete(name: str) -> Response:
@@ -117,11 +133,7 @@ def experiments(store: ControlStore) -> APIRouter:
     @wire(takes=ExperimentChange, returns=Experiment)
     def change(id: str, body: Body) -> Response:
         """Change some fields."""
-        asked = msgspec.structs.asdict(_wire.decode(ExperimentChange, body))
-        changes = {name: value for name, value in asked.items() if value is not msgspec.UNSET}
-        experiment = replace(store.experiment(id), **changes)
-        store.save_experiment(experiment)
-        return reply(experiment)
+        return reply(store.change_experiment(id, **given(_wire.decode(ExperimentChange, body))))
 
     @routes.delete("/{id:path}")
     @wire(returns=dict[str, int])

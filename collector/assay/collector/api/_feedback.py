@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Query, Response
 
 from assay.collector import _wire
-from assay.collector.api._http import Body, Conditions, Limit, reply, wire
+from assay.collector.api._http import Body, Conditions, Limit, given, reply, wire
 from assay.collector.protocols import TraceStore
-from assay.collector.records import Feedback, Page, Target
+from assay.collector.records import JSON, Feedback, Page, Target
+
+
+class FeedbackChange(msgspec.Struct, forbid_unknown_fields=True):
+    """Fields of a feedback that may change."""
+
+    score: bool | float | msgspec.UnsetType | None = msgspec.UNSET
+    label: str | msgspec.UnsetType | None = msgspec.UNSET
+    comment: str | msgspec.UnsetType | None = msgspec.UNSET
+    metadata: dict[str, JSON] | msgspec.UnsetType = msgspec.UNSET
 
 
 def router(store: TraceStore) -> APIRouter:
@@ -33,6 +43,13 @@ def router(store: TraceStore) -> APIRouter:
         feedback = _wire.decode(list[Feedback], body)
         store.add_feedback(feedback)
         return reply([one.id for one in feedback])
+
+    @routes.patch("")
+    @wire(takes=dict[str, FeedbackChange], returns=list[Feedback])
+    def change(body: Body) -> Response:
+        """Change fields of feedback by id; all or none. What it is about and whose it is cannot change."""
+        asked = _wire.decode(dict[str, FeedbackChange], body)
+        return reply(store.change_feedback({id: given(fields) for id, fields in asked.items()}))
 
     @routes.delete("")
     @wire(returns=dict[str, int])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
@@ -16,9 +17,7 @@ from assay.collector.querystring import to_filter
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_BODY = 64 * 1024 * 1024
-NOT_CONDITIONS = frozenset(
-    ("limit", "cursor", "filter", "key", "target", "bucket_ns", "group_by", "since", "until", "page")
-)
+NOT_CONDITIONS = frozenset(("limit", "cursor", "filter", "key", "target", "bucket_ns", "group_by"))
 
 
 def wire(*, takes: Any = None, returns: Any = None) -> Callable[[F], F]:
@@ -34,6 +33,11 @@ def wire(*, takes: Any = None, returns: Any = None) -> Callable[[F], F]:
 def reply(value: Any, status: int = 200) -> Response:
     """A record, or anything made of records, as JSON."""
     return Response(_wire.encode(value), status, media_type="application/json")
+
+
+def given(change: msgspec.Struct) -> dict[str, Any]:
+    """The fields that a body named, of a structure whose fields are `UNSET` where it did not."""
+    return {name: value for name, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
 
 
 async def _body(request: Request) -> bytes:

@@ -78,6 +78,10 @@ class Control:
         params = [("dataset", dataset), ("project", project), ("limit", limit)]
         return self._transport.ask(list[Experiment], "GET", "/api/experiments", params)
 
+    def change_experiment(self, id: str, **fields: JSON) -> Experiment:
+        """See `ControlStore.change_experiment`."""
+        return self._transport.ask(Experiment, "PATCH", f"/api/experiments/{segment(id)}", body=fields)
+
     def delete_experiment(self, id: str) -> bool:
         """See `ControlStore.delete_experiment`."""
         return self._gone(f"/api/experiments/{segment(id)}")
@@ -89,6 +93,10 @@ class Control:
     def rules(self, *, all_versions: bool = False) -> list[Rule]:
         """See `ControlStore.rules`."""
         return self._transport.ask(list[Rule], "GET", "/api/rules", [("all_versions", all_versions)])
+
+    def change_rule(self, name: str, **fields: JSON) -> Rule:
+        """See `ControlStore.change_rule`."""
+        return self._transport.ask(Rule, "PATCH", f"/api/rules/{segment(name)}", body=fields)
 
     def delete_rule(self, name: str) -> bool:
         """See `ControlStore.delete_rule`."""
@@ -106,6 +114,12 @@ class Control:
         """See `ControlStore.decisions`."""
         params = [("trace_id", trace_id), ("rule", rule), ("verdict", verdict), ("limit", limit), ("cursor", cursor)]
         return self._transport.ask(Page[Decision], "GET", "/api/decisions", params)
+
+    def delete_decisions(self, *, trace_id: str | None = None, rule: str | None = None) -> int:
+        """See `ControlStore.delete_decisions`."""
+        params = [("trace_id", trace_id), ("rule", rule)]
+        found: dict[str, int] = self._transport.ask(dict[str, int], "DELETE", "/api/decisions", params)
+        return found["deleted"]
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
         """See `ControlStore.acquire`."""

@@ -41,6 +41,10 @@ class Traces:
         self.add_feedback([kept])
         return kept
 
+    def change_feedback(self, changes: Mapping[str, Mapping[str, Any]]) -> list[Feedback]:
+        """See `TraceStore.change_feedback`. One request, so that all or none are changed."""
+        return self._transport.ask(list[Feedback], "PATCH", "/api/feedback", body=changes)
+
     def delete_feedback(self, ids: Sequence[str]) -> int:
         """See `TraceStore.delete_feedback`."""
         return sum(

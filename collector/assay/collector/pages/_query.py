@@ -21,7 +21,10 @@ VERBS = {
     "<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">",
     "missing": "is missing", "failed": "failed", "skipped": "was skipped",
 }  # fmt: skip
-_PLAIN = ("project", "environment", "name", "kind", "status", "session", "user", "text", "error", "model", "example")
+_PLAIN = (
+    "project", "environment", "name", "kind", "any_name", "any_kind", "status", "session", "user", "text", "error",
+    "model", "example",
+)  # fmt: skip
 _COMPARED = {"latency_ms": "latency", "tokens": "tokens", "cost": "cost"}
 _OPEN = ("traffic", "text", "project", "environment", "status", "range", "cursor")
 _LABELS = {"range": "time", "latency_ms": "latency", "traffic": "traffic"}
@@ -84,7 +87,19 @@ def read(params: Mapping[str, str], *, live: bool = True, now_ns: int | None = N
 
     `live`: leave the traces of experiments out, unless the query says `traffic=all` or names an experiment.
     """
-    known = {*_PLAIN, *_COMPARED, "range", "since", "until", "tag", "experiment", "dataset", "traffic", "cursor"}
+    known = {
+        *_PLAIN,
+        *_COMPARED,
+        "range",
+        "since",
+        "until",
+        "tag",
+        "metadata",
+        "experiment",
+        "dataset",
+        "traffic",
+        "cursor",
+    }
     known |= {"feedback_key", "feedback_op", "feedback_value", "complete"}
     fields = {key: value.strip() for key, value in params.items() if key in known}
     conditions: dict[str, Any] = {key: fields[key] for key in _PLAIN if fields.get(key)}
@@ -152,6 +167,8 @@ def _value(key: str, operator: str, text: str) -> float | str:
 
 def _belonging(fields: Mapping[str, str], _now: int | None) -> dict[str, Any]:
     found: dict[str, Any] = {"tags": (fields["tag"],)} if fields.get("tag") else {}
+    if fields.get("metadata"):
+        found["metadata"] = _pair(fields["metadata"])
     if fields.get("dataset"):
         found["dataset"] = fields["dataset"]
     if fields.get("complete"):
@@ -159,3 +176,10 @@ def _belonging(fields: Mapping[str, str], _now: int | None) -> dict[str, Any]:
     if fields.get("experiment"):
         found["experiment"] = fields["experiment"]
     return found
+
+
+def _pair(text: str) -> dict[str, str]:
+    key, mark, value = text.partition("=" if "=" in text else ":")
+    if not mark:
+        raise BadQuery(f"metadata {text!r} is no pair; write it like tenant=t1")
+    return {key.strip(): value.strip()}

@@ -55,7 +55,7 @@ def traces(store: Store, request: Request) -> Response:
 
 def choices(store: Store) -> dict[str, list[str]]:
     """What the form offers."""
-    fields = ("project", "environment", "kind", "name", "feedback")
+    fields = ("project", "environment", "kind", "name", "model", "feedback")
     return {field: sorted(store.values(field), key=str.lower) for field in fields}
 
 

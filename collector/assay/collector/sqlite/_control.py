@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from assay.collector.protocols import NotFound, Refused
-from assay.collector.records import Decision, Experiment, Key, Lease, Page, QueueItem, Rule
+from assay.collector.protocols import NotFound, Refused, changed
+from assay.collector.records import JSON, Decision, Experiment, Key, Lease, Page, QueueItem, Rule
 from assay.collector.sqlite import _records
 from assay.collector.sqlite._append import insert_many, overwrite
 from assay.collector.sqlite._records import to_text
@@ -41,6 +41,13 @@ def experiment(db: sqlite3.Connection, id_or_name: str) -> Experiment:
     raise NotFound(f"there is no experiment {id_or_name!r} in this store; `assay experiments` lists them")
 
 
+def change_experiment(db: sqlite3.Connection, id: str, fields: Mapping[str, JSON]) -> Experiment:
+    """Overwrite some fields. Raises `NotFound`, `Refused`."""
+    made = changed(experiment(db, id), fields)
+    save_experiment(db, made)
+    return made
+
+
 def experiments(db: sqlite3.Connection, dataset: str | None, project: str | None, limit: int) -> list[Experiment]:
     """Newest first."""
     sql = (
@@ -67,6 +74,16 @@ def rules(db: sqlite3.Connection, all_versions: bool) -> list[Rule]:
     """By name, newest version first; rules that were removed only among all versions."""
     sql = "SELECT data FROM rules WHERE current OR ? ORDER BY name, current DESC, created_ns DESC"
     return [_records.rule(row[0]) for row in db.execute(sql, (all_versions,))]
+
+
+def change_rule(db: sqlite3.Connection, name: str, fields: Mapping[str, JSON]) -> Rule:
+    """Overwrite some fields of the version in force. Raises `NotFound`, `Refused`."""
+    row = db.execute("SELECT data FROM rules WHERE name = ? AND current", (name,)).fetchone()
+    if not row:
+        raise NotFound(f"there is no rule {name!r} in this store")
+    made = changed(_records.rule(row[0]), fields)
+    save_rule(db, made)
+    return made
 
 
 def delete_rule(db: sqlite3.Connection, name: str) -> bool:
@@ -102,6 +119,14 @@ def decisions(
     rows = db.execute(f"{sql} ORDER BY created_ns DESC, id DESC LIMIT ?", (*values, limit + 1)).fetchall()
     next = f"{rows[limit - 1][9]}.{rows[limit - 1][10]}" if len(rows) > limit else None
     return Page(items=tuple(_decision(row) for row in rows[:limit]), next=next)
+
+
+def delete_decisions(db: sqlite3.Connection, trace_id: str | None, rule: str | None) -> int:
+    """Of a trace, of a rule, or of both. Raises `Refused` for neither."""
+    if trace_id is None and rule is None:
+        raise Refused("name the trace or the rule whose decisions shall go; to remove all of them, go rule by rule")
+    sql = "DELETE FROM decisions WHERE (?1 IS NULL OR trace_id = ?1) AND (?2 IS NULL OR rule = ?2)"
+    return db.execute(sql, (trace_id, rule)).rowcount
 
 
 def _decision(row: Sequence[Any]) -> Decision:

@@ -8,10 +8,11 @@ at most.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from assay.collector.records import Feedback, Target
+from assay.collector.protocols import NotFound, changed
+from assay.collector.records import JSON, Feedback, Target
 from assay.collector.sqlite._append import Appender, find_many, insert_many, overwrite
 from assay.collector.sqlite._values import clean, dumps, loads
 
@@ -84,6 +85,17 @@ def _settle_others(db: sqlite3.Connection, feedback: Sequence[Feedback]) -> None
         where = "session_id IS ? AND experiment_id IS ? AND key = ? AND source = ? AND author IS ?"
         newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
         db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", same * 2)
+
+
+def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+    """Overwrite some fields by id. Raises `NotFound`, `Refused`."""
+    found = {row[0]: read(row) for row in find_many(db, SELECT + " WHERE f.id IN (%s)", changes)}
+    for id in changes:
+        if id not in found:
+            raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
+    made = [changed(found[id], fields) for id, fields in changes.items()]
+    write(db, appender, made)
+    return made
 
 
 def delete(db: sqlite3.Connection, ids: Sequence[str]) -> int:

@@ -156,6 +156,10 @@ class SQLiteStore:
         self.add_feedback([kept])
         return kept
 
+    def change_feedback(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+        """See `TraceStore.change_feedback`."""
+        return self._writer.call(lambda db: _feedback.change(db, self._appender, changes))
+
     def delete_feedback(self, ids: Sequence[str]) -> int:
         """See `TraceStore.delete_feedback`."""
         return self._writer.call(lambda db: _feedback.delete(db, ids))
@@ -343,6 +347,10 @@ class SQLiteStore:
         with self._readers.one() as reader:
             return _control.experiments(reader.db, dataset, project, limit)
 
+    def change_experiment(self, id: str, **fields: JSON) -> Experiment:
+        """See `ControlStore.change_experiment`."""
+        return self._writer.call(lambda db: _control.change_experiment(db, id, fields))
+
     def delete_experiment(self, id: str) -> bool:
         """See `ControlStore.delete_experiment`."""
         self.delete(experiment=id)
@@ -359,6 +367,10 @@ class SQLiteStore:
         with self._readers.one() as reader:
             return _control.rules(reader.db, all_versions)
 
+    def change_rule(self, name: str, **fields: JSON) -> Rule:
+        """See `ControlStore.change_rule`."""
+        return self._writer.call(lambda db: _control.change_rule(db, name, fields))
+
     def delete_rule(self, name: str) -> bool:
         """See `ControlStore.delete_rule`."""
         return self._writer.call(lambda db: _control.delete_rule(db, name))
@@ -374,6 +386,10 @@ class SQLiteStore:
         """See `ControlStore.decisions`."""
         with self._readers.one() as reader:
             return _control.decisions(reader.db, trace_id, rule, verdict, limit, cursor)
+
+    def delete_decisions(self, *, trace_id: str | None = None, rule: str | None = None) -> int:
+        """See `ControlStore.delete_decisions`."""
+        return self._writer.call(lambda db: _control.delete_decisions(db, trace_id, rule))
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
         """See `ControlStore.acquire`."""

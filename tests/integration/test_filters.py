@@ -1,0 +1,92 @@
+"""One filter in four places: each condition, asked of the API, by the client, on the command line and of the pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from assay.cli._app import app
+from assay.collector.client import HTTPStore
+from assay.collector.querystring import parse
+from assay.collector.records import Experiment, Feedback, Target, Usage
+from assay.collector.server import Server
+from assay.collector.sqlite import SQLiteStore
+from collector.conformance_traces import eventually
+from collector.making import SECOND, START, run
+
+# What a term says, and how the form of the pages says it
+CONDITIONS = {
+    "project=p": {"project": "p"},
+    "environment=prod": {"environment": "prod"},
+    "since=2025-06-15T15:06:40Z&until=2025-06-15T15:06:41Z": {
+        "since": "2025-06-15T15:06:40Z", "until": "2025-06-15T15:06:41Z",
+    },
+    "name=answer": {"name": "answer"},
+    "kind=agent": {"kind": "agent"},
+    "status=error": {"status": "error"},
+    "latency_ms>=2000": {"latency_ms": ">= 2000"},
+    "tokens>10": {"tokens": "> 10"},
+    "cost>0.2": {"cost": "> 0.2"},
+    "tags=a": {"tag": "a"},
+    "metadata.tenant=t1": {"metadata": "tenant=t1"},
+    "session=s-1": {"session": "s-1"},
+    "user=u-1": {"user": "u-1"},
+    "feedback=concise<0.5": {"feedback_key": "concise", "feedback_op": "<", "feedback_value": "0.5"},
+    "missing=correct": {"feedback_key": "correct", "feedback_op": "missing"},
+    "error=Timeout": {"error": "Timeout"},
+    "text=parcel": {"text": "parcel"},
+    "experiment=e1": {"experiment": "e1"},
+    "dataset=numbers": {"dataset": "numbers"},
+    "any_name=answer": {"any_name": "answer"},
+    "any_kind=agent": {"any_kind": "agent"},
+    "model=m-1": {"model": "m-1"},
+}  # fmt: skip
+
+
+WANTED, OTHER = "a" * 32, "b" * 32
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    wanted = run(
+        "answer", trace_id=WANTED, kind="agent", start_ns=START, end_ns=START + 2 * SECOND, status="error",
+        error="Timeout: no", inputs="lost parcel", project="p", environment="prod", usage=Usage(10, 2), cost=0.25,
+        model="m-1", tags=("a",), metadata={"tenant": "t1"}, session_id="s-1", user_id="u-1", experiment_id="e1",
+    )  # fmt: skip
+    file = tmp_path_factory.mktemp("filters") / "assay.db"
+    with SQLiteStore(file) as store, Server(store) as server:
+        store.append([wanted, run("other", trace_id=OTHER, start_ns=START - SECOND)])
+        store.save_experiment(Experiment(id="e1", name="n", dataset="numbers"))
+        store.add_feedback([Feedback(target=Target(trace_id=OTHER), key="correct", score=1)])
+        store.add_feedback([Feedback(target=Target(trace_id=WANTED), key="concise", score=0.25)])
+        assert eventually(lambda: len(store.traces(text="parcel")), 1)
+        yield server.url
+
+
+@pytest.mark.parametrize("terms", CONDITIONS)
+def test_api(url: str, terms: str) -> None:
+    answer = httpx.get(f"{url}/api/traces?{terms}").json()
+    assert [one["trace_id"] for one in answer["items"]] == [WANTED]
+
+
+@pytest.mark.parametrize("terms", CONDITIONS)
+def test_client(url: str, terms: str) -> None:
+    with HTTPStore(url) as client:
+        assert [one.trace_id for one in client.traces(parse(terms.split("&")))] == [WANTED]
+
+
+@pytest.mark.parametrize("terms", CONDITIONS)
+def test_command_line(url: str, terms: str) -> None:
+    where = [word for term in terms.split("&") for word in ("--where", term)]
+    result = CliRunner().invoke(app, ["traces", "list", "--store", url, "--json", *where], catch_exceptions=False)
+    assert [json.loads(line)["trace_id"] for line in result.stdout.splitlines()] == [WANTED]
+
+
+@pytest.mark.parametrize("terms", CONDITIONS)
+def test_pages(url: str, terms: str) -> None:
+    page = httpx.get(url, params={**CONDITIONS[terms], "traffic": "all"}).text
+    assert (WANTED in page, OTHER in page) == (True, False)
