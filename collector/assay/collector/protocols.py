@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from assay.collector.filters import Filter
 from assay.collector.records import (
@@ -65,9 +65,11 @@ def changed(record: R, fields: Mapping[str, JSON]) -> R:
     allowed, kind = CHANGEABLE[type(record)], type(record).__name__.lower()
     if fixed := sorted(set(fields) - set(allowed)):
         raise Refused(f"{fixed[0]!r} of a {kind} cannot change, only {', '.join(allowed)}; save another {kind}")
-    scored = isinstance(record, Feedback) and {"score", "label"} & set(fields)
+    new: dict[str, Any] = dict(fields)
+    if isinstance(record, Feedback) and {"score", "label"} & set(fields):
+        new |= {"outcome": "score", "error": None}
     try:
-        return replace(record, **fields, **({"outcome": "score", "error": None} if scored else {}))
+        return replace(record, **new)
     except ValueError as error:
         raise Refused(str(error)) from error
 
