@@ -341,6 +341,11 @@ def test_a_decorated_function_can_still_be_called():
     assert (short.key, short.needs, short.metrics[0].threshold) == ("concise", ("outputs",), 0.5)
 
 
+def test_a_mistyped_option_is_named_with_the_nearest_one():
+    with pytest.raises(TypeError, match=r"@evaluator has no option 'thershold' \(did you mean 'threshold'\?\); it takes"):
+        evaluator(thershold=0.5)
+
+
 def test_what_is_no_evaluator_is_refused():
     with pytest.raises(TypeError, match="an evaluator is a callable"):
         as_evaluator(3)

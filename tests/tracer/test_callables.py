@@ -111,6 +111,13 @@ def test_decorating_what_cannot_be_traced_says_so() -> None:
         trace(kind="banana")(by_name)
 
 
+def test_a_mistyped_option_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match=r"@trace has no option 'nme' \(did you mean 'name'\?\); it takes name, kind"):
+        trace(nme="x")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="@trace has no option 'zzz'; it takes"):
+        trace(by_name, zzz=1)  # type: ignore[call-overload]
+
+
 def test_a_traced_function_can_be_pickled(traced: Spans) -> None:
     assert pickle.loads(pickle.dumps(Bot)).static(2) == 2
 

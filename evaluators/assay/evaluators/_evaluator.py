@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,6 +19,10 @@ from assay.evaluators._threads import in_thread
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
 FIRST_PAUSE = 0.25  # seconds before the first retry; doubles
+SAID = (  # what people say of their own evaluators
+    "key", "threshold", "higher_is_better", "range", "metrics", "summary", "timeout", "retries", "map", "prepare_data",
+    "source", "version",
+)  # fmt: skip
 
 
 @runtime_checkable
@@ -287,11 +292,19 @@ def evaluator(function: Callable[..., Any] | None = None, /, **known: Any) -> An
 
     `metrics` describes several keys; `summary=True` asks for lists over all cases; `timeout` (seconds) and `retries`
     hold per call; `map={"question": "inputs.question"}` says where an argument is, `prepare_data` is a function of the
-    same arguments that returns them as a dict.
+    same arguments that returns them as a dict. Raises `TypeError` for an option that there is not.
     """
+    for name in known:
+        if name not in make.__kwdefaults__:
+            raise TypeError(f"@evaluator has no option {name!r}{_meant(name)}; it takes {', '.join(SAID)}")
     if function is not None:
         return make(function, **known)
     return lambda function: make(function, **known)
+
+
+def _meant(name: str) -> str:
+    close = difflib.get_close_matches(name, SAID, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _takes(metric: Metric, metrics: Sequence[Metric]) -> bool:

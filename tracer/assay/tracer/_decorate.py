@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from assay.tracer import _context
@@ -48,11 +48,28 @@ def trace(function: Any = None, /, **options: Any) -> Any:
 
     `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. What a retriever
     returns is read as documents. A generator's outputs are what it yields, or what `reduce` makes of the list of it.
-    Raises `TypeError` for a class, `ValueError` for an unknown kind; the traced function itself behaves as before.
+    Raises `TypeError` for a class or an unknown option, `ValueError` for an unknown kind; the traced function itself
+    behaves as before.
     """
+    _check(options)
     if function is None:
         return functools.partial(_trace, **options)
     return _trace(function, **options)
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Options are `_decorate`'s, but that name would tell people nothing."""
+    known = _decorate.__kwdefaults__
+    for name in options:
+        if name not in known:
+            raise TypeError(f"@trace has no option {name!r}{_meant(name, known)}; it takes {', '.join(known)}")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # 6 ms that only a mistake should cost
+
+    close = get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _trace(function: Any, **options: Any) -> Any:
