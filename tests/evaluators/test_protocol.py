@@ -342,7 +342,9 @@ def test_a_decorated_function_can_still_be_called():
 
 
 def test_a_mistyped_option_is_named_with_the_nearest_one():
-    with pytest.raises(TypeError, match=r"@evaluator has no option 'thershold' \(did you mean 'threshold'\?\); it takes"):
+    with pytest.raises(
+        TypeError, match=r"@evaluator has no option 'thershold' \(did you mean 'threshold'\?\); it takes"
+    ):
         evaluator(thershold=0.5)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import orjson
 
@@ -163,7 +163,8 @@ class Feedback:
 
     `score` is a float or bool, `label` a string; an outcome of "score" has one of them. An error says what happened in
     `error`, a skip says what was missing in `comment`. The `id` derives from (target, key, source, author or
-    evaluator + version + rule), so that a repeat overwrites itself and two people's votes do not.
+    evaluator + version + rule), so that a repeat overwrites itself and two people's votes do not; it is derived when
+    it is first asked for.
     """
 
     target: Target
@@ -197,7 +198,36 @@ class Feedback:
             said = "NaN" if self.score != self.score else repr(self.score)  # neither has a mean, and JSON has neither
             raise ValueError(f"feedback {self.key!r}: {said} is not a score; say outcome='skip' or 'error' instead")
         if not self.id:
+            object.__delattr__(self, "id")
+
+    if not TYPE_CHECKING:  # it would make every attribute known
+
+        def __getattr__(self, name: str) -> str:
+            """The id, of which most feedback that is only looked at needs none."""
+            if name != "id":
+                raise AttributeError(f"a feedback has no {name!r}")
             object.__setattr__(self, "id", feedback_id(self))
+            return self.id
+
+
+class _Draft:
+    """A feedback whose fields can still be set: a frozen one sets them at ten times the price."""
+
+    __slots__ = Feedback.__slots__
+
+
+def scored(
+    target: Target, key: str, score: float | bool | None, label: str | None = None, comment: str | None = None, *,
+    source: Source, evaluator: str, version: str, metadata: Mapping[str, JSON] | None = None,
+) -> Feedback:  # fmt: skip
+    """An evaluator's feedback from values that are known to be right: a key, and a finite score, a label, or both."""
+    made: Any = _Draft()
+    made.target, made.key, made.score, made.label, made.comment = target, key, score, label, comment
+    made.outcome, made.error, made.source, made.author = "score", None, source, None
+    made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, None, None
+    made.metadata, made.created_ns = {} if metadata is None else metadata, time.time_ns()
+    made.__class__ = Feedback  # the slots are the same
+    return cast(Feedback, made)
 
 
 def feedback_id(feedback: Feedback) -> str:

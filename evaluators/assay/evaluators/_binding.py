@@ -82,6 +82,12 @@ class Binding:
                 found[name] = value
         return found, missing
 
+    def taken(self, arguments: Arguments) -> Sequence[Any]:
+        """Those that are given by position, taken out of the arguments."""
+        if not self.positional:
+            return ()
+        return [arguments.pop(name) for name in self.positional if name in arguments]
+
     def mapped(self, case: Case) -> Case:
         """The case with its fields as a map says: for those who get whole cases."""
         fields = {name: get(case) for name, get in self.paths if name in Case.__dataclass_fields__}

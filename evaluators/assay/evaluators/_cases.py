@@ -34,9 +34,12 @@ def documents_of(value: Iterable[Any]) -> tuple[Document, ...]:
     """Documents from strings, dicts (`content|page_content|text`, `id|doc_uri`, `score`, `metadata`) or documents."""
     if isinstance(value, str | Mapping):
         raise TypeError(f"documents are a list, not {value!r:.200}")
-    if type(value) is tuple and all(type(one) is Document for one in value):
-        return value
-    return tuple(map(document_of, value))
+    if type(value) is not tuple:
+        return tuple(map(document_of, value))
+    for one in value:  # what a case holds: retrieval asks this as often as it counts
+        if type(one) is not Document:
+            return tuple(map(document_of, value))
+    return value
 
 
 def document_of(value: Any) -> Document:

@@ -117,7 +117,7 @@ class Evaluator:
             arguments, missing = self.binding.arguments(case)
             if missing:
                 return self.make.skip(target, missing_needs(missing, case))
-            args = [arguments.pop(name) for name in self.binding.positional if name in arguments]
+            args = self.binding.taken(arguments)
             returned = self.function(*args, **arguments)
             if type(returned) not in PLAIN and inspect.isawaitable(returned):
                 returned = wait(returned)
@@ -202,10 +202,8 @@ class Evaluator:
         return await self._call(function, arguments)
 
     async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        positional = self.binding.positional
-        if positional:
-            arguments = dict(arguments)
-        args = [arguments.pop(name) for name in positional if name in arguments]
+        arguments = dict(arguments)  # a retry needs them all again
+        args = self.binding.taken(arguments)
         if self.timeout is None:
             return await self._unbounded(function, args, arguments)
         try:
@@ -216,7 +214,7 @@ class Evaluator:
                 raise  # its own: a judge that did not answer
             raise TimeoutError(f"the evaluator took more than {self.timeout} s") from error
 
-    async def _unbounded(self, function: Callable[..., Any], args: list[Any], arguments: dict[str, Any]) -> Any:
+    async def _unbounded(self, function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any]) -> Any:
         if (self._pace.slow or self.timeout is not None) and not _is_async(function):
             returned = await in_thread(lambda: function(*args, **arguments))
         else:
@@ -295,7 +293,7 @@ def evaluator(function: Callable[..., Any] | None = None, /, **known: Any) -> An
     same arguments that returns them as a dict. Raises `TypeError` for an option that there is not.
     """
     for name in known:
-        if name not in make.__kwdefaults__:
+        if name not in (make.__kwdefaults__ or {}):
             raise TypeError(f"@evaluator has no option {name!r}{_meant(name)}; it takes {', '.join(SAID)}")
     if function is not None:
         return make(function, **known)

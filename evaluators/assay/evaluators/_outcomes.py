@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from assay.collector.records import Case, Feedback, Source, Target
+from assay.collector.records import Case, Feedback, Source, Target, scored
 
 FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "error", "metadata", "target", "results"})
 VALUES = frozenset({"score", "value", "label", "error"})
-KINDS: Mapping[str, type] = {"key": str, "metadata": Mapping, "target": Target}
+KINDS: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping), ("target", Target))
 PLAIN = frozenset({bool, int, float, str})
 TRACEBACK_LIMIT = 8000  # characters kept of a traceback
 _OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_outcomes")}
@@ -62,9 +62,13 @@ class Maker:
 
     def wrap(self, returned: Any, target: Target) -> list[Feedback]:
         """Feedback for a returned value. Raises `Nonsense`."""
-        if type(returned) in PLAIN:  # most are, and the questions below cost as much as many an evaluator
+        kind = type(returned)
+        if kind is bool or (kind is float and math.isfinite(returned)):  # most are: the shortest way
+            made = scored(target, self.key, returned, source=self.source, evaluator=self.name, version=self.version)
+            return [made]
+        if kind in PLAIN:
             return [self._from_value(returned, target)]
-        if isinstance(returned, Mapping) and "results" in returned:
+        if (type(returned) is dict or isinstance(returned, Mapping)) and "results" in returned:
             returned = returned["results"]
         if not isinstance(returned, list | tuple):
             return [self._one(returned, target)]
@@ -74,54 +78,63 @@ class Maker:
         return _distinct(feedback)
 
     def _one(self, value: Any, target: Target) -> Feedback:
+        if type(value) is dict or isinstance(value, Mapping):
+            return self._from_mapping(value, target)
         if value is None:
             return self.feedback(target, outcome="skip", comment="the evaluator returned None")
         if isinstance(value, Feedback):
             return replace(value, evaluator=value.evaluator or self.name, version=value.version or self.version, id="")
-        if isinstance(value, Mapping):
-            return self._from_mapping(value, target)
         return self._from_value(value, target)
 
-    def _from_value(self, value: Any, target: Target, **more: Any) -> Feedback:
+    def _from_value(
+        self, value: Any, target: Target, key: str | None = None, comment: str | None = None,
+        metadata: Mapping[str, Any] | None = None, label: str | None = None,
+    ) -> Feedback:  # fmt: skip
+        """Of a value that is a score or a label; `label` stands beside a score."""
+        key = self._key(key)
         if isinstance(value, str):
-            return self.feedback(target, label=str.__str__(value), **more)  # also of numpy and of enums
-        score = plain_number(value)
-        if isinstance(score, float) and not math.isfinite(score):
-            return self._not_finite(score, target, more)
-        return self.feedback(target, score=score, **more)
+            score, label = None, str.__str__(value)  # also of numpy and of enums
+        else:
+            score = plain_number(value)
+            if type(score) is float and not math.isfinite(score):
+                return self._not_finite(score, target, key, metadata or {})
+        return scored(
+            target, key, score, label, comment, source=self.source, evaluator=self.name, version=self.version,
+            metadata=metadata,
+        )  # fmt: skip
 
-    def _not_finite(self, score: float, target: Target, more: Mapping[str, Any]) -> Feedback:
-        more = {name: more[name] for name in ("key", "metadata") if name in more}
+    def _key(self, key: str | None) -> str:
+        if key is None:
+            return self.key
+        if not key:
+            raise Nonsense("the evaluator returned an empty key")
+        return self.renamed.get(key, key)
+
+    def _not_finite(self, score: float, target: Target, key: str, metadata: Mapping[str, Any]) -> Feedback:
         if math.isnan(score):
-            return self.feedback(target, outcome="skip", comment="the score is NaN: undefined for this case", **more)
-        return self.feedback(target, outcome="error", error=f"Nonsense: {score!r} is no score", **more)
+            why = "the score is NaN: undefined for this case"
+            return self._as_it_is(target, key, outcome="skip", comment=why, metadata=metadata)
+        why = f"Nonsense: {score!r} is no score"
+        return self._as_it_is(target, key, outcome="error", error=why, metadata=metadata)
 
     def _from_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
-        unknown = [name for name in value if name not in FIELDS]
-        if unknown:
-            raise Nonsense(
-                f"the evaluator returned a dict with {', '.join(map(repr, unknown))}; "
-                f"known are {', '.join(sorted(FIELDS))}"
-            )
-        _check_kinds(value)
-        target = value.get("target") or target
-        comment = value.get("comment") or value.get("reasoning")
-        more: dict[str, Any] = {
-            "key": value.get("key"),
-            "comment": None if comment is None else str(comment),
-            "metadata": (value.get("metadata") or {}) if self.details else {},
-        }
-        if value.get("error") is not None:
-            return self.feedback(target, outcome="error", error=str(value["error"]), **more)
-        score = value.get("score")
-        label = value.get("label") if value.get("label") is not None else value.get("value")
-        if isinstance(label, str) and score is not None and not isinstance(score, str):
-            more["label"] = label
-        first = score if score is not None else label
-        if first is None:
-            more["comment"] = more["comment"] or "the evaluator gave no score"
-            return self.feedback(target, outcome="skip", **more)
-        return self._from_value(first, target, **more)
+        _check(value)
+        get = value.get
+        key, comment, metadata = get("key"), get("comment") or get("reasoning"), get("metadata") or {}
+        target = get("target") or target
+        comment = None if comment is None else str(comment)
+        metadata = metadata if self.details else {}
+        if (error := get("error")) is not None:
+            return self.feedback(target, key, outcome="error", error=str(error), comment=comment, metadata=metadata)
+        score, label = get("score"), get("label")
+        label = get("value") if label is None else label
+        if score is None:
+            score, label = label, None
+        if score is None:
+            why = comment or "the evaluator gave no score"
+            return self.feedback(target, key, outcome="skip", comment=why, metadata=metadata)
+        beside = label if isinstance(label, str) and not isinstance(score, str) else None
+        return self._from_value(score, target, key, comment, metadata, beside)
 
     def _as_it_is(self, target: Target, key: str, **values: Any) -> Feedback:
         return Feedback(target=target, key=key, source=self.source, evaluator=self.name, version=self.version, **values)
@@ -159,9 +172,14 @@ def _words(error: BaseException) -> str:
         return ""
 
 
-def _check_kinds(value: Mapping[str, Any]) -> None:
+def _check(value: Mapping[str, Any]) -> None:
     """What would break whoever reads the feedback later, long after the evaluator. Raises `Nonsense`."""
-    for name, kind in KINDS.items():
+    if not value.keys() <= FIELDS:
+        raise Nonsense(
+            f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in FIELDS)}; "
+            f"known are {', '.join(sorted(FIELDS))}"
+        )
+    for name, kind in KINDS:
         given = value.get(name)
         if given is not None and not isinstance(given, kind):
             raise Nonsense(f"the evaluator returned the {name} {given!r:.200}, which is no {kind.__name__.lower()}")
@@ -176,6 +194,8 @@ def _beyond_ours(error: BaseException) -> TracebackType | None:
 
 
 def _distinct(feedback: list[Feedback]) -> list[Feedback]:
+    if len({one.key for one in feedback}) == len(feedback):
+        return feedback
     seen = set()
     for one in feedback:
         if (one.target, one.key) in seen:

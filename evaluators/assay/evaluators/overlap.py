@@ -7,10 +7,11 @@ sacrebleu, rouge-score and rapidfuzz.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import exp, log
-from typing import Any
+from typing import Any, cast
 
 from assay.evaluators._metric import Metric
 from assay.evaluators._outcomes import Skip
@@ -59,16 +60,12 @@ def rouge_parts(
 
 def levenshtein(text: str, reference: str) -> float:
     """1 − edits / length of the longer text, in [0, 1]; two empty texts are the same."""
-    from rapidfuzz.distance import Levenshtein
-
-    return float(Levenshtein.normalized_similarity(text, reference))
+    return float(_similarity("Levenshtein")(text, reference))
 
 
 def fuzzy(text: str, reference: str) -> float:
     """2 × matches / sum of the lengths (insertions and deletions only), in [0, 1]: rapidfuzz's `ratio` over 100."""
-    from rapidfuzz.distance import Indel
-
-    return float(Indel.normalized_similarity(text, reference))
+    return float(_similarity("Indel")(text, reference))
 
 
 @builtin(
@@ -208,6 +205,14 @@ def _rouge(found: list[str], wanted: list[str], kind: str) -> Rouge:
     left, right = _ngrams(found, order), _ngrams(wanted, order)
     common = sum(min(count, right[ngram]) for ngram, count in left.items() if ngram in right)
     return _f1(common, max(1, len(found) - order + 1), max(1, len(wanted) - order + 1))
+
+
+@cache
+def _similarity(distance: str) -> Callable[[str, str], float]:
+    """Of rapidfuzz; once, since an import within a call takes as long as a short comparison."""
+    from rapidfuzz import distance as distances
+
+    return cast(Callable[[str, str], float], getattr(distances, distance).normalized_similarity)
 
 
 def _common_subsequence(left: list[str], right: list[str]) -> int:

@@ -44,7 +44,7 @@ def average_precision(
 ) -> float:
     """The mean over all expected documents of the precision at their rank; those not retrieved add 0 (trec_eval)."""
     hits, total = _hits(documents, expected, by, k)
-    return sum((found + 1) / (rank + 1) for found, (rank, _) in enumerate(hits)) / total
+    return sum([(found + 1) / (rank + 1) for found, (rank, _) in enumerate(hits)]) / total
 
 
 def reciprocal_rank(
@@ -240,18 +240,16 @@ def _expected(expected: Sequence[Document], by: str) -> tuple[Finder, int]:
 
 
 def _found(documents: Iterable[Any], find: Finder, k: int | None) -> Hits:
-    seen: set[int] = set()
-    hits: Hits = []
+    hits: dict[int, int] = {}
     for rank, document in enumerate(documents_of(documents)[:k]):
         position = find(document)
-        if position is not None and position not in seen:
-            seen.add(position)
-            hits.append((rank, position))
-    return hits
+        if position is not None and position not in hits:
+            hits[position] = rank
+    return [(rank, position) for position, rank in hits.items()]
 
 
 def _discounted(gains: Iterable[tuple[int, float]]) -> float:
-    return sum(value / log2(rank + 2) for rank, value in gains)
+    return sum([value / log2(rank + 2) for rank, value in gains])
 
 
 def _finder(expected: Sequence[Document], by: str) -> tuple[Finder, int]:
@@ -281,12 +279,15 @@ def _auto_finder(expected: Sequence[Document]) -> tuple[Finder, int]:
             contents.setdefault(document.content, known[name])
 
     def find(document: Document) -> int | None:
-        if document.id is None:
+        name = document.id
+        if name is None:
             return contents.get(document.content, ids.get(document.content))
-        found = ids.get(document.id, texts.get(document.id))
+        found = ids.get(name)
+        if found is None and texts:
+            found = texts.get(name)
         if found is None and document.metadata:  # Databricks' doc_uri beside an id of its own
             found = ids.get(str(document.metadata.get("doc_uri", "")))
-        return texts.get(document.content) if found is None else found
+        return texts.get(document.content) if found is None and texts else found
 
     return find, total
 
@@ -294,7 +295,9 @@ def _auto_finder(expected: Sequence[Document]) -> tuple[Finder, int]:
 def _gains(expected: Sequence[Document], find: Finder, total: int) -> list[float]:
     """One gain per distinct expected document, the highest where it is given more than once."""
     scored = [document.score is not None for document in expected]
-    if any(scored) and not all(scored):
+    if True not in scored:
+        return [1.0] * total
+    if False in scored:
         raise ValueError("either all expected documents have a score or none has: some have none")
     if not all(document.score is None or isfinite(document.score) for document in expected):
         raise ValueError("the scores of expected documents are their gains: numbers, neither NaN nor infinite")
@@ -302,7 +305,7 @@ def _gains(expected: Sequence[Document], find: Finder, total: int) -> list[float
     for document in expected:
         position = find(document)
         if position is not None:
-            gains[position] = max(gains[position], 1.0 if document.score is None else max(0.0, document.score))
+            gains[position] = max(gains[position], 0.0, document.score or 0.0)
     return gains
 
 

@@ -59,7 +59,7 @@ def trace(function: Any = None, /, **options: Any) -> Any:
 
 def _check(options: Mapping[str, Any]) -> None:
     """Options are `_decorate`'s, but that name would tell people nothing."""
-    known = _decorate.__kwdefaults__
+    known = _decorate.__kwdefaults__ or {}
     for name in options:
         if name not in known:
             raise TypeError(f"@trace has no option {name!r}{_meant(name, known)}; it takes {', '.join(known)}")
