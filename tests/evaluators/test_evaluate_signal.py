@@ -44,3 +44,23 @@ def test_ctrl_c(tmp_path, kind):
         experiment = Experiment.load(store, "x")
         assert experiment.record.status == "interrupted"
         assert experiment.summary().runs >= 10
+
+
+def test_an_interrupted_command_says_its_own_flag(tmp_path):
+    (tmp_path / "check.py").write_text(EVALUATION)
+    command = [sys.executable, "-c", "from assay.cli import main; main()", "eval", "check.py", "--store", "a.db"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert "go on with assay eval check.py --store a.db --resume\n" in said
+
+
+EVALUATION = """
+import time
+dataset = [{"q": n} for n in range(3000)]
+evaluators = []
+def task(q):
+    print(q, flush=True)
+    time.sleep(0.02)
+"""

@@ -6,7 +6,7 @@ import pytest
 from assay.collector.filters import Filter
 from assay.collector.protocols import NotFound
 from assay.collector.records import Document, Example, Run
-from assay.evaluators import datasets, evaluate, get
+from assay.evaluators import Experiment, datasets, evaluate, evaluator, get
 
 EXAMPLES = [
     Example(inputs={"q": f"Q{n}"}, reference_outputs=f"a q{n}", split="test" if n % 2 else "train") for n in range(6)
@@ -53,6 +53,34 @@ def test_a_list_is_a_dataset_named_by_its_content(store):
 def test_a_data_frame(store):
     frame = pandas.DataFrame({"q": ["A", "B"], "expected": ["a a", "no"]})
     assert scored(frame, store).summary()["exact"].mean == 0.5
+
+
+def test_rows_of_a_generator_know_their_references(store):
+    experiment = scored((example for example in EXAMPLES), store)
+    for known in (experiment, Experiment.load(store, experiment.id)):
+        rows = list(known.rows())
+        assert [row.reference_outputs for row in rows] == [f"a q{n}" for n in range(6)]
+        assert [row.known_example.split for row in rows] == ["train", "test"] * 3
+
+
+def test_a_set_is_judged_of_a_generator_too(store):
+    whole = evaluator(key="share", summary=True)(lambda outputs, reference_outputs: _share(outputs, reference_outputs))
+    given = evaluate(iter(EXAMPLES), answer, summary_evaluators=[whole], store=store, progress=False)
+    assert given.summary().overall["share"].score == 1.0
+
+
+def _share(outputs, references):
+    return sum(map(str.__eq__, outputs, references)) / len(outputs)
+
+
+def test_rows_find_their_examples_in_whatever_order_they_are_asked_for(store):
+    many = [Example(inputs={"q": n}, reference_outputs=n) for n in range(1200)]
+    datasets.save(store, "many", many)
+    sample = evaluate("many", lambda q: q, limit=300, seed=7, repetitions=2, store=store, progress=False)
+    ids = [row.trace.trace_id for row in sample.rows()]
+    assert [row.reference_outputs for row in sample.rows()] == [row.outputs for row in sample.rows()]
+    sample._tally.traces = dict(enumerate(reversed(ids)))
+    assert [row.reference_outputs for row in sample.rows()] == [row.outputs for row in sample.rows()]
 
 
 def test_a_generator_is_streamed_and_not_kept(store):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -38,10 +40,12 @@ def eval_(
     Example: `assay eval evals/parcels.py --limit 20 --fail-under exact=0.8`
     """
     from assay.evaluators import evaluate
+    from assay.evaluators.engine import go_on
 
     bounds = dict(map(_bound, fail_under or []))
     module = _loaded(file)
     settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}
+    go_on.set(_resuming(sys.argv[1:]))
     with opened(store, make=True) as found:
         experiment = evaluate(
             _defined(module, "dataset"), getattr(module, "task", None), _defined(module, "evaluators"),
@@ -57,6 +61,11 @@ def eval_(
         notes.print(complaint, style="red", markup=False)
     if complaints:
         raise typer.Exit(1)
+
+
+def _resuming(arguments: Sequence[str]) -> str:
+    """The command that goes on where this one was interrupted."""
+    return shlex.join(["assay", *arguments, *(["--resume"] if "--resume" not in arguments else [])])
 
 
 def _loaded(file: Path) -> ModuleType:

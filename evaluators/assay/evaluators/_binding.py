@@ -7,7 +7,7 @@ makes the case a skip that names it. That holds for `outputs` of a failed run to
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -93,16 +93,24 @@ class Binding:
         fields = {name: get(case) for name, get in self.paths if name in Case.__dataclass_fields__}
         return replace(case, **fields) if fields else case
 
-    def columns(self, cases: Sequence[Case]) -> tuple[Arguments, int, list[str]]:
-        """For a set: lists over the cases that have all they need, how many were left out, and what those lack."""
-        rows, lacking = [], []
+    def columns(self, cases: Iterable[Case]) -> tuple[Arguments, int, int, list[str]]:
+        """For a set: lists over the cases that have all they need, how many these are, how many were left out, and
+        what those lack. Cases are looked at one by one, and not kept.
+        """
+        columns: Arguments = {name: [] for name, _ in (*self.required, *self.optional)}
+        taken = left_out = 0
+        lacking: set[str] = set()
         for case in cases:
             found, missing = self.arguments(case)
-            lacking.append(missing) if missing else rows.append(found)
-        names = [name for name, _ in self.required]
-        names += [name for name, _ in self.optional if any(name in row for row in rows)]
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        return columns, len(lacking), sorted({name for missing in lacking for name in missing})
+            if missing:
+                left_out += 1
+                lacking.update(missing)
+                continue
+            taken += 1
+            for name, values in columns.items():
+                values.append(found.get(name))
+        absent = [name for name, _ in self.optional if all(value is None for value in columns[name])]
+        return {name: columns[name] for name in columns if name not in absent}, taken, left_out, sorted(lacking)
 
 
 def bind(

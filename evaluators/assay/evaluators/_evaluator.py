@@ -6,8 +6,9 @@ import asyncio
 import difflib
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Protocol, overload, runtime_checkable
 
 from assay.collector.records import Case, Feedback, Source, Target
@@ -148,18 +149,21 @@ class Evaluator:
             results[position] = self._wrapped(value, targets[position])
         return results
 
-    async def evaluate_set(self, cases: Sequence[Case], target: Target) -> list[Feedback]:
-        """The feedback on all cases together; those that lack something are left out and counted. Never raises."""
+    async def evaluate_set(self, cases: Iterable[Case], target: Target) -> list[Feedback]:
+        """The feedback on all cases together; those that lack something are left out and counted. Never raises.
+
+        Cases are taken one by one, on a thread if they have to be read first: a million of them need not be in memory.
+        """
         try:
-            cases = cases[: self.max_cases]
-            columns, left_out, missing = self.binding.columns(cases)
-            if len(cases) == left_out:
+            cases = islice(cases, self.max_cases)
+            columns, taken, left_out, missing = await in_thread(lambda: self.binding.columns(cases))
+            if not taken:
                 why = f"needs {' and '.join(missing)}; no case has them" if missing else "there are no cases"
                 return self.make.skip(target, why)
-            if len(cases) - left_out < self.min_cases:
-                return self.make.skip(target, f"{len(cases) - left_out} cases, fewer than {self.min_cases}")
+            if taken < self.min_cases:
+                return self.make.skip(target, f"{taken} cases, fewer than {self.min_cases}")
             feedback = self.make.wrap(await self._attempt(self.function, columns), target)
-            counts = {"cases": len(cases) - left_out, "left_out": left_out}
+            counts = {"cases": taken, "left_out": left_out}
             return [replace(one, metadata={**one.metadata, **counts}) for one in feedback]
         except (Exception, SystemExit) as error:
             return self.make.failure(target, error)

@@ -77,7 +77,7 @@ def _with_envelope(raw: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
     """What else the envelope says, under the names that OpenTelemetry gives it in formats without an envelope."""
     if 1 < raw.kind < len(SPAN_KINDS):
         attributes["otel.span.kind"] = SPAN_KINDS[raw.kind]
-    if raw.scope and not raw.scope.startswith("assay."):
+    if raw.scope and raw.scope != "assay" and not raw.scope.startswith("assay."):
         attributes["otel.scope.name"] = raw.scope
         if raw.scope_version:
             attributes["otel.scope.version"] = raw.scope_version

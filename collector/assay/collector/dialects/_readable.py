@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._read import read
 from assay.collector.records import JSON, Event, Link, Run
+from assay.tracer._span import LiveSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -20,31 +21,42 @@ _latest: tuple[Resource, dict[str, JSON]] | None = None
 
 def from_readable(span: ReadableSpan) -> Run:
     """The run that a finished span of the SDK is: the same as after a way through OTLP and the receiver."""
-    context = span.get_span_context()
-    if context is None:
-        raise ValueError(f"span {span.name!r} has no context, so neither trace nor span id")
-    trace_id, span_id = _ids(context)
+    trace_id, span_id, parent_id, trace_state = _place(span)
     scope = span.instrumentation_scope
+    events, links = span.events, span.links
     return read(
         RawSpan(
             trace_id=trace_id,
             span_id=span_id,
             name=span.name,
-            parent_id=_ids(span.parent)[1] if span.parent else None,
+            parent_id=parent_id,
             kind=span.kind.value + 1,  # the SDK counts from 0, OTLP keeps 0 for "unspecified"
             start_ns=span.start_time or 0,
             end_ns=span.end_time or 0,
             status=span.status.status_code.value,
             message=span.status.description or "",
             attributes=_plain(span.attributes),
-            events=tuple(Event(e.name, e.timestamp, _plain(e.attributes)) for e in span.events),
-            links=tuple(Link(*_ids(link.context), _plain(link.attributes)) for link in span.links),
+            events=tuple([Event(e.name, e.timestamp, _plain(e.attributes)) for e in events]) if events else (),
+            links=tuple([Link(*_ids(link.context), _plain(link.attributes)) for link in links]) if links else (),
             resource=_resource(span.resource),
             scope=scope.name if scope else "",
             scope_version=(scope.version or "") if scope else "",
-            trace_state=context.trace_state.to_header(),
+            trace_state=trace_state,
         )
     )
+
+
+def _place(span: ReadableSpan) -> tuple[str, str, str | None, str]:
+    """(trace id, span id, parent's id, tracestate). Of our own spans without the contexts, which are made when asked
+    for, and without our entry in the tracestate, which says the ids once more: on the wire it is left out, too.
+    """
+    if isinstance(span, LiveSpan):
+        parent = f"{span.parent_id:016x}" if span.parent_id else None
+        return f"{span.local.trace_id:032x}", f"{span.span_id:016x}", parent, ""
+    context = span.get_span_context()
+    if context is None:
+        raise ValueError(f"span {span.name!r} has no context, so neither trace nor span id")
+    return *_ids(context), _ids(span.parent)[1] if span.parent else None, context.trace_state.to_header()
 
 
 def _ids(context: SpanContext) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from assay.evaluators.engine._drive import Driver
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
 from assay.evaluators.engine._prepare import Job, Settings, Where, prepared, spool_path
-from assay.evaluators.engine._progress import Bar, bar, notes, say
+from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
 from assay.evaluators.engine._tally import Tally
 from assay.evaluators.engine._task import as_task
 from assay.evaluators.engine._whole import score_set
@@ -52,7 +52,7 @@ async def _run(job: Job) -> Experiment:
             await _interrupted(job, writer, error)
             raise _unwrapped(error) from None
         unstored = await asyncio.to_thread(writer.close)
-    experiment = Experiment(job.record, job.store, job.tally, unstored=unstored)
+    experiment = Experiment(job.record, job.store, job.tally, unstored=unstored, examples=job.examples)
     if unstored is not None:
         say(_of_unstored(unstored, job.record))
     try:
@@ -86,7 +86,7 @@ async def _interrupted(job: Job, writer: Writer, error: BaseException) -> None:
     except StoreError as problem:
         say(f"assay: the store could not note the interruption: {problem}")
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
-        say(f"assay: interrupted after {job.tally.runs} runs; go on with evaluate(…, resume={job.record.id[:8]!r})")
+        say(f"assay: interrupted after {job.tally.runs} runs; go on with {resuming(job.record.id)}")
 
 
 def _closed(job: Job, status: Any) -> Record:
@@ -104,7 +104,7 @@ def _closed(job: Job, status: Any) -> Record:
 def _of_unstored(unstored: Unstored, record: Record) -> str:
     return (
         f"assay: the store did not take {unstored.runs} runs ({unstored.why}). They are kept in {unstored.path}: "
-        f"evaluate(…, resume={record.id[:8]!r}) stores them without running anything again"
+        f"{resuming(record.id)} stores them without running anything again"
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from assay.collector.protocols import NotFound, Store
+from assay.collector.protocols import Store
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
+from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._summary import Summary, summarise
 from assay.evaluators.engine._tally import Tally
@@ -110,9 +111,13 @@ class Failure:
 class Experiment:
     """One execution of a task over a dataset. Prints as its summary; rows are read from the store when asked for."""
 
-    def __init__(self, record: Record, store: Store, tally: Tally, *, unstored: Unstored | None = None) -> None:
+    def __init__(
+        self, record: Record, store: Store, tally: Tally, *, unstored: Unstored | None = None,
+        examples: Sequence[Example] | None = None,
+    ) -> None:  # fmt: skip
         self.record = record
         self.unstored = unstored
+        self._examples = examples  # where they are in memory already, they need not be read back
         self._store = store
         self._tally = tally
 
@@ -122,7 +127,8 @@ class Experiment:
         record = store.experiment(id_or_name)
         tally = Tally(metrics_of(record), _repetitions(record))
         found = recall(store, record, tally)
-        tally.traces = dict(enumerate(_in_order(found, _stored_examples(store, record))))
+        ids = (example.id for page in pages_of(store, record) for example in page)
+        tally.traces = dict(enumerate(_in_order(found, ids)))
         return cls(record, store, tally)
 
     @property
@@ -148,11 +154,15 @@ class Experiment:
 
     def rows(self) -> Iterator[Row]:
         """Every run in the dataset's order, read from the store page by page."""
-        examples = {example.id: example for example in _stored_examples(self._store, self.record)}
+        examples = Lookup(self._pages)
         ids = (self._tally.traces[slot] for slot in sorted(self._tally.traces))
         while page := list(islice(ids, PAGE)):
             for trace in self._store.many(page):
-                yield Row(examples.get(trace.root.example_id or ""), trace)
+                yield Row(kept_in(trace.root) or examples.get(trace.root.example_id or ""), trace)
+            examples.forget(trace.root.example_id or "")
+
+    def _pages(self) -> Iterator[Sequence[Example]]:
+        return pages_of(self._store, self.record) if self._examples is None else iter((self._examples,))
 
     def errors(self) -> Iterator[Failure]:
         """Every error of the task and of evaluators, with tracebacks."""
@@ -207,18 +217,9 @@ def _repetitions(record: Record) -> int:
     return int((record.metadata.get("setup") or {}).get("repetitions") or 1)
 
 
-def _stored_examples(store: Store, record: Record) -> list[Example]:
-    if record.dataset_version is None:
-        return []
-    try:
-        return store.examples(record.dataset, record.dataset_version)
-    except NotFound:  # the dataset was deleted since: experiments stay
-        return []
-
-
-def _in_order(found: Recall, examples: list[Example]) -> list[str]:
+def _in_order(found: Recall, examples: Iterable[str]) -> list[str]:
     """Trace ids in the dataset's order, then what belongs to no example of it, by start."""
-    position = {example.id: place for place, example in enumerate(examples)}
+    position = {id: place for place, id in enumerate(examples)}
     last = len(position)
     keys = sorted(enumerate(found.traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
     return [found.traces[key] for _, key in keys]

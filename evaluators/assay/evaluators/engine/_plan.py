@@ -27,6 +27,7 @@ class Plan:
     seed: int | None = None
     span_wait: float = 1.0
     batch_size: int = 32
+    keep_examples: bool = False  # with the runs, as no dataset in the store has them
 
     def seed_of(self, example: Example, repetition: int) -> int | None:
         """A seed for one run: the same in every experiment with this seed."""

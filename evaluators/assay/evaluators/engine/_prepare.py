@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from assay.collector import connect, describe
 from assay.collector.protocols import NotFound, Store
-from assay.collector.records import JSON
+from assay.collector.records import JSON, Example
 from assay.collector.records import Experiment as Record
 from assay.evaluators._evaluator import Evaluator
 from assay.evaluators.engine import _setup
@@ -77,6 +77,7 @@ class Job:
     whole: tuple[Evaluator, ...]  # set-level evaluators
     surroundings: Future[dict[str, JSON]]
     progress: bool | None
+    examples: Sequence[Example] | None = None  # all of them, if they are in memory anyway
 
 
 def prepared(
@@ -92,13 +93,13 @@ def prepared(
     source = source_of(dataset, store, name, settings.split)
     record, found, tally = _begun(name, task, source, evaluators, store, settings)
     items, total = items_of(source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed)
-    plan = _plan(record, task, evaluators, source.kind, settings)
+    plan = _plan(record, task, evaluators, source.kind, settings, keep_examples=source.keep)
     items = _checked(items, plan, settings.split)
     if found is not None:
         items = _remaining(items, found, evaluators, tally, store)
         total = None if total is None else max(0, total - len(found.traces))
     store.save_experiment(record)
-    return Job(plan, record, store, tally, items, total, whole, _setup.surroundings(), settings.progress)
+    return Job(plan, record, store, tally, items, total, whole, _setup.surroundings(), settings.progress, source.listed)
 
 
 def _begun(
@@ -181,11 +182,15 @@ def _checked(items: Iterator[Item], plan: Plan, split: str | None) -> Iterator[I
     return chain([first], items)
 
 
-def _plan(record: Record, task: Task | None, evaluators: tuple[Evaluator, ...], kind: str, settings: Settings) -> Plan:
+def _plan(
+    record: Record, task: Task | None, evaluators: tuple[Evaluator, ...], kind: str, settings: Settings, *,
+    keep_examples: bool = False,
+) -> Plan:  # fmt: skip
     return Plan(
         experiment_id=record.id, name=record.name, task=task, evaluators=evaluators, kind=kind,
         concurrency=settings.concurrency, repetitions=settings.repetitions, timeout=settings.timeout,
         retries=settings.retries, seed=settings.seed, span_wait=settings.span_wait, batch_size=settings.batch_size,
+        keep_examples=keep_examples,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol
 
@@ -10,6 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+# How whoever calls `evaluate()` for a person goes on with an interrupted experiment: a command, say
+go_on: ContextVar[str | None] = ContextVar("assay_go_on", default=None)
 
 
 class Bar(Protocol):
@@ -66,3 +71,8 @@ def bar(title: str, total: int | None, wanted: bool | None, console: Console = n
 def say(text: str) -> None:
     """One line for people, on stderr."""
     notes.print(text, markup=False)
+
+
+def resuming(experiment_id: str) -> str:
+    """What to type to go on with an experiment."""
+    return go_on.get() or f"evaluate(…, resume={experiment_id[:8]!r})"

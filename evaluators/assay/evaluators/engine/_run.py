@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from assay.collector.dialects import from_readable
 from assay.collector.records import JSON, Case, Document, Example, Link, Run, Target, Trace
 from assay.evaluators.datasets._kinds import view, view_outputs
+from assay.evaluators.engine._examples import kept as kept_of
 from assay.evaluators.engine._notes import feedback_of_run
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._task import Task, joined
@@ -44,16 +45,30 @@ def run_here(plan: Plan, task: Task, item: Item, wait: Wait) -> Done:
     return _done(plan, item, captured, spans, still_open, outputs)
 
 
-async def run_on_loop(plan: Plan, task: Task, item: Item) -> Done:
+@dataclass(slots=True)
+class Ran:
+    """What is left of a task that has returned or failed, before its spans are read."""
+
+    captured: Captured
+    outputs: Any
+    span_wait: float
+
+
+async def run_on_loop(plan: Plan, task: Task, item: Item) -> Ran:
     """Run an async task on the running loop."""
     for attempt in range(plan.retries + 1):
         captured, outputs, error = await _attempt_on_loop(plan, task, item)
         if error is None or attempt == plan.retries:
             break
         await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+    return Ran(captured, outputs, 0 if isinstance(error, TimeoutError) else plan.span_wait)
+
+
+async def finish_on_loop(plan: Plan, item: Item, ran: Ran) -> Done:
+    """Read the spans of a run that is over; waits for those that are open."""
     await asyncio.sleep(0)  # background tasks that the run has made open their spans now
-    spans, still_open = await captured.aspans(0 if isinstance(error, TimeoutError) else plan.span_wait)
-    return _done(plan, item, captured, spans, still_open, outputs)
+    spans, still_open = await ran.captured.aspans(ran.span_wait)
+    return _done(plan, item, ran.captured, spans, still_open, ran.outputs)
 
 
 def given(plan: Plan, item: Item) -> Done:
@@ -162,6 +177,9 @@ def _done(
     if len(runs) > 1:
         runs = tuple(sorted(runs, key=lambda run: run.start_ns))
     root = runs[0] if len(runs) == 1 else next(run for run in runs if run.parent_id is None)
+    if plan.keep_examples:
+        kept = replace(root, attributes={**root.attributes, **kept_of(item.example)})
+        runs, root = tuple(kept if run is root else run for run in runs), kept
     trace = Trace(root, runs, complete=not still_open)
     case = _case(plan, item.example, trace, _seen(outputs))
     feedback = [one for event in captured.feedback if (one := feedback_of_run(event))]
@@ -214,6 +232,7 @@ def _trace_of_example(plan: Plan, item: Item) -> Trace:
         inputs=item.example.inputs,
         outputs=item.example.outputs,
         documents=item.example.documents or (),
+        attributes=kept_of(item.example) if plan.keep_examples else {},
         experiment_id=plan.experiment_id,
         example_id=item.example.id,
         repetition=item.repetition,

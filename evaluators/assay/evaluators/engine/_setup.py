@@ -6,13 +6,12 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from assay.collector.records import JSON, Experiment
 from assay.evaluators._evaluator import Evaluator
 from assay.evaluators.engine._task import Task, code_of
+from assay.tracer._runtime import SCOPE
 
 # What must be the same for a run to count as done: anything else may change between an interruption and `resume`.
 _DECIDES = ("dataset", "dataset_version", "task", "task_code", "repetitions", "seed", "split", "limit")
@@ -65,7 +64,7 @@ def surroundings() -> Future[dict[str, JSON]]:
 
 
 def _surroundings() -> dict[str, JSON]:
-    found: dict[str, JSON] = {"assay": _version("assay"), "python": platform.python_version()}
+    found: dict[str, JSON] = {"assay": SCOPE.version, "python": platform.python_version()}
     commit = _git("rev-parse", "HEAD")
     if commit is not None:
         changed = _git("status", "--porcelain", "--untracked-files=no")
@@ -79,11 +78,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
-
-
-@cache
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

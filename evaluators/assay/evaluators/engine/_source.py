@@ -21,13 +21,18 @@ LARGEST_KEPT_FILE = 64 * 2**20  # bytes; a larger file is streamed, and not kept
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where examples come from. `count` is None when nobody knows before the end; `examples` starts from the front."""
+    """Where examples come from. `count` is None when nobody knows before the end; `examples` starts from the front.
+
+    `listed` holds those that are in memory anyway; `keep` says that nobody else keeps them, so that the runs have to.
+    """
 
     name: str
     version: int | None
     kind: str
     count: int | None
     examples: Callable[[], Iterable[tuple[Example, Trace | None]]]
+    listed: Sequence[Example] | None = None
+    keep: bool = False
 
 
 def source_of(given: Any, store: Store, default_name: str, split: str | None) -> Source:
@@ -104,9 +109,11 @@ def _by_content(examples: Sequence[Example]) -> str:
 def _listed(dataset: Dataset, examples: Sequence[Example], split: str | None) -> Source:
     """A dataset that is in memory already, so that it need not be read back."""
     chosen = [example for example in examples if split is None or example.split == split]
-    return Source(
-        dataset.name, dataset.version, dataset.kind, len(chosen), lambda: ((example, None) for example in chosen)
-    )
+
+    def pairs() -> Iterator[tuple[Example, Trace | None]]:
+        return ((example, None) for example in chosen)
+
+    return Source(dataset.name, dataset.version, dataset.kind, len(chosen), pairs, listed=chosen)
 
 
 def _pages(store: Store, dataset: Dataset, split: str | None) -> Iterator[tuple[Example, Trace | None]]:
@@ -122,7 +129,7 @@ def _streamed(name: str, given: Any, split: str | None) -> Source:
             if split is None or example.split == split:
                 yield example, None
 
-    return Source(name, None, "kv", None, examples)
+    return Source(name, None, "kv", None, examples, keep=True)
 
 
 def _traces(name: str, traces: Callable[[], Iterable[Trace]], count: int | None = None) -> Source:

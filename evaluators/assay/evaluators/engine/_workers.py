@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from assay.evaluators.engine._plan import Item, Plan
 from assay.evaluators.engine._write import Writer
 
-FIRST_LOOK = 0.008  # seconds
+FIRST_LOOK = 0.003  # seconds
 COMPUTING = 0.3  # share of its time for which a thread computes, if it is not held up by its tasks
 NOTE = 0.001  # seconds between two notes of it
 GROWTH = 8
