@@ -21,8 +21,7 @@ from pathlib import Path
 from traffic import Traffic
 
 from assay.collector.records import Feedback, Run, Target
-from assay.collector.sqlite import SQLiteStore
-from assay.collector.sqlite._codec import Batch
+from assay.collector.sqlite import Batch, SQLiteStore, encode
 
 STEP, SLICE = 100_000, 20_000
 START, GAP = 1_750_000_000 * 10**9, 6 * 10**9  # nanoseconds
@@ -55,7 +54,7 @@ def _grow(store: SQLiteStore, stored: int, spans: int) -> None:
     for start in range(0, spans, SLICE):
         requests = list(traffic.requests(min(SLICE, spans - start)))
         begun = time.process_time()
-        batches = [store.encoder.encode(runs) for runs in requests]
+        batches = [encode(runs) for runs in requests]
         encoding += time.process_time() - begun
         begun, cpu = time.perf_counter(), time.process_time()
         _send(store, batches, latencies)

@@ -10,14 +10,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from assay.collector.protocols import NotFound, Refused, Unavailable
 from assay.collector.records import Usage
-from assay.collector.sqlite import Retention, SQLiteStore, holder
+from assay.collector.sqlite import Retention, SQLiteStore, encode, holder
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
 from collector.making import SECOND, START, child, run
@@ -199,7 +201,7 @@ def test_a_full_disk_stops_acknowledging_serves_reads_and_recovers(file: Path) -
 
 
 def test_a_queue_that_is_full_says_so_instead_of_growing(store: SQLiteStore) -> None:
-    batch = store.encoder.encode([run() for _ in range(4000)])
+    batch = encode([run() for _ in range(4000)])
     with pytest.raises(Unavailable, match="wait to be written"):
         for _ in range(100):
             store.write(batch)
@@ -209,8 +211,7 @@ def test_a_queue_that_is_full_says_so_instead_of_growing(store: SQLiteStore) -> 
 
 
 def test_batches_may_be_made_in_another_process(store: SQLiteStore) -> None:
-    encoder = pickle.loads(pickle.dumps(store.encoder))
-    batch = pickle.loads(pickle.dumps(encoder.encode([FULL])))
+    batch = pickle.loads(pickle.dumps(encode([FULL])))
     store.write(batch).result()
     assert store.trace(FULL.trace_id).root == FULL
 
@@ -229,25 +230,32 @@ def test_a_dictionary_is_made_and_old_and_new_rows_stay_readable(store: SQLiteSt
     first = [run(inputs={"question": f"where is parcel {n}?"}, outputs=f"in depot {n * 7}") for n in range(1200)]
     store.append(first)
     assert eventually(lambda: store.stats()["dictionaries"], 1)
-    assert eventually(lambda: store.encoder.dictionary is not None, True)
+    assert eventually(lambda: dictionary_in_use(store, file), 1)
     store.append([last := replace(first[0], trace_id="e" * 32)])
     assert store.trace(first[0].trace_id).root == first[0]
     assert store.trace(last.trace_id).root == last
     store.close()
     with SQLiteStore(file) as again:
-        assert again.encoder.dictionary
+        assert dictionary_in_use(again, file) == 1
         assert again.trace(last.trace_id).root == last
 
 
-def test_dictionaries_of_the_same_payloads_do_not_spoil_each_other(store: SQLiteStore) -> None:
+def dictionary_in_use(store: SQLiteStore, file: Path) -> int:
+    """The number of the dictionary that one more span is compressed with."""
+    store.append([run(inputs="x" * 500, outputs="y")])
+    with closing(sqlite3.connect(file)) as db:
+        [blob] = db.execute("SELECT payload FROM spans ORDER BY id DESC LIMIT 1").fetchone()
+    return zstandard.get_frame_parameters(blob).dict_id
+
+
+def test_dictionaries_of_the_same_payloads_do_not_spoil_each_other(store: SQLiteStore, file: Path) -> None:
     same = [run(inputs="x" * 500, outputs="y") for _ in range(20_500)]
     store.append(same[:1_500])
     assert eventually(lambda: store.stats()["dictionaries"], 1)
     store.append(same[1_500:-1])
     assert eventually(lambda: store.stats()["dictionaries"], 2)
-    second = store.encoder.dictionary
+    assert eventually(lambda: dictionary_in_use(store, file), 2)
     store.append(same[-1:])
-    assert second is not None
     assert store.many([one.trace_id for one in (same[0], same[2_000], same[-1])])[-1].root == same[-1]
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from assay.collector.sqlite._codec import COLUMNS, Batch, Fact
+from assay.collector.sqlite._codec import COLUMNS, Batch, Compressor, Fact
 from assay.collector.sqlite._rollup import RollUp, roll_up
 
 ROWS = 50  # per statement
@@ -65,6 +65,16 @@ class Known:
         self.rows: dict[str, int] = {}
 
 
+class _Row(NamedTuple):
+    """A span on its way into the file."""
+
+    id: int
+    trace: int
+    resource: int
+    fact: Fact
+    payload: bytes  # as JSON
+
+
 class Appender:
     """Writes batches for the one writer. Remembers the traces that were written last, so that a late span is cheap."""
 
@@ -73,6 +83,7 @@ class Appender:
     ) -> None:
         self._db = db
         self._load = load  # a trace from the file
+        self._compressor = Compressor()
         self._before_replacing = before_replacing  # told the key of a trace of which a run will be overwritten
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._cached_spans = 0
@@ -88,6 +99,10 @@ class Appender:
         self._values = set(self._db.execute("SELECT field, value FROM known").fetchall())
         self._next_trace = self._highest("traces") + 1
         self._next_span = self._highest("spans") + 1
+
+    def adopt(self, dictionary: bytes | None) -> None:
+        """Compress with this dictionary from now on. From any thread."""
+        self._compressor = Compressor(dictionary)
 
     def _highest(self, table: str) -> int:
         return int(self._db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
@@ -110,33 +125,44 @@ class Appender:
             if state := self._cache.pop(trace_id, None):
                 self._cached_spans -= len(state.facts)
 
-    def write(self, batch: Batch) -> None:
-        """Insert or merge the batch."""
-        known = self._known(batch)
-        resources = [self._resource(blob) for blob in batch.resource_blobs]
-        spans: list[tuple[Any, ...]] = []
-        traces: list[tuple[Any, ...]] = []
-        now = time.time_ns()
-        for trace_id, positions in batch.traces.items():
-            state = known[trace_id]
-            before = len(spans)
-            self._merge(state, batch, positions, resources, spans)
-            if len(spans) > before:
-                found, root = roll_up(list(state.facts.values()))
-                root_row = list(state.rows.values())[root]
-                traces.append((state.key, trace_id, now, root_row, *found))
-        insert_many(self._db, "spans", SPAN_COLUMNS, spans, _OVERWRITE_SPAN)
-        insert_many(self._db, "traces", TRACE_COLUMNS, traces, _OVERWRITE_TRACE)
-        insert_many(
-            self._db, "unindexed", ("trace", "since_ns"), [(row[0], now) for row in traces], "ON CONFLICT DO NOTHING"
-        )
-        self._keep_values(batch.facts)
+    def write(self, batches: Sequence[Batch]) -> None:
+        """Insert or merge the batches, all of them by the same few statements."""
+        known = self._known({trace_id: None for batch in batches for trace_id in batch.traces})
+        spans: list[_Row] = []
+        touched: dict[str, Known] = {}
+        for batch in batches:
+            resources = [self._resource(blob) for blob in batch.resource_blobs]
+            for trace_id, positions in batch.traces.items():
+                if self._merge(known[trace_id], batch, positions, resources, spans):
+                    touched[trace_id] = known[trace_id]
+        self._insert_spans(spans)
+        self._insert_traces(touched)
+        self._keep_values([row.fact for row in spans])
         self._trim()
 
+    def _insert_spans(self, rows: Sequence[_Row]) -> None:
+        payloads = self._compressor.all([row.payload for row in rows])
+        found = [
+            (row.id, row.trace, row.resource, payload, *row.fact[:COLUMNS])
+            for row, payload in zip(rows, payloads, strict=True)
+        ]
+        insert_many(self._db, "spans", SPAN_COLUMNS, found, _OVERWRITE_SPAN)
+
+    def _insert_traces(self, touched: Mapping[str, Known]) -> None:
+        now = time.time_ns()
+        rows = []
+        for trace_id, state in touched.items():
+            found, root = roll_up(list(state.facts.values()))
+            rows.append((state.key, trace_id, now, list(state.rows.values())[root], *found))
+        insert_many(self._db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
+        waiting = [(row[0], now) for row in rows]
+        insert_many(self._db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
+
     def _merge(
-        self, state: Known, batch: Batch, positions: Sequence[int], resources: Sequence[int], out: list[tuple[Any, ...]]
-    ) -> None:
-        """Rows for the runs that are new or fuller than what is known."""
+        self, state: Known, batch: Batch, positions: Sequence[int], resources: Sequence[int], out: list[_Row]
+    ) -> bool:
+        """Add rows for the runs that are new or fuller than what is known; whether there are any."""
+        before = len(out)
         for position in positions:
             fact = batch.facts[position]
             old = state.facts.get(fact.span_id)
@@ -150,15 +176,15 @@ class Appender:
                 continue
             state.facts[fact.span_id] = fact
             state.rows[fact.span_id] = row
-            resource = resources[batch.resources[position]]
-            out.append((row, state.key, resource, batch.payloads[position], *fact[:COLUMNS]))
+            out.append(_Row(row, state.key, resources[batch.resources[position]], fact, batch.payloads[position]))
+        return len(out) > before
 
-    def _known(self, batch: Batch) -> dict[str, Known]:
-        """What is known of the batch's traces: remembered, read from the file, or new."""
-        found = {trace_id: self._cache[trace_id] for trace_id in batch.traces if trace_id in self._cache}
+    def _known(self, trace_ids: Iterable[str]) -> dict[str, Known]:
+        """What is known of these traces: remembered, read from the file, or new."""
+        found = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
         for trace_id in found:
             self._cache.move_to_end(trace_id)
-        missing = [trace_id for trace_id in batch.traces if trace_id not in found]
+        missing = [trace_id for trace_id in trace_ids if trace_id not in found]
         stored = dict(find_many(self._db, "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)", missing))
         for trace_id in missing:
             key = stored.get(trace_id)

@@ -58,41 +58,38 @@ class Batch(NamedTuple):
 
     traces: dict[str, list[int]]  # trace id: positions in what follows
     facts: list[Fact]
-    payloads: list[bytes]
+    payloads: list[bytes]  # as JSON
     resources: list[int]  # position in `resource_blobs`
     resource_blobs: list[str]
 
 
-class Encoder:
-    """Makes batches of runs, compressing with a dictionary if there is one. Pickles; one thread at a time."""
+def encode(runs: Sequence[Run]) -> Batch:
+    """The rows of these runs. Never raises for what a run holds: what SQLite or JSON cannot hold is mended."""
+    batch = Batch({}, [], [], [], [])
+    seen: dict[int, int] = {}
+    for position, run in enumerate(runs):
+        fact, payload = _encode(run)
+        batch.traces.setdefault(clean(run.trace_id), []).append(position)
+        batch.facts.append(fact)
+        batch.payloads.append(payload)
+        batch.resources.append(_resource(run.resource, seen, batch.resource_blobs))
+    return batch
+
+
+class Compressor:
+    """Compresses payloads, with a dictionary if there is one. For one thread."""
 
     def __init__(self, dictionary: bytes | None = None) -> None:
-        self.dictionary = dictionary
         data = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         if data is not None:
             data.precompute_compress(level=LEVEL)
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=data)
 
-    def __reduce__(self) -> tuple[type[Encoder], tuple[bytes | None]]:
-        return Encoder, (self.dictionary,)
-
-    def encode(self, runs: Sequence[Run]) -> Batch:
-        """The rows of these runs. Never raises for what a run holds: what SQLite or JSON cannot hold is mended."""
-        batch = Batch({}, [], [], [], [])
-        seen: dict[int, int] = {}
-        plain = [_encode(run) for run in runs]
-        for position, (run, (fact, _)) in enumerate(zip(runs, plain, strict=True)):
-            batch.traces.setdefault(clean(run.trace_id), []).append(position)
-            batch.facts.append(fact)
-            batch.resources.append(_resource(run.resource, seen, batch.resource_blobs))
-        batch.payloads.extend(self._compress([payload for _, payload in plain]))
-        return batch
-
-    def _compress(self, payloads: list[bytes | bytearray | memoryview]) -> list[bytes]:
+    def all(self, payloads: Sequence[bytes]) -> list[bytes]:
         """One call into C for all, so that the interpreter's lock is given up once and not per payload."""
         if len(payloads) < 4:
             return [self._compressor.compress(payload) for payload in payloads]
-        found = self._compressor.multi_compress_to_buffer(payloads)
+        found = self._compressor.multi_compress_to_buffer(list[bytes | bytearray | memoryview](payloads))
         return [found[i].tobytes() for i in range(len(found))]
 
 
@@ -247,4 +244,4 @@ class Decoder:
         return self._by_id[number]
 
 
-__all__ = ["COLUMNS", "Batch", "Decoder", "Encoder", "Fact", "decode", "facts"]
+__all__ = ["COLUMNS", "Batch", "Compressor", "Decoder", "Fact", "decode", "encode", "facts"]

@@ -44,7 +44,7 @@ from assay.collector.sqlite import (
 from assay.collector.sqlite._append import Appender, Known
 from assay.collector.sqlite._behind import Behind, newest_dictionary
 from assay.collector.sqlite._checkpoint import Checkpointer
-from assay.collector.sqlite._codec import Batch, Encoder, facts
+from assay.collector.sqlite._codec import Batch, encode, facts
 from assay.collector.sqlite._lock import Lock
 from assay.collector.sqlite._maintenance import Retention
 from assay.collector.sqlite._open import explained, open_writable
@@ -61,7 +61,6 @@ class SQLiteStore:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        self._encoders = threading.local()
         self._closed = threading.Lock()
         self._disturbed: set[int] = set()
         with ExitStack() as opened:  # closes what was opened if the rest cannot be
@@ -72,11 +71,11 @@ class SQLiteStore:
             self._own = Reader(self._db)
             with explained(self.path):
                 self._appender = Appender(self._db, self._load, self._before_replacing)
-                self._dictionary = newest_dictionary(self._db)
+                self._appender.adopt(newest_dictionary(self._db))
             opened.pop_all()
-        self._writer = Writer(self._db, self._append, self._appender.forget)
+        self._writer = Writer(self._db, self._appender.write, self._appender.forget)
         self._behind = Behind(
-            self._readers, self._own, self._writer, self._disturbed, self._adopt, self._prune_by_rules,
+            self._readers, self._own, self._writer, self._disturbed, self._appender.adopt, self._prune_by_rules,
             Checkpointer(self.path, self._writer),
         )  # fmt: skip
 
@@ -95,30 +94,18 @@ class SQLiteStore:
 
     # runs
 
-    @property
-    def encoder(self) -> Encoder:
-        """An encoder for this store. It pickles, so that another process can make the batches for `write`."""
-        found: Encoder | None = getattr(self._encoders, "one", None)
-        if found is None or found.dictionary is not self._dictionary:
-            found = self._encoders.one = Encoder(self._dictionary)
-        return found
-
     def write(self, batch: Batch) -> Future[None]:
-        """Queue what an encoder made; the future resolves once it is durable. May raise `Unavailable`."""
+        """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
         return self._writer.put(Job(weight=len(batch.facts), batch=batch))
 
     def append_async(self, runs: Sequence[Run]) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
-        return self.write(self.encoder.encode(runs))
+        return self.write(encode(runs))
 
     def append(self, runs: Sequence[Run]) -> None:
         """See `TraceStore.append`."""
         if runs:
             self.append_async(runs).result()
-
-    def _append(self, batches: list[Batch]) -> None:
-        for batch in batches:
-            self._appender.write(batch)
 
     def _load(self, trace_id: str, key: int) -> Known:
         """A trace as the file has it, read by the writer."""
@@ -131,9 +118,6 @@ class SQLiteStore:
     def _before_replacing(self, key: int) -> None:
         _words.remove(self._own, [key])
         self._disturbed.add(key)
-
-    def _adopt(self, dictionary: bytes) -> None:
-        self._dictionary = dictionary
 
     # feedback
 
