@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most; more are told to come again
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
+SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
+MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
 FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
@@ -51,6 +53,7 @@ class Writer:
         self._weight = 0
         self._ready = threading.Condition()
         self._closing = False
+        self._company = 1  # callers that lately waited at the same time
         self.commits = self.written = 0
         self.last_commit_ns = 0
         self.writable = True  # false from a commit that found no room on the disk until the next that succeeds
@@ -71,7 +74,8 @@ class Writer:
                 raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
             self._jobs.append(job)
             self._weight += job.weight
-            self._ready.notify()
+            if len(self._jobs) == 1 or self._is_enough():
+                self._ready.notify()
         return job.future
 
     def call(self, action: Callable[[sqlite3.Connection], T]) -> T:
@@ -103,6 +107,7 @@ class Writer:
         with self._ready:
             while not self._jobs and not self._closing:
                 self._ready.wait()
+            self._wait_for_company()
             jobs: list[Job] = []
             weight = 0
             while self._jobs and (not jobs or self._may_join(jobs, weight)):
@@ -110,6 +115,19 @@ class Writer:
                 jobs.append(self._jobs.popleft())
             self._weight -= weight
             return jobs
+
+    def _wait_for_company(self) -> None:
+        """Callers that were answered by one commit soon come again: together they cost one commit, not several."""
+        until = time.monotonic() + MOMENT
+        while not self._is_enough():
+            left = until - time.monotonic()
+            if left <= 0:
+                self._company = len(self._jobs)
+                return
+            self._ready.wait(left)
+
+    def _is_enough(self) -> bool:
+        return self._closing or len(self._jobs) >= self._company or self._weight >= SMALL_WEIGHT
 
     def _may_join(self, jobs: list[Job], weight: int) -> bool:
         next = self._jobs[0]
@@ -132,6 +150,7 @@ class Writer:
             self.written += sum(job.weight for job in jobs)
             self.last_commit_ns = time.perf_counter_ns() - started
             self.writable = True
+            self._company = max(self._company, len(jobs) + len(self._jobs))
             for job in jobs:
                 _settle(job)
 
