@@ -1,10 +1,13 @@
 """`assay datasets`, `assay experiments` and `assay eval`, as a user runs them."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from assay.cli import _common
 from assay.cli._app import app
 from assay.collector.protocols import NotFound, Refused
 from assay.collector.records import Run
@@ -53,6 +56,30 @@ def test_a_file_goes_in_and_out(assay, questions, tmp_path):
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
     assert "q    │ 1       │ kv   │ 2" in assay("datasets", "list")
     assert "Where?" in assay("datasets", "show", "q")
+
+
+def test_what_writes_a_dataset_speaks_json_too(assay, questions, tmp_path):
+    (saved,) = lines(assay("datasets", "import", "q", questions, "--json"))
+    assert (saved["name"], saved["version"], saved["example_count"]) == ("q", 1, 2)
+    with SQLiteStore(tmp_path / "a.db") as store:
+        store.append([Run(trace_id="1" * 32, span_id="2" * 16, name="answer", inputs={"q": "Q"}, end_ns=1)])
+    (saved,) = lines(assay("datasets", "from-traces", "hard", "--json"))
+    assert (saved["name"], saved["example_count"]) == ("hard", 1)
+
+
+def test_scores_added_later_speak_json_too(assay, tmp_path):
+    (tmp_path / "check.py").write_text(EVALUATION)
+    assay("eval", tmp_path / "check.py")
+    rows = lines(assay("experiments", "score", "check", "--evaluator", "contains", "--json"))
+    assert [row["contains"] for row in rows] == [True, True, True, False]
+
+
+def test_ids_stay_whole_in_narrow_terminals(monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=70, color_system=None)
+    monkeypatch.setattr(_common, "console", screen)
+    _common.table(("trace", "name", "inputs", "id"), [("ab" * 16, "long " * 9, "longer " * 9, "cd" * 16)])
+    assert "│ abababab │" in screen.file.getvalue()
+    assert "cd" * 16 in screen.file.getvalue()
 
 
 def test_versions_differ(assay, questions):
@@ -126,7 +153,7 @@ def test_experiments_are_compared_scored_exported_and_removed(assay, tmp_path):
     assay("eval", tmp_path / "check.py", "--name", "first")
     (tmp_path / "check.py").write_text(EVALUATION.replace("Q3", "none"))
     assay("eval", tmp_path / "check.py", "--name", "second")
-    assert "1 (+0.25)  n=4" in assay("experiments", "compare", "first", "second", "--changes", 5)
+    assert "1  n=4 │ +0.25 [" in assay("experiments", "compare", "first", "second", "--changes", 5)
     assert "document_recall" in assay("experiments", "score", "first", "--evaluator", "document_recall")
     assay("experiments", "export", "first", tmp_path / "runs.csv")
     assert (tmp_path / "runs.csv").read_text().count("\n") == 5

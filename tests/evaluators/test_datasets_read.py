@@ -206,3 +206,11 @@ def test_a_path_that_is_not_there_names_one_like_it(files):
     path = files("parcels.jsonl", json.dumps(EXAMPLE))
     with pytest.raises(FileNotFoundError, match=r"there is no file '.*parcls.jsonl'; did you mean '.*parcels.jsonl'\?"):
         datasets.read(path.with_name("parcls.jsonl"))
+
+
+def test_a_yaml_error_is_one_line_with_its_place(tmp_path):
+    (tmp_path / "bad.yaml").write_text("- inputs: one\n- inputs: [1, 2\n- inputs: three\n")
+    with pytest.raises(datasets.BadRow) as error:
+        datasets.read(tmp_path / "bad.yaml")
+    assert str(error.value).startswith("bad.yaml:3 is not YAML: ")
+    assert "\n" not in str(error.value)

@@ -37,7 +37,7 @@ WhereOption = Annotated[
 console = Console()
 notes = Console(stderr=True)
 _endless = Console(width=2000)
-_IDS, _ID_WIDTH = ("trace", "id"), 8  # what is left of an id in a narrow terminal still finds its trace
+_ENOUGH = 8  # digits of a trace's id that still find it
 
 
 @contextmanager
@@ -85,11 +85,29 @@ def emit(rows: Iterable[Any]) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout; texts are shown as they are, whatever brackets they hold, and whole where no terminal ends."""
-    shown = Table(*(Column(name, min_width=_ID_WIDTH if name in _IDS else None) for name in head))
+    """A table on stdout; texts are shown as they are, whatever brackets they hold, and whole where no terminal ends.
+
+    In a narrow terminal texts fold, ids do not: they are there to be copied. Of a trace's id the beginning is enough.
+    """
+    out = console if console.is_terminal else _endless
+    cells = [list(row) for row in rows]
+    shown = _table(head, cells)
+    if "trace" in head and out.measure(shown, options=out.options.update(width=10_000)).maximum > out.width:
+        place = head.index("trace")
+        shown = _table(head, [[*row[:place], row[place][:_ENOUGH], *row[place + 1 :]] for row in cells])
+    out.print(shown)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    columns = [Column(name, overflow="fold") for name in head]
+    for place, name in enumerate(head):
+        if name in ("trace", "id", "example"):
+            columns[place].no_wrap = True
+            columns[place].min_width = max((len(row[place]) for row in rows), default=0)
+    shown = Table(*columns)
     for row in rows:
         shown.add_row(*map(Text, row))
-    (console if console.is_terminal else _endless).print(shown)
+    return shown
 
 
 def short(value: Any, width: int = 60) -> str:

@@ -90,6 +90,7 @@ def import_(
     deduplicate: Annotated[bool, typer.Option(help="Leave out examples whose inputs are there already.")] = False,
     description: Annotated[str | None, typer.Option(help="What the dataset is for.")] = None,
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Put the examples of a file into a dataset: a new version, if anything changed.
 
@@ -104,7 +105,7 @@ def import_(
         saved = datasets.save(
             found, name, examples, kind=_kind(kind), schema=_schema(schema), replace=replace, description=description
         )
-    console.print(f"{name} version {saved.version}: {saved.example_count} examples", markup=False)
+    _say(saved, json)
 
 
 @app.command()
@@ -165,6 +166,7 @@ def from_traces(
     limit: Annotated[int, typer.Option(help="At most so many traces, latest first.")] = 1000,
     outputs_are_references: Annotated[bool, typer.Option(help="What was answered is the reference.")] = False,
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Make examples of stored traces, picked by id or by filter.
 
@@ -180,7 +182,7 @@ def from_traces(
         if not examples:
             raise Refused("no trace passes: see `assay traces list`")
         saved = datasets.save(found, name, examples)
-    console.print(f"{name} version {saved.version}: {saved.example_count} examples", markup=False)
+    _say(saved, json)
 
 
 @app.command()
@@ -199,6 +201,13 @@ def delete(
             typer.confirm(f"Remove {name} ({known.example_count} examples) with all its versions?", abort=True)
         found.delete_dataset(name)
     console.print(f"removed {name}", markup=False)
+
+
+def _say(saved: Dataset, json: bool) -> None:
+    if json:
+        emit([_plain(saved)])
+    else:
+        console.print(f"{saved.name} version {saved.version}: {saved.example_count} examples", markup=False)
 
 
 def _plain(dataset: Dataset) -> dict[str, Any]:

@@ -127,15 +127,20 @@ def score(
     experiment: Id,
     evaluator: Annotated[list[str], typer.Option(help="An evaluator's id; may be repeated.")],
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Let more evaluators look at the runs of an experiment; the task is not run again.
+    """Let more evaluators look at the runs of an experiment; the task is not run again. With --json every run.
 
     Example: `assay experiments score bm25-k3 --evaluator rouge`
     """
     from assay.evaluators import Experiment
 
     with opened(store) as found:
-        console.print(Experiment.load(found, experiment).evaluate(evaluator))
+        scored = Experiment.load(found, experiment).evaluate(evaluator)
+        if json:
+            emit(row.to_dict() for row in scored.rows())
+        else:
+            console.print(scored)
 
 
 @app.command()

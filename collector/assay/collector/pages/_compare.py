@@ -13,6 +13,7 @@ from assay.collector.filters import Filter
 from assay.collector.pages import _experiments, _feedback, _render
 from assay.collector.protocols import Bucket, FeedbackStats, Refused, Store
 from assay.collector.records import JSON, Example, Experiment, TraceSummary
+from assay.collector.statistics import Paired, paired
 
 _MOST_SIDES, _SHOWN = 5, 50
 
@@ -38,6 +39,7 @@ class Change:
     higher: int = 0
     lower: int = 0
     same: int = 0
+    test: Paired | None = None  # whether the difference is more than chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,11 @@ def pairs(first: Side, other: Side, key: str) -> dict[str, float]:
 
 def change(first: Side, other: Side, key: str) -> Change:
     """The mean of the pairs' differences, and how many went up, down, or stayed."""
-    found = pairs(first, other, key).values()
+    found = sorted(pairs(first, other, key).values())
     if not found:
         return Change(None)
     up, down = sum(value > 1e-9 for value in found), sum(value < -1e-9 for value in found)
-    return Change(sum(found) / len(found), up, down, len(found) - up - down)
+    return Change(sum(found) / len(found), up, down, len(found) - up - down, paired(found))
 
 
 def rising(sides: Sequence[Side]) -> dict[str, bool]:

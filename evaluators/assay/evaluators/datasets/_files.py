@@ -117,5 +117,8 @@ def _yaml(path: Path) -> Any:
 
     try:
         return yaml.safe_load(path.read_text("utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise BadRow(f"{path.name}{line} is not YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date that is none
-        raise BadRow(f"{path.name} is not YAML: {error}") from None
+        raise BadRow(f"{path.name} is not YAML: {' '.join(str(error).split())}") from None

@@ -1,15 +1,16 @@
-"""Experiments side by side: means per key, and example by example against the first."""
+"""Experiments side by side: means per key, whether the difference is more than chance, and example by example."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from assay.collector.protocols import Store
+from assay.collector.statistics import Paired, paired
 from assay.evaluators.engine._experiment import Experiment, Row
 from assay.evaluators.engine._summary import KeySummary, html_table, labels, number, rendered, text_table
 
@@ -33,6 +34,7 @@ class Comparison:
     """Several experiments next to each other; the first is what the others are compared with."""
 
     experiments: tuple[Experiment, ...]
+    _read: dict[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def keys(self) -> list[str]:
@@ -41,25 +43,45 @@ class Comparison:
 
     def changes(self, other: int = 1) -> Iterator[Change]:
         """The examples whose score changed from the first experiment to another, by example and key."""
-        base, changed = self.experiments[0], self.experiments[other]
-        before = scores_by_example(base.rows())
-        for example, scores in scores_by_example(changed.rows()).items():
+        changed = self.experiments[other]
+        before = self._scores(0)
+        for example, scores in self._scores(other).items():
             for key, after in scores.items():
                 earlier = before.get(example, {}).get(key)
                 if earlier is not None and earlier != after:
                     rising = (after > earlier) == changed.higher_is_better(key)
                     yield Change(example_id=example, key=key, before=earlier, after=after, better=rising)
 
+    def significance(self, other: int = 1) -> Mapping[str, Paired]:
+        """Per key the mean difference to the first experiment over the examples that both have scores for, with its
+        95 % interval and p-value; see `assay.collector.statistics.paired`. Keys without such examples are absent.
+        """
+        before, after = self._scores(0), self._scores(other)
+        found: dict[str, list[float]] = {}
+        for example in before.keys() & after.keys():
+            for key in before[example].keys() & after[example].keys():
+                found.setdefault(key, []).append(after[example][key] - before[example][key])
+        return {key: paired(sorted(found[key])) for key in self.keys if key in found}
+
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per key and experiment."""
+        """One row per key and experiment; from the second on with the difference to the first."""
         import pandas
 
-        rows = [
-            {"key": key, "experiment": one.name, "experiment_id": one.id, **_numbers(one.summary().get(key))}
-            for key in self.keys
-            for one in self.experiments
-        ]
+        rows = []
+        for place, one in enumerate(self.experiments):
+            tests = self.significance(place) if place else {}
+            for key in self.keys:
+                test = tests.get(key)
+                named = {"key": key, "experiment": one.name, "experiment_id": one.id}
+                change = {"change": test.mean, "low": test.low, "high": test.high, "p": test.p} if test else {}
+                rows.append({**named, **_numbers(one.summary().get(key)), **change})
         return pandas.DataFrame(rows)
+
+    def _scores(self, place: int) -> Mapping[str, Mapping[str, float]]:
+        """Scores by example and key, read back from the store once."""
+        if place not in self._read:
+            self._read[place] = scores_by_example(self.experiments[place].rows())
+        return self._read[place]
 
     def to_html(self) -> str:
         """The table as HTML."""
@@ -81,12 +103,17 @@ class Comparison:
         return " | ".join(f"{one.name} ({one.id[:8]})" for one in self.experiments)
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        head = ["key", *_unlike([one.name for one in self.experiments])]
-        return head, [self._row(key) for key in self.keys]
+        others = range(1, len(self.experiments))
+        tests = [self.significance(other) for other in others]
+        names = _unlike([one.name for one in self.experiments])
+        head = ["key", names[0], *(text for name in names[1:] for text in (name, "change [95 %]", "p"))]
+        return head, [self._row(key, [test.get(key) for test in tests]) for key in self.keys]
 
-    def _row(self, key: str) -> list[str]:
-        found = [one.summary().get(key) for one in self.experiments]
-        return [key, *(_cell(one, found[0] if place else None) for place, one in enumerate(found))]
+    def _row(self, key: str, tests: Sequence[Paired | None]) -> list[str]:
+        base, *others = (_cell(one.summary().get(key)) for one in self.experiments)
+        return [
+            key, base, *(text for cell, test in zip(others, tests, strict=True) for text in (cell, *_tested(test)))
+        ]  # fmt: skip
 
     def _notes(self) -> list[str]:
         """Who got better and who worse, per other experiment."""
@@ -130,14 +157,19 @@ def _loaded(one: Experiment | str, store: Store | None) -> Experiment:
     return Experiment.load(store, one)
 
 
-def _cell(one: KeySummary | None, base: KeySummary | None) -> str:
+def _cell(one: KeySummary | None) -> str:
     if one is None:
         return "–"
     value = number(one.mean) if one.mean is not None else labels(one.labels)
-    if base is not None and base.mean is not None and one.mean is not None:
-        value += f" ({one.mean - base.mean:+.3g})"
     trouble = [f"{count} {what}" for count, what in ((one.failed, "failed"), (one.skipped, "skipped")) if count]
     return ", ".join([f"{value}  n={one.n}", *trouble])
+
+
+def _tested(test: Paired | None) -> tuple[str, str]:
+    if test is None:
+        return "", ""
+    interval = "" if test.low is None or test.high is None else f" [{test.low:+.2g}, {test.high:+.2g}]"
+    return f"{test.mean:+.3g}{interval}", "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
 
 
 def _numbers(one: KeySummary | None) -> Mapping[str, Any]:
