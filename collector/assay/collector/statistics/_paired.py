@@ -11,13 +11,8 @@ from statistics import NormalDist, fmean, stdev
 EXACT = 12  # differences up to which all 2^n sign patterns are tried
 SAMPLED = 1_000  # differences up to which patterns are sampled; with more the normal distribution is as good
 PATTERNS = 10_000
-_FEW = {
-    1: 12.706,
-    2: 4.303,
-    3: 3.182,
-    4: 2.776,
-    5: 2.571,
-}  # quantiles of t at 0.975, where the expansion below is not good enough
+# Quantiles of t at 0.975, where the expansion below is not good enough
+_FEW = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +71,4 @@ def _t(freedom: int) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return _FEW.get(freedom) or z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return _FEW.get(freedom, z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1)))
