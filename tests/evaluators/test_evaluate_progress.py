@@ -1,12 +1,14 @@
 """A bar where somebody can see it move, and nothing elsewhere."""
 
 import io
+import sys
+import types
 
 import pytest
 from rich.console import Console
 
 from assay.evaluators import evaluate
-from assay.evaluators.engine._progress import Quiet, RichBar, bar
+from assay.evaluators.engine._progress import NotebookBar, Quiet, RichBar, bar
 
 DATA = [{"q": n} for n in range(3)]
 
@@ -40,3 +42,36 @@ def test_evaluate_says_where_results_go_unless_told_to_be_quiet(tmp_path, capfd)
     assert "results go to" in capfd.readouterr().err
     evaluate(DATA, lambda q: q, store=str(tmp_path / "a.db"), progress=False)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """What a notebook shows, cell by cell: the part of IPython that draws."""
+    shown = []
+
+    def display(html, display_id):
+        shown.append(html)
+        return types.SimpleNamespace(update=lambda html: shown.__setitem__(-1, html))
+
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    module = types.SimpleNamespace(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    return shown
+
+
+def test_a_notebook_gets_a_bar_that_needs_no_widgets(notebook):
+    console = Console(file=io.StringIO(), force_jupyter=True)
+    with bar("an <experiment>", 3, True, console) as shown:
+        assert isinstance(shown, NotebookBar)
+        shown.advance(2, 1)
+        assert 'an &lt;experiment&gt; <progress value="2" max="3"></progress> 2 of 3 runs, 1 failed' in shown.html()
+    (left,) = notebook
+    assert left.startswith("<p>an &lt;experiment&gt;: 2 runs, 1 failed in 0")
+
+
+def test_what_is_printed_in_a_notebook_is_plain_text(tmp_path, monkeypatch):
+    experiment = evaluate(DATA, lambda q: q, ["exact"], store=str(tmp_path / "a.db"), progress=False)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "│ exact │ 0 │" in str(experiment)
+    assert "\x1b" not in str(experiment)
+    assert "<td>exact</td><td>0</td>" in experiment._repr_html_()

@@ -48,7 +48,7 @@ def _p(differences: Sequence[float]) -> float:
     if len(differences) <= EXACT:
         patterns = product((1, -1), repeat=len(differences))
         hits = sum(abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= observed for signs in patterns)
-        return hits / 2 ** len(differences)
+        return hits / (1 << len(differences))
     if len(differences) <= SAMPLED:
         return _sampled(differences, observed)
     return 2 * NormalDist().cdf(-observed / sqrt(sum(one * one for one in differences)))
@@ -65,10 +65,10 @@ def _sampled(differences: Sequence[float], observed: float) -> float:
 
 def _t(freedom: int) -> float:
     """The 0.975 quantile of Student's t: Cornish-Fisher expansion around the normal one (Abramowitz, Stegun 26.7.5)."""
+    if freedom in _FEW:
+        return _FEW[freedom]
     z = 1.959964
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return _FEW.get(freedom, z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1)))
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / (freedom * freedom) + third / (freedom * freedom * freedom)

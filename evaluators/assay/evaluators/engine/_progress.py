@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from contextvars import ContextVar
+from html import escape
+from importlib import import_module
 from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+REDRAWN = 0.1  # seconds between two drawings in a notebook
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -41,7 +46,7 @@ class Quiet:
 
 
 class RichBar:
-    """rich's bar, which also works in notebooks."""
+    """rich's bar, for terminals."""
 
     def __init__(self, title: str, total: int | None, console: Console) -> None:
         failed = TextColumn("{task.fields[failed]}", style="red")
@@ -61,11 +66,48 @@ class RichBar:
         self._progress.update(self._task, advance=runs, failed=f"{failed} failed" if failed else "")
 
 
+class NotebookBar:
+    """A bar of plain HTML that IPython itself redraws: rich's asks for ipywidgets, which not every notebook has."""
+
+    def __init__(self, title: str, total: int | None) -> None:
+        self._title, self._total = title, total
+        self._runs = self._failed = 0
+        self._began = self._drawn = time.monotonic()
+
+    def __enter__(self) -> NotebookBar:
+        ipython = import_module("IPython.display")  # where there is a notebook there is IPython
+        self._html: Callable[[str], object] = ipython.HTML
+        self._handle = ipython.display(self._html(self.html()), display_id=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.monotonic() - self._began
+        self._handle.update(self._html(f"<p>{escape(self._title)}: {self._counts()} in {seconds:,.1f} s</p>"))
+
+    def advance(self, runs: int, failed: int) -> None:
+        """So many more runs are done; so many failed in all."""
+        self._runs, self._failed = self._runs + runs, failed
+        if (now := time.monotonic()) - self._drawn > REDRAWN:
+            self._drawn = now
+            self._handle.update(self._html(self.html()))
+
+    def html(self) -> str:
+        """The bar as it is now; without a total it only counts."""
+        known = f' value="{self._runs}" max="{self._total}"' if self._total else ""
+        of = f" of {self._total:,}" if self._total else ""
+        return f"<p>{escape(self._title)} <progress{known}></progress> {self._counts(of)}</p>"
+
+    def _counts(self, of: str = "") -> str:
+        return f"{self._runs:,}{of} runs" + (f", {self._failed:,} failed" if self._failed else "")
+
+
 def bar(title: str, total: int | None, wanted: bool | None, console: Console = notes) -> Bar:
     """A bar where somebody can see it move; `wanted` True or False decides otherwise."""
     if wanted is None:
         wanted = (console.is_terminal or console.is_jupyter) and not os.environ.get("CI")
-    return RichBar(title, total, console) if wanted else Quiet()
+    if not wanted:
+        return Quiet()
+    return NotebookBar(title, total) if console.is_jupyter else RichBar(title, total, console)
 
 
 def say(text: str) -> None:

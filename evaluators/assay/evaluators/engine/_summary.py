@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
+from io import StringIO
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +220,6 @@ def html_table(title: str, head: list[str], rows: list[list[str]]) -> str:
 
 def rendered(renderable: Any) -> str:
     """What rich would print, as plain text."""
-    console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
-    with console.capture() as captured:
-        console.print(renderable)
-    return captured.get()
+    text = StringIO()  # also in a notebook, where a console of rich displays things instead of writing them
+    Console(file=text, width=120, color_system=None, force_terminal=False, force_jupyter=False).print(renderable)
+    return text.getvalue()
