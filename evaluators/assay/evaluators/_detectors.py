@@ -7,8 +7,11 @@ plans of telephones), so that an order number is no credit card.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from assay.evaluators._phones import Regions, phones
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +25,32 @@ class Finding:
 
 Finder = Callable[[str], Iterator[tuple[int, int]]]
 
-_CARD = re.compile(r"(?<![\w.,-])(?:\d[ -]?){12,18}\d(?![\w-]|[.,]\d)")
-_SSN = re.compile(r"(?<![\w.-])(\d{3})([- ])(\d{2})\2(\d{4})(?![\w-]|\.\d)")
+_CARD = re.compile(
+    r"(?<![\w.,-])(?:(?:\d[ -]?){12,18}\d|\d{4}\.\d{4}\.\d{4}\.\d{4}|\d{4}\.\d{6}\.\d{4,5})(?![\w-]|[.,]\d)"
+)
+_SSN = re.compile(r"(?<![\w.-])(\d{3})([- .])(\d{2})\2(\d{4})(?![\w-]|\.\d)")
 _SSN_NAMED = re.compile(
     r"(?<!\w)(?:SSN|social security (?:number|no\.?))\W{1,4}(?:is\W{1,3})?(\d{3})()(\d{2})(\d{4})(?!\w)", re.IGNORECASE
 )
-# Spaces, hyphens and digits as typographers and East Asian keyboards write them, one for one.
+# Spaces, hyphens, full-width letters and digits as typographers and East Asian keyboards write them, one for one;
+# characters of no width, which only hide what stands beside them, go.
 _PLAIN = str.maketrans(
     {
         **dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " "),
-        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\uff0d", "-"),
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"),
+        **{chr(0xFF00 + place): chr(0x20 + place) for place in range(1, 95)},
+        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u2060\ufeff", ""),
     }
-    | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
 )
+_OTHER_DIGIT = re.compile(r"[^\D0-9]")  # Arabic-Indic, Devanagari, …
+# Scripts that put no spaces between words put none between a word and a number either.
+_SPACELESS = "[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+_BESIDE = re.compile(rf"{_SPACELESS}(?=[0-9A-Za-z])|(?<=[0-9A-Za-z]){_SPACELESS}")
 _EMAIL = re.compile(
     r"(?<![\w.+%'-])[\w+%'-]{1,64}(?:\.[\w+%'-]{1,64}){0,8}@(?:[^\W_](?:[^\W_]|-){0,62}\.){1,8}(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,59})(?![\w-])"
 )
-_IBAN = re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)")
+# Looked for ahead, so that "AB12 DE89 3704 …" does not hide the number that begins inside.
+_IBAN = re.compile(r"(?<!\w)(?=([A-Z]{2}\d{2}(?:[ .-]?[A-Z0-9]{4}){2,7}(?:[ .-]?[A-Z0-9]{1,3})?)(?!\w))", re.IGNORECASE)
 _IBAN_LENGTHS = {
     "AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22, "BR": 29, "BY": 28,
     "CH": 21, "CR": 22, "CY": 28, "CZ": 24, "DE": 22, "DK": 18, "DO": 28, "EE": 20, "EG": 29, "ES": 24, "FI": 18,
@@ -87,77 +99,119 @@ def emails(text: str) -> Iterator[tuple[int, int]]:
             yield match.span()
 
 
-def phones(text: str, region: str | None = None) -> Iterator[tuple[int, int]]:
-    """Telephone numbers that are valid in some country's plan: with + anywhere, without it in `region` ("US", …)."""
-    if sum(character.isdigit() for character in text) < 7:
-        return
-    import phonenumbers
-
-    for match in phonenumbers.PhoneNumberMatcher(text, region, leniency=phonenumbers.Leniency.VALID):
-        yield match.start, match.end
-
-
 def ibans(text: str) -> Iterator[tuple[int, int]]:
     """International bank account numbers: length of the country and remainder 1 modulo 97 (ISO 13616)."""
     for match in _IBAN.finditer(text):
-        for end in _ends_of_iban(match):
-            yield match.start(), end
+        length = _length_of_iban(match.group(1).upper())
+        if length and not text[match.start() + length : match.start() + length + 1].isalnum():
+            yield match.start(), match.start() + length  # else it is the middle of something longer
 
 
-def _ends_of_iban(match: re.Match[str]) -> Iterator[int]:
-    """The pattern may take in a word that follows: the country's length says where the number ends."""
-    wanted = _IBAN_LENGTHS.get(match.group()[:2])
-    if wanted is None:
-        return
-    taken = [place for place, character in enumerate(match.group()) if character != " "]
-    if len(taken) < wanted:
-        return
-    account = "".join(match.group()[place] for place in taken[:wanted])
-    end = match.start() + taken[wanted - 1] + 1
-    if match.string[end : end + 1].isalnum():
-        return  # the middle of something longer
-    if int("".join(str(int(character, 36)) for character in account[4:] + account[:4])) % 97 == 1:
-        yield end
+def _length_of_iban(found: str) -> int:
+    """How much of what was found is the number, for a word may follow; 0 if none is there."""
+    wanted = _IBAN_LENGTHS.get(found[:2], 0)
+    taken = [place for place, character in enumerate(found) if character.isalnum()][:wanted]
+    if not wanted or len(taken) < wanted:
+        return 0
+    account = "".join(found[place] for place in taken)
+    remainder = int("".join(str(int(character, 36)) for character in account[4:] + account[:4])) % 97
+    return taken[-1] + 1 if remainder == 1 else 0
 
 
 PII: dict[str, Finder] = {
-    "credit_card": cards, "ssn": social_security_numbers, "email": emails, "phone": phones, "iban": ibans,
+    "credit_card": cards, "iban": ibans, "ssn": social_security_numbers, "email": emails, "phone": phones,
 }  # fmt: skip
 
-SECRETS: dict[str, re.Pattern[str]] = {
-    "pem": re.compile(r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}(?:CERTIFICATE|PRIVATE KEY|PRIVATE KEY BLOCK)-----"),
-    "openai_key": re.compile(
-        r"(?<![\w-])sk-(?!ant-)(?:(?:proj|svcacct|admin|None)-[\w-]{20,400}|[A-Za-z0-9]{20,64})(?![\w-])"
+# What a text must hold, in lower case, before a pattern is worth a search; and the pattern.
+SECRETS: dict[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
+    "pem": (
+        ("begin ",),
+        re.compile(r"-----?-? ?BEGIN (?:[A-Z0-9]{1,20} ){0,4}(?:CERTIFICATE|PRIVATE KEY|PRIVATE KEY BLOCK)-? ?----"),
     ),
-    "anthropic_key": re.compile(r"(?<![\w-])sk-ant-[a-z0-9]{2,12}-[\w-]{20,200}(?![\w-])"),
-    "h2o_key": re.compile(
-        r"(?<![\w-])(?:sk-[A-Za-z0-9]{48,64}|h2o(?:gpte?|ai)?[-_](?:api[-_]?)?(?:key[-_])?[A-Za-z0-9]{32,64})(?![\w-])",
-        re.IGNORECASE,
+    "openai_key": (
+        ("sk-",),
+        re.compile(r"(?<![\w-])sk-(?!ant-)(?:(?:proj|svcacct|admin|None)-[\w-]{20,400}|[A-Za-z0-9]{20,64})(?![\w-])"),
     ),
-    "windows_key": re.compile(r"(?<![\w-])(?:[B-DF-HJKMNP-RTV-Y2346789]{5}-){4}[B-DF-HJKMNP-RTV-Y2346789]{5}(?![\w-])"),
-    "aws_key": re.compile(
-        r"(?<![A-Z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z2-7]{16}(?![A-Z0-9])"
-        r"|(?i:aws_?secret_?(?:access_?)?key)[\"']?\s{0,4}[:=]\s{0,4}[\"']?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
+    "anthropic_key": (("sk-ant-",), re.compile(r"(?<![\w-])sk-ant-[a-z0-9]{2,12}-[\w-]{20,200}(?![\w-])")),
+    "model_key": (  # OpenRouter, Groq, xAI, Perplexity, Replicate
+        ("sk-or-", "gsk_", "xai-", "pplx-", "r8_"),
+        re.compile(
+            r"(?<![\w-])(?:sk-or-v1-[0-9a-f]{64}|gsk_[A-Za-z0-9]{48,64}|xai-[A-Za-z0-9]{60,100}|pplx-[A-Za-z0-9]{40,64}"
+            r"|r8_[A-Za-z0-9]{37,40})(?![\w-])"
+        ),
     ),
-    "google_key": re.compile(r"(?<![\w-])AIza[\w-]{35}(?![\w-])"),
-    "github_token": re.compile(r"(?<!\w)(?:gh[pousr]_[A-Za-z0-9]{36,251}|github_pat_\w{82})(?!\w)"),
-    "gitlab_token": re.compile(r"(?<![\w-])glpat-[\w-]{20,64}(?![\w-])"),
-    "slack_token": re.compile(r"(?<![\w-])(?:xox[a-eoprs]|xapp)-[A-Za-z0-9%-]{10,500}(?![\w-])"),
-    "stripe_key": re.compile(r"(?<!\w)[rs]k_live_[A-Za-z0-9]{20,247}(?!\w)"),
-    "huggingface_token": re.compile(r"(?<!\w)hf_[A-Za-z0-9]{34,40}(?!\w)"),
-    "azure_key": re.compile(r"AccountKey=[A-Za-z0-9+/]{86}=="),
-    "jwt": re.compile(r"(?<![\w-])eyJ[\w-]{10,2000}\.eyJ[\w-]{10,8000}\.[\w-]{20,2000}(?![\w-])"),
+    "h2o_key": (
+        ("sk-", "h2o"),
+        re.compile(
+            r"(?<![\w-])(?:sk-[A-Za-z0-9]{48,64}"
+            r"|h2o(?:gpte?|ai)?[-_](?:api[-_]?)?(?:key[-_])?[A-Za-z0-9]{32,64})(?![\w-])",
+            re.IGNORECASE,
+        ),
+    ),
+    "windows_key": (
+        ("-",),
+        re.compile(r"(?<![\w-])(?:[B-DF-HJKMNP-RTV-Y2346789]{5}-){4}[B-DF-HJKMNP-RTV-Y2346789]{5}(?![\w-])"),
+    ),
+    "aws_key": (
+        ("akia", "asia", "agpa", "aida", "aroa", "aws", "secretaccesskey", "secret_access_key"),
+        re.compile(
+            r"(?<![A-Z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z2-7]{16}(?![A-Z0-9])"
+            r"|(?i:(?:aws_?secret_?(?:access_?)?|secret_?access_?)key)[\"']?\s{0,4}[:=]\s{0,4}[\"']?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
+        ),
+    ),
+    "google_key": (
+        ("aiza", "gocspx-", "ya29."),
+        re.compile(r"(?<![\w-])(?:AIza[\w-]{35}|GOCSPX-[\w-]{28}|ya29\.[\w-]{30,1000})(?![\w-])"),
+    ),
+    "github_token": (
+        ("gh", "github_pat_"),
+        re.compile(r"(?<!\w)(?:gh[pousr]_[A-Za-z0-9]{36,251}|github_pat_\w{82})(?!\w)"),
+    ),
+    "gitlab_token": (("gl",), re.compile(r"(?<![\w-])gl(?:pat|dt|rt|ptt|ft|soat|agent)-[\w-]{20,64}(?![\w-])")),
+    "slack_token": (
+        ("xox", "xapp-", "hooks.slack.com"),
+        re.compile(
+            r"(?<![\w-])(?:xox[a-eoprs]|xapp)-[A-Za-z0-9%-]{10,500}(?![\w-])"
+            r"|hooks\.slack\.com/(?:services|workflows)/T\w{6,16}/[\w/]{15,100}"
+        ),
+    ),
+    "stripe_key": (
+        ("k_live_", "whsec_"),
+        re.compile(r"(?<!\w)(?:[rs]k_live_[A-Za-z0-9]{20,247}|whsec_[A-Za-z0-9+/]{24,64})(?!\w)"),
+    ),
+    "huggingface_token": (("hf_",), re.compile(r"(?<!\w)hf_[A-Za-z0-9]{34,40}(?!\w)")),
+    "azure_key": (
+        ("accountkey=", "sharedaccesskey=", "sig=", "8q~", "7q~"),
+        re.compile(
+            r"(?i:AccountKey|SharedAccessKey)=[A-Za-z0-9+/]{43,86}==?|[?&]sig=[A-Za-z0-9%+/]{40,80}(?:=|%3D)"
+            r"|(?<![\w~.-])[\w~.-]{3}[78]Q~[\w~.-]{31,34}(?![\w~-])"
+        ),
+    ),
+    "cloud_token": (  # DigitalOcean, Databricks, npm, PyPI, SendGrid, Twilio, HashiCorp Vault, Telegram
+        ("_v1_", "dapi", "npm_", "pypi-", "sg.", "sk", "hvs.", ":aa"),
+        re.compile(
+            r"(?<![\w-])(?:do[opr]_v1_[0-9a-f]{64}|dapi[0-9a-f]{32}(?:-\d)?|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{50,500}"
+            r"|SG\.[\w-]{22}\.[\w-]{43}|SK[0-9a-f]{32}|hvs\.[\w-]{24,200}|\d{8,10}:AA[\w-]{33})(?![\w-])"
+        ),
+    ),
+    "jwt": (("eyj",), re.compile(r"(?<![\w-])eyJ[\w-]{10,2000}\.eyJ[\w-]{10,8000}\.[\w-]{20,2000}(?![\w-])")),
     # After "password:" a word is only what it seems when it is quoted or has a digit: "password: required" is prose.
-    "password": re.compile(r"(?i)(?<!\w)(?:password|passwd|pwd)[\"']?\s{0,4}[:=]\s{0,4}"
-        r"(?:([\"'])[^\s\"'*<>{}$]{6,128}\1|[\"']?(?=[^\s\d\"'*<>{}$]{0,127}\d)[^\s\"'*<>{}$]{6,128})"
+    "password": (
+        ("pass", "pwd"),
+        re.compile(
+            r"(?i)(?<!\w)(?:password|passwd|pwd)[\"']?\s{0,4}[:=]\s{0,4}"
+            r"(?:([\"'])[^\s\"'*<>{}$]{6,128}\1|[\"']?(?=[^\s\d\"'*<>{}$]{0,127}\d)[^\s\"'*<>{}$]{6,128})"
+        ),
     ),
-}  # fmt: skip
+}
 
 
-def find_pii(text: str, kinds: Sequence[str] | None = None, *, region: str | None = None) -> list[Finding]:
-    """Personal data in a text, by place. Raises `ValueError` for an unknown kind."""
+def find_pii(text: str, kinds: Sequence[str] | None = None, *, region: Regions = None) -> list[Finding]:
+    """Personal data in a text, by place (not counting characters of no width). Raises `ValueError` for an unknown kind
+    or region.
+    """
     found = []
-    text = text if text.isascii() else text.translate(_PLAIN)
+    text = text if text.isascii() else _plain(text)
     for kind in check_kinds(kinds, PII):
         finder = PII[kind]
         places = phones(text, region) if kind == "phone" else finder(text)
@@ -165,15 +219,23 @@ def find_pii(text: str, kinds: Sequence[str] | None = None, *, region: str | Non
     return _without_overlaps(found)
 
 
+def _plain(text: str) -> str:
+    text = _OTHER_DIGIT.sub(lambda match: str(unicodedata.decimal(match.group())), text.translate(_PLAIN))
+    return _BESIDE.sub(" ", text)
+
+
 def find_secrets(text: str, kinds: Sequence[str] | None = None) -> list[Finding]:
     """Secrets in a text, by place. Raises `ValueError` for an unknown kind."""
     found = []
+    lower = text.lower()
     for kind in check_kinds(kinds, SECRETS):
-        found += [Finding(kind, *match.span()) for match in SECRETS[kind].finditer(text)]
+        hints, pattern = SECRETS[kind]
+        if any(hint in lower for hint in hints):
+            found += [Finding(kind, *match.span()) for match in pattern.finditer(text)]
     return sorted(found, key=lambda finding: finding.start)
 
 
-def check_kinds(kinds: Sequence[str] | None, known: dict[str, Finder] | dict[str, re.Pattern[str]]) -> list[str]:
+def check_kinds(kinds: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
     """The kinds to look for; all when None. Raises `ValueError` for an unknown one."""
     if isinstance(kinds, str):
         kinds = [kinds]

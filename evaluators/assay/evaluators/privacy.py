@@ -11,6 +11,7 @@ from assay.collector.records import Document, Example
 from assay.evaluators._decoding import decoded
 from assay.evaluators._detectors import PII, SECRETS, Finding, check_kinds, find_pii, find_secrets
 from assay.evaluators._outcomes import Skip
+from assay.evaluators._phones import Regions, check_regions
 from assay.evaluators._registry import builtin
 from assay.evaluators._spec import PRIVACY, SAFE, SECURE
 from assay.evaluators._texts import text_of
@@ -30,18 +31,20 @@ ENCODINGS = ("base64", "base32", "base16", "hex", "encoding", "encoded")
 class PIILeakage:
     """Whether answer and retrieved context are free of personal data.
 
-    `kinds`: "credit_card" (network, length, Luhn), "ssn" (US, the rules of the SSA), "email", "phone" (valid in a
-    country's plan, by phonenumbers; `region` for numbers without +), "iban" (length and remainder); None: all. The
-    comment says what kinds were found and how often, never the data. `evaluate_retrieved_context=False` looks at the
-    answer only.
+    `kinds`: "credit_card" (network, length, Luhn), "iban" (length and remainder), "ssn" (US, the rules of the SSA),
+    "email", "phone" (valid in a country's plan, by phonenumbers); None: all. Telephone numbers without + or 00 are
+    found when they are written as ten large countries group them, or named ("call 6502530000"); `region` ("US", or a
+    list) finds all that are valid there instead, and `region=()` none. Digits of every script count. The comment says
+    what kinds were found and how often, never the data. `evaluate_retrieved_context=False` looks at the answer only.
     """
 
     kinds: Sequence[str] | None = None
-    region: str | None = None
+    region: Regions = None
     evaluate_retrieved_context: bool = True
 
     def __post_init__(self) -> None:
         check_kinds(self.kinds, PII)
+        check_regions(self.region)
 
     def __call__(self, outputs: Any, documents: Sequence[Document] | None = None) -> list[dict[str, Any]]:
         context = documents if self.evaluate_retrieved_context else None
@@ -59,10 +62,10 @@ class PIILeakage:
 class SensitiveData:
     """Whether answer and retrieved context are free of secrets.
 
-    Looked for are PEM certificates and private keys, keys of OpenAI (also sk-proj- and sk-svcacct-), H2O and Anthropic,
-    Windows activation keys, tokens of AWS, Google, Azure, GitHub, GitLab, Slack, Stripe and Hugging Face, JSON Web
-    Tokens and passwords after "password:"; `kinds` names some of them. The comment says which kinds, never the secret.
-    There is nothing to parse, so parse failures are 0.
+    Looked for are PEM certificates and private keys, keys of OpenAI (also sk-proj- and sk-svcacct-), H2O, Anthropic
+    and other model services, Windows activation keys, tokens of AWS, Google, Azure, GitHub, GitLab, Slack, Stripe,
+    Hugging Face, Databricks, npm, PyPI and more clouds, JSON Web Tokens and passwords after "password:"; `kinds` names
+    some of them. The comment says which kinds, never the secret. There is nothing to parse, so parse failures are 0.
     """
 
     kinds: Sequence[str] | None = None
