@@ -31,6 +31,24 @@ def test_numbers_in_texts(text, expected):
     assert numbers_in(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10km", [10]), ("1,299.50EUR", [1299.5]), ("2.5GB of 8GB", [2.5, 8]), ("25C", [25]), ("3m²", []), ("12km²", [12]), ("80km/h", [80]),
+        ("距离是10公里", [10]), ("10kmx", []), ("10km2", []), ("-5.5kg", [-5.5]), ("5µm", [5]), ("300ms.", [300]), ("1e3Hz", [1000]),
+    ],
+)  # fmt: skip
+def test_units_may_be_glued_to_numbers(text, expected):
+    assert numbers_in(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["10k", "5m", "€5m", "2B", "3bn", "10万", "1億", "3rd", "GPT4", "0x1F", "4K", "a10km", "1.2.3km", "12h30"]
+)
+def test_what_may_be_another_number_is_none(text):
+    assert numbers_in(text) == []
+
+
 def test_decimal_commas():
     assert numbers_in("15.969,5 und 3,25", decimal=",") == [15969.5, 3.25]
 

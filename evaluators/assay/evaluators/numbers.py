@@ -22,15 +22,30 @@ Amount = Literal["input", "output", "total"]
 INFINITE = (0.0, float("inf"))
 
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:[%s\u00a0\u202f' ]\d{3})+|\d+)(?:\%s\d+)?(?:[eE][-+]?\d+)?|[-+−]?\%s\d+(?:[eE][-+]?\d+)?"
+# Units that are glued to numbers. Letters that may be a magnitude (10k, 5m, 2B) are none: 10 would be a wrong number.
+_UNITS = (
+    "km cm mm µm μm nm mi ft yd ha kg mg µg μg g lb lbs oz ms µs μs ns s sec min h hr hrs d l ml cl L mL W kW MW GW Wh"
+    " kWh MWh V mV kV A mA Ah mAh Hz kHz MHz GHz N J kJ cal kcal Pa hPa kPa MPa bar mbar C F eV dB dBm KB kB MB GB TB PB"
+    " KiB MiB GiB TiB bit kbit Mbit Gbit bps kbps Mbps Gbps px pt em rem dpi fps rpm mph kmh ppm ppb mol USD EUR GBP CHF"
+    " JPY CNY INR pct"
+)
+_UNIT = "|".join(sorted(_UNITS.split(), key=len, reverse=True))
+_SPACELESS = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts without spaces between words
+_LETTER = rf"[^\W{_SPACELESS}]"
+_MAGNITUDE = "[万萬億亿兆千百만억]"
 _IN_TEXT = {
-    mark: re.compile(r"(?<![\w.,])(?:" + _NUMBER % ("," if mark == "." else ".", mark, mark) + r")(?![\w]|[.,]\d)")
+    mark: re.compile(
+        rf"(?<!{_LETTER})(?<![.,])(?:{_NUMBER % (',' if mark == '.' else '.', mark, mark)})"
+        rf"(?=(?:(?:{_UNIT})[²³]?)?(?!{_LETTER}|[.,]\d|{_MAGNITUDE}))"
+    )
     for mark in ".,"
 }
 
 
 def numbers_in(text: str, *, decimal: Decimal = ".") -> list[float]:
-    """The numbers in a text, as `15,969.50` or, with `decimal=","`, `15.969,50`; percent signs and units are left
-    out.
+    """The numbers in a text, as `15,969.50` or, with `decimal=","`, `15.969,50`, without percent signs and units.
+
+    A unit may be glued to its number ("10km", "2.5GB"); a number with another word glued to it ("v2", "10k") is none.
     """
     return [_read(found, decimal) for found in _IN_TEXT[decimal].findall(text)]
 
@@ -64,8 +79,8 @@ def number_of(value: Any, *, decimal: Decimal = ".") -> float:
 class Numeric:
     """Whether the number in the answer is within `absolute`, or `relative` × |reference|, of the reference's.
 
-    The larger tolerance counts. Numbers are found in texts ("about 15,969 km"); an answer without exactly one number
-    fails. `decimal=","` reads 15.969,5.
+    The larger tolerance counts. Numbers are found in texts ("about 15,969 km", "15969km"); an answer without exactly
+    one number fails, and 10k or 5m, which may be thousands and millions, are none. `decimal=","` reads 15.969,5.
     """
 
     absolute: float = 0.0
