@@ -1,6 +1,7 @@
 """JSON and JSON Schema: against jsonschema, and what its defaults let through."""
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -99,9 +100,33 @@ def test_a_schema_that_is_none_is_refused_when_the_evaluator_is_made(schema):
         get("json_schema", json_schema=schema)
 
 
-def test_references_to_other_addresses_are_not_followed():
-    feedback = score(get("json_schema", json_schema={"$ref": "http://127.0.0.1:9/schema"}), outputs="{}")
-    assert {one.outcome for one in feedback} == {"error"}
+@pytest.mark.parametrize(
+    "reference", ["http://127.0.0.1:9/schema", "#/$defs/none", "other.json", "#nowhere"]
+)  # fmt: skip
+def test_a_reference_to_what_the_schema_does_not_hold_is_refused_when_the_evaluator_is_made(reference):
+    schema = {"properties": {"deep": {"items": {"$ref": reference}}}}
+    with pytest.raises(ValueError, match=f"json_schema refers to '{re.escape(reference)}', which is not in it"):
+        get("json_schema", json_schema=schema)
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}])
+def test_a_schema_that_only_refers_to_itself_is_refused(schema):
+    with pytest.raises(ValueError, match="refers to itself without end"):
+        get("json_schema", json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}}, {"properties": {"child": {"$ref": "#"}}, "type": "object"},
+        {"$id": "http://example.com/root", "$defs": {"b": {"$id": "b", "type": "object"}}, "$ref": "b"},
+        {"$ref": "#here", "$defs": {"a": {"$anchor": "here", "type": "object"}}}, {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        {"properties": {"$ref": {"type": "string"}}, "type": "object"},
+    ],
+)  # fmt: skip
+def test_references_that_lead_somewhere_are_followed(schema):
+    judge = get("json_schema", json_schema=schema)
+    assert [score(judge, outputs=text)[0].score for text in ("{}", "1")] == [True, False]
 
 
 def test_the_draft_that_a_schema_names_is_used():

@@ -79,7 +79,7 @@ class JSONSchema:
     """Whether the answer is JSON and meets a JSON Schema (draft 2020-12 unless `$schema` says otherwise).
 
     `json_schema` is the schema as a dict or as JSON; empty, the answer must only be JSON. A schema that is none is
-    refused when the evaluator is made. References to other addresses are not followed. Where documents were retrieved,
+    refused when the evaluator is made, and so is one that refers to what it does not hold: nothing is fetched. Where documents were retrieved,
     those that begin like a JSON object or array are checked in the same way: they count as retrieval failures, and do
     not fail the case. `lenient` takes off a byte order mark and a code fence first.
     """
@@ -126,16 +126,48 @@ def validator_for(schema: Mapping[str, Any] | str) -> Any:
     if not schema:
         return None
     import jsonschema
-    from referencing import Registry
+    from jsonschema_specifications import REGISTRY
 
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(dict(schema))
     except jsonschema.SchemaError as error:
         raise ValueError(f"json_schema is no JSON Schema: {error.message} at {error.json_path}") from error
+    except RecursionError:
+        raise ValueError("json_schema is nested too deeply") from None
+    _check_references(dict(schema), kind.META_SCHEMA["$schema"])
     extend: Any = jsonschema.validators.extend  # untyped
     kind = extend(kind, {"pattern": _pattern, "patternProperties": _pattern_properties})
-    return kind(dict(schema), registry=Registry())  # an empty registry: nothing is fetched
+    return _ending(kind(dict(schema), registry=REGISTRY))  # it holds JSON Schema's own schemas; nothing is fetched
+
+
+def _check_references(schema: Mapping[str, Any], dialect: str) -> None:
+    """Raises `ValueError` for a reference that leads nowhere: every case would fail on it."""
+    from jsonschema_specifications import REGISTRY
+    from referencing import Resource, exceptions, jsonschema
+
+    root = Resource.from_contents(schema, default_specification=jsonschema.specification_with(dialect))
+    waiting = [(root, REGISTRY.resolver_with_root(root))]
+    while waiting:
+        resource, resolver = waiting.pop()
+        for name in ("$ref", "$dynamicRef"):
+            reference = resource.contents.get(name) if isinstance(resource.contents, Mapping) else None
+            try:
+                _ = reference is None or resolver.lookup(reference)
+            except exceptions.Unresolvable as error:
+                raise ValueError(
+                    f"json_schema refers to {reference!r}, which is not in it: put it under $defs (nothing is fetched)"
+                ) from error
+        waiting += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]
+
+
+def _ending(validator: Any) -> Any:
+    """The validator, unless it would follow its references for ever. Raises `ValueError`."""
+    try:
+        next(iter(validator.iter_errors(None)), None)
+    except RecursionError:
+        raise ValueError("json_schema refers to itself without end") from None
+    return validator
 
 
 def _problem(value: Any, validator: Any, lenient: bool) -> str | None:
