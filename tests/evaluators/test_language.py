@@ -82,6 +82,20 @@ def test_code_in_an_answer_does_not_count():
 def test_a_language_that_cannot_be_told_is_a_skip_that_says_whose():
     feedback = score(get("language_mismatch"), inputs=TEXTS[0][1], outputs="42")
     assert {one.outcome for one in feedback} == {"skip"}
+    assert feedback[0].comment == (
+        "the language of the answer cannot be told: it is too short, 0 letters of at least 12"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["Barack Obama", "Deutsche Bank AG", "Rio de Janeiro", "Guillermo del Toro", "Buenos Aires"]
+)
+def test_a_name_alone_has_no_language(name):
+    assert language(name) is None
+
+
+def test_what_is_long_enough_and_still_unclear_is_not_called_short():
+    feedback = score(get("language_mismatch"), inputs=TEXTS[0][1], outputs="Wolfgang Amadeus Mozart")
     assert feedback[0].comment == "the language of the answer cannot be told"
 
 

@@ -2,8 +2,8 @@
 
 Patterns that are linear in the text find what looks like one; phonenumbers then says whether it is valid in some
 country's plan. With a + (or 00) that is enough. Without, the country is a guess, so that digits count when they are
-written in a way that little else is, (212) 555-0123 or 020 7946 0958, or when they are named: "call 2125550123". Whoever
-says the region gets every number that is valid there.
+written in a way that little else is, (212) 555-0123 or 020 7946 0958, or when they are named: "call 2125550123".
+Whoever says the region gets every number that is valid there.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ class JSONSchema:
     """Whether the answer is JSON and meets a JSON Schema (draft 2020-12 unless `$schema` says otherwise).
 
     `json_schema` is the schema as a dict or as JSON; empty, the answer must only be JSON. A schema that is none is
-    refused when the evaluator is made, and so is one that refers to what it does not hold: nothing is fetched. Where documents were retrieved,
-    those that begin like a JSON object or array are checked in the same way: they count as retrieval failures, and do
-    not fail the case. `lenient` takes off a byte order mark and a code fence first.
+    refused when the evaluator is made, and so is one that refers to what it does not hold: nothing is fetched. Where
+    documents were retrieved, those that begin like a JSON object or array are checked in the same way: they count as
+    retrieval failures, and do not fail the case. `lenient` takes off a byte order mark and a code fence first.
     """
 
     json_schema: Mapping[str, Any] | str = field(default_factory=dict)

@@ -24,10 +24,10 @@ INFINITE = (0.0, float("inf"))
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:[%s\u00a0\u202f' ]\d{3})+|\d+)(?:\%s\d+)?(?:[eE][-+]?\d+)?|[-+−]?\%s\d+(?:[eE][-+]?\d+)?"
 # Units that are glued to numbers. Letters that may be a magnitude (10k, 5m, 2B) are none: 10 would be a wrong number.
 _UNITS = (
-    "km cm mm µm μm nm mi ft yd ha kg mg µg μg g lb lbs oz ms µs μs ns s sec min h hr hrs d l ml cl L mL W kW MW GW Wh"
-    " kWh MWh V mV kV A mA Ah mAh Hz kHz MHz GHz N J kJ cal kcal Pa hPa kPa MPa bar mbar C F eV dB dBm KB kB MB GB TB PB"
-    " KiB MiB GiB TiB bit kbit Mbit Gbit bps kbps Mbps Gbps px pt em rem dpi fps rpm mph kmh ppm ppb mol USD EUR GBP CHF"
-    " JPY CNY INR pct"
+    "km cm mm µm μm nm mi ft yd ha kg mg µg μg g lb lbs oz ms µs μs ns s sec min h hr hrs d l ml cl L mL W kW MW GW"
+    " Wh kWh MWh V mV kV A mA Ah mAh Hz kHz MHz GHz N J kJ cal kcal Pa hPa kPa MPa bar mbar C F eV dB dBm KB kB MB GB"
+    " TB PB KiB MiB GiB TiB bit kbit Mbit Gbit bps kbps Mbps Gbps px pt em rem dpi fps rpm mph kmh ppm ppb mol"
+    " USD EUR GBP CHF JPY CNY INR pct"
 )
 _UNIT = "|".join(sorted(_UNITS.split(), key=len, reverse=True))
 _SPACELESS = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts without spaces between words

@@ -33,9 +33,10 @@ class PIILeakage:
 
     `kinds`: "credit_card" (network, length, Luhn), "iban" (length and remainder), "ssn" (US, the rules of the SSA),
     "email", "phone" (valid in a country's plan, by phonenumbers); None: all. Telephone numbers without + or 00 are
-    found when they are written as ten large countries group them, or named ("call 6502530000"); `region` ("US", or a
-    list) finds all that are valid there instead, and `region=()` none. Digits of every script count. The comment says
-    what kinds were found and how often, never the data. `evaluate_retrieved_context=False` looks at the answer only.
+    found when they are written as at home in eight large countries, (212) 555-0123 or 020 7946 0958, or are named:
+    "call 2125550123". `region` ("US", or a list) finds all that are valid there instead, `region=()` none of them.
+    Digits of every script count. The comment says what kinds were found and how often, never the data.
+    `evaluate_retrieved_context=False` looks at the answer only.
     """
 
     kinds: Sequence[str] | None = None
