@@ -117,7 +117,7 @@ def _begun(
             project=_project(), evaluators=described, metadata=metadata, example_count=source.count or 0,
         )  # fmt: skip
         return record, None, tally
-    if changed := _setup.changes(earlier, setup):
+    if changed := _setup.changes(earlier, setup, settings.metadata):
         raise CannotResume(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
             "Its stored runs are of something else: begin a new experiment, without resume"
@@ -125,8 +125,8 @@ def _begun(
     delivered = Spool(spool_path(earlier.id)).deliver(store)
     if delivered:
         say(f"assay: stored {delivered} spans that were kept in {spool_path(earlier.id)}")
-    merged = _merged(earlier.evaluators, described)
-    return replace(earlier, status="running", evaluators=merged), recall(store, earlier, tally, evaluators), tally
+    record = replace(earlier, status="running", evaluators=_setup.merged(earlier.evaluators, described))
+    return record, recall(store, record, tally, evaluators), tally
 
 
 def _rescoring(
@@ -134,8 +134,8 @@ def _rescoring(
     settings: Settings,
 ) -> Job:  # fmt: skip
     """More evaluators over the runs that an experiment has already."""
-    record = experiment.record
-    merged = _merged(record.evaluators, _setup.described(evaluators))
+    record = store.experiment(experiment.id)  # somebody may have scored it further since
+    merged = _setup.merged(record.evaluators, _setup.described(evaluators))
     record = replace(record, evaluators=merged, metadata={**record.metadata, **settings.metadata})
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
     metrics = chain(metrics_of(record), (metric for one in evaluators for metric in one.metrics))
@@ -213,10 +213,6 @@ def _earlier(name: str, store: Store, settings: Settings) -> Record | None:
         if settings.resume is True:
             return None
         raise
-
-
-def _merged(before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON]]) -> tuple[Mapping[str, JSON], ...]:
-    return tuple({one["key"]: one for one in (*before, *now)}.values())
 
 
 def _project() -> str:

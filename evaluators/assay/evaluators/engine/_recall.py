@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from assay.collector.protocols import Store
 from assay.collector.records import Experiment, Feedback, TraceSummary
@@ -12,6 +13,9 @@ from assay.evaluators._metric import Metric
 from assay.evaluators.engine._tally import Tally
 
 PAGE = 500
+
+# Per (evaluator, key): the version that counts, and from when on (nanoseconds)
+Current: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
 
 
 @dataclass(slots=True)
@@ -39,7 +43,8 @@ class Recall:
 def recall(store: Store, experiment: Experiment, tally: Tally, evaluators: Sequence[Evaluator] = ()) -> Recall:
     """Read an experiment back, adding its runs and their newest feedback to the tally (without slots).
 
-    What other versions of `evaluators` have said does not count: these are going to say it again.
+    What other versions of `evaluators` have said does not count, nor what they said before they changed: they are going
+    to say it again.
     """
     found = Recall()
     summaries = list(_summaries(store, experiment.id))
@@ -51,8 +56,9 @@ def recall(store: Store, experiment: Experiment, tally: Tally, evaluators: Seque
         tally.input_tokens += summary.input_tokens
         tally.output_tokens += summary.output_tokens
         tally.add_cost(summary.cost)
-    current: dict[tuple[str | None, str], str] = {
-        (one.make.name, key): one.version for one in evaluators for key in one.make.keys
+    since = {one["key"]: one.get("since_ns") or 0 for one in experiment.evaluators}
+    current: Current = {
+        (one.make.name, key): (one.version, since.get(one.key, 0)) for one in evaluators for key in one.make.keys
     }
     _add_feedback(store, experiment, tally, found, current)
     tally.models.update(experiment.metadata.get("totals", {}).get("models", ()))
@@ -65,18 +71,19 @@ def metrics_of(experiment: Experiment) -> list[Metric]:
     return [Metric(m["key"], None, m.get("higher_is_better", True), m.get("threshold")) for m in recorded]
 
 
-def _add_feedback(
-    store: Store, experiment: Experiment, tally: Tally, found: Recall, current: Mapping[tuple[str | None, str], str]
-) -> None:
+def _add_feedback(store: Store, experiment: Experiment, tally: Tally, found: Recall, current: Current) -> None:
     newest: set[tuple[object, str, str]] = set()
     for one in _feedbacks(store, experiment.id):  # newest first: an older version of the same does not count
         trace_id = one.target.trace_id
         if one.target.experiment_id == experiment.id:
             tally.overall.setdefault(one.key, one)
         elif trace_id in found.examples:
+            version, since = current.get((one.evaluator, one.key), (one.version, 0))
+            if one.created_ns < since:
+                continue
             found.said.setdefault(trace_id, set()).add((one.evaluator, one.version, one.key))
             same = (one.target, one.key, one.source)
-            if same not in newest and current.get((one.evaluator, one.key), one.version) == one.version:
+            if same not in newest and version == one.version:
                 newest.add(same)
                 tally.add_feedback(one, found.examples[trace_id])
 

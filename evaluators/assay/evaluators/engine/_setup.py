@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import platform
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import orjson
+
 from assay.collector.records import JSON, Experiment
 from assay.evaluators._evaluator import Evaluator
-from assay.evaluators.engine._task import Task, code_of
+from assay.evaluators.engine._code import code_of
+from assay.evaluators.engine._task import Task
 from assay.tracer._runtime import SCOPE
 
-# What must be the same for a run to count as done: anything else may change between an interruption and `resume`.
-_DECIDES = ("dataset", "dataset_version", "task", "task_code", "repetitions", "seed", "split", "limit")
+# What must be the same for a run to count as done, with the task's code and what the caller gave as metadata. Anything
+# else may change between an interruption and `resume`: concurrency, timeout, retries, the commit, installed packages.
+_DECIDES = ("dataset", "dataset_version", "task", "repetitions", "seed", "split", "limit")
+_NAMED = 5  # changes that are listed
 
 
 def setup_of(
@@ -39,20 +45,58 @@ def described(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]
             "summary": one.summary,
             "metrics": [metric.to_dict() for metric in one.metrics],
             "origin": dict(one.origin),
+            "code": {} if one.spec else code_of(one.function),
             "standards": list(one.standards),
         }
         for one in evaluators
     )
 
 
-def changes(record: Experiment, setup: Mapping[str, JSON]) -> list[str]:
+def changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
     """What is different now from when the experiment began, in words; [] when its runs still count."""
     then: Mapping[str, Any] = record.metadata.get("setup") or {}
-    return [
-        f"{name} was {then.get(name)!r} and is {setup.get(name)!r}"
-        for name in _DECIDES
-        if then.get(name) != setup.get(name)
-    ]
+    found = [_was(name, then.get(name), setup.get(name)) for name in _DECIDES if then.get(name) != setup.get(name)]
+    if changed := _changed(then.get("task_code") or {}, setup.get("task_code") or {}):
+        found.append(f"the task's code changed: {_listed(changed)}")
+    given = {name: _plain(value) for name, value in metadata.items()}
+    known = {name: value for name, value in record.metadata.items() if name not in ("setup", "totals")}
+    if given:
+        found += [_was(f"metadata {n!r}", known.get(n), given.get(n)) for n in _changed(known, given)]
+    return found
+
+
+def merged(before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON]]) -> tuple[Mapping[str, JSON], ...]:
+    """The evaluators of an experiment with those that are added. One that has changed since (its version, parameters
+    or code) gets a `since_ns`: what it said before does not count any more.
+    """
+    known = {one["key"]: one for one in before}
+    return tuple({**known, **{one["key"]: _since(known.get(one["key"]), one) for one in now}}.values())
+
+
+def _since(before: Mapping[str, JSON] | None, now: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    if before is None:
+        return now
+    same = all(_plain(before.get(name)) == _plain(now[name]) for name in ("version", "origin", "code"))
+    since = before.get("since_ns") if same else time.time_ns()
+    return {**now, "since_ns": since} if since else now
+
+
+def _changed(then: Mapping[str, JSON], now: Mapping[str, JSON]) -> list[str]:
+    return [name for name in {**then, **now} if then.get(name) != now.get(name)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _was(name: str, then: JSON, now: JSON) -> str:
+    return f"{name} was {then!r} and is {now!r}"
+
+
+def _plain(value: JSON) -> JSON:
+    """A value as it is read back from a store."""
+    return orjson.loads(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS))
 
 
 def surroundings() -> Future[dict[str, JSON]]:

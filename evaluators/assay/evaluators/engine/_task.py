@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from assay.collector.records import JSON, Example
@@ -80,17 +77,6 @@ def as_task(function: Any) -> Task:
         first=by_position[0].name if by_position else None,
         is_async=_is_async(function),
     )
-
-
-def code_of(function: Any) -> str:
-    """A digest of the module that a task is written in, else of its own code; for telling whether it has changed."""
-    function = inspect.unwrap(getattr(function, "func", function))
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    path = getattr(module, "__file__", None)
-    if path and Path(path).is_file():
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-    code = getattr(function, "__code__", None)
-    return hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16] if code else ""
 
 
 def joined(pieces: Iterable[Any]) -> Any:

@@ -1,0 +1,162 @@
+"""The code that a function runs, as digests by name: for telling whether, and where, it has changed.
+
+From the function on, whatever it names is followed, as far as it is written in the project: functions and classes, also
+of other modules, and the constants (texts, numbers) beside them, such as prompts. Installed packages are not looked at,
+nor is what lives in objects; and neither comments nor other functions of the same files matter.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import inspect
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+MOST = 2_000  # functions and constants
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
+_OURS = ("assay.tracer", "assay.collector", "assay.evaluators", "assay.cli")
+
+
+def code_of(function: Any) -> dict[str, str]:
+    """Name → digest of everything that a callable reaches in its project."""
+    walk = _Walk()
+    walk.add("", function)
+    while walk.todo and len(walk.found) < MOST:
+        walk.step()
+    return {name: digest for name, digest in sorted(walk.found.items()) if name not in walk.stored}
+
+
+class _Walk:
+    """What was found so far, and what is still to be looked at."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self.stored: set[str] = set()  # global names that the code itself assigns: counters and caches, not settings
+        self.todo: list[Any] = []
+        self._seen: set[int] = set()
+
+    def add(self, name: str, value: Any) -> None:
+        """Note a constant, or remember something to look at."""
+        if _is_constant(value):
+            if name:
+                self.found[name] = _digest(_stable(value))
+            return
+        value = inspect.unwrap(value) if callable(value) else value
+        if isinstance(value, functools.partial):
+            self.add("", value.func)
+            self._all(f"{name or _name(value.func)}(…)", {**value.keywords, **dict(enumerate(value.args))})
+        elif isinstance(value, MethodType):
+            self.add("", value.__func__)
+            self.add("", type(value.__self__))
+        elif isinstance(value, FunctionType | type):
+            self._remember(value)
+        elif not isinstance(value, ModuleType):
+            self._remember(type(value))
+
+    def step(self) -> None:
+        """Look at one function or class."""
+        value = self.todo.pop()
+        if isinstance(value, type):
+            self._all(_name(value), {name: _inner(one) for name, one in vars(value).items() if _is_own(name)})
+            for base in value.__bases__:
+                self.add("", base)
+        else:
+            self._function(value)
+
+    def _function(self, function: FunctionType) -> None:
+        code, module = function.__code__, function.__module__
+        self.found[_name(function)] = _digest(_of_code(code))
+        named = {name for one in _nested(code) for name in one.co_names}
+        self.stored.update(f"{module}.{name}" for one in _nested(code) for name in _stores(one))
+        for name in sorted(named):
+            value = function.__globals__.get(name, sys.modules.get(name))
+            if isinstance(value, ModuleType):
+                if _is_project(value.__name__):
+                    self._all(value.__name__, {one: vars(value)[one] for one in sorted(named) if one in vars(value)})
+            elif name in function.__globals__:
+                self.add(f"{module}.{name}", value)
+        self._all(f"{_name(function)}.", dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {}))
+        self._all(_name(function), _closure(function))
+
+    def _all(self, prefix: str, values: Mapping[Any, Any]) -> None:
+        for name, value in values.items():
+            self.add(f"{prefix}.{name}", value)
+
+    def _remember(self, value: Any) -> None:
+        if id(value) not in self._seen and _is_project(getattr(value, "__module__", None)):
+            self._seen.add(id(value))
+            self.todo.append(value)
+
+
+@functools.cache
+def _is_project(module: str | None) -> bool:
+    """Whether a module is neither installed nor built in nor ours; what has no file was typed in."""
+    if not module or module in sys.builtin_module_names or module.startswith(_OURS):
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return module == "__main__" or module not in sys.modules
+    path = Path(file).resolve()
+    return not ({"site-packages", "dist-packages"} & set(path.parts)) and not str(path).startswith(_INSTALLED)
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_constant, value))
+    return isinstance(value, _PLAIN)
+
+
+def _stable(value: Any) -> str:
+    """The same text in every process: sets have no order."""
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _of_code(code: CodeType) -> str:
+    consts = [_of_code(one) if isinstance(one, CodeType) else _stable(one) for one in code.co_consts]
+    return repr((code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars))
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _nested(one)
+
+
+def _stores(code: CodeType) -> Iterator[str]:
+    return (one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL")
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    return found
+
+
+def _is_own(name: str) -> bool:
+    """Whether somebody wrote it in a class, rather than Python."""
+    return name not in ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
+
+
+def _inner(value: Any) -> Any:
+    """What a static or class method or a property is made of."""
+    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
