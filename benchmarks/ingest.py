@@ -4,10 +4,12 @@
     python benchmarks/ingest.py --json          # the same as OTLP/JSON
     python benchmarks/ingest.py --traces 1      # requests of 5 spans
     python benchmarks/ingest.py --store big.db  # on top of what a file holds
+    python benchmarks/ingest.py --share 0.5 --feedback 4   # at half the rate, while four processes write feedback
 
 Each trace is a question to a RAG application: chain, retriever with five documents, model call, tool, parser; 1.8 KB a
 span, random ids. Requests are made before the clock starts, but for their ids. The load runs in this process, the
-collector in one of its own, on the same cores.
+collector in one of its own, on the same cores. Feedback is written through the Python client, fifty at once and singly
+in turn, each process as fast as it is answered; all of it is read back afterwards.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import asyncio
 import base64
 import json
+import multiprocessing
 import os
 import random
 import secrets
@@ -32,8 +35,14 @@ from pathlib import Path
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from assay.collector.client import HTTPStore
+from assay.collector.protocols import Unavailable
+from assay.collector.records import Feedback, Target
+
 SPANS_PER_TRACE = 5
 TEMPLATES = 16
+WARM_UP = 40_000  # spans at full speed, by which a share of it is known
+AT_ONCE, SINGLY = 50, 10  # feedbacks in a batch, then one by one
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
@@ -251,6 +260,7 @@ class Load:
     port: int
     templates: list[Template]
     left: int
+    pause: float = 0.0  # seconds from one request to the next, on whichever connection; 0: as fast as it is answered
     latencies: list[float] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)
     markers: list[str] = field(default_factory=list)  # of the acknowledged requests
@@ -262,8 +272,11 @@ class Load:
     async def _connection(self, number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
         kind = "application/json" if self.templates[0].is_json else "application/x-protobuf"
+        begun, asked = time.perf_counter(), self.left
         while self.left > 0:
             self.left -= 1
+            if self.pause:
+                await asyncio.sleep(begun + (asked - self.left) * self.pause - time.perf_counter())
             template = self.templates[self.left % len(self.templates)]
             body, first = template.fresh()
             head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
@@ -285,19 +298,32 @@ class Load:
         return int(head.split(" ", 2)[1])
 
 
-async def watched(collector: Collector, load: Load, connections: int, lags: list[float], memory: list[float]) -> None:
+@dataclass
+class Seen:
+    """What was seen of the collector while the load ran."""
+
+    lags: list[float] = field(default_factory=list)  # seconds until what was just acknowledged can be read
+    memory: list[tuple[int, float]] = field(default_factory=list)  # acknowledged requests so far, MB
+
+    def memory_at(self, share: float) -> float:
+        """MB when this share of the requests was acknowledged."""
+        return next(mb for done, mb in self.memory if done >= share * self.memory[-1][0])
+
+
+async def watched(collector: Collector, load: Load, connections: int, seen: Seen) -> None:
     """Run the load; meanwhile ask for what was just acknowledged, and look at the collector's memory."""
 
     async def watch() -> None:
         while True:
             await asyncio.sleep(0.5)
-            memory.append(collector.memory_mb())
+            seen.memory.append((len(load.acknowledged), collector.memory_mb()))
             if load.acknowledged:
-                lags.append(await asyncio.to_thread(until_visible, collector, load.acknowledged[-1]))
+                seen.lags.append(await asyncio.to_thread(until_visible, collector, load.acknowledged[-1]))
 
     watcher = asyncio.create_task(watch())
     await load.run(connections)
     watcher.cancel()
+    seen.memory.append((len(load.acknowledged), collector.memory_mb()))
 
 
 def until_visible(collector: Collector, trace_id: str) -> float:
@@ -316,6 +342,94 @@ def until_indexed(collector: Collector) -> float:
     return time.perf_counter() - start
 
 
+# --- feedback beside it ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Written:
+    """What one process wrote: seconds per answer, and the ids that were acknowledged."""
+
+    batches: list[float] = field(default_factory=list)
+    singles: list[float] = field(default_factory=list)
+    put_off: int = 0  # answers of 429 or 503
+    ids: list[str] = field(default_factory=list)
+
+
+def write_feedback(url: str, traces: list[str], number: int, ready: object, stop: object, out: object) -> None:
+    """Write feedback until told to stop. A process of its own."""
+    written, count = Written(), 0
+
+    def made() -> Feedback:
+        nonlocal count
+        count += 1
+        key, target = f"key{count // len(traces)}", Target(trace_id=traces[count * 7 % len(traces)])
+        return Feedback(target=target, key=key, score=count % 100 / 100, evaluator=f"judge{number}", comment="because")
+
+    with HTTPStore(url) as store:
+        store.count()
+        ready.wait()
+        while not stop.is_set():
+            written_at_once(store, [made() for _ in range(AT_ONCE)], written.batches, written)
+            for _ in range(SINGLY):
+                written_at_once(store, [made()], written.singles, written)
+    out.put(written)
+
+
+def written_at_once(store: HTTPStore, feedback: list[Feedback], latencies: list[float], written: Written) -> None:
+    start = time.perf_counter()
+    try:
+        store.add_feedback(feedback)
+    except Unavailable:
+        written.put_off += 1
+        return
+    latencies.append(time.perf_counter() - start)
+    written.ids += [one.id for one in feedback]
+
+
+class Writers:
+    """Processes that write feedback on stored traces while the load runs."""
+
+    def __init__(self, collector: Collector, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._collector, self._stop, self._out = collector, context.Event(), context.Queue()
+        traces = [one["trace_id"] for one in collector.get("/api/traces?limit=2000")["items"]]
+        ready, url = context.Barrier(count + 1), f"http://127.0.0.1:{collector.port}"
+        arguments = [(url, traces, number, ready, self._stop, self._out) for number in range(count)]
+        self._processes = [context.Process(target=write_feedback, args=one) for one in arguments]
+        for process in self._processes:
+            process.start()
+        ready.wait()
+        self._start = time.perf_counter()
+
+    def rows(self) -> dict[str, str]:
+        """Ends them, reads everything back, and says what they saw."""
+        self._stop.set()
+        found: list[Written] = [self._out.get() for _ in self._processes]
+        for process in self._processes:
+            process.join()
+        took = time.perf_counter() - self._start
+        ids = [id for one in found for id in one.ids]
+        with HTTPStore(f"http://127.0.0.1:{self._collector.port}") as store:
+            page = store.feedbacks(limit=20_000)
+            stored = {one.id for one in page}
+            while page.next is not None:
+                page = store.feedbacks(limit=20_000, cursor=page.next)
+                stored |= {one.id for one in page}
+        return {
+            "feedback acknowledged": f"{len(ids):,} by {len(found)} processes, {len(ids) / took:,.0f} /s",
+            f"feedback, {AT_ONCE} at once, p50 / p99 / max": spread([s for one in found for s in one.batches]),
+            "feedback, one, p50 / p99 / max": spread([s for one in found for s in one.singles]),
+            "feedback put off / lost": f"{sum(one.put_off for one in found)} requests / {len(set(ids) - stored)}",
+        }
+
+
+def spread(seconds: list[float]) -> str:
+    ordered = sorted(seconds)
+    return (
+        " / ".join(f"{1000 * ordered[int(q * (len(ordered) - 1))]:.0f} ms" for q in (0.5, 0.99, 1)) if ordered else "-"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spans", type=int, default=200_000)
@@ -323,6 +437,8 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--store", type=Path, help="a file to add to; else a new one, removed afterwards")
+    parser.add_argument("--share", type=float, help="of the full rate, which a first load finds out")
+    parser.add_argument("--feedback", type=int, default=0, help="processes that write feedback meanwhile")
     parser.add_argument("--no-index", action="store_true", help="do not wait for the text index")
     parser.add_argument("serve", nargs="*", help="further arguments of `assay serve`, after --")
     asked = parser.parse_args()
@@ -330,18 +446,28 @@ def main() -> None:
         measure(asked, asked.store or Path(folder) / "assay.db")
 
 
+def full_rate(collector: Collector, made: list[Template], connections: int) -> float:
+    """Requests a second when each connection sends as fast as it is answered."""
+    load = Load(collector.port, made, WARM_UP // (made[0].traces * SPANS_PER_TRACE))
+    start = time.perf_counter()
+    asyncio.run(load.run(connections))
+    return len(load.latencies) / (time.perf_counter() - start)
+
+
 def measure(asked: argparse.Namespace, store: Path) -> None:
     made = templates(asked.traces, asked.json)
     per_request = asked.traces * SPANS_PER_TRACE
     collector = Collector(store, asked.serve)
     try:
-        before = collector.get("/api/count")["spans"]
-        idle, cpu = collector.memory_mb(), collector.cpu_s()
-        load = Load(collector.port, made, max(1, asked.spans // per_request))
-        lags: list[float] = []
-        memory: list[float] = []
+        idle, pause = collector.memory_mb(), 0.0
+        if asked.share or asked.feedback:
+            full = full_rate(collector, made, asked.connections)
+            pause = 1 / (full * asked.share) if asked.share else 0.0
+        writers = Writers(collector, asked.feedback) if asked.feedback else None
+        before, cpu = collector.get("/api/count")["spans"], collector.cpu_s()
+        load, seen = Load(collector.port, made, max(1, asked.spans // per_request), pause), Seen()
         start = time.perf_counter()
-        asyncio.run(watched(collector, load, asked.connections, lags, memory))
+        asyncio.run(watched(collector, load, asked.connections, seen))
         acknowledged_s = time.perf_counter() - start
         spans = len(load.acknowledged) * per_request
         while collector.get("/api/count")["spans"] < before + spans and time.perf_counter() - start < 300:
@@ -349,20 +475,23 @@ def measure(asked: argparse.Namespace, store: Path) -> None:
         visible_s = time.perf_counter() - start
         missing = before + spans - collector.get("/api/count")["spans"]
         cpu = collector.cpu_s() - cpu
+        further = writers.rows() if writers else {}
         indexed_s = 0.0 if asked.no_index else until_indexed(collector)
-        memory.append(collector.memory_mb())
+        after = collector.memory_mb()
     finally:
         collector.stop()
-    ordered = sorted(load.latencies)
     rows = {
         "spans acknowledged": f"{spans:,} in {acknowledged_s:.1f} s; answers {load.statuses}",
         "acknowledged and visible": f"{spans / visible_s:,.0f} spans/s, {len(load.latencies) / acknowledged_s:,.0f} requests/s",
         "missing": f"{missing}",
-        "acknowledgement p50 / p99 / max": " / ".join(f"{1000 * ordered[int(q * (len(ordered) - 1))]:.0f} ms" for q in (0.5, 0.99, 1)),
-        "visible after acknowledgement": f"at most {1000 * max(lags, default=0):.0f} ms ({len(lags)} asked during the load)",
+        "asked for": f"{asked.share:.0%} of {full * per_request:,.0f} spans/s" if pause else "as fast as it is answered",
+        "acknowledgement p50 / p99 / max": spread(load.latencies),
+        **further,
+        "visible after acknowledgement": f"at most {1000 * max(seen.lags, default=0):.0f} ms ({len(seen.lags)} asked during the load)",
         "text index caught up after": f"{indexed_s:.1f} s",
         "collector's CPU": f"{1e6 * cpu / max(1, spans):.0f} µs a span",
-        "memory idle / most": f"{idle:.0f} / {max(memory):.0f} MB",
+        "memory idle / most": f"{idle:.0f} / {max(mb for _, mb in seen.memory):.0f} MB",
+        "memory after 25, 50, 75, 100 %": " / ".join(f"{seen.memory_at(q):.0f}" for q in (0.25, 0.5, 0.75, 1)) + f" MB, index caught up {after:.0f} MB",
         "ready after": f"{collector.ready_s:.2f} s",
         "request": f"{len(made[0].body) / per_request:,.0f} bytes a span, {per_request} spans",
         "on disk": f"{store.stat().st_size / (before + spans):,.0f} bytes a span (file of {before + spans:,})",

@@ -1,6 +1,6 @@
 """Made-up traffic for benchmarks: traces of five spans of a RAG application, about 1.8 KB each on the wire.
 
-Words are drawn anew for every trace (the frequent ones often, as in natural text), ids are random: texts that repeat
+Twenty conversations of about eight traces go on at any time. Words are drawn anew for every trace (the frequent ones often, as in natural text), ids are random: texts that repeat
 would flatter compression, ids in order would flatter the database.
 """
 
@@ -62,7 +62,7 @@ class Traffic:
         failed = pick.random() < 0.05
         common = {
             "trace_id": trace_id, "resource": RESOURCE, "project": "bench", "environment": "bench", "status": "ok",
-            "session_id": f"sess-{pick.randrange(2000):05d}", "user_id": f"user-{pick.randrange(500):04d}",
+            "session_id": f"sess-{self._now // self._gap // 160 * 20 + pick.randrange(20)}", "user_id": f"user-{pick.randrange(500):04d}",
         }  # fmt: skip
         below = {**common, "parent_id": ids[0]}
         tenant = {"tenant": f"t{pick.randrange(20)}", "variant": pick.choice("AB")}

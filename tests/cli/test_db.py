@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from assay.cli._app import app
 from assay.cli._common import failing_in_one_line
+from assay.collector.server import Server
 from assay.collector.sqlite import SQLiteStore
 from collector.making import SECOND, child, run
 
@@ -98,7 +101,28 @@ def test_reading_goes_on_while_another_process_holds_the_file(file: str) -> None
     with SQLiteStore(file):
         assert assay("stats", "--store", file).exit_code == 0
         assert assay("check", "--store", file).exit_code == 0
-        assert f"in use by process {os.getpid()}" in refusal("vacuum", "--store", file)
+        assert f"being written by process {os.getpid()}" in refusal("vacuum", "--store", file)
+
+
+def test_what_a_server_holds_is_looked_after_through_it(file: str) -> None:
+    with SQLiteStore(file) as store, Server(store) as server:
+        assert json.loads(assay("prune", "--older-than", "1d", "--always", "--store", file, "--json").stdout) == {
+            "deleted": 1
+        }
+        assert store.retention()[0].max_age_ns == 86_400 * SECOND
+        assert json.loads(assay("vacuum", "--store", server.url, "--json").stdout)["freed_bytes"] >= 0
+        assert json.loads(assay("delete", "user=u", "--yes", "--store", file, "--json").stdout) == {"deleted": 1}
+        assert store.count()["traces"] == 0
+
+
+def test_checks_for_pipes(file: str) -> None:
+    assert json.loads(assay("check", "--store", file, "--json").stdout) == {"sound": True, "problems": []}
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("DELETE FROM spans WHERE parent_id IS NOT NULL")
+        db.commit()
+    found = assay("check", "--store", file, "--json")
+    assert found.exit_code == 1
+    assert "number of spans" in json.loads(found.stdout)["problems"][0]
 
 
 @pytest.mark.parametrize(

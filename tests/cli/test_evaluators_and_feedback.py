@@ -121,6 +121,13 @@ def test_people_say_something_and_are_kept_apart(assay):
     assert rows[("ann", "good")]["source"] == "human"
 
 
+def test_feedback_on_a_trace_that_has_not_come_yet_is_kept_and_said(assay, database):
+    unknown = CliRunner().invoke(app, ["feedback", "add", "f" * 32, "good", "1", "--store", str(database)])
+    known = CliRunner().invoke(app, ["feedback", "add", TRACE, "good", "1", "--store", str(database)])
+    assert ("is stored yet" in unknown.stderr, "is stored yet" in known.stderr) == (True, False)
+    assert len(lines(assay("feedback", "list", "f" * 32, "--json"))) == 1
+
+
 def test_feedback_is_removed_by_id(assay):
     [kept] = lines(assay("feedback", "add", TRACE, "good", "1", "--json"))
     assert assay("feedback", "delete", kept["id"]) == "removed 1 feedbacks\n"

@@ -17,6 +17,7 @@ from assay.collector.records import (
     Experiment,
     Feedback,
     Link,
+    Retention,
     Run,
     Target,
     TraceSummary,
@@ -462,6 +463,21 @@ def test_a_deleted_trace_may_come_again(store: Store) -> None:
     store.delete(trace_ids=(root.trace_id,))
     store.append([root])
     assert store.trace(root.trace_id).runs == (root,)
+
+
+def test_pruning_by_age(store: Store) -> None:
+    store.append([run("old"), run("new", start_ns=2**62)])
+    assert store.prune(Retention(project="other", max_age_ns=1)) == 0
+    assert store.prune(Retention(max_age_ns=SECOND)) == 1
+    assert names(store.traces()) == ["new"]
+
+
+def test_rules_of_retention_and_space(store: Store) -> None:
+    store.set_retention(rule := Retention(project="p", max_age_ns=5, max_bytes=10**9))
+    assert store.retention() == [rule]
+    store.set_retention(Retention(project="p"))
+    assert store.retention() == []
+    assert store.vacuum() >= 0
 
 
 def test_an_empty_filter_deletes_nothing(store: Store) -> None:

@@ -18,8 +18,8 @@ import pytest
 import zstandard
 
 from assay.collector.protocols import NotFound, Refused, Unavailable
-from assay.collector.records import Usage
-from assay.collector.sqlite import Retention, SQLiteStore, encode, holder
+from assay.collector.records import Retention, Usage
+from assay.collector.sqlite import SQLiteStore, encode, holder
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
 from collector.making import SECOND, START, child, run
@@ -97,6 +97,7 @@ def test_somebody_elses_file_is_refused(file: Path) -> None:
     db.close()
     with pytest.raises(Refused, match="not one of Assay's"):
         SQLiteStore(file)
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -319,9 +320,11 @@ def test_vacuum_gives_space_back_and_forgets_what_nothing_uses(store: SQLiteStor
     store.append([run(inputs=os.urandom(5000).hex(), tags=("gone",), resource={"host": str(n)}) for n in range(200)])
     store.append([run("stays", tags=("kept",))])
     store.delete(tags="gone")
+    store.checkpoint()
     before = store.stats()
-    store.vacuum()
+    freed = store.vacuum()
     after = store.stats()
+    assert freed == before["file_bytes"] - after["file_bytes"] > 500_000
     assert after["used_bytes"] <= before["used_bytes"]
     assert after["resources"] == 1
     assert store.values("tag") == ["kept"]

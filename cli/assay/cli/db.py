@@ -12,11 +12,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from assay.cli._common import JsonOption, StoreOption, console, notes
-from assay.collector import connect, describe
-from assay.collector.protocols import Refused, Store
+from assay.cli._common import JsonOption, StoreOption, console, notes, opened
+from assay.collector.protocols import Refused
 from assay.collector.querystring import duration, parse
-from assay.collector.sqlite import Retention, SQLiteStore, holder, inspect
+from assay.collector.records import Retention
+from assay.collector.sqlite import inspect
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,9 +52,10 @@ def prune(
     max_size: Annotated[str | None, typer.Option(help="Delete the oldest until this much is left, as 2GB.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project's; else of all, taken together.")] = None,
     always: Annotated[bool, typer.Option("--always", help="Keep this as a rule: done about once an hour.")] = False,
-    store: FileOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Delete old traces with all that speaks of them.
+    """Delete old traces with all that speaks of them; through the server, where one serves the file.
 
     Example: `assay db prune --older-than 30d --project demo --always`
     """
@@ -65,10 +66,10 @@ def prune(
     )
     if rule.max_age_ns is None and rule.max_bytes is None and not always:
         raise Refused("say what is too much: --older-than 30d, --max-size 2GB (or --always alone to drop a rule)")
-    with _writable(store) as kept:
+    with opened(store) as kept:
         if always:
             kept.set_retention(rule)
-        notes.print(f"deleted {kept.prune(rule)} traces")
+        _say("deleted", kept.prune(rule), json)
 
 
 @app.command()
@@ -76,48 +77,49 @@ def delete(
     terms: Terms,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Delete the traces that meet all conditions, with their words, feedback and decisions.
 
     Example: `assay db delete user=u-42 --yes`
     """
     wanted = parse(terms)
-    kept: Store = connect(store)
-    try:
-        notes.print(f"store: {escape(describe(kept))}")
+    with opened(store) as kept:
         if not yes:
             first = kept.traces(wanted, limit=1000)
             count = f"{len(first)}{'+' if first.next else ''}"
             typer.confirm(f"Delete {count} traces for good?", abort=True, err=True)
-        notes.print(f"deleted {kept.delete(wanted)} traces")
-    finally:
-        kept.close()
+        _say("deleted", kept.delete(wanted), json)
 
 
 @app.command()
-def vacuum(store: FileOption = None) -> None:
-    """Give the space of what was deleted back to the disk. Nothing may serve the file meanwhile.
+def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
+    """Give the space of what was deleted back to the disk. A server that serves the file takes nothing in meanwhile.
 
     Example: `assay db vacuum --store assay.db`
     """
-    path = _file(store)
-    before = os.path.getsize(path)
-    with _writable(path) as kept:
-        kept.vacuum()
-    notes.print(f"{_size(before)} → {_size(os.path.getsize(path))}")
+    with opened(store) as kept:
+        freed = kept.vacuum()
+    if json:
+        _print_json([{"freed_bytes": freed}])
+    else:
+        notes.print(f"gave back {_size(freed)}")
 
 
 @app.command()
 def check(
-    deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False, store: FileOption = None
-) -> None:
+    deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False, store: FileOption = None,
+    json: JsonOption = False,
+) -> None:  # fmt: skip
     """Check that the file is sound and its tables fit together; exit status 1 if not.
 
     Example: `assay db check --deep`
     """
     with inspect.opened(_file(store)) as file:
         problems = file.check(deep=deep)
-    for problem in problems:
+    if json:
+        _print_json([{"sound": not problems, "problems": problems}])
+    for problem in problems if not json else ():
         console.print(escape(problem), soft_wrap=True)
     if problems:
         raise typer.Exit(1)
@@ -155,12 +157,11 @@ def _file(store: str | None) -> str:
     return path
 
 
-def _writable(store: str | None) -> SQLiteStore:
-    path = store if store is not None and Path(store).exists() else _file(store)
-    if found := holder(path):
-        at = f" at {found['url']}" if found.get("url") else ""
-        raise Refused(f"{path!r} is in use by process {found.get('pid')}{at}; stop it first")
-    return SQLiteStore(path)
+def _say(what: str, traces: int, json: bool) -> None:
+    if json:
+        _print_json([{what: traces}])
+    else:
+        notes.print(f"{what} {traces} traces")
 
 
 def _bytes(text: str) -> int:

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from assay.cli._common import JsonOption, StoreOption, WhereOption, conditions, console, emit, opened, short, table
+from assay.cli._common import (
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    conditions,
+    console,
+    emit,
+    notes,
+    opened,
+    short,
+    table,
+)
 from assay.collector.records import Feedback, Target
 
 app = typer.Typer(
@@ -38,6 +49,8 @@ def add(
     score, label = _parsed(value)
     with opened(store) as found:
         kept = found.feedback(trace, key, score, label=label, comment=comment, author=author, span_id=span)
+        if not found.traces(trace_ids=(trace,), limit=1):
+            notes.print(f"no trace {trace!r} is stored yet; this waits for it", markup=False, soft_wrap=True)
     if json:
         emit([asdict(kept)])
     else:

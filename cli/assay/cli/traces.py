@@ -84,7 +84,7 @@ def tail(
 def delete(
     trace_ids: Annotated[list[str] | None, typer.Argument(help="Ids of traces.")] = None,
     where: WhereOption = None, since: Since = None, text: Text = None, store: StoreOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Delete traces with their spans, index, feedback and decisions: by id, or all that pass conditions.
 
@@ -98,7 +98,11 @@ def delete(
     if not yes:
         typer.confirm("Delete every trace that passes? This cannot be taken back", abort=True)
     with opened(store) as opened_store:
-        notes.print(f"deleted {opened_store.delete(wanted)} traces")
+        deleted = opened_store.delete(wanted)
+    if as_json:
+        emit([{"deleted": deleted}])
+    else:
+        notes.print(f"deleted {deleted} traces")
 
 
 def _whole_id(store: Store, given: str) -> str:

@@ -22,6 +22,7 @@ from assay.collector.records import (
     Lease,
     Page,
     QueueItem,
+    Retention,
     Rule,
     Run,
     Target,
@@ -198,6 +199,18 @@ class TraceStore(Protocol):
 
         An empty filter is refused.
         """
+
+    def prune(self, rule: Retention) -> int:
+        """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
+
+    def set_retention(self, rule: Retention) -> None:
+        """Keep a project's rule: `prune` is done with it about once an hour. One without limits takes it away."""
+
+    def retention(self) -> list[Retention]:
+        """The rules that are kept."""
+
+    def vacuum(self) -> int:
+        """Give the space of what was deleted back to the disk; returns how many bytes. Writing waits meanwhile."""
 
     def close(self) -> None:
         """Write what is queued, then let go. Closing twice is harmless."""

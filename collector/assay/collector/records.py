@@ -432,6 +432,15 @@ class QueueItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long, and up to which size on disk, the traces of a project are kept (None: of every project, together)."""
+
+    project: str | None = None
+    max_age_ns: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
     """A slice of a longer list, and where the next one begins (None at the end)."""
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from assay.collector import pages
 from assay.collector._metrics import Metrics
-from assay.collector.api import _control, _datasets, _feedback, _health, _openapi, _traces
+from assay.collector.api import _control, _datasets, _feedback, _health, _keeping, _openapi, _traces
 from assay.collector.api._guard import ASGI, Scope
 from assay.collector.api._http import map_errors
 from assay.collector.protocols import Store
@@ -37,6 +37,7 @@ def create_app(
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     routers = (
         _health.router(store, metrics, ready or (lambda: True)), _traces.router(store), _feedback.router(store),
+        _keeping.router(store),
         _datasets.datasets(store), _datasets.experiments(store), _control.rules(store), _control.shared(store),
         _control.keys(store), _control.queues(store),
     )  # fmt: skip

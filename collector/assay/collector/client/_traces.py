@@ -9,7 +9,7 @@ from assay.collector import _wire
 from assay.collector.client._transport import Params, Transport, segment
 from assay.collector.filters import Filter, combined
 from assay.collector.protocols import Bucket, SessionSummary
-from assay.collector.records import Feedback, Page, Run, Target, Trace, TraceSummary
+from assay.collector.records import Feedback, Page, Retention, Run, Target, Trace, TraceSummary
 
 T = TypeVar("T")
 # Of one request: far below what the server takes, so that no batch is refused for its size alone
@@ -105,8 +105,25 @@ class Traces:
         """See `TraceStore.delete`."""
         return self._deleted("DELETE", "/api/traces", _asked(filter, conditions))
 
-    def _deleted(self, method: str, path: str, params: Params = ()) -> int:
-        found: dict[str, int] = self._transport.ask(dict[str, int], method, path, params)
+    def prune(self, rule: Retention) -> int:
+        """See `TraceStore.prune`."""
+        return self._deleted("POST", "/api/prune", body=rule)
+
+    def set_retention(self, rule: Retention) -> None:
+        """See `TraceStore.set_retention`."""
+        self._transport.ask(Any, "POST", "/api/retention", body=rule)
+
+    def retention(self) -> list[Retention]:
+        """See `TraceStore.retention`."""
+        return self._transport.ask(list[Retention], "GET", "/api/retention")
+
+    def vacuum(self) -> int:
+        """See `TraceStore.vacuum`."""
+        found: dict[str, int] = self._transport.ask(dict[str, int], "POST", "/api/vacuum", patient=True)
+        return found["freed_bytes"]
+
+    def _deleted(self, method: str, path: str, params: Params = (), body: Any = None) -> int:
+        found: dict[str, int] = self._transport.ask(dict[str, int], method, path, params, body, patient=True)
         return found["deleted"]
 
 

@@ -14,7 +14,7 @@ from assay.collector.protocols import NotFound, Refused, StoreError, Unavailable
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
-TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+TIMEOUT, PATIENCE = httpx.Timeout(60.0, connect=5.0), httpx.Timeout(None, connect=5.0)
 
 
 class Transport:
@@ -23,19 +23,32 @@ class Transport:
     def __init__(self, url: str, api_key: str | None) -> None:
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self.url = url.rstrip("/")
-        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT, trust_env=False)
+        self._client = httpx.Client(base_url=self.url, headers=headers, trust_env=False)
         weakref.finalize(self, self._client.close)  # a client that nobody closed leaves no socket behind
 
     @overload
-    def ask(self, kind: type[T], method: str, path: str, params: Params = (), body: Any = None) -> T: ...
+    def ask(
+        self, kind: type[T], method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    ) -> T: ...
     @overload
-    def ask(self, kind: Any, method: str, path: str, params: Params = (), body: Any = None) -> Any: ...
-    def ask(self, kind: Any, method: str, path: str, params: Params = (), body: Any = None) -> Any:
-        """Send a request; the record in its answer. Parameters that are None are left out. Raises `StoreError`."""
+    def ask(
+        self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    ) -> Any: ...
+    def ask(
+        self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    ) -> Any:
+        """Send a request; the record in its answer. Parameters that are None are left out. Raises `StoreError`.
+
+        `patient`: what is asked may take as long as it takes.
+        """
         given = [(name, _text(value)) for name, value in params if value is not None]
         try:
             response = self._client.request(
-                method, path, params=given, content=None if body is None else _wire.encode(body)
+                method,
+                path,
+                params=given,
+                content=None if body is None else _wire.encode(body),
+                timeout=PATIENCE if patient else TIMEOUT,
             )
         except httpx.TransportError as error:
             raise Unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error

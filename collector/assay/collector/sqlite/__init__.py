@@ -5,7 +5,6 @@ from assay.collector._extras import needing
 with needing("server", __name__):
     from assay.collector.sqlite._codec import Batch, encode
     from assay.collector.sqlite._lock import holder
-    from assay.collector.sqlite._maintenance import Retention
     from assay.collector.sqlite._store import SQLiteStore
 
-__all__ = ["Batch", "Retention", "SQLiteStore", "encode", "holder"]
+__all__ = ["Batch", "SQLiteStore", "encode", "holder"]

@@ -49,12 +49,7 @@ def _row(feedback: Feedback, keys: dict[str, int]) -> tuple[Any, ...]:
 
 def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
     """Give every feedback of these (trace, key) its standing."""
-    wanted = set(pairs)
-    sql = (
-        "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author FROM feedback"
-        " WHERE trace IN (%s)"
-    )
-    found = [row for row in find_many(db, sql, {trace for trace, _ in wanted}) if row[:2] in wanted]
+    found = _sharing(db, pairs)
     found.sort(key=lambda row: row[2:4], reverse=True)
     changes: list[tuple[int, int]] = []
     kinds: set[Any] = set()
@@ -64,6 +59,24 @@ def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
         if standing != row[4]:
             changes.append((standing, row[3]))
     db.executemany("UPDATE feedback SET standing = ? WHERE rowid = ?", changes)
+
+
+def _sharing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:
+    """All feedback of these (trace, key), and none of what else such a trace may have a lot of."""
+    by_key: dict[str, list[int]] = {}
+    for trace, key in dict.fromkeys(pairs):
+        by_key.setdefault(key, []).append(trace)
+    sql = (
+        "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author FROM feedback"
+        " WHERE key = ? AND trace IN (%s)"
+    )
+    return [
+        row
+        for key, traces in by_key.items()
+        for start in range(0, len(traces), 500)
+        for chunk in [traces[start : start + 500]]
+        for row in db.execute(sql % ",".join("?" * len(chunk)), (key, *chunk))
+    ]
 
 
 def _standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> int:

@@ -12,7 +12,7 @@ from assay.collector.protocols import Refused, SessionSummary
 from assay.collector.records import Feedback, Page, Target
 from assay.collector.sqlite import _feedback
 from assay.collector.sqlite._control import position
-from assay.collector.sqlite._plan import Plan, plan
+from assay.collector.sqlite._plan import plan
 from assay.collector.sqlite._where import conditions
 
 
@@ -65,7 +65,7 @@ def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | N
     """Latest first: traces are walked from the latest on, and each session that comes up is summed up."""
     after = _session_position(cursor) if cursor is not None else None
     found: list[Any] = []
-    for chunk in _chunks(_sessions_from(db, plan(db, filter), after), limit + 1):
+    for chunk in _chunks(_sessions_from(db, filter, after), limit + 1):
         found.extend(row for row in _summed(db, filter, chunk) if after is None or (row[10], row[0]) < after)
         if len(found) > limit:
             break
@@ -73,9 +73,19 @@ def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | N
     return Page(items=tuple(_session(row) for row in found[:limit]), next=next)
 
 
-def _sessions_from(db: sqlite3.Connection, found: Plan, after: tuple[int, str] | None) -> Iterator[str]:
+# Without this, a page far back would sum up the sessions of all pages before it that began earlier. It only looks for a
+# later trace, not for one that passes a filter: with a filter, the sums tell (`sessions`).
+_ENDED = (
+    " AND NOT EXISTS (SELECT 1 FROM traces u INDEXED BY traces_by_session"
+    " WHERE u.session_id = t.session_id AND u.start_ns > ?)"
+)
+
+
+def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str] | None) -> Iterator[str]:
     """Sessions in the order of their latest trace; after a position, some of before it come up again."""
-    bound, values = ("", ()) if after is None else (" AND t.start_ns <= ?", after[:1])
+    found = plan(db, filter)
+    bound = "" if after is None else " AND t.start_ns <= ?" + (_ENDED if filter == Filter() else "")
+    values = () if after is None else after[:1] * bound.count("?")
     sql = f"SELECT t.session_id FROM {found.source} WHERE {found.where} AND t.session_id IS NOT NULL{bound}"
     seen: set[str] = set()
     for (session,) in db.execute(f"{sql} ORDER BY t.start_ns DESC, t.session_id DESC", (*found.values, *values)):
@@ -142,7 +152,6 @@ def values(db: sqlite3.Connection, field: str, limit: int) -> list[str]:
 
 def count(db: sqlite3.Connection) -> dict[str, int]:
     """Spans, traces and feedbacks."""
-    sql = "SELECT count(*), coalesce(sum(span_count), 0) FROM traces WHERE span_count > 0"
-    traces, spans = db.execute(sql).fetchone()
-    feedbacks = db.execute("SELECT count(*) FROM feedback").fetchone()[0]
-    return {"spans": spans, "traces": traces, "feedbacks": feedbacks}
+    traces = "traces WHERE start_ns IS NOT NULL"  # has an index, which `span_count > 0`, true of the same ones, has not
+    of = {"spans": "spans", "traces": traces, "feedbacks": "feedback"}
+    return {name: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in of.items()}

@@ -17,11 +17,12 @@ class Lock:
 
     def __init__(self, path: str) -> None:
         self.path = path + ".lock"
+        self._made = not os.path.exists(self.path)
         try:
             self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115  held for life
         except OSError as error:
             raise Refused(f"cannot write {path!r}: {error.strerror}") from error
-        if not _take(self._file.fileno()):
+        if not _take(self._file.fileno()) or not _still(self._file.fileno(), self.path):
             self._file.close()
             raise Refused(_taken(path))
         self.announce(None)
@@ -38,6 +39,20 @@ class Lock:
         if not self._file.closed:
             self._file.truncate(0)
             self._file.close()
+
+    def undo(self) -> None:
+        """Let go of a path that turned out to hold no database; nothing of ours stays beside it."""
+        if self._made:
+            os.unlink(self.path)
+        self.release()
+
+
+def _still(descriptor: int, path: str) -> bool:
+    """Whether what is locked is what stands there now: another process may have undone it in between."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _take(descriptor: int) -> bool:

@@ -6,21 +6,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from assay.collector.filters import Filter
+from assay.collector.records import Retention
 from assay.collector.sqlite._reader import Reader
 from assay.collector.sqlite._where import Condition, conditions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """How long, and up to which size on disk, the traces of a project are kept (None: of every project, together)."""
-
-    project: str | None = None
-    max_age_ns: int | None = None
-    max_bytes: int | None = None
 
 
 def used_bytes(db: sqlite3.Connection) -> int:

@@ -24,6 +24,7 @@ from assay.collector.records import (
     Lease,
     Page,
     QueueItem,
+    Retention,
     Rule,
     Run,
     Target,
@@ -46,7 +47,6 @@ from assay.collector.sqlite._behind import Behind, newest_dictionary
 from assay.collector.sqlite._checkpoint import Checkpointer
 from assay.collector.sqlite._codec import Batch, encode, facts
 from assay.collector.sqlite._lock import Lock
-from assay.collector.sqlite._maintenance import Retention
 from assay.collector.sqlite._open import explained, open_writable
 from assay.collector.sqlite._reader import Reader, Readers
 from assay.collector.sqlite._writer import Job, Writer
@@ -65,7 +65,7 @@ class SQLiteStore:
         self._disturbed: set[int] = set()
         with ExitStack() as opened:  # closes what was opened if the rest cannot be
             self._lock = Lock(self.path)
-            opened.callback(self._lock.release)
+            opened.callback(self._lock.undo)
             self._db = opened.enter_context(closing(open_writable(self.path)))
             self._readers = opened.enter_context(closing(Readers(self.path)))
             self._own = Reader(self._db)
@@ -238,7 +238,7 @@ class SQLiteStore:
         }
 
     def prune(self, rule: Retention) -> int:
-        """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
+        """See `TraceStore.prune`."""
         with self._readers.one() as reader:
             gone = _maintenance.too_old(reader.db, rule)
         if gone is None:
@@ -249,11 +249,11 @@ class SQLiteStore:
         return self.delete(gone)
 
     def set_retention(self, rule: Retention) -> None:
-        """Keep a project's rule: `prune` is done with it about once an hour. One without limits takes it away."""
+        """See `TraceStore.set_retention`."""
         self._writer.call(lambda db: _maintenance.set_retention(db, rule))
 
     def retention(self) -> list[Retention]:
-        """The rules that are kept."""
+        """See `TraceStore.retention`."""
         with self._readers.one() as reader:
             return _maintenance.retention(reader.db)
 
@@ -266,10 +266,14 @@ class SQLiteStore:
         """Move what the write-ahead log holds into the file, and cut the log to nothing."""
         self._writer.alone(lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
-    def vacuum(self) -> None:
-        """Remove what nothing refers to any more, and give free space back to the disk. Writing waits meanwhile."""
+    def vacuum(self) -> int:
+        """See `TraceStore.vacuum`. Also removes what nothing refers to any more."""
+        self.checkpoint()
+        before = os.path.getsize(self.path)
         self._writer.call(_maintenance.drop_unused)
         self._writer.alone(lambda db: db.execute("VACUUM"))
+        self.checkpoint()
+        return max(0, before - os.path.getsize(self.path))
 
     def _prune_by_rules(self) -> None:
         for rule in self.retention():

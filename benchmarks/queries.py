@@ -1,0 +1,227 @@
+"""How long queries and pages take through HTTP, on one kept connection to `assay serve` over a large file.
+
+python benchmarks/store.py --spans 1000000 --keep big.db    make the file (some minutes)
+python benchmarks/queries.py big.db                         the API; with --pages the pages, too
+python benchmarks/queries.py big.db --only text             those whose name has "text" in it
+
+Every question is asked with other arguments each time: names, ids, words, thresholds, moments and pages are drawn at
+random. The budget is for the 95th percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from ingest import Collector
+from traffic import MODELS, NAMES, Traffic
+
+HOUR = 3600 * 10**9
+BUDGET, TEXT_BUDGET = 50.0, 150.0  # milliseconds
+LONGEST = 8.0  # seconds for one question in all its forms
+PAGES = 20  # how far a list is followed
+
+
+class Connection:
+    """One connection that is kept; answers as they come."""
+
+    def __init__(self, port: int) -> None:
+        self._http = http.client.HTTPConnection("127.0.0.1", port)
+
+    def get(self, address: str) -> bytes:
+        self._http.request("GET", address)
+        answer = self._http.getresponse()
+        body = answer.read()
+        assert answer.status == 200, (address, answer.status, body[:300])
+        return body
+
+    def json(self, path: str, **params: Any) -> Any:
+        return json.loads(self.get(_address(path, **params)))
+
+
+def _address(path: str, **params: Any) -> str:
+    return f"{path}?{urlencode(params)}"
+
+
+class Questions:
+    """Addresses with arguments drawn at random from what the file holds."""
+
+    def __init__(self, connection: Connection, seed: int) -> None:
+        self._ask, self._pick = connection, random.Random(seed)
+        [whole] = connection.json("/api/aggregate")
+        self._first, self._last = whole["start_ns"], whole["start_ns"] + whole["width_ns"]
+        self._words = [word for word in Traffic().words if len(word) > 3]
+        self._cursors: dict[str, list[str]] = {}
+        self._found = [one for _ in range(40) for one in self._some()]
+
+    def _some(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._ask.json("/api/traces", until_ns=self._moment(), limit=20)["items"]
+        return found
+
+    def _moment(self) -> int:
+        return self._pick.randrange(self._first + HOUR, self._last)
+
+    def _within(self, hours: float) -> dict[str, int]:
+        since = self._moment()
+        return {"since_ns": since, "until_ns": since + int(hours * HOUR)}
+
+    def _trace(self) -> dict[str, Any]:
+        return self._pick.choice(self._found)
+
+    def _page(self, path: str, **params: Any) -> str:
+        """One of the first pages of a list, its cursors having been followed before the clock runs."""
+        key = _address(path, **params)
+        if key not in self._cursors:
+            self._cursors[key] = list(self._follow(path, params))
+        cursor = self._pick.choice(["", *self._cursors[key]])
+        return _address(path, **params, **({"cursor": cursor} if cursor else {}))
+
+    def _follow(self, path: str, params: dict[str, Any]) -> Iterator[str]:
+        cursor = self._ask.json(path, **params)["next"]
+        for _ in range(PAGES):
+            if cursor is None:
+                return
+            yield cursor
+            cursor = self._ask.json(path, **params, cursor=cursor)["next"]
+
+    def _rare(self) -> str:
+        return self._pick.choice(self._words[-500:])
+
+    def _frequent(self) -> str:
+        return self._pick.choice(self._words[:20])
+
+    def api(self) -> dict[str, Callable[[], str]]:
+        """Name of a question: makes its next address."""
+        pick, traces = self._pick, "/api/traces"
+        days = (self._last - self._first) // (24 * HOUR) + 1
+        return {
+            "latest 50": lambda: _address(traces, limit=50),
+            "latest 50: a page of the first 20": lambda: self._page(traces, limit=50),
+            "latest 50 before a moment": lambda: _address(traces, limit=50, until_ns=self._moment()),
+            "a project's latest 50 before a moment": lambda: _address(traces, project="bench", until_ns=self._moment()),
+            "name": lambda: self._page(traces, name=pick.choice(NAMES)),
+            "name and an hour": lambda: _address(traces, name=pick.choice(NAMES), **self._within(1)),
+            "name and two days": lambda: _address(traces, name=pick.choice(NAMES), **self._within(48)),
+            "feedback < 0.5": lambda: self._page(traces, feedback="concise<0.5"),
+            "feedback < any threshold": lambda: _address(traces, feedback=f"concise<{10 ** pick.uniform(-4, 0):.6f}"),
+            "feedback < any, before a moment": lambda: _address(
+                traces, feedback=f"concise<{10 ** pick.uniform(-4, 0):.6f}", until_ns=self._moment()
+            ),
+            "feedback < any, of a name": lambda: _address(
+                traces, feedback=f"concise<{10 ** pick.uniform(-4, 0):.6f}", name=pick.choice(NAMES)
+            ),
+            "two feedbacks": lambda: _address(traces) + quote(f"feedback=concise<{pick.random():.3f}", safe="=")
+            + "&" + quote(f"feedback=correct>{pick.random():.3f}", safe="="),
+            "feedback missing": lambda: self._page(traces, missing="correct"),
+            "feedback failed": lambda: self._page(traces, failed="correct"),
+            "feedback skipped, before a moment": lambda: _address(traces, skipped="correct", until_ns=self._moment()),
+            "one trace with its spans": lambda: f"{traces}/{self._trace()['trace_id']}",
+            "text: one trace's own word": lambda: _address(traces, text=self._trace()["inputs"][-16:-1]),
+            "text: a rare word": lambda: _address(traces, text=self._rare()),
+            "text: a frequent word": lambda: self._page(traces, text=self._frequent()),
+            "text: frequent and rare": lambda: _address(traces, text=f"{self._frequent()} {self._rare()}"),
+            "text: three words": lambda: _address(traces, text=" ".join(pick.sample(self._words[:2000], 3))),
+            "text: a beginning": lambda: _address(traces, text=f"{self._rare()[:4]}*"),
+            "text: absent": lambda: _address(traces, text=f"absent{pick.random()}"),
+            "text: frequent, before a moment": lambda: _address(traces, text=self._frequent(), until_ns=self._moment()),
+            "text: rare, of a name and a day": lambda: _address(
+                traces, text=self._rare(), name=pick.choice(NAMES), **self._within(24)
+            ),
+            "text: frequent, feedback below": lambda: _address(
+                traces, text=self._frequent(), feedback=f"concise<{10 ** pick.uniform(-4, 0):.6f}"
+            ),
+            "of a session": lambda: _address(traces, session=self._trace()["session_id"]),
+            "of a user, with an error": lambda: _address(traces, user=self._trace()["user_id"], status="error"),
+            "an error's words": lambda: _address(traces, error="timed out", until_ns=self._moment()),
+            "slow ones": lambda: _address(traces, latency_ms=f">{pick.randrange(2400, 3399)}"),
+            "slowest ones": lambda: _address(traces, latency_ms=">3397"),
+            "many tokens": lambda: _address(traces, tokens=f">{pick.randrange(400, 625)}"),
+            "any run's model, before a moment": lambda: _address(traces, model=pick.choice(MODELS), until_ns=self._moment()),
+            "metadata": lambda: _address(traces, metadata=f"tenant:t{pick.randrange(20)}"),
+            "sessions": lambda: self._page("/api/sessions", limit=50),
+            "sessions of a day": lambda: _address("/api/sessions", limit=50, **self._within(24)),
+            "sessions of a user": lambda: _address("/api/sessions", user=self._trace()["user_id"]),
+            "feedback, newest": lambda: self._page("/api/feedback", limit=100),
+            "feedback of a key and a day": lambda: _address("/api/feedback", key="correct", limit=100, **self._within(24)),
+            "aggregate: a day by hour": lambda: _address("/api/aggregate", bucket_ns=HOUR, **self._within(24)),
+            "aggregate: a day by name": lambda: _address("/api/aggregate", group_by="name", **self._within(24)),
+            "aggregate: a day by model": lambda: _address("/api/aggregate", group_by="model", **self._within(24)),
+            f"aggregate: {days} days by day": lambda: _address("/api/aggregate", bucket_ns=24 * HOUR),
+            f"aggregate: {days} days by name": lambda: _address("/api/aggregate", group_by="name"),
+            f"aggregate: a name's {days} days": lambda: _address("/api/aggregate", bucket_ns=24 * HOUR, name=pick.choice(NAMES)),
+            "menu": lambda: f"/api/values/{pick.choice(['name', 'model', 'session', 'user', 'feedback', 'project'])}",
+            "counts": lambda: "/api/count",
+        }  # fmt: skip
+
+    def pages(self) -> dict[str, Callable[[], str]]:
+        """The same for pages."""
+        pick = self._pick
+        since = lambda hours: {key[:-3]: value for key, value in self._within(hours).items()}  # noqa: E731
+        return {
+            "page: traces": lambda: "/",
+            "page: traces of a name": lambda: _address("/", name=pick.choice(NAMES)),
+            "page: traces with errors": lambda: _address("/", status="error", until=self._moment()),
+            "page: traces, feedback below": lambda: _address(
+                "/", feedback_key="concise", feedback_op="<", feedback_value=f"{10 ** pick.uniform(-4, 0):.6f}"
+            ),
+            "page: traces, feedback missing": lambda: _address("/", feedback_key="correct", feedback_op="missing"),
+            "page: traces, text: a rare word": lambda: _address("/", text=self._rare()),
+            "page: a trace": lambda: f"/traces/{self._trace()['trace_id']}",
+            "page: sessions": lambda: "/sessions",
+            "page: a session": lambda: f"/sessions/{self._trace()['session_id']}",
+            "page: charts of an hour": lambda: _address("/charts", **since(1)),
+            "page: charts of a day": lambda: _address("/charts", **since(24)),
+            "page: datasets": lambda: "/datasets",
+            "page: experiments": lambda: "/experiments",
+        }
+
+
+def main() -> None:
+    options = _options()
+    collector = Collector(options.path, [])
+    try:
+        connection = Connection(collector.port)
+        print(", ".join(f"{count:,} {what}" for what, count in connection.json("/api/count").items()))
+        questions = Questions(connection, options.seed)
+        asked = questions.api() | (questions.pages() if options.pages else {})
+        print(f"{'question':40} {'p50 ms':>8} {'p95 ms':>8} {'most':>8} {'KB':>6}")
+        for name, address in asked.items():
+            if options.only in name:
+                _measure(connection, name, address, options.rounds)
+        print(f"memory {collector.memory_mb():.0f} MB")
+    finally:
+        collector.stop()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, help="file of a store")
+    parser.add_argument("--rounds", type=int, default=100, help="times that each question is asked")
+    parser.add_argument("--pages", action="store_true", help="the pages, too")
+    parser.add_argument("--only", default="", help="only questions whose name has this in it")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def _measure(connection: Connection, name: str, address: Callable[[], str], rounds: int) -> None:
+    took, size = [], 0
+    while len(took) < rounds and sum(took) < LONGEST * 1e3:
+        asked = address()
+        begun = time.perf_counter()
+        size += len(connection.get(asked))
+        took.append(1e3 * (time.perf_counter() - begun))
+    ordered = sorted(took)
+    p50, p95 = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.95))
+    over = "  over budget" if p95 > (TEXT_BUDGET if "text" in name else BUDGET) else ""
+    print(f"{name:40} {p50:8.1f} {p95:8.1f} {ordered[-1]:8.1f} {size / len(took) / 1024:6.0f}{over}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
