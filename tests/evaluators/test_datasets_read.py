@@ -214,3 +214,51 @@ def test_a_yaml_error_is_one_line_with_its_place(tmp_path):
         datasets.read(tmp_path / "bad.yaml")
     assert str(error.value).startswith("bad.yaml:3 is not YAML: ")
     assert "\n" not in str(error.value)
+
+
+def test_expectations_of_mlflow_are_fields():
+    row = {
+        "inputs": {"q": 1},
+        "outputs": "o",
+        "expectations": {"expected_response": "e", "guidelines": ["g"], "facts": 1},
+    }
+    (example,) = datasets.read([row])
+    assert (example.outputs, example.reference_outputs, example.guidelines) == ("o", "e", ["g"])
+    assert example.metadata == {"facts": 1}
+
+
+def test_a_csv_of_phoenix_says_by_prefixes_what_is_what(files):
+    path = files("px.csv", "example_id,input_query,output_response,metadata_source\nR1,Q,A,web\n")
+    (example,) = datasets.read(path)
+    assert (example.id, example.inputs, example.reference_outputs) == ("R1", {"query": "Q"}, {"response": "A"})
+    assert example.metadata == {"source": "web"}
+
+
+def test_columns_that_only_begin_like_those_of_phoenix_stay():
+    (example,) = datasets.read([{"example_id": "1", "input_file": "a.txt", "question": "Q"}])
+    assert example.inputs == {"input_file": "a.txt", "question": "Q"}
+
+
+@pytest.mark.parametrize("names", [("context", "retrieval_context"), ("retrieval_context", "context")])
+def test_contexts_of_deepeval(names):
+    given = {"context": ["should"], "retrieval_context": ["was"]}
+    (example,) = datasets.read([{"input": "q", **{name: given[name] for name in names}}])
+    assert [one.content for one in example.documents] == ["was"]
+    assert [one.content for one in example.expected_documents] == ["should"]
+
+
+def test_fine_tuning_lines_of_openai_go_in_and_out(files, tmp_path):
+    lines = [
+        {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+        {"messages": [{"role": "user", "content": "Bye"}, {"role": "assistant", "content": "So long"}]},
+    ]  # fmt: skip
+    examples = datasets.read(files("train.jsonl", "\n".join(map(json.dumps, lines))))
+    assert datasets.kind_of(examples) == "chat"
+    assert examples[0].reference_outputs == {"output": {"role": "assistant", "content": "Hello"}}
+    datasets.write(examples, tmp_path / "out.jsonl", format="openai")
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == lines
+
+
+def test_splits_of_langsmith_other_than_base_count():
+    row = {"inputs": {"q": 1}, "outputs": {"a": 1}, "dataset_id": "d", "metadata": {"dataset_split": ["base", "test"]}}
+    assert datasets.read([row])[0].split == "test"

@@ -122,3 +122,18 @@ def test_doubles_are_told_by_their_inputs():
         [Example(inputs={"q": "What  is it?"}), Example(inputs={"q": "what is it?"}), Example(inputs={"q": "no"})]
     )
     assert [example.inputs["q"] for example in kept] == ["What  is it?", "no"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "object"}, "has a JSON Schema under 'inputs' and 'reference_outputs', not 'type'"),
+        (
+            {"inputs": {"properties": {"q": {"type": "strin"}}}},
+            r"no JSON Schema at inputs\.properties\.q\.type: 'strin'",
+        ),
+    ],
+)
+def test_a_schema_that_is_none_is_refused(schema, said):
+    with pytest.raises(datasets.SchemaError, match=said):
+        datasets.check_schema([Example(inputs={"q": 5})], schema)

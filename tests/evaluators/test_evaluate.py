@@ -446,3 +446,16 @@ def test_one_evaluator_by_its_id_needs_no_list(store):
 def test_a_split_without_examples_is_named(store):
     with pytest.raises(NotFound, match="no examples in split 'hard'"):
         evaluate(QUESTIONS, answer, split="hard", store=store)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"limit": 0}, "limit is at least 1, not 0"),
+        ({"retries": -1}, r"retries \(-1\) and span_wait \(1.0\) are not negative"),
+        ({"timeout": 0}, "timeout is some seconds, or None for no bound, not 0"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(store, setting, said):
+    with pytest.raises(ValueError, match=said):
+        evaluate(QUESTIONS, answer, store=store, progress=False, **setting)

@@ -1,8 +1,10 @@
 """Which column of a row means what: the names in use become the fields of an `Example`.
 
-Databricks: request, response, expected_response, retrieved_context, expected_retrieved_context, guidelines. LangSmith:
-inputs, outputs (the reference). Langfuse: input, expectedOutput. Phoenix: input, output (the reference). Everything
-that is no field becomes an input, unless there is a column `inputs`: then it becomes metadata.
+Databricks: request, response, expected_response, retrieved_context, expected_retrieved_context, guidelines, also under
+MLflow's expectations. LangSmith: inputs, outputs (the reference). Langfuse: input, expectedOutput. Phoenix: input,
+output (the reference), in CSV input_question and so on. DeepEval: context is what should have been retrieved,
+retrieval_context what was. OpenAI's chat lines: messages, the last of which is the reference. Everything that is no
+field becomes an input, unless there is a column `inputs`: then it becomes metadata.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _FIELD_OF = {name: field for field, names in FIELDS.items() for name in names}
 _REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})  # columns that only such exports have
+_INPUTS = frozenset(FIELDS["inputs"])
+_PREFIXES = {"input": "inputs", "output": "reference_outputs", "metadata": "metadata"}
 _WITH_PARTS = ("inputs", "outputs", "reference_outputs", "metadata")
 _SCALARS = ("base_id", "split", "id")
 
@@ -48,7 +52,7 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
 
     Raises `BadRow`.
     """
-    draft, rest = _sorted_out(_renamed(row, columns or {}))
+    draft, rest = _sorted_out(_laid_out(_renamed(row, columns or {})))
     _references(draft, rest, row)
     if "inputs" in draft:
         draft["metadata"] = {**rest, **_mapping(draft.get("metadata"), "metadata", where)}
@@ -61,6 +65,39 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
     return {columns.get(name, str(name)): value for name, value in row.items()}
+
+
+def _laid_out(row: dict[str, JSON]) -> dict[str, JSON]:
+    """Layouts that other names alone do not tell, brought to columns that do."""
+    if isinstance(expected := row.get("expectations"), Mapping):
+        row = {name: value for name, value in row.items() if name != "expectations"} | dict(expected)
+    if "retrieval_context" in row and "context" in row:
+        row = {"expected_documents" if name == "context" else name: value for name, value in row.items()}
+    if "messages" in row and not (_INPUTS & row.keys()):
+        return _of_conversation(row)
+    return _of_prefixes(row) if "example_id" in row else row
+
+
+def _of_conversation(row: dict[str, JSON]) -> dict[str, JSON]:
+    """A line for fine-tuning: what the assistant says last is the reference, everything before is what it is given."""
+    said = row["messages"]
+    if not isinstance(said, list) or not said or not isinstance(said[-1], Mapping):
+        return row
+    rest = {name: value for name, value in row.items() if name != "messages"}
+    if said[-1].get("role") != "assistant":
+        return {"inputs": {"input": said}, **rest}
+    return {"inputs": {"input": said[:-1]}, "reference_outputs": {"output": said[-1]}, **rest}
+
+
+def _of_prefixes(row: dict[str, JSON]) -> dict[str, JSON]:
+    """Phoenix's CSV, where every other column says by its beginning what it is."""
+    split = {name: name.partition("_") for name in row if name != "example_id"}
+    if not split or not {head for head, _, part in split.values() if part} <= _PREFIXES.keys():
+        return row
+    if not all(part for _, _, part in split.values()):
+        return row
+    named = {name: f"{_PREFIXES[head]}.{part}" for name, (head, _, part) in split.items()}
+    return {named.get(name, name): value for name, value in row.items()}
 
 
 def _sorted_out(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
@@ -113,7 +150,8 @@ def _example(draft: dict[str, Any], where: str) -> Example:
 def _split_of_langsmith(known: dict[str, Any]) -> None:
     split = known.get("metadata", {}).get("dataset_split")
     if split and "split" not in known:
-        known["split"] = split[0] if isinstance(split, list) else split  # LangSmith keeps splits in the metadata
+        several = split if isinstance(split, list) else [split]  # LangSmith keeps splits in the metadata,
+        known["split"] = next((one for one in several if one != "base"), several[0])  # and all examples in "base"
 
 
 def _documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:

@@ -12,7 +12,7 @@ Schema = Mapping[str, JSON]
 
 
 class SchemaError(ValueError):
-    """An example that does not follow its dataset's schema; names the example and the field."""
+    """An example that does not follow its dataset's schema, named with the field; or a schema that is none."""
 
 
 def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
@@ -24,15 +24,33 @@ def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
 
 
 def check_schema(examples: Iterable[Example], schema: Schema) -> None:
-    """Raise `SchemaError` for the first example that does not follow the schema."""
+    """Raise `SchemaError` for the first example that does not follow the schema, or for a schema that is none."""
     from jsonschema import Draft202012Validator
 
+    _hold_itself(schema)
     checks = {part: Draft202012Validator(schema[part]) for part in PARTS if schema.get(part)}
     for number, example in enumerate(examples, 1):
         for part, check in checks.items():
             value = getattr(example, part)
             if value is not None or part == "inputs":
                 _hold(check, value, part, f"example {number} ({example.id[:12]})")
+
+
+def _hold_itself(schema: Schema) -> None:
+    from jsonschema import Draft202012Validator
+
+    if strange := sorted(set(schema) - set(PARTS)):
+        raise SchemaError(
+            f"a dataset's schema has a JSON Schema under {' and '.join(map(repr, PARTS))}, not {strange[0]!r}: "
+            "put yours under one of them, as in {'inputs': {…}}"
+        )
+    meta = Draft202012Validator(Draft202012Validator.META_SCHEMA)
+    for part in PARTS:
+        error = next(meta.iter_errors(schema.get(part, {})), None)
+        if error is not None:
+            raise SchemaError(
+                f"the schema is no JSON Schema at {'.'.join([part, *map(str, error.path)])}: {error.message}"
+            )
 
 
 def _hold(check: Any, value: JSON, part: str, where: str) -> None:

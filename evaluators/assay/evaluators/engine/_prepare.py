@@ -53,9 +53,13 @@ class Settings:
     batch_size: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "repetitions", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)!r}")
+        for name in ("concurrency", "repetitions", "batch_size", "limit"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, not {value!r}")
+        if self.retries < 0 or self.span_wait < 0:
+            raise ValueError(f"retries ({self.retries!r}) and span_wait ({self.span_wait!r}) are not negative")
+        if self.timeout is not None and self.timeout <= 0:
+            raise ValueError(f"timeout is some seconds, or None for no bound, not {self.timeout!r}")
 
     @property
     def parameters(self) -> dict[str, JSON]:
