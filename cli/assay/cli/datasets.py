@@ -9,7 +9,18 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from assay.cli._common import JsonOption, StoreOption, WhereOption, conditions, console, emit, opened, short, table
+from assay.cli._common import (
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    conditions,
+    console,
+    emit,
+    notes,
+    opened,
+    short,
+    table,
+)
 from assay.collector.protocols import Refused
 from assay.collector.records import Dataset, DatasetKind
 
@@ -186,6 +197,43 @@ def from_traces(
 
 
 @app.command()
+def generate(
+    name: Name,
+    model: Annotated[str, typer.Option(help="A model's name at the endpoint.")],
+    file: Annotated[
+        list[Path] | None, typer.Argument(help="Documents: each text file is one, each line of a JSONL file is one.")
+    ] = None,
+    like: Annotated[str | None, typer.Option(help="Instead of documents: vary the examples of this dataset.")] = None,
+    per_source: Annotated[int, typer.Option(help="Examples per document or seed.")] = 3,
+    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint; else OPENAI_BASE_URL.")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let a model write examples, about documents or like those of another dataset. The key is OPENAI_API_KEY.
+
+    Example: `assay datasets generate faq-questions docs/faq.md --model gpt-4o-mini --per-source 5`
+    """
+    from openai import OpenAI, OpenAIError
+
+    from assay.evaluators import datasets
+
+    if bool(file) == bool(like):
+        raise Refused("name files with documents, or a dataset with --like: one of the two")
+    with opened(store, make=like is None) as found:
+        source = found.examples(like) if like else _documents(file or [])
+        try:
+            written = datasets.generate(
+                source, model, client=OpenAI(base_url=base_url), per_source=per_source,
+                on_error=lambda error: notes.print(f"left out: {error}", markup=False),
+            )  # fmt: skip
+        except OpenAIError as error:
+            raise Refused(f"the model's endpoint: {' '.join(str(error).split())}") from None
+        if not written:
+            raise Refused(f"{model!r} has written nothing that can be read")
+        _say(datasets.save(found, name, written), json)
+
+
+@app.command()
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -216,6 +264,19 @@ def _plain(dataset: Dataset) -> dict[str, Any]:
 
 def _cells(dataset: Dataset) -> tuple[str, ...]:
     return dataset.name, str(dataset.version), dataset.kind, str(dataset.example_count)
+
+
+def _documents(files: Iterable[Path]) -> list[Any]:
+    """One document per text file, known by its path, or per line of a JSONL file."""
+    import orjson
+
+    found: list[Any] = []
+    for file in files:
+        if file.suffix.lower() in (".jsonl", ".ndjson"):
+            found += [orjson.loads(line) for line in file.read_bytes().splitlines() if line.strip()]
+        else:
+            found.append({"id": str(file), "content": file.read_text("utf-8")})
+    return found
 
 
 def _columns(given: Iterable[str]) -> dict[str, str]:

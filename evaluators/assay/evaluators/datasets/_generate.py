@@ -38,14 +38,20 @@ class ModelSaid(ValueError):
 
 
 def generate(
-    source: Iterable[Any], model: Model, *, per_source: int = 3, on_error: Callable[[ModelSaid], None] | None = None
-) -> list[Example]:
-    """Examples that `model` (a function from a prompt to a reply) writes about documents or after seed examples.
+    source: Iterable[Any], model: Model | str, *, client: Any = None, per_source: int = 3,
+    on_error: Callable[[ModelSaid], None] | None = None,
+) -> list[Example]:  # fmt: skip
+    """Examples that a model writes about documents or after seed examples.
 
-    `source` holds documents (texts, dicts, `Document`) or `Example`s. A question about a document has it as its
-    `expected_documents`; a variation of an example has its id as `base_id`. `metadata["generated"]` is True in all of
-    them. A reply that cannot be read raises `ModelSaid`, or is handed to `on_error` and left out.
+    `source` holds documents (texts, dicts, `Document`) or `Example`s. `model` is a function from a prompt to a reply,
+    or the name of a model behind an OpenAI-compatible endpoint: that of `client` (an `openai.OpenAI`), else of
+    OPENAI_BASE_URL and OPENAI_API_KEY. A question about a document has it as its `expected_documents`; a variation of
+    an example has its id as `base_id`. `metadata["generated"]` is True in all of them, `metadata["model"]` the name.
+    A reply that cannot be read raises `ModelSaid`, or is handed to `on_error` and left out; the client's errors pass.
     """
+    if isinstance(model, str):
+        written = generate(source, _asking(model, client), per_source=per_source, on_error=on_error)
+        return [replace(one, metadata={**one.metadata, "model": model}) for one in written]
     found: dict[str, Example] = {}
     for one in source:
         try:
@@ -55,6 +61,19 @@ def generate(
                 raise
             on_error(error)
     return list(found.values())
+
+
+def _asking(name: str, client: Any) -> Model:
+    """A function that asks a model behind an OpenAI-compatible endpoint."""
+    from openai import OpenAI
+
+    asked = client if client is not None else OpenAI()
+
+    def ask(prompt: str) -> str:
+        answer = asked.chat.completions.create(model=name, messages=[{"role": "user", "content": prompt}])
+        return str(answer.choices[0].message.content or "") if answer.choices else ""
+
+    return ask
 
 
 def _of_one(one: Any, model: Model, n: int) -> Iterator[Example]:
