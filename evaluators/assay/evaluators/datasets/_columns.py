@@ -52,6 +52,8 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
 
     Raises `BadRow`.
     """
+    if not columns and "inputs" in row and row.keys() <= FIELDS.keys():
+        return _example(dict(row), where)  # our own names throughout: nothing has to be told
     draft, rest = _sorted_out(_laid_out(_renamed(row, columns or {})))
     _references(draft, rest, row)
     if "inputs" in draft:
@@ -143,7 +145,9 @@ def _example(draft: dict[str, Any], where: str) -> Example:
     if "metadata" in known:
         known["metadata"] = _mapping(known["metadata"], "metadata", where)
     _split_of_langsmith(known)
-    known.update({name: str(known[name]) for name in _SCALARS if name in known})
+    for name in _SCALARS:
+        if name in known:
+            known[name] = str(known[name])
     return Example(inputs=known.pop("inputs", None), **known)
 
 
