@@ -121,6 +121,27 @@ def test_traces_become_a_dataset(assay, tmp_path):
     assert lines(assay("datasets", "show", "hard", "--json"))[0]["reference_outputs"] == "A"
 
 
+def test_traces_are_picked_by_the_beginning_of_their_ids_and_corrected(assay, tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store:
+        for n in "123":
+            store.append([Run(trace_id=n * 32, span_id=n * 16, name="answer", inputs={"q": n}, outputs="A", end_ns=1)])
+    picked = ("--correction", "1111=B", "--correction", '2222={"a": 1}', "--trace", "3" * 32)
+    assay("datasets", "from-traces", "hard", *picked)
+    found = {
+        row["inputs"]["q"]: row.get("reference_outputs") for row in lines(assay("datasets", "show", "hard", "--json"))
+    }
+    assert found == {"1": "B", "2": {"a": 1}, "3": None}
+    with pytest.raises(Refused, match="there is no trace '4444'"):
+        assay("datasets", "from-traces", "hard", "--trace", "4444")
+
+
+def test_a_summary_exported_as_html_says_its_encoding(assay, tmp_path):
+    (tmp_path / "check.py").write_text(EVALUATION)
+    assay("eval", tmp_path / "check.py")
+    assay("experiments", "export", "check", tmp_path / "runs.html")
+    assert '<meta charset="utf-8"><title>check</title><table>' in (tmp_path / "runs.html").read_text("utf-8")
+
+
 def test_an_evaluation_in_a_file(assay, tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION)
     assert "│ exact    │ 4 │ 0.75 │" in assay("eval", tmp_path / "check.py")

@@ -77,6 +77,18 @@ def conditions(where: Iterable[str] | None, **further: str | None) -> Filter:
     return to_filter([*map(pair, where or ()), *given])
 
 
+def whole_id(store: Store, given: str) -> str:
+    """An id as it is; the beginning of one is looked for among the latest traces."""
+    if len(given) >= 32:
+        return given
+    found = [one.trace_id for one in store.traces(limit=1000) if one.trace_id.startswith(given.lower())]
+    if len(found) > 1:
+        raise Refused(
+            f"{given!r} begins the ids of {len(found)} traces: {found[0]!r}, {found[1]!r}, …; give more of it"
+        )
+    return found[0] if found else given
+
+
 def emit(rows: Iterable[Any]) -> None:
     """One JSON object per line on stdout."""
     for row in rows:

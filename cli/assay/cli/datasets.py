@@ -20,6 +20,7 @@ from assay.cli._common import (
     opened,
     short,
     table,
+    whole_id,
 )
 from assay.collector.protocols import Refused
 from assay.collector.records import Dataset, DatasetKind
@@ -169,7 +170,12 @@ def diff(
 @app.command("from-traces")
 def from_traces(
     name: Name,
-    trace: Annotated[list[str] | None, typer.Option(help="A trace's id; may be repeated.")] = None,
+    trace: Annotated[
+        list[str] | None, typer.Option(help="A trace's id, or the beginning of it; may be repeated.")
+    ] = None,
+    correction: Annotated[
+        list[str] | None, typer.Option(help="TRACE=REFERENCE: pick a trace, and say what the answer should have been.")
+    ] = None,
     of: Annotated[str | None, typer.Option("--name", help="Only traces whose root has this name.")] = None,
     project: Annotated[str | None, typer.Option(help="Only traces of this project.")] = None,
     status: Annotated[str | None, typer.Option(help="ok or error.")] = None,
@@ -181,15 +187,20 @@ def from_traces(
 ) -> None:
     """Make examples of stored traces, picked by id or by filter.
 
-    Example: `assay datasets from-traces hard --name answer --status error --limit 100`
+    Example: `assay datasets from-traces hard --correction 'ab12cd34=Within 3 days' --trace 0f1e2d3c`
     """
     from assay.evaluators import datasets
 
     wanted = conditions(where, name=of, project=project, status=status)
     with opened(store) as found:
+        corrections = {whole_id(found, id): reference for id, reference in map(_correction, correction or [])}
+        picked = dict.fromkeys([*(whole_id(found, one) for one in trace or []), *corrections])
         examples = datasets.from_traces(
-            found, trace or None, limit=limit, outputs_are_references=outputs_are_references, filter=wanted
-        )
+            found, list(picked) or None, corrections=corrections, limit=limit,
+            outputs_are_references=outputs_are_references, filter=wanted,
+        )  # fmt: skip
+        if absent := picked.keys() - {one.id for one in examples}:
+            raise Refused(f"there is no trace {min(absent)!r}: see `assay traces list`")
         if not examples:
             raise Refused("no trace passes: see `assay traces list`")
         saved = datasets.save(found, name, examples)
@@ -249,6 +260,16 @@ def delete(
             typer.confirm(f"Remove {name} ({known.example_count} examples) with all its versions?", abort=True)
         found.delete_dataset(name)
     console.print(f"removed {name}", markup=False)
+
+
+def _correction(given: str) -> tuple[str, Any]:
+    """(trace, reference); the reference is read as JSON if it is an object, a list or a quoted text."""
+    from assay.evaluators.datasets._files import cell
+
+    id, equals, reference = given.partition("=")
+    if not (id and equals):
+        raise Refused(f"--correction {given!r}: say which trace and what it should have answered, as in ab12cd34=Paris")
+    return id, cell(reference)
 
 
 def _say(saved: Dataset, json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -211,7 +212,8 @@ def _write(experiment: Any, file: Path) -> int:
 
     ending = file.suffix.lower()
     if ending == ".html":
-        file.write_text(experiment.to_html(), "utf-8")
+        head = f'<!doctype html><meta charset="utf-8"><title>{escape(experiment.name)}</title>'
+        file.write_text(head + experiment.to_html(), "utf-8")
         return int(experiment.summary().runs)
     if ending not in (".csv", ".jsonl"):
         raise Refused(f"cannot write {file.name!r}: known are .jsonl, .csv, .html")

@@ -8,11 +8,22 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from assay.cli._common import JsonOption, StoreOption, WhereOption, conditions, console, emit, notes, opened, table
+from assay.cli._common import (
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    conditions,
+    console,
+    emit,
+    notes,
+    opened,
+    table,
+    whole_id,
+)
 from assay.cli._tree import tree
 from assay.cli._when import length, shown
 from assay.collector.filters import Filter, combined
-from assay.collector.protocols import Refused, Store
+from assay.collector.protocols import Refused
 from assay.collector.records import TraceSummary
 
 app = typer.Typer(
@@ -53,7 +64,7 @@ def show(
     Example: `assay traces show 0af7651916cd43dd8448eb211c80319c`
     """
     with opened(store) as opened_store:
-        trace = opened_store.trace(_whole_id(opened_store, trace_id))
+        trace = opened_store.trace(whole_id(opened_store, trace_id))
     if as_json:
         emit([msgspec.to_builtins(trace)])
     else:
@@ -103,18 +114,6 @@ def delete(
         emit([{"deleted": deleted}])
     else:
         notes.print(f"deleted {deleted} traces")
-
-
-def _whole_id(store: Store, given: str) -> str:
-    """An id as it is; the beginning of one is looked for among the latest traces."""
-    if len(given) >= 32:
-        return given
-    found = [one.trace_id for one in store.traces(limit=1000) if one.trace_id.startswith(given.lower())]
-    if len(found) > 1:
-        raise Refused(
-            f"{given!r} begins the ids of {len(found)} traces: {found[0]!r}, {found[1]!r}, …; give more of it"
-        )
-    return found[0] if found else given
 
 
 def _print(summaries: Any, as_json: bool, *, head: bool = True) -> None:

@@ -64,7 +64,7 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, JSON]]]
                     )
                 if cells:
                     pairs = zip(head, cells, strict=False)
-                    yield f"{path.name}:{reader.line_num}", {name: _cell(text) for name, text in pairs if text}
+                    yield f"{path.name}:{reader.line_num}", {name: cell(text) for name, text in pairs if text}
         except (csv.Error, UnicodeDecodeError) as error:
             raise BadRow(f"{path.name}, after line {reader.line_num}: {error}") from None
 
@@ -79,7 +79,7 @@ def _delimiter(lines: TextIO, usual: str) -> str:
     return next((one for one in (usual, ";", "\t") if one in head), usual)
 
 
-def _cell(text: str) -> JSON:
+def cell(text: str) -> JSON:
     """JSON objects, lists and quoted texts in a cell are read; everything else is the text that it is."""
     if text[:1] not in ("{", "[", '"'):
         return text
