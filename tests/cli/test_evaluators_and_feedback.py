@@ -139,3 +139,21 @@ def test_human_feedback_is_a_source_of_scores(assay):
         assay("feedback", "add", TRACE, "good", value, "--author", author)
     [row] = lines(assay("evaluators", "score", "human_feedback", TRACE, "--set", "of=good", "--json"))
     assert (row["score"], row["source"]) == (0.75, "human")
+
+
+def test_other_packages_evaluators_are_listed_and_shown(monkeypatch, tmp_path):
+    package = tmp_path / "tiny_evaluators-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-evaluators\nVersion: 1\n")
+    points = "longer = tiny_evaluators:Longer\nbroken = tiny_evaluators:nothing\n"
+    (package / "entry_points.txt").write_text(f"[assay.evaluators]\n{points}")
+    code = "class Longer:\n    def __init__(self, than=3): ...\n    def __call__(self, outputs, documents): ...\n"
+    (tmp_path / "tiny_evaluators.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    listed = CliRunner().invoke(app, ["evaluators", "list", "--group", "tiny-evaluators", "--json"])
+    assert [(one["id"], one["needs"], one["parameters"]) for one in lines(listed.stdout)] == [
+        ("longer", ["outputs", "documents"], {"than": 3})
+    ]
+    assert "evaluator 'broken' (tiny_evaluators:nothing of tiny-evaluators)" in " ".join(listed.stderr.split())
+    shown = CliRunner().invoke(app, ["evaluators", "show", "longer"])
+    assert "tiny_evaluators:Longer of tiny-evaluators" in shown.stdout

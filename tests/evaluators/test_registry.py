@@ -153,6 +153,8 @@ def test_a_function_without_a_name_has_no_dict():
 THEIRS = """
 from assay.evaluators import evaluator
 
+NOTHING = 5
+
 def shouting(outputs):
     return outputs.isupper()
 
@@ -175,6 +177,7 @@ def their_package(monkeypatch, tmp_path):
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: their-evaluators\nVersion: 1\n")
     points = "shouting = their_module:shouting\nlonger = their_module:Longer\nfinished = their_module:finished\n"
+    points += "broken = no_module_of_theirs:thing\nnothing = their_module:NOTHING\n"
     (package / "entry_points.txt").write_text(f"[assay.evaluators]\n{points}")
     (tmp_path / "their_module.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -193,6 +196,26 @@ def test_parameters_that_their_evaluators_do_not_take_are_refused(their_package)
         get("shouting", than=1)
     with pytest.raises(ValueError, match="takes no parameters, got key"):
         get("finished", key="mine")
+
+
+def test_what_their_evaluators_need_and_give_is_read_off_them(their_package):
+    shouting, longer, finished = map(registry.spec, ("shouting", "longer", "finished"))
+    assert (shouting.needs, longer.needs, finished.needs) == (("outputs",),) * 3
+    assert {one.group for one in (shouting, longer, finished)} == {"their-evaluators"}
+    assert [one.metrics[0].key for one in (shouting, longer, finished)] == ["shouting", "longer", "done"]
+
+
+@pytest.mark.parametrize(
+    ("id", "parameters", "said"),
+    [
+        ("broken", {}, "no_module_of_theirs:thing of their-evaluators.* cannot be loaded: ModuleNotFoundError"),
+        ("nothing", {}, "is no callable: 5"),
+        ("longer", {"thna": 1}, "'longer' of 'their_module:Longer': .*'thna'"),
+    ],
+)
+def test_what_is_wrong_with_their_evaluators_names_them(their_package, id, parameters, said):
+    with pytest.raises(ValueError, match=said):
+        get(id, **parameters)
 
 
 def test_a_table_of_needs_is_derived():

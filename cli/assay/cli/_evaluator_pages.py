@@ -71,8 +71,11 @@ def compatible(said: Spec) -> str:
 
 def parameters(id: str) -> dict[str, Any]:
     """The evaluator's own parameters with their defaults; `inspect.Parameter.empty` where there is none."""
-    fields = [field for field in dataclasses.fields(factory(id)) if field.init]
-    return {field.name: _default(field) for field in fields}
+    made_by = factory(id)
+    if dataclasses.is_dataclass(made_by):
+        return {field.name: _default(field) for field in dataclasses.fields(made_by) if field.init}
+    known = inspect.signature(made_by).parameters if isinstance(made_by, type) else {}
+    return {name: parameter.default for name, parameter in known.items()}
 
 
 _INTRODUCTION = """# Evaluators
@@ -91,8 +94,9 @@ def _definition(id: str) -> str:
 
 
 def _facts(said: Spec) -> str:
+    checked = [("Numbers checked against", said.canonical)] if said.canonical else []
     rows = [
-        ("Defined by", said.source), ("Numbers checked against", said.canonical), ("Needs", needs(said)),
+        ("Defined by", said.source), *checked, ("Needs", needs(said)),
         ("Makes sense for", compatible(said)), ("Level", "all cases together" if said.summary else "each case"),
         ("Standards (our reading)", ", ".join(said.standards)), ("Version", said.version),
     ]  # fmt: skip

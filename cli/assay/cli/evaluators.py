@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from assay.cli._common import JsonOption, StoreOption, console, emit, notes, opened, short, table
 from assay.evaluators import get, names, score
-from assay.evaluators._registry import specs
+from assay.evaluators._registry import spec, specs
 from assay.evaluators._spec import Spec
 
 app = typer.Typer(
@@ -34,15 +35,12 @@ def list_(
     from assay.cli._evaluator_pages import needs as needs_of
 
     found = [
-        one for one in specs() if group in (None, one.group) and (needs is None or one.needed.get(needs, "no") != "no")
+        one for one in _known() if group in (None, one.group) and (needs is None or one.needed.get(needs, "no") != "no")
     ]
     if json:
         emit(_plain(one) for one in found)
         return
     cells = [(one.id, one.group, needs_of(one), compatible(one), str(len(one.metrics))) for one in found]
-    if group is None and needs is None:
-        ours = {one.id for one in specs()}
-        cells += [(id, "other packages", "", "", "") for id in names() if id not in ours]
     table(("id", "group", "needs", "for", "metrics"), cells)
 
 
@@ -57,7 +55,6 @@ def show(
     from rich.markdown import Markdown
 
     from assay.cli._evaluator_pages import page
-    from assay.evaluators._registry import spec
 
     if json:
         emit([_plain(spec(id))])
@@ -89,6 +86,17 @@ def score_(
     else:
         cells = [(one.key, one.outcome, _value(one), short(one.error or one.comment or "")) for one in feedback]
         table(("key", "outcome", "score", "comment"), cells)
+
+
+def _known() -> Iterator[Spec]:
+    """Our own, then other packages'; of one that cannot be loaded a note says why."""
+    ours = specs()
+    yield from ours
+    for id in sorted(set(names()) - {one.id for one in ours}):
+        try:
+            yield spec(id)
+        except (ValueError, TypeError) as error:
+            notes.print(str(error), highlight=False, markup=False)
 
 
 def _plain(one: Spec) -> dict[str, Any]:

@@ -9,15 +9,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from assay.evaluators._binding import FIELDS
+from assay.evaluators import _foreign
 from assay.evaluators._evaluator import Evaluator, make
 from assay.evaluators._metric import Metric
 from assay.evaluators._spec import Spec
 
-GROUP = "assay.evaluators"  # of entry points: name = "package.module:thing", a callable, a class or an Evaluator
 MODULES = (  # where our own are registered
     "agents", "classification", "human", "json", "language", "looping", "numbers", "overlap", "pipeline", "privacy",
     "retrieval", "text", "text_matching",
@@ -58,19 +56,12 @@ def builtin(id: str, *, metrics: tuple[Metric, ...], **said: Any) -> Callable[[C
 
     def register(cls: C) -> C:
         group = cls.__module__.rpartition(".")[2]
-        needs, uses = _arguments(cls)
+        call = list(inspect.signature(cls.__call__).parameters.values())[1:]  # without self
+        needs, uses = _foreign.arguments(call)
         _entries[id] = Entry(Spec(id=id, group=group, metrics=metrics, needs=needs, uses=uses, **said), cls)
         return cls
 
     return register
-
-
-def _arguments(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a case that instances must get, and those that they may."""
-    parameters = list(inspect.signature(cls.__call__).parameters.values())[1:]  # without self
-    fields = [one for one in parameters if one.name in FIELDS and one.name != "case"]
-    needs = tuple(one.name for one in fields if one.default is one.empty)
-    return needs, tuple(one.name for one in fields if one.default is not one.empty)
 
 
 @cache
@@ -80,21 +71,19 @@ def _load() -> Mapping[str, Entry]:
     return _entries
 
 
-def _foreign() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
 def names() -> list[str]:
     """The ids of all evaluators that `get` knows, in alphabetical order."""
-    return sorted({*_load(), *_foreign()})
+    return sorted({*_load(), *_foreign.points()})
 
 
 def spec(id: str) -> Spec:
-    """What is known of one of our own. Raises `ValueError`, naming the closest ids."""
+    """What is known of an evaluator. Raises `ValueError`, naming the closest ids."""
     entry = _load().get(id)
-    if entry is None:
-        raise _no_such(id)
-    return entry.spec
+    if entry is not None:
+        return entry.spec
+    if id in (theirs := _foreign.points()):
+        return _foreign.describe(theirs[id])
+    raise _no_such(id)
 
 
 def specs() -> list[Spec]:
@@ -102,10 +91,17 @@ def specs() -> list[Spec]:
     return [entry.spec for _, entry in sorted(_load().items())]
 
 
-def factory(id: str) -> type:
-    """The class behind an id: its docstring defines the evaluator, its fields are the parameters."""
+def factory(id: str) -> Any:
+    """The class behind an id: its docstring defines the evaluator, its fields are the parameters.
+
+    Of another package's, what its entry point names: a class, a function, or an evaluator's function.
+    """
+    entry = _load().get(id)
+    if entry is not None:
+        return entry.factory
     spec(id)
-    return _entries[id].factory
+    thing = _foreign.load(_foreign.points()[id])
+    return thing.function if isinstance(thing, Evaluator) else thing
 
 
 def get(id: str, **parameters: Any) -> Evaluator:
@@ -185,24 +181,11 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _from_entry_point(id: str, parameters: dict[str, Any]) -> Evaluator:
-    point = _foreign().get(id)
+    point = _foreign.points().get(id)
     if point is None:
         raise _no_such(id)
     options, own = _split(parameters)
-    thing = point.load()
-    if isinstance(thing, type):
-        thing = thing(**own)
-    elif own:
-        raise ValueError(f"evaluator {id!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
-    if isinstance(thing, Evaluator):
-        return _as_it_is(id, thing, parameters)
-    return make(thing, name=id, origin={"type": id, "init_parameters": parameters}, **options)
-
-
-def _as_it_is(id: str, found: Evaluator, parameters: dict[str, Any]) -> Evaluator:
-    if parameters:
-        raise ValueError(f"evaluator {id!r} is a finished one and takes no parameters, got {', '.join(parameters)}")
-    return found
+    return _foreign.made(point, own, {**options, "origin": {"type": id, "init_parameters": parameters}})
 
 
 def _no_such(id: str) -> ValueError:
