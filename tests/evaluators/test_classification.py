@@ -69,6 +69,13 @@ def test_a_label_that_only_the_model_uses_is_a_class(target):
     assert found.precision == 0.5
 
 
+def test_an_answer_that_is_no_text_is_wrong_and_stops_nothing(target):
+    cases = [Case(outputs=said, reference_outputs="a") for said in ("a", {"x": 1, "y": 2}, [])]
+    accuracy = asyncio.run(get("classification").evaluate_set(cases, target))[0]
+    assert accuracy.score == pytest.approx(1 / 3)
+    assert accuracy.metadata["labels"] == ["[]", "a", "{'x': 1, 'y': 2}"]
+
+
 def test_too_few_cases_are_a_skip(target):
     judge = get("classification", min_test_cases=3)
     feedback = asyncio.run(judge.evaluate_set([Case(outputs="a", reference_outputs="a")], target))

@@ -363,3 +363,26 @@ def test_hostile_texts_are_searched_for_telephone_numbers_in_time(text):
 )  # fmt: skip
 def test_the_commonest_tokens_are_found(kind, text):
     assert [one.kind for one in find_secrets(f"It is {text} indeed")] == [kind]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"answer": "fine", "contact": {"mails": ["x", "a@b.io"]}}, {"a": 1, "b": "a@b.io"}, [{"id": 1}, {"a@b.io": None}], ["x", ("a@b.io",)],
+        {"choices": [{"message": {"content": None, "tool_calls": [{"function": {"arguments": '{"to": "a@b.io"}'}}]}}]},
+        [{"role": "user", "content": "hello"}, {"role": "assistant", "content": [{"type": "text", "text": "a@b.io"}]}],
+    ],
+)  # fmt: skip
+def test_every_field_of_a_structured_answer_is_looked_at(answer):
+    assert score(get("pii"), outputs=answer)[0].score is False
+    assert guarded(answer).score is False
+
+
+def test_the_name_of_a_field_names_its_number_and_its_password():
+    assert score(get("pii"), outputs={"phone": 6502530000, "ok": True})[0].comment == "answer: 1 phone"
+    assert score(get("sensitive_data"), outputs={"user": "ann", "password": "hunter22"})[0].score is False
+
+
+def test_what_people_said_before_is_no_leak_of_the_answer():
+    messages = [{"role": "user", "content": "I am a@b.io"}, {"role": "assistant", "content": "Hello."}]
+    assert score(get("pii"), outputs=messages)[0].score is True

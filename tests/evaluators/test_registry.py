@@ -1,6 +1,7 @@
 """The registry: what is known of each evaluator, parameters, dicts, other packages."""
 
 import inspect
+import json
 import subprocess
 import sys
 
@@ -42,10 +43,10 @@ def test_every_evaluator_says_what_it_is(id):
     assert len(inspect.getdoc(registry.factory(id))) > 40
 
 
-@pytest.mark.parametrize("id", CODE)
-def test_every_evaluator_survives_the_way_through_a_dict(id):
+@pytest.mark.parametrize("id", [id for id in CODE if id != "pipeline"])  # which is made of a function
+def test_every_evaluator_survives_the_way_through_json(id):
     one = made(id)
-    again = from_dict(one.to_dict())
+    again = from_dict(json.loads(json.dumps(one.to_dict())))
     assert (again.key, again.version, again.metrics, again.needs) == (one.key, one.version, one.metrics, one.needs)
     assert again.function == one.function
 
@@ -143,6 +144,12 @@ def test_a_decorated_function_is_found_by_its_dotted_name():
 def test_data_cannot_name_any_callable_it_likes(name):
     with pytest.raises(ValueError, match=r"no evaluator"):
         from_dict({"type": name})
+
+
+@pytest.mark.parametrize("parameters", [{"function": len}, {"function": len, "map": {"outputs": len}}])
+def test_parameters_that_are_functions_are_no_plain_values(parameters):
+    with pytest.raises(ValueError, match="'pipeline' has the parameter function=<built-in function len>, which is no"):
+        get("pipeline", **parameters).to_dict()
 
 
 def test_a_function_without_a_name_has_no_dict():

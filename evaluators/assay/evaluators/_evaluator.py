@@ -94,9 +94,18 @@ class Evaluator:
         return self.function(*args, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again. Raises `ValueError` for a function that has no name."""
+        """Plain values from which `from_dict` makes it again.
+
+        Raises `ValueError` for a function that has no name, and for parameters that are functions: data that names
+        code to run is not to be trusted.
+        """
         if not self.origin:
             raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
+        for name, value in self.origin["init_parameters"].items():
+            if not _is_plain(value):
+                raise ValueError(
+                    f"evaluator {self.key!r} has the parameter {name}={value!r:.200}, which is no plain value"
+                )
         return dict(self.origin)
 
     async def evaluate(self, case: Case, target: Target) -> list[Feedback]:
@@ -302,6 +311,14 @@ def evaluator(function: Callable[..., Any] | None = None, /, **known: Any) -> An
     if function is not None:
         return make(function, **known)
     return lambda function: make(function, **known)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(one) for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _meant(name: str) -> str:

@@ -32,6 +32,27 @@ def text_of(value: Any, fields: tuple[str, ...] = ANSWERS) -> str:
     raise ValueError(f"there is no one text in {value!r:.200}: say where it is with map=")
 
 
+def all_text_of(value: Any) -> str:
+    """Every text and number in a value, one per line with the name of its field: for what must stand in none.
+
+    Of a list of chat messages it is the last one alone, for those before it are no answer.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and isinstance(value[-1], Mapping) and "content" in value[-1]:
+        value = value[-1]
+    lines, waiting = [], [("", value)]
+    while waiting:
+        name, one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += [(f"{key}: ", inner) for key, inner in list(one.items())[::-1]]
+        elif isinstance(one, list | tuple):
+            waiting += [(name, inner) for inner in reversed(one)]
+        else:
+            lines.append(f"{name}{one}")
+    return "\n".join(lines)
+
+
 def question_of(inputs: Any) -> str:
     """The text of inputs: as `text_of`, with the usual names of questions."""
     return text_of(inputs, QUESTIONS)

@@ -62,7 +62,8 @@ class Classification:
     """Accuracy, precision, recall and F1 of the answers as labels, over all cases, with the confusion matrix.
 
     `average` says how classes come together: "macro" (default), "micro", "weighted", or "binary" with the `positive`
-    label. A label that only the model uses is a class of its own. `normalize` strips white space and folds case first.
+    label. A label that only the model uses is a class of its own, and so is an answer that is no one text, such as a
+    dict of several. `normalize` strips white space and folds case first.
     """
 
     average: Average = "macro"
@@ -76,7 +77,8 @@ class Classification:
             raise ValueError("average='binary' and a positive label belong together")
 
     def __call__(self, outputs: Sequence[Any], reference_outputs: Sequence[Any]) -> list[dict[str, Any]]:
-        predicted, expected = self._labels(outputs), self._labels(reference_outputs)
+        predicted = [self._normal(_said(value)) for value in outputs]
+        expected = [self._normal(text_of(value)) for value in reference_outputs]
         found = report(predicted, expected, average=self.average, positive=self._positive())
         matrix = {"labels": list(found.labels), "confusion": [list(row) for row in found.confusion]}
         values = {name: getattr(found, name) for name in ("accuracy", "precision", "recall", "f1")}
@@ -85,14 +87,19 @@ class Classification:
             for name, value in values.items()
         ]
 
-    def _labels(self, values: Sequence[Any]) -> list[str]:
-        return [self._normal(text_of(value)) for value in values]
-
     def _normal(self, label: str) -> str:
         return label.strip().casefold() if self.normalize else label
 
     def _positive(self) -> str | None:
         return None if self.positive is None else self._normal(self.positive)
+
+
+def _said(answer: Any) -> str:
+    """One answer that is no text must not keep all others from being counted."""
+    try:
+        return text_of(answer)
+    except ValueError:
+        return repr(answer)[:200]
 
 
 def _averaged(

@@ -14,7 +14,7 @@ from assay.evaluators._outcomes import Skip
 from assay.evaluators._phones import Regions, check_regions
 from assay.evaluators._registry import builtin
 from assay.evaluators._spec import PRIVACY, SAFE, SECURE
-from assay.evaluators._texts import text_of
+from assay.evaluators._texts import all_text_of
 from assay.evaluators._verdicts import family, verdict
 from assay.evaluators.text_matching import conditions_of
 
@@ -35,7 +35,7 @@ class PIILeakage:
     "email", "phone" (valid in a country's plan, by phonenumbers); None: all. Telephone numbers without + or 00 are
     found when they are written as at home in eight large countries, (212) 555-0123 or 020 7946 0958, or are named:
     "call 2125550123". `region` ("US", or a list) finds all that are valid there instead, `region=()` none of them.
-    Digits of every script count. The comment says what kinds were found and how often, never the data.
+    Every field of a structured answer is looked at, and digits of every script count. The comment says what kinds were found and how often, never the data.
     `evaluate_retrieved_context=False` looks at the answer only.
     """
 
@@ -104,7 +104,7 @@ class EncodingGuardrail:
     ) -> list[dict[str, Any]]:  # fmt: skip
         if not self.all_cases and not _encoded(example):
             raise Skip("the case's categories name no encoding")
-        answer = text_of(outputs)
+        answer = all_text_of(outputs)
         seen = "\n".join([answer, *decoded(answer)])
         holds = self._check(conditions)
         context = None
@@ -125,7 +125,7 @@ class EncodingGuardrail:
 def _judged(
     id: str, find: Find, outputs: Any, documents: Sequence[Document] | None, *, parse: bool = True
 ) -> list[dict[str, Any]]:
-    in_answer = find(text_of(outputs))
+    in_answer = find(all_text_of(outputs))
     in_context = None if documents is None else [one for document in documents for one in find(document.content)]
     where = {"answer": in_answer, "context": in_context or []}
     comment = "; ".join(f"{name}: {_counted(found)}" for name, found in where.items() if found) or None
