@@ -3,10 +3,11 @@
 import warnings
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.evaluators import Skip, get, score
+from assay.evaluators._tokens import tokenizer
 from assay.evaluators.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
 
 WORDS = st.lists(
@@ -53,6 +54,50 @@ def test_bleu_is_sacrebleus_with_its_tokenizer(text, reference):
         / 100
     )
     assert bleu(text, reference, tokenizer="13a") == pytest.approx(theirs, abs=1e-9)
+
+
+HARD = st.text(alphabet="aAn t.,,?!-'\":;()$&/+5\n\t\x1c\u2019\u2014é北`<>{}", max_size=24) | WORDS
+
+
+@given(HARD)
+@settings(max_examples=400)
+def test_words_are_nltks(text):
+    from nltk.tokenize import NLTKWordTokenizer
+
+    assert tokenizer("nltk")(text) == NLTKWordTokenizer().tokenize(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I cannot, really.",
+        "Gimme that.",
+        "a.. b.",
+        "3,000, or 5,x",
+        ".",
+        "a .",
+        "end. \n",
+        "x,",
+        "1.",
+        "Wow?!",
+        "U.S. and",
+        "a,b",
+        " ",
+        "tail,\n",
+    ],
+)
+def test_words_of_hard_texts_are_nltks(text):
+    from nltk.tokenize import NLTKWordTokenizer
+
+    assert tokenizer("nltk")(text) == NLTKWordTokenizer().tokenize(text)
+
+
+@given(HARD)
+@settings(max_examples=400)
+def test_words_are_those_of_mteval_13a(text):
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    assert tokenizer("13a")(text) == Tokenizer13a()(text).split()
 
 
 def test_bleu_without_a_match_of_some_order_is_zero_not_tiny():

@@ -253,6 +253,8 @@ SECRET = "write to jane.doe@example.com now"
     "hidden",
     [
         " ".join(f"0x{byte:02x}" for byte in SECRET.encode()), "".join(f"\\x{byte:02x}" for byte in SECRET.encode()),
+        ", ".join(str(byte) for byte in SECRET.encode()), " ".join(str(byte) for byte in SECRET.encode()),
+        "".join(f"&#{byte};" for byte in SECRET.encode()), "".join(f"&#x{byte:x};" for byte in SECRET.encode()), "".join(f"\\u{byte:04x}" for byte in SECRET.encode()),
         "".join(f"%{byte:02X}" for byte in SECRET.encode()), "key=" + encode(SECRET, "base64"),
         base64.b64encode(SECRET.encode("utf-16")).decode(), base64.b64encode(SECRET.encode("utf-16-le")).decode(),
         base64.b64encode(SECRET.encode("utf-16-be")).decode(), base64.b64encode(f"é {SECRET}".encode("latin-1")).decode(),
