@@ -2,14 +2,17 @@
 
     python benchmarks/evaluators.py
 
-Times are the best of several rounds on one thread. "body" calls the evaluator with its arguments, "whole" goes from a
-case to feedback. Budgets: injection and wrapping 15 µs; text and retrieval together 20,000 cases/s, BLEU and ROUGE
-2,000 each; looping 0.2 s for 100 KB.
+Times are the best of several rounds on one thread. "body" calls the evaluator with its arguments; "feedback" goes from a
+case to feedback: arguments by name, the body, wrapping; "with id" also derives the ids, which is done when feedback is
+stored or sent and not before. "together" is the sum over 13 text and retrieval evaluators, that is 13 evaluations a case.
+Budgets: injection and wrapping 15 µs; text and retrieval together 20,000 cases/s, BLEU and ROUGE 2,000 each; looping
+0.2 s for 100 KB.
 """
 
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +20,7 @@ from rich.table import Table
 from assay.collector.records import Case, Document, Target
 from assay.evaluators import as_evaluator, get
 from assay.evaluators._repeats import longest_repeat
+from assay.evaluators.looping import compression_ratio
 
 ANSWER = "The quick brown fox jumps over the lazy dog near the river bank."
 CASE = Case(
@@ -24,6 +28,10 @@ CASE = Case(
     reference_outputs="A quick brown fox jumped over a lazy dog by the river.",
     documents=tuple(Document(f"chunk {n} of the text", str(n)) for n in range(5)),
     expected_documents=(Document("", "1"), Document("", "3")), conditions='"fox" AND NOT regexp("[Cc]at")',
+)  # fmt: skip
+HARD_CASE = replace(  # NLTK's own patterns have to look at it
+    CASE, outputs='The "quick" brown fox (a male) jumps; the dog\'s asleep, and I can\'t see it.',
+    reference_outputs='A "quick" fox (male) jumped: the dog was asleep; I could not see it.',
 )  # fmt: skip
 TARGET = Target(trace_id="1" * 32)
 TOGETHER = {
@@ -37,7 +45,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-def best(call: Callable[[], object], seconds: float = 0.15, rounds: int = 5) -> float:
+def best(call: Callable[[], object], seconds: float = 0.15, rounds: int = 15) -> float:
     """Seconds per call, the best of several rounds."""
     call()
     began = time.perf_counter()
@@ -52,12 +60,16 @@ def best(call: Callable[[], object], seconds: float = 0.15, rounds: int = 5) -> 
     return min(found)
 
 
-def measured(id: str, parameters: dict[str, object]) -> tuple[float, float]:
-    """Seconds per case of an evaluator: its body, and the whole way."""
+def measured(id: str, parameters: dict[str, object], case: Case) -> tuple[float, float, float]:
+    """Seconds per case of an evaluator: its body, the way to feedback, and with ids."""
     judge = get(id, **parameters)
-    arguments, missing = judge.binding.arguments(CASE)
+    arguments, missing = judge.binding.arguments(case)
     assert not missing, missing
-    return best(lambda: judge.function(**arguments)), best(lambda: judge.evaluate_here(CASE, TARGET))
+    return (
+        best(lambda: judge.function(**arguments)),
+        best(lambda: judge.evaluate_here(case, TARGET)),
+        best(lambda: [one.id for one in judge.evaluate_here(case, TARGET)]),
+    )
 
 
 def plain() -> Table:
@@ -77,37 +89,23 @@ def plain() -> Table:
 
 def each() -> Table:
     table = Table(
-        "evaluator",
-        "body µs",
-        "whole µs",
-        "bodies/s",
-        "budget",
-        title="Short texts, five documents",
-        title_justify="left",
-    )
-    total_body = total_whole = 0.0
-    for id, parameters in TOGETHER.items():
-        body, whole = measured(id, parameters)
-        total_body, total_whole = total_body + body, total_whole + whole
-        table.add_row(id, f"{body * 1e6:.1f}", f"{whole * 1e6:.1f}", f"{1 / body:,.0f}", "")
-    table.add_row(
-        "together",
-        f"{total_body * 1e6:.1f}",
-        f"{total_whole * 1e6:.1f}",
-        f"{1 / total_body:,.0f}",
-        "20,000",
-        end_section=True,
-    )
+        "evaluator", "body µs", "feedback µs", "with id µs", "bodies/s", "cases/s to feedback", "budget",
+        title="Short texts, five documents", title_justify="left",
+    )  # fmt: skip
+    found = {id: measured(id, parameters, CASE) for id, parameters in TOGETHER.items()}
+    for id, times in found.items():
+        table.add_row(id, *shown(times), "")
+    table.add_row("together", *shown(tuple(map(sum, zip(*found.values(), strict=True)))), "20,000", end_section=True)
     for id, parameters in OTHERS.items():
-        body, whole = measured(id, parameters)
-        table.add_row(
-            id,
-            f"{body * 1e6:.1f}",
-            f"{whole * 1e6:.1f}",
-            f"{1 / body:,.0f}",
-            "2,000" if id in ("bleu", "rouge") else "",
-        )
+        budget = "2,000" if id in ("bleu", "rouge") else ""
+        table.add_row(id, *shown(measured(id, parameters, CASE)), budget)
+    table.add_row("bleu, punctuation", *shown(measured("bleu", {}, HARD_CASE)), "2,000")
     return table
+
+
+def shown(times: tuple[float, ...]) -> list[str]:
+    rates = [f"{1 / times[0]:,.0f}", f"{1 / times[1]:,.0f}"]
+    return [f"{seconds * 1e6:.1f}" for seconds in times] + rates
 
 
 def texts(size: int) -> dict[str, str]:
@@ -116,29 +114,34 @@ def texts(size: int) -> dict[str, str]:
     natural = " ".join(pick.choices(words, k=size // 5))[:size]
     return {
         "words": natural, "one sentence": ("I am sorry, I cannot do that. " * size)[:size], "one letter": "a" * size,
-        "two halves": natural[: size // 2] * 2, "two letters by chance": "".join(pick.choices("ab", k=size)),
+        "two halves": natural[: size // 2] * 2, "Fibonacci word": fibonacci(size), "period of 7": ("abcdefg" * size)[:size],
+        "unicode by chance": "".join(chr(pick.randint(0x20, 0xD7FF)) for _ in range(size)),
+        "two letters by chance": "".join(pick.choices("ab", k=size)),
     }  # fmt: skip
+
+
+def fibonacci(size: int) -> str:
+    shorter, longer = "a", "ab"
+    while len(longer) < size:
+        shorter, longer = longer, longer + shorter
+    return longer[:size]
 
 
 def loops() -> Table:
     table = Table(
-        "text",
-        "100 KB: longest repeat s",
-        "all of looping s",
-        "1 MB: longest repeat s",
-        title="Looping (budget: 0.2 s for 100 KB)",
-        title_justify="left",
-    )
-    large = texts(1_000_000)
+        "text", "100 KB: longest repeat s", "zlib alone s", "all of looping s", "1 MB: all s",
+        title="Looping (budget: 0.2 s for 100 KB; sizes in characters)", title_justify="left",
+    )  # fmt: skip
+    large, judge = texts(1_000_000), get("looping")
     for name, text in texts(100_000).items():
-        judge = get("looping")
-        repeat, whole = best(lambda: longest_repeat(text)), best(lambda: judge(text))  # noqa: B023
-        long = best(lambda: longest_repeat(large[name]), rounds=1)  # noqa: B023
-        table.add_row(name, f"{repeat:.3f}", f"{whole:.3f}", f"{long:.2f}")
+        calls = [lambda: longest_repeat(text), lambda: compression_ratio(text), lambda: judge(text)]  # noqa: B023
+        times = [best(call, rounds=3) for call in calls]
+        times.append(best(lambda: judge(large[name]), rounds=1))  # noqa: B023
+        table.add_row(name, *(f"{seconds:.3f}" for seconds in times))
     return table
 
 
 if __name__ == "__main__":
-    console = Console()
+    console = Console(width=120)
     for part in (plain, each, loops):
         console.print(part())

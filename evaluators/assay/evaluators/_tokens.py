@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 Tokenizer: TypeAlias = Callable[[str], list[str]]
 Name = Literal["nltk", "13a", "rouge", "unicode", "characters"]
@@ -58,7 +58,7 @@ def _nltk() -> Tokenizer:
 
 
 def _easy(text: str) -> list[str]:
-    """NLTK's words of a text in which only commas, the last period, ? and ! are split off: its 25 patterns take long."""
+    """NLTK's words of a text of which only commas, the last period, ? and ! are split off, without its 25 patterns."""
     text = text.rstrip()
     if text.endswith("."):
         text = f"{text[:-1]} ."
