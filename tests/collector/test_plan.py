@@ -6,6 +6,7 @@ import pytest
 
 from assay.collector.filters import Filter
 from assay.collector.sqlite import SQLiteStore
+from assay.collector.sqlite._plan import plan
 from assay.collector.sqlite._where import conditions, matching
 
 
@@ -22,6 +23,16 @@ def test_a_condition_on_feedback_looks_at_the_traces_own_feedback_only(tmp_path,
         ).fetchall()
         db.close()
     assert "USING INDEX feedback_by_trace (trace=? AND key=?)" in " ".join(row[-1] for row in plan)
+
+
+def test_traces_with_errors_have_an_index(tmp_path):
+    with SQLiteStore(tmp_path / "assay.db"):
+        db = sqlite3.connect(tmp_path / "assay.db")
+        found = plan(db, Filter(status="error", name="n", project="p"))
+        rows = db.execute(f"EXPLAIN QUERY PLAN SELECT t.id FROM {found.source} WHERE {found.where}", found.values)
+        way = " ".join(row[-1] for row in rows)
+        db.close()
+    assert "USING INDEX traces_with_errors" in way
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def _index(filter: Filter) -> str:
         (filter.session, "traces_by_session"),
         (filter.user, "traces_by_user"),
         (filter.experiment or filter.experiments or filter.dataset, "traces_by_experiment"),
+        (filter.error or filter.status == "error", "traces_with_errors"),
         (filter.name, "traces_by_name"),
-        (filter.error, "traces_with_errors"),
         (filter.project, "traces_by_project"),
     ):
         if value:

@@ -59,7 +59,8 @@ def _operator(operator: str) -> str:
 
 
 def _status(value: str) -> list[Condition]:
-    return [Condition("t.status = 'error'" if value == "error" else "t.status <> 'error'")]
+    # The first half says nothing new, but lets SQLite use the index over traces with errors
+    return [Condition("t.error_count > 0 AND t.status = 'error'" if value == "error" else "t.status <> 'error'")]
 
 
 def _error(value: str) -> list[Condition]:
