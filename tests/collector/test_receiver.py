@@ -239,6 +239,30 @@ def deep(depth: int) -> dict:
     return value
 
 
+WRITTEN = {
+    "half a pair": (r'{"stringValue": "cut \ud83d"}', "cut \ufffd"),
+    "the other half": (r'{"stringValue": "\uDE00, \\\\ud83d"}', "\ufffd, \\\\ud83d"),
+    "a whole pair": (r'{"stringValue": "\ud83d\ude00 \ud83d"}', "😀 \ufffd"),
+    "NaN": ('{"doubleValue": NaN}', "NaN"),
+    "infinite": ('{"doubleValue": -Infinity}', "-Infinity"),
+    "words": ('{"stringValue": "NaN \\" Infinity"}', 'NaN " Infinity'),
+}
+
+
+@pytest.mark.parametrize("case", sorted(WRITTEN))
+def test_what_programs_write_though_json_forbids_it_is_kept(client, kept, case):
+    written, read = WRITTEN[case]
+    one, other = json_span(attributes=[{"key": "a", "value": "HERE"}]), json_span(kind=[])
+    body = json.dumps(json_request(one, other)).replace('"HERE"', written).encode()
+    response = send(client, body, JSON)
+    assert (response.status_code, response.json()["partialSuccess"]["rejectedSpans"]) == (200, "1")
+    assert kept.trace(one["traceId"].lower()).root.attributes == {"a": read}
+
+
+def test_mending_takes_time_in_proportion_to_the_body(client):
+    assert send(client, b'"' + b'\\"' * 900_000, JSON).status_code == 400
+
+
 JSON_BAD = {
     "zero trace id": ({"traceId": "0" * 32}, "trace id '0000"),
     "not hex": ({"traceId": "zz" * 16}, "is not hexadecimal"),

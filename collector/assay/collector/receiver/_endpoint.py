@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,8 +22,11 @@ from assay.collector.receiver._errors import RequestRefused, from_store
 from assay.collector.receiver._limits import Limits
 from assay.collector.records import Feedback, Run
 
+R = TypeVar("R")
 T = TypeVar("T")
-LARGE = 512 * 1024  # bodies from here on are decoded beside the event loop, so that others are answered meanwhile
+# From here on bodies are decoded and runs encoded beside the event loop, so that others are answered meanwhile; one at
+# a time, as each takes several times its size in memory
+LARGE, MANY = 512 * 1024, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class Receiver:
     def __init__(self, store: Store, metrics: Metrics | None = None, limits: Limits | None = None) -> None:
         self.store, self.metrics, self.limits = store, metrics or Metrics(), limits or Limits()
         self.pending = 0  # bytes
+        self._beside = ThreadPoolExecutor(1, "assay-large")
         self.metrics.gauge("assay_pending_bytes", lambda: self.pending)
         self.traces = Route(self, Signal(
             "traces", {_answer.PROTOBUF: _traces.PROTOBUF, _answer.JSON: _traces.JSON_},
@@ -54,10 +59,14 @@ class Receiver:
 
     async def _keep_runs(self, runs: Sequence[Run]) -> None:
         append = getattr(self.store, "append_async", None)
-        if append is not None:
-            await asyncio.wrap_future(append(runs))
-        else:
+        if append is None:
             await asyncio.to_thread(self.store.append, runs)
+        else:
+            await asyncio.wrap_future(append(runs) if len(runs) < MANY else await self.beside(append, runs))
+
+    async def beside(self, work: Callable[..., R], *args: Any) -> R:
+        """Do something large on the one thread for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._beside, work, *args)
 
     async def _keep_feedback(self, feedback: Sequence[Feedback]) -> None:
         await asyncio.to_thread(self.store.add_feedback, feedback)
@@ -109,7 +118,7 @@ class Route(Generic[T]):
         if len(body) < LARGE:
             decoded = decode(codec, body, self.receiver.limits)
         else:
-            decoded = await asyncio.to_thread(decode, codec, body, self.receiver.limits)
+            decoded = await self.receiver.beside(decode, codec, body, self.receiver.limits)
         self._count("assay_received_total", len(decoded.items) + decoded.refused_count)
         if decoded.refused:
             self._count("assay_refused_total", decoded.refused_count)

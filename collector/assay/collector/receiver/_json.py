@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -116,6 +117,31 @@ class JSONResource(Camel):
 
 
 NO_SCOPE = JSONScope()
+
+
+# A string with its escapes, closed or not (so that no string is looked at twice), or a number that JSON does not have
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|NaN|-?Infinity', re.DOTALL)
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u[dD][89a-fA-F]..|.)", re.DOTALL)
+_HALF = 6  # characters of an escaped half of a surrogate pair
+
+
+def mended(body: bytes) -> bytes:
+    """The body without what JSON forbids but programs write: half surrogate pairs (of a text that was cut within an
+    emoji) become U+FFFD, NaN and Infinity texts, as protobuf's JSON has them.
+    """
+    return _TOKEN.sub(_mended_token, body)
+
+
+def _mended_token(token: re.Match[bytes]) -> bytes:
+    found = token.group()
+    if not found.startswith(b'"'):
+        return b'"%s"' % found
+    return _ESCAPE.sub(_mended_escape, found) if b"\\u" in found else found
+
+
+def _mended_escape(escape: re.Match[bytes]) -> bytes:
+    found = escape.group()
+    return b"\\ufffd" if len(found) == _HALF else found
 
 
 def resource(found: JSONResource | None, limits: Limits) -> dict[str, JSON]:

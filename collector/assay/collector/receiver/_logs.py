@@ -122,7 +122,7 @@ def _groups(request: Request[Any]) -> list[Group]:
 JSON_: Codec[Feedback] = Codec(
     errors=_json.ERRORS,
     parse=lambda body: _groups(REQUEST.decode(body)),
-    split=lambda body: _groups(ENVELOPE.decode(body)),
+    split=lambda body: _groups(ENVELOPE.decode(_json.mended(body))),
     parse_item=msgspec.json.Decoder(JSONRecord).decode,
     resource=_json.resource,
     convert=_json_record,

@@ -84,7 +84,7 @@ def _groups(request: Request[Any]) -> list[Group]:
 JSON_: Codec[Run] = Codec(
     errors=_json.ERRORS,
     parse=lambda body: _groups(REQUEST.decode(body)),
-    split=lambda body: _groups(ENVELOPE.decode(body)),
+    split=lambda body: _groups(ENVELOPE.decode(_json.mended(body))),
     parse_item=msgspec.json.Decoder(_json.JSONSpan).decode,
     resource=_json.resource,
     convert=_json_run,
