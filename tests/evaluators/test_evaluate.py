@@ -459,3 +459,20 @@ def test_a_split_without_examples_is_named(store):
 def test_a_setting_that_makes_no_sense_is_refused(store, setting, said):
     with pytest.raises(ValueError, match=said):
         evaluate(QUESTIONS, answer, store=store, progress=False, **setting)
+
+
+def test_a_set_level_evaluator_that_fails_is_among_the_errors(store):
+    @evaluator(key="whole", summary=True)
+    def whole(outputs):
+        raise LookupError("nothing there")
+
+    experiment = evaluate(QUESTIONS, answer, summary_evaluators=[whole], store=store, progress=False)
+    (failure,) = experiment.errors()
+    assert str(failure).startswith("evaluator 'whole' failed on the whole set: LookupError: nothing there\nTraceback")
+    assert "whole failed, as with LookupError: nothing there" in str(experiment)
+
+
+def test_metadata_that_json_does_not_have_are_kept_as_texts(store):
+    experiment = evaluate(QUESTIONS, answer, metadata={"module": time, "k": 3}, store=store, progress=False)
+    assert store.experiment(experiment.id).metadata["k"] == 3
+    assert store.experiment(experiment.id).metadata["module"].startswith("<module 'time'")

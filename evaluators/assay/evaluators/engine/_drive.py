@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.evaluators.engine._ahead import Ahead
 from assay.evaluators.engine._plan import Done, Item, Plan
-from assay.evaluators.engine._run import Ran, finish_on_loop, given, run_here, run_on_loop
+from assay.evaluators.engine._run import given, run_here, run_on_loop
 from assay.evaluators.engine._score import Scoring
 from assay.evaluators.engine._task import Task
 from assay.evaluators.engine._workers import Threads
@@ -49,33 +49,19 @@ class Driver:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._plan.concurrency):
-                    group.create_task(self._worker(task, ahead, group))
+                    group.create_task(self._worker(task, ahead))
         finally:
             ahead.stop()
 
-    async def _worker(self, task: Task, items: Ahead, group: asyncio.TaskGroup) -> None:
-        """Items one after the other. While the spans of one are read and scored, the next one waits for its model.
-
-        Not with evaluators that wait for models themselves: `concurrency` holds for tasks and evaluators together.
-        """
-        behind: asyncio.Task[None] | None = None
+    async def _worker(self, task: Task, items: Ahead) -> None:
         while (item := items.take() or await items.wait()) is not None:
-            ran = None if item.trace else await run_on_loop(self._plan, task, item)
-            if behind is not None:
-                await behind
-            behind = group.create_task(self._after(item, ran))
+            done = given(self._plan, item) if item.trace else await run_on_loop(self._plan, task, item)
+            await self._scoring.on_loop(done)
             if self._scoring.has_later:
-                await behind
+                await self._finish(done)
+            else:
+                self._writer.put(done)
             await self._breathe()
-
-    async def _after(self, item: Item, ran: Ran | None) -> None:
-        """What follows a run: its spans, the plain evaluators, the others, the store."""
-        done = given(self._plan, item) if ran is None else await finish_on_loop(self._plan, item, ran)
-        await self._scoring.on_loop(done)
-        if self._scoring.has_later:
-            await self._finish(done)
-        else:
-            self._writer.put(done)
 
     async def _breathe(self) -> None:
         """Let others have the loop now and then, for the sake of tasks that never wait for anything.

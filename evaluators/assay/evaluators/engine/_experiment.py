@@ -95,7 +95,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of a task or an evaluator (`key`), with its traceback where there is one."""
+    """An error of a task or an evaluator (`key`), with its traceback where there is one.
+
+    `example_id` and `trace_id` are empty for a set-level evaluator, which judges all runs.
+    """
 
     example_id: str
     trace_id: str
@@ -105,7 +108,8 @@ class Failure:
 
     def __str__(self) -> str:
         who = f"evaluator {self.key!r}" if self.key else "the task"
-        return f"{who} failed on example {self.example_id}: {self.error}\n{self.traceback}".rstrip()
+        where = f"example {self.example_id}" if self.example_id else "the whole set"
+        return f"{who} failed on {where}: {self.error}\n{self.traceback}".rstrip()
 
 
 class Experiment:
@@ -171,8 +175,10 @@ class Experiment:
                 yield Failure(row.example_id, row.trace.trace_id, None, row.error, _traceback(row.trace))
             for one in row.feedback.values():
                 if one.error is not None:
-                    text = str(one.metadata.get("traceback", ""))
-                    yield Failure(row.example_id, row.trace.trace_id, one.key, one.error, text)
+                    yield Failure(row.example_id, row.trace.trace_id, one.key, one.error, _told(one))
+        for one in self._tally.overall.values():
+            if one.error is not None:
+                yield Failure("", "", one.key, one.error, _told(one))
 
     def spread(self, key: str) -> Mapping[str, tuple[int, float, float | None, bool]]:
         """With repetitions: per example id (n, mean, variance, whether it is flaky) of one key's scores."""
@@ -211,6 +217,10 @@ class Experiment:
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+
+def _told(feedback: Feedback) -> str:
+    return str(feedback.metadata.get("traceback", ""))
 
 
 def _repetitions(record: Record) -> int:

@@ -115,7 +115,7 @@ def _begun(
     tally = Tally((metric for one in evaluators for metric in one.metrics), settings.repetitions)
     earlier = _earlier(name, store, settings)
     if earlier is None:
-        metadata = {**settings.metadata, "setup": setup}
+        metadata = {**_setup.plain(settings.metadata), "setup": setup}
         record = Record(
             id=secrets.token_hex(16), name=name, dataset=source.name, dataset_version=source.version,
             project=_project(), evaluators=described, metadata=metadata, example_count=source.count or 0,
@@ -140,7 +140,7 @@ def _rescoring(
     """More evaluators over the runs that an experiment has already."""
     record = store.experiment(experiment.id)  # somebody may have scored it further since
     merged = _setup.merged(record.evaluators, _setup.described(evaluators))
-    record = replace(record, evaluators=merged, metadata={**record.metadata, **settings.metadata})
+    record = replace(record, evaluators=merged, metadata={**record.metadata, **_setup.plain(settings.metadata)})
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
     metrics = chain(metrics_of(record), (metric for one in evaluators for metric in one.metrics))
     tally = Tally(metrics, repetitions)

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -45,30 +45,16 @@ def run_here(plan: Plan, task: Task, item: Item, wait: Wait) -> Done:
     return _done(plan, item, captured, spans, still_open, outputs)
 
 
-@dataclass(slots=True)
-class Ran:
-    """What is left of a task that has returned or failed, before its spans are read."""
-
-    captured: Captured
-    outputs: Any
-    span_wait: float
-
-
-async def run_on_loop(plan: Plan, task: Task, item: Item) -> Ran:
+async def run_on_loop(plan: Plan, task: Task, item: Item) -> Done:
     """Run an async task on the running loop."""
     for attempt in range(plan.retries + 1):
         captured, outputs, error = await _attempt_on_loop(plan, task, item)
         if error is None or attempt == plan.retries:
             break
         await asyncio.sleep(FIRST_PAUSE * 2**attempt)
-    return Ran(captured, outputs, 0 if isinstance(error, TimeoutError) else plan.span_wait)
-
-
-async def finish_on_loop(plan: Plan, item: Item, ran: Ran) -> Done:
-    """Read the spans of a run that is over; waits for those that are open."""
     await asyncio.sleep(0)  # background tasks that the run has made open their spans now
-    spans, still_open = await ran.captured.aspans(ran.span_wait)
-    return _done(plan, item, ran.captured, spans, still_open, ran.outputs)
+    spans, still_open = await captured.aspans(0 if isinstance(error, TimeoutError) else plan.span_wait)
+    return _done(plan, item, captured, spans, still_open, outputs)
 
 
 def given(plan: Plan, item: Item) -> Done:

@@ -58,7 +58,7 @@ def changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str
     found = [_was(name, then.get(name), setup.get(name)) for name in _DECIDES if then.get(name) != setup.get(name)]
     if changed := _changed(then.get("task_code") or {}, setup.get("task_code") or {}):
         found.append(f"the task's code changed: {_listed(changed)}")
-    given = {name: _plain(value) for name, value in metadata.items()}
+    given = plain(metadata)
     known = {name: value for name, value in record.metadata.items() if name not in ("setup", "totals")}
     if given:
         found += [_was(f"metadata {n!r}", known.get(n), given.get(n)) for n in _changed(known, given)]
@@ -76,7 +76,7 @@ def merged(before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON
 def _since(before: Mapping[str, JSON] | None, now: Mapping[str, JSON]) -> Mapping[str, JSON]:
     if before is None:
         return now
-    same = all(_plain(before.get(name)) == _plain(now[name]) for name in ("version", "origin", "code"))
+    same = all(plain(before.get(name)) == plain(now[name]) for name in ("version", "origin", "code"))
     since = before.get("since_ns") if same else time.time_ns()
     return {**now, "since_ns": since} if since else now
 
@@ -94,8 +94,8 @@ def _was(name: str, then: JSON, now: JSON) -> str:
     return f"{name} was {then!r} and is {now!r}"
 
 
-def _plain(value: JSON) -> JSON:
-    """A value as it is read back from a store."""
+def plain(value: Any) -> Any:
+    """A value as it is read back from a store; what JSON does not have is its text."""
     return orjson.loads(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS))
 
 

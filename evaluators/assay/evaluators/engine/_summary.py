@@ -148,6 +148,7 @@ def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
 def _why(tally: Tally) -> dict[str, str]:
     """One error of the task and one of each key; `Experiment.errors()` has them all."""
     found = {"the task": tally.why, **{key: one.why for key, one in tally.in_order()}}
+    found |= {key: one.error for key, one in tally.overall.items()}
     return {what: error for what, error in found.items() if error}
 
 

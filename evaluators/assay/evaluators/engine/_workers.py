@@ -13,6 +13,7 @@ from assay.evaluators.engine._write import Writer
 
 FIRST_LOOK = 0.003  # seconds
 COMPUTING = 0.3  # share of its time for which a thread computes, if it is not held up by its tasks
+IDLE = 0.05  # share below which it does next to nothing but wait: then all threads are started at once
 NOTE = 0.001  # seconds between two notes of it
 GROWTH = 8
 LONGEST_LOOK = 0.05  # seconds between two looks at whether more threads are needed
@@ -60,17 +61,18 @@ class Threads:
                 await asyncio.wait_for(self._all_done.wait(), look)
             except TimeoutError:
                 pass
-            if self._started < self._limit and self._are_waiting():
-                self._start(min(self._started * (GROWTH - 1), self._limit - self._started))
+            if self._started < self._limit and (share := self._computing()) < COMPUTING:
+                more = self._limit if share < IDLE else self._started * (GROWTH - 1)
+                self._start(min(more, self._limit - self._started))
             else:
                 look = min(look * 1.5, LONGEST_LOOK)
 
-    def _are_waiting(self) -> bool:
-        """Whether the threads hardly computed anything since the last look: then more of them do not disturb."""
+    def _computing(self) -> float:
+        """For which share of the time since the last look the threads computed; if it is low, more do not disturb."""
         now, used = time.perf_counter(), sum(list(self._used.values()))
         share = (used - self._used_before) / ((now - self._looked) * max(1, self._alive))
         self._looked, self._used_before = now, used
-        return share < COMPUTING
+        return share
 
     def _start(self, count: int) -> None:
         for _ in range(count):
