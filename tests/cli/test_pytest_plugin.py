@@ -85,3 +85,14 @@ def test_nothing_of_assay_is_loaded_where_no_test_is_marked(run, tmp_path):
 def test_a_mark_without_a_dataset_is_told(run, tmp_path):
     (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.assay\ndef test_it():\n    pass\n")
     assert "needs a dataset" in run()
+
+
+@pytest.mark.parametrize(("dataset", "said"), [("absent.csv", "there is no file"), ("absent", "there is no dataset")])
+def test_a_dataset_that_is_not_there_is_said_without_our_insides(run, tmp_path, dataset, said):
+    (tmp_path / "test_it.py").write_text(
+        f"import pytest\n\n@pytest.mark.assay('{dataset}')\ndef test_it(inputs): ...\n"
+    )
+    output = run("--assay-store", "tests.db")
+    assert f"test_it: {said} '{dataset}'" in output
+    assert "datasets/_files.py" not in output
+    assert "_store.py" not in output

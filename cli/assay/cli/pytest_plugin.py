@@ -105,7 +105,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("assay")
     if mark is None:
         return
-    group, examples = _group(metafunc, **_settings(mark))
+    from assay.collector.protocols import StoreError
+
+    __tracebackhide__ = True
+    try:
+        group, examples = _group(metafunc, **_settings(mark))
+    except (StoreError, OSError, ValueError) as error:  # a mistyped name costs one line
+        pytest.fail(f"{metafunc.function.__name__}: {error}", pytrace=False)
     metafunc.config.stash[_GROUPS].append(group)
     asked = _asked_for(metafunc.fixturenames, group)
     rows = [_arguments(asked, Current(group, example), group) for example in examples]
