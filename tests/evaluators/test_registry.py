@@ -215,6 +215,32 @@ def test_what_their_evaluators_need_and_give_is_read_off_them(their_package):
 @pytest.mark.parametrize(
     ("id", "parameters", "said"),
     [
+        ("contains", {"match": "some"}, "match is 'all' or 'any', not 'some'"), ("contains", {"text": ""}, "would be found in every answer"),
+        ("contains", {"text": ["a", ""]}, "would be found in every answer"), ("length", {"max": "5"}, "max is a whole number or None, not '5'"),
+        ("hit_at_k", {"k": 2.5}, "k is a whole number or None, not 2.5"), ("looping", {"shortest": True}, "shortest is a whole number, not True"),
+        ("step_limit", {"limit": 3, "kinds": "tool"}, "kinds is a list of a text or None, not 'tool'"),
+        ("pipeline", {"function": len, "minimum": 3, "maximum": 1}, "minimum 3 is above maximum 1"), ("pipeline", {"function": 5}, "function is a function, not 5"),
+        ("encoding_guardrail", {"condition": "a b"}, "column 1"), ("agent_sanity", {"expectations": ["a"]}, "expectations is a dict"),
+        ("has_span", {"at_least": 3, "at_most": 1}, "at_least 3 is above at_most 1"), ("language_mismatch", {"detect": 5}, "detect is a function or None"),
+        ("exact", {"timeout": -1}, "timeout is seconds, more than 0, not -1"), ("exact", {"retries": -1}, "retries is a whole number"),
+        ("exact", {"key": ""}, "key is a text that is not empty"), ("exact", {"threshold": "x"}, "threshold is a number, not 'x'"),
+        ("exact", {"max_dataset_rows": 0}, "max_cases is a whole number, 1 or more"),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_the_wrong_kind_is_refused_before_any_case(id, parameters, said):
+    with pytest.raises(ValueError, match=said):
+        get(id, **parameters)
+
+
+def test_a_map_to_an_argument_that_there_is_not_is_refused():
+    with pytest.raises(TypeError, match="map: 'outputz' is no argument of the evaluator; it has outputs"):
+        get("regex", pattern="a", map={"outputz": "outputs.text"})
+    assert get("regex", pattern="a", map={"documents": "outputs.documents"}).key == "regex"
+
+
+@pytest.mark.parametrize(
+    ("id", "parameters", "said"),
+    [
         ("broken", {}, "no_module_of_theirs:thing of their-evaluators.* cannot be loaded: ModuleNotFoundError"),
         ("nothing", {}, "is no callable: 5"),
         ("longer", {"thna": 1}, "'longer' of 'their_module:Longer': .*'thna'"),

@@ -145,8 +145,17 @@ def bind(
             required.append((parameter.name, _nothing))
         else:
             raise _unknown(name or getattr(function, "__name__", repr(function)), parameter.name)
+    _check_map(function, paths)
     prepare = _prepare(prepare_data)
     return Binding(_as_langsmith(required), tuple(optional), tuple(positional), prepare, tuple(paths.items()))
+
+
+def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> None:
+    """A map may name a field that an evaluator does not ask for: people give one map to several. Else it is a typo."""
+    asked = {parameter.name for parameter in _parameters(function)}
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(function))
+    if unknown := [name for name in paths if not everything and name not in asked and name not in FIELDS]:
+        raise BindingError(f"map: {unknown[0]!r} is no argument of the evaluator; it has {', '.join(sorted(asked))}")
 
 
 def is_of_a_set(function: Callable[..., Any]) -> bool:

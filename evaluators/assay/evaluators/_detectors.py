@@ -206,7 +206,7 @@ SECRETS: dict[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
 }
 
 
-def find_pii(text: str, kinds: Sequence[str] | None = None, *, region: Regions = None) -> list[Finding]:
+def find_pii(text: str, kinds: str | Sequence[str] | None = None, *, region: Regions = None) -> list[Finding]:
     """Personal data in a text, by place (not counting characters of no width). Raises `ValueError` for an unknown kind
     or region.
     """
@@ -224,7 +224,7 @@ def _plain(text: str) -> str:
     return _BESIDE.sub(" ", text)
 
 
-def find_secrets(text: str, kinds: Sequence[str] | None = None) -> list[Finding]:
+def find_secrets(text: str, kinds: str | Sequence[str] | None = None) -> list[Finding]:
     """Secrets in a text, by place. Raises `ValueError` for an unknown kind."""
     found = []
     lower = text.lower()
@@ -235,7 +235,7 @@ def find_secrets(text: str, kinds: Sequence[str] | None = None) -> list[Finding]
     return sorted(found, key=lambda finding: finding.start)
 
 
-def check_kinds(kinds: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
+def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
     """The kinds to look for; all when None. Raises `ValueError` for an unknown one."""
     if isinstance(kinds, str):
         kinds = [kinds]

@@ -262,7 +262,8 @@ def make(
     source: Source = "code", details: bool = True, origin: Mapping[str, Any] | None = None,
     max_cases: int | None = None, min_cases: int = 0, spec: Spec | None = None,
 ) -> Evaluator:  # fmt: skip
-    """Wrap a callable. Raises `BindingError` when it asks for something that no case has."""
+    """Wrap a callable. Raises `BindingError` when it asks for something that no case has, `ValueError` for options."""
+    _check_options(key=key, threshold=threshold, timeout=timeout, retries=retries, max_cases=max_cases)
     own = name or _name_of(function)
     renamed = _renamed(own, key, metrics)
     declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in metrics)
@@ -311,6 +312,20 @@ def evaluator(function: Callable[..., Any] | None = None, /, **known: Any) -> An
     if function is not None:
         return make(function, **known)
     return lambda function: make(function, **known)
+
+
+def _check_options(**options: Any) -> None:
+    """What would fail on every case, or be ignored on all."""
+    rules: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
+        "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
+        "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
+        "retries": ("a whole number, 0 or more", lambda value: isinstance(value, int) and value >= 0),
+        "max_cases": ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1),
+    }
+    for name, (words, holds) in rules.items():
+        if options[name] is not None and not holds(options[name]):
+            raise ValueError(f"{name} is {words}, not {options[name]!r:.200}")
 
 
 def _is_plain(value: Any) -> bool:

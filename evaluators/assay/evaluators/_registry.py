@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from assay.evaluators import _foreign
+from assay.evaluators import _foreign, _typed
 from assay.evaluators._evaluator import Evaluator, make
 from assay.evaluators._metric import Metric
 from assay.evaluators._spec import Spec
@@ -122,10 +122,8 @@ def get(id: str, **parameters: Any) -> Evaluator:
             raise ValueError(f"evaluator {id!r} has no parameter {name!r}; it has {', '.join([*known, *OPTIONS])}")
     if lacking := _required(entry.factory) - own.keys():
         raise ValueError(f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get({id!r}, {min(lacking)}=…)")
-    try:
-        instance = entry.factory(**own)
-    except TypeError as error:
-        raise ValueError(f"evaluator {id!r}: {error}") from None
+    _typed.check(id, entry.factory, own)
+    instance = entry.factory(**own)
     return _made(entry, instance, options, {"type": id, "init_parameters": parameters})
 
 

@@ -116,6 +116,10 @@ class HasSpan:
     at_least: int = 1
     at_most: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least {self.at_least!r} is above at_most {self.at_most!r}")
+
     def __call__(self, trace: Trace) -> dict[str, Any]:
         count = sum(map(self._matches, trace.runs))
         passed = count >= self.at_least and (self.at_most is None or count <= self.at_most)

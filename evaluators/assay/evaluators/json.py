@@ -84,7 +84,7 @@ class JSONSchema:
     retrieval failures, and do not fail the case. `lenient` takes off a byte order mark and a code fence first.
     """
 
-    json_schema: Mapping[str, Any] | str = field(default_factory=dict)
+    json_schema: Mapping[str, Any] | str | bool = field(default_factory=dict)
     lenient: bool = False
     evaluate_retrieved_context: bool = True
     _validator: Any = field(init=False, repr=False, compare=False, default=None)
@@ -112,7 +112,7 @@ class JSONSchema:
         return _problem(text, self._validator, self.lenient)
 
 
-def validator_for(schema: Mapping[str, Any] | str) -> Any:
+def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
     """A validator of jsonschema, or None for an empty schema. Raises `ValueError` for what is no schema."""
     if isinstance(schema, str):
         try:

@@ -65,6 +65,8 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"function is a callable, not {self.function!r}")
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum {self.minimum!r} is above maximum {self.maximum!r}")
         object.__setattr__(self, "_asks", _asks(self.function))
         parameters = inspect.signature(self.function).parameters.values()
         object.__setattr__(self, "_takes_all", any(one.kind is one.VAR_KEYWORD for one in parameters))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.collector.records import Document, Example
+from assay.evaluators._conditions import parse
 from assay.evaluators._decoding import decoded
 from assay.evaluators._detectors import PII, SECRETS, Finding, check_kinds, find_pii, find_secrets
 from assay.evaluators._outcomes import Skip
@@ -39,7 +40,7 @@ class PIILeakage:
     found and how often, never the data. `evaluate_retrieved_context=False` looks at the answer only.
     """
 
-    kinds: Sequence[str] | None = None
+    kinds: str | Sequence[str] | None = None
     region: Regions = None
     evaluate_retrieved_context: bool = True
 
@@ -69,7 +70,7 @@ class SensitiveData:
     some of them. The comment says which kinds, never the secret. There is nothing to parse, so parse failures are 0.
     """
 
-    kinds: Sequence[str] | None = None
+    kinds: str | Sequence[str] | None = None
     evaluate_retrieved_context: bool = True
 
     def __post_init__(self) -> None:
@@ -98,6 +99,10 @@ class EncodingGuardrail:
     all_cases: bool = False
     evaluate_retrieved_context: bool = True
     condition: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.condition is not None:
+            parse(self.condition)
 
     def __call__(
         self, outputs: Any, example: Example | None = None, documents: Sequence[Document] | None = None,

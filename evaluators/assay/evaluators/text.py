@@ -86,6 +86,10 @@ class Contains:
     ignore_case: bool = False
     match: Literal["all", "any"] = "all"
 
+    def __post_init__(self) -> None:
+        if self.text is not None and not all([self.text] if isinstance(self.text, str) else [*self.text, self.text]):
+            raise ValueError(f"text {self.text!r} is empty, or holds an empty one: it would be found in every answer")
+
     def __call__(self, outputs: Any, reference_outputs: Any = None) -> dict[str, Any]:
         parts = self._parts(reference_outputs)
         answer = text_of(outputs)
