@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Annotated
@@ -14,6 +15,7 @@ from assay.collector.protocols import Refused
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured: 1 ms gives 5 to 40 % more spans a second, 0.2 ms gives that away again in switching.
 SWITCH = 0.001
+YOUNG = 10_000  # objects made since, before Python looks for cycles among them; its own 700 come every few spans
 
 
 def serve(
@@ -35,10 +37,17 @@ def serve(
     sys.setswitchinterval(SWITCH)
     with SQLiteStore(store) as kept:
         path = os.path.abspath(store)
-        run(
-            kept,
-            host=host,
-            port=port,
-            ready=lambda url: notes.print(f"[bold]{url}[/]  keeps {path}", soft_wrap=True),
-        )
+
+        def ready(url: str) -> None:
+            _settle()
+            notes.print(f"[bold]{url}[/]  keeps {path}", soft_wrap=True)
+
+        run(kept, host=host, port=port, ready=ready)
         notes.print("stopped; everything that was acknowledged is kept")
+
+
+def _settle() -> None:
+    """Take what is loaded by now out of the search for cycles, which stopped all for 50 to 100 ms every few seconds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG)
