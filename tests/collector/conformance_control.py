@@ -119,6 +119,13 @@ def test_a_rule_is_switched_off(store: Store) -> None:
         store.change_rule("none", enabled=True)
 
 
+def test_rules_and_experiments_are_saved_in_batches(store: Store) -> None:
+    store.save_rule(*(Rule(name=name, version="1", evaluators=()) for name in "ab"))
+    assert [rule.name for rule in store.rules()] == ["a", "b"]
+    store.save_experiment(*(Experiment(id=id, name="n", dataset="d") for id in "xy"))
+    assert {one.id for one in store.experiments()} == {"x", "y"}
+
+
 def test_rules_have_versions(store: Store) -> None:
     for version in ("1", "2"):
         store.save_rule(Rule(name="r", version=version, evaluators=({"key": "pii"},), budget={"usd_per_day": 5}))
@@ -164,6 +171,25 @@ def test_a_lease_has_one_holder(store: Store) -> None:
 def test_a_lease_that_has_run_out_is_free(store: Store) -> None:
     store.acquire("monitor", "one", -1)
     assert store.acquire("monitor", "two", 60) is not None
+
+
+def test_leases_that_are_held_are_listed_and_can_be_taken_away(store: Store) -> None:
+    held = [store.acquire(name, "one", 60) for name in ("rules/b", "a")]
+    store.acquire("gone", "one", -1)
+    assert store.leases() == held[::-1]
+    assert store.delete_lease("rules/b")
+    assert not store.delete_lease("rules/b")
+    assert not store.delete_lease("gone")
+    assert store.acquire("rules/b", "two", 60) is not None
+
+
+def test_what_was_booked_can_be_forgotten(store: Store) -> None:
+    for budget, period in (("usd", 0), ("usd", 1), ("usd", 2), ("usd/day", 0)):
+        store.spend(budget, 1, limit=5, period_start_ns=period)
+    assert store.delete_budget("usd", before_ns=2) == 2
+    assert [store.spent("usd", period) for period in (0, 1, 2)] == [0, 0, 1]
+    assert (store.delete_budget("usd/day"), store.delete_budget("usd/day")) == (1, 0)
+    assert store.delete_budget("usd") == 1
 
 
 def test_a_budget_is_never_overspent(store: Store) -> None:

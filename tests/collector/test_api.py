@@ -94,6 +94,14 @@ def test_an_experiment_changes_in_part(api: httpx.Client, store: SQLiteStore) ->
     assert api.patch("/api/experiments/e1", json={"status": "odd"}).status_code == 400
 
 
+def test_rules_and_experiments_come_one_or_many_at_a_time(api: httpx.Client, store: SQLiteStore) -> None:
+    one, two = ({"name": name, "version": "1", "evaluators": []} for name in "ab")
+    assert api.post("/api/rules", json=one).json()["name"] == "a"
+    assert [rule["name"] for rule in api.post("/api/rules", json=[one, two]).json()] == ["a", "b"]
+    assert api.post("/api/experiments", json=[{"id": "e", "name": "n", "dataset": "d"}, {"id": 1}]).status_code == 400
+    assert (len(store.rules()), store.experiments()) == (2, [])
+
+
 def test_a_rule_is_switched_off(api: httpx.Client, store: SQLiteStore) -> None:
     store.save_rule(Rule(name="r", version="1", evaluators=()))
     assert api.patch("/api/rules/r", json={"enabled": False}).json()["enabled"] is False

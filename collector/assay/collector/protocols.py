@@ -247,8 +247,8 @@ class ControlStore(Protocol):
     def delete_dataset(self, name: str) -> bool:
         """Remove a dataset with all its versions; False if there was none. Experiments over it stay."""
 
-    def save_experiment(self, experiment: Experiment) -> None:
-        """Create or overwrite, by id."""
+    def save_experiment(self, *experiments: Experiment) -> None:
+        """Create or overwrite, by id; all of them or none."""
 
     def experiment(self, id_or_name: str) -> Experiment:
         """One experiment by id, by the beginning of its id, or the newest of that name. Raises `NotFound`."""
@@ -264,8 +264,8 @@ class ControlStore(Protocol):
     def delete_experiment(self, id: str) -> bool:
         """Remove an experiment with its traces and feedback."""
 
-    def save_rule(self, rule: Rule) -> None:
-        """Create or overwrite, by name; older versions stay readable through `rules(all_versions=True)`."""
+    def save_rule(self, *rules: Rule) -> None:
+        """Create or overwrite, by name, all of them or none; older versions stay: `rules(all_versions=True)`."""
 
     def rules(self, *, all_versions: bool = False) -> list[Rule]:
         """Rules by name."""
@@ -294,6 +294,12 @@ class ControlStore(Protocol):
     def release(self, name: str, holder: str) -> bool:
         """Give a lease back; False if this holder has it not."""
 
+    def leases(self) -> list[Lease]:
+        """Leases that are held now, by name."""
+
+    def delete_lease(self, name: str) -> bool:
+        """Take a lease from whoever holds it, as from a process that hangs; False if nobody does."""
+
     def spend(self, budget: str, amount: float, limit: float, period_start_ns: int) -> float | None:
         """Book `amount` on a budget for a period unless that passes `limit`: the new total, or None and nothing booked.
 
@@ -302,6 +308,9 @@ class ControlStore(Protocol):
 
     def spent(self, budget: str, period_start_ns: int) -> float:
         """What is booked so far."""
+
+    def delete_budget(self, budget: str, *, before_ns: int | None = None) -> int:
+        """Forget what is booked, in periods that begin before a time or in all; returns how many periods."""
 
     def save_key(self, key: Key) -> None:
         """Create or overwrite an API key's record."""

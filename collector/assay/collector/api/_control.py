@@ -62,12 +62,12 @@ def rules(store: ControlStore) -> APIRouter:
         return reply(store.rules(all_versions=all_versions))
 
     @routes.post("/rules")
-    @wire(takes=Rule, returns=Rule)
+    @wire(takes=Rule | list[Rule], returns=Rule | list[Rule])
     def save(body: Body) -> Response:
-        """Create or overwrite, by name; older versions stay readable."""
-        rule = _wire.decode(Rule, body)
-        store.save_rule(rule)
-        return reply(rule)
+        """Create or overwrite, by name: one, or all of a list or none; older versions stay readable."""
+        made: Rule | list[Rule] = _wire.decode(Rule | list[Rule], body)
+        store.save_rule(*(made if isinstance(made, list) else [made]))
+        return reply(made)
 
     @routes.patch("/rules/{name:path}")
     @wire(takes=RuleChange, returns=Rule)
@@ -125,6 +125,18 @@ def shared(store: ControlStore) -> APIRouter:
         asked = _wire.decode(LeaseReturned, body)
         return reply(store.release(asked.name, asked.holder))
 
+    @routes.get("/leases")
+    @wire(returns=list[Lease])
+    def held() -> Response:
+        """Leases that are held now, by name."""
+        return reply(store.leases())
+
+    @routes.delete("/leases/{name:path}")
+    @wire(returns=dict[str, int])
+    def take_away(name: str) -> Response:
+        """Take a lease from whoever holds it."""
+        return reply({"deleted": int(store.delete_lease(name))})
+
     @routes.post("/budgets/spend")
     @wire(takes=Spending, returns=float | None)
     def spend(body: Body) -> Response:
@@ -137,6 +149,12 @@ def shared(store: ControlStore) -> APIRouter:
     def spent(budget: str, period_start_ns: Number) -> Response:
         """What is booked so far."""
         return reply(store.spent(budget, period_start_ns))
+
+    @routes.delete("/budgets/{budget:path}")
+    @wire(returns=dict[str, int])
+    def forget(budget: str, before_ns: Number | None = None) -> Response:
+        """Forget what is booked, in periods that begin before a time or in all; says how many periods."""
+        return reply({"deleted": store.delete_budget(budget, before_ns=before_ns)})
 
     return routes
 

@@ -116,12 +116,12 @@ def experiments(store: ControlStore) -> APIRouter:
         return reply(store.experiments(dataset=dataset, project=project, limit=limit))
 
     @routes.post("")
-    @wire(takes=Experiment, returns=Experiment)
+    @wire(takes=Experiment | list[Experiment], returns=Experiment | list[Experiment])
     def save(body: Body) -> Response:
-        """Create or overwrite, by id."""
-        experiment = _wire.decode(Experiment, body)
-        store.save_experiment(experiment)
-        return reply(experiment)
+        """Create or overwrite, by id: one, or all of a list or none."""
+        given: Experiment | list[Experiment] = _wire.decode(Experiment | list[Experiment], body)
+        store.save_experiment(*(given if isinstance(given, list) else [given]))
+        return reply(given)
 
     @routes.get("/{id_or_name:path}")
     @wire(returns=Experiment)

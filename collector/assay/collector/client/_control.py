@@ -63,9 +63,9 @@ class Control:
         """See `ControlStore.delete_dataset`."""
         return self._gone(f"/api/datasets/{segment(name)}")
 
-    def save_experiment(self, experiment: Experiment) -> None:
+    def save_experiment(self, *experiments: Experiment) -> None:
         """See `ControlStore.save_experiment`."""
-        self._transport.ask(Any, "POST", "/api/experiments", body=experiment)
+        self._transport.ask(Any, "POST", "/api/experiments", body=experiments)
 
     def experiment(self, id_or_name: str) -> Experiment:
         """See `ControlStore.experiment`."""
@@ -86,9 +86,9 @@ class Control:
         """See `ControlStore.delete_experiment`."""
         return self._gone(f"/api/experiments/{segment(id)}")
 
-    def save_rule(self, rule: Rule) -> None:
+    def save_rule(self, *rules: Rule) -> None:
         """See `ControlStore.save_rule`."""
-        self._transport.ask(Any, "POST", "/api/rules", body=rule)
+        self._transport.ask(Any, "POST", "/api/rules", body=rules)
 
     def rules(self, *, all_versions: bool = False) -> list[Rule]:
         """See `ControlStore.rules`."""
@@ -130,6 +130,14 @@ class Control:
         """See `ControlStore.release`."""
         return self._transport.ask(bool, "POST", "/api/leases/release", body={"name": name, "holder": holder})
 
+    def leases(self) -> list[Lease]:
+        """See `ControlStore.leases`."""
+        return self._transport.ask(list[Lease], "GET", "/api/leases")
+
+    def delete_lease(self, name: str) -> bool:
+        """See `ControlStore.delete_lease`."""
+        return self._gone(f"/api/leases/{segment(name)}")
+
     def spend(self, budget: str, amount: float, limit: float, period_start_ns: int) -> float | None:
         """See `ControlStore.spend`."""
         body = {"budget": budget, "amount": amount, "limit": limit, "period_start_ns": period_start_ns}
@@ -139,6 +147,12 @@ class Control:
         """See `ControlStore.spent`."""
         params = [("budget", budget), ("period_start_ns", period_start_ns)]
         return self._transport.ask(float, "GET", "/api/budgets/spent", params)
+
+    def delete_budget(self, budget: str, *, before_ns: int | None = None) -> int:
+        """See `ControlStore.delete_budget`."""
+        path, params = f"/api/budgets/{segment(budget)}", [("before_ns", before_ns)]
+        found: dict[str, int] = self._transport.ask(dict[str, int], "DELETE", path, params)
+        return found["deleted"]
 
     def save_key(self, key: Key) -> None:
         """See `ControlStore.save_key`."""

@@ -161,6 +161,19 @@ def release(db: sqlite3.Connection, name: str, holder: str) -> bool:
     return db.execute("DELETE FROM leases WHERE name = ? AND holder = ?", (name, holder)).rowcount > 0
 
 
+def leases(db: sqlite3.Connection) -> list[Lease]:
+    """Those that have not run out, by name."""
+    sql = "SELECT name, holder, expires_ns FROM leases WHERE expires_ns > ? ORDER BY name"
+    rows = db.execute(sql, (time.time_ns(),))
+    return [Lease(name=name, holder=holder, expires_ns=expires_ns) for name, holder, expires_ns in rows]
+
+
+def delete_lease(db: sqlite3.Connection, name: str) -> bool:
+    """Take from whoever holds it; one that has run out is nobody's."""
+    row = db.execute("DELETE FROM leases WHERE name = ? RETURNING expires_ns", (name,)).fetchone()
+    return row is not None and row[0] > time.time_ns()
+
+
 def spend(db: sqlite3.Connection, budget: str, amount: float, limit: float, period_start_ns: int) -> float | None:
     """Book unless that passes the limit."""
     total = spent(db, budget, period_start_ns) + amount
@@ -175,6 +188,12 @@ def spent(db: sqlite3.Connection, budget: str, period_start_ns: int) -> float:
     sql = "SELECT spent FROM budgets WHERE budget = ? AND period_start_ns = ?"
     row = db.execute(sql, (budget, period_start_ns)).fetchone()
     return float(row[0]) if row else 0.0
+
+
+def delete_budget(db: sqlite3.Connection, budget: str, before_ns: int | None) -> int:
+    """Forget periods that begin before a time, or all."""
+    sql = "DELETE FROM budgets WHERE budget = ?1 AND (?2 IS NULL OR period_start_ns < ?2)"
+    return db.execute(sql, (budget, before_ns)).rowcount
 
 
 # keys and annotation queues

@@ -319,9 +319,9 @@ class SQLiteStore:
         """See `ControlStore.delete_dataset`."""
         return self._writer.call(lambda db: _datasets.delete(db, name))
 
-    def save_experiment(self, experiment: Experiment) -> None:
+    def save_experiment(self, *experiments: Experiment) -> None:
         """See `ControlStore.save_experiment`."""
-        self._writer.call(lambda db: _control.save_experiment(db, experiment))
+        self._writer.call(lambda db: [_control.save_experiment(db, one) for one in experiments])
 
     def experiment(self, id_or_name: str) -> Experiment:
         """See `ControlStore.experiment`."""
@@ -346,9 +346,9 @@ class SQLiteStore:
 
     # rules, decisions, leases, budgets, keys, queues
 
-    def save_rule(self, rule: Rule) -> None:
+    def save_rule(self, *rules: Rule) -> None:
         """See `ControlStore.save_rule`."""
-        self._writer.call(lambda db: _control.save_rule(db, rule))
+        self._writer.call(lambda db: [_control.save_rule(db, one) for one in rules])
 
     def rules(self, *, all_versions: bool = False) -> list[Rule]:
         """See `ControlStore.rules`."""
@@ -387,6 +387,15 @@ class SQLiteStore:
         """See `ControlStore.release`."""
         return self._writer.call(lambda db: _control.release(db, name, holder))
 
+    def leases(self) -> list[Lease]:
+        """See `ControlStore.leases`."""
+        with self._readers.one() as reader:
+            return _control.leases(reader.db)
+
+    def delete_lease(self, name: str) -> bool:
+        """See `ControlStore.delete_lease`."""
+        return self._writer.call(lambda db: _control.delete_lease(db, name))
+
     def spend(self, budget: str, amount: float, limit: float, period_start_ns: int) -> float | None:
         """See `ControlStore.spend`."""
         return self._writer.call(lambda db: _control.spend(db, budget, amount, limit, period_start_ns))
@@ -395,6 +404,10 @@ class SQLiteStore:
         """See `ControlStore.spent`."""
         with self._readers.one() as reader:
             return _control.spent(reader.db, budget, period_start_ns)
+
+    def delete_budget(self, budget: str, *, before_ns: int | None = None) -> int:
+        """See `ControlStore.delete_budget`."""
+        return self._writer.call(lambda db: _control.delete_budget(db, budget, before_ns))
 
     def save_key(self, key: Key) -> None:
         """See `ControlStore.save_key`."""
