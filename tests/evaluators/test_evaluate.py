@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import threading
 import time
 import traceback
@@ -476,3 +477,25 @@ def test_metadata_that_json_does_not_have_are_kept_as_texts(store):
     experiment = evaluate(QUESTIONS, answer, metadata={"module": time, "k": 3}, store=store, progress=False)
     assert store.experiment(experiment.id).metadata["k"] == 3
     assert store.experiment(experiment.id).metadata["module"].startswith("<module 'time'")
+
+
+@pytest.mark.parametrize("task", [answer, None], ids=["finished", "refused"])
+def test_what_was_there_before_is_searched_for_cycles_again_afterwards(store, task):
+    seen = []
+    watching = evaluator(key="seen")(lambda outputs: not seen.append(gc.get_freeze_count()))
+    if task is None:
+        with pytest.raises(ZeroDivisionError):
+            evaluate((1 / 0 for _ in QUESTIONS), answer, store=store, progress=False)
+    else:
+        evaluate(QUESTIONS, task, [watching], store=store, progress=False)
+        assert min(seen) > 1_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_objects_that_the_caller_has_frozen_stay_frozen(store):
+    gc.freeze()
+    try:
+        evaluate(QUESTIONS, answer, store=store, progress=False)
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
