@@ -19,11 +19,13 @@ from assay.collector.sqlite._values import dumps, loads
 # experiments
 
 
-def save_experiment(db: sqlite3.Connection, one: Experiment) -> None:
+def save_experiments(db: sqlite3.Connection, experiments: Sequence[Experiment]) -> None:
     """Create or overwrite, by id."""
     columns = ("id", "name", "dataset", "project", "status", "started_ns", "data")
-    row = (one.id, one.name, one.dataset, one.project, one.status, one.started_ns, to_text(one))
-    insert_many(db, "experiments", columns, [row], overwrite(columns))
+    rows = [
+        (one.id, one.name, one.dataset, one.project, one.status, one.started_ns, to_text(one)) for one in experiments
+    ]
+    insert_many(db, "experiments", columns, rows, overwrite(columns))
 
 
 def experiment(db: sqlite3.Connection, id_or_name: str) -> Experiment:
@@ -44,7 +46,7 @@ def experiment(db: sqlite3.Connection, id_or_name: str) -> Experiment:
 def change_experiment(db: sqlite3.Connection, id: str, fields: Mapping[str, JSON]) -> Experiment:
     """Overwrite some fields. Raises `NotFound`, `Refused`."""
     made = changed(experiment(db, id), fields)
-    save_experiment(db, made)
+    save_experiments(db, [made])
     return made
 
 
@@ -60,14 +62,12 @@ def experiments(db: sqlite3.Connection, dataset: str | None, project: str | None
 # rules and decisions
 
 
-def save_rule(db: sqlite3.Connection, rule: Rule) -> None:
+def save_rules(db: sqlite3.Connection, rules: Sequence[Rule]) -> None:
     """Create or overwrite; earlier versions stay."""
-    db.execute("UPDATE rules SET current = 0 WHERE name = ?", (rule.name,))
-    columns = ("name", "version", "created_ns", "current", "data")
-    db.execute(
-        f"INSERT OR REPLACE INTO rules ({','.join(columns)}) VALUES (?,?,?,1,?)",
-        (rule.name, rule.version, rule.created_ns, to_text(rule)),
-    )
+    sql = "INSERT OR REPLACE INTO rules (name, version, created_ns, current, data) VALUES (?,?,?,1,?)"
+    for rule in rules:
+        db.execute("UPDATE rules SET current = 0 WHERE name = ?", (rule.name,))
+        db.execute(sql, (rule.name, rule.version, rule.created_ns, to_text(rule)))
 
 
 def rules(db: sqlite3.Connection, all_versions: bool) -> list[Rule]:
@@ -82,7 +82,7 @@ def change_rule(db: sqlite3.Connection, name: str, fields: Mapping[str, JSON]) -
     if not row:
         raise NotFound(f"there is no rule {name!r} in this store")
     made = changed(_records.rule(row[0]), fields)
-    save_rule(db, made)
+    save_rules(db, [made])
     return made
 
 

@@ -321,7 +321,7 @@ class SQLiteStore:
 
     def save_experiment(self, *experiments: Experiment) -> None:
         """See `ControlStore.save_experiment`."""
-        self._writer.call(lambda db: [_control.save_experiment(db, one) for one in experiments])
+        self._writer.call(lambda db: _control.save_experiments(db, experiments))
 
     def experiment(self, id_or_name: str) -> Experiment:
         """See `ControlStore.experiment`."""
@@ -348,7 +348,7 @@ class SQLiteStore:
 
     def save_rule(self, *rules: Rule) -> None:
         """See `ControlStore.save_rule`."""
-        self._writer.call(lambda db: [_control.save_rule(db, one) for one in rules])
+        self._writer.call(lambda db: _control.save_rules(db, rules))
 
     def rules(self, *, all_versions: bool = False) -> list[Rule]:
         """See `ControlStore.rules`."""
