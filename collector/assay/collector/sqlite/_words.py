@@ -20,7 +20,7 @@ from assay.collector.sqlite._append import find_many, insert_many
 from assay.collector.sqlite._reader import Reader
 
 CHARACTERS = 200_000  # of one trace that are indexed, counted from its first span
-ROUND = 200  # traces per transaction
+ROUND = 100  # traces per transaction; appends wait for it, some 10 ms
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
 
