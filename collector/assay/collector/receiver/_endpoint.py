@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +29,7 @@ T = TypeVar("T")
 # From here on bodies are decoded and runs encoded beside the event loop, so that others are answered meanwhile; one at
 # a time, as each takes several times its size in memory
 LARGE, MANY = 512 * 1024, 500
+HUGE = 4 * 1024 * 1024  # after a body of this size the memory that it took is given back to the system
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,12 @@ class Receiver:
     async def beside(self, work: Callable[..., R], *args: Any) -> R:
         """Do something large on the one thread for it."""
         return await asyncio.get_running_loop().run_in_executor(self._beside, work, *args)
+
+    def release(self, size: int) -> None:
+        """Count a body of so many bytes as answered."""
+        self.pending -= size
+        if size >= HUGE:
+            asyncio.get_running_loop().call_later(1.0, self._beside.submit, _give_back)
 
     async def _keep_feedback(self, feedback: Sequence[Feedback]) -> None:
         await asyncio.to_thread(self.store.add_feedback, feedback)
@@ -111,7 +120,7 @@ class Route(Generic[T]):
         try:
             return await self._kept(codec, await body.read(headers, receive))
         finally:
-            receiver.pending -= body.size
+            receiver.release(body.size)
 
     async def _kept(self, codec: Codec[T], body: bytes) -> Decoded[T]:
         start = time.perf_counter()
@@ -161,3 +170,9 @@ class _Reserved:
                 raise RequestRefused(429, "overload", f"{self.receiver.pending:,} bytes of requests are waiting", 1.0)
             if not more:
                 return sink.finish()
+
+
+def _give_back() -> None:
+    """The C library keeps what was freed for the next such request, which may never come."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
+        ctypes.CDLL(None).malloc_trim(0)
