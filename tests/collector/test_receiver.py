@@ -341,12 +341,13 @@ def test_too_many_bytes_at_once_are_told_to_come_later(tmp_path):
 
 def test_the_numbers_of_what_happened(tmp_path):
     with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server, httpx.Client(base_url=server.url) as client:
-        send(client, request(span(), span(), span(trace_id=bytes(16))))
+        send(client, request(span(), span(), span(trace_id=bytes(16)), span(end_time_unix_nano=2**63)))
         send(client, b"\xff")
         numbers = client.get("/metrics").text.splitlines()
-    assert 'assay_received_total{signal="traces"} 3' in numbers
+    assert 'assay_received_total{signal="traces"} 4' in numbers
     assert 'assay_stored_total{signal="traces"} 2' in numbers
-    assert 'assay_refused_total{signal="traces"} 1' in numbers
+    assert 'assay_refused_total{signal="traces",reason="ids"} 1' in numbers
+    assert 'assay_refused_total{signal="traces",reason="time"} 1' in numbers
     assert 'assay_requests_refused_total{signal="traces",reason="malformed"} 1' in numbers
     assert "assay_acknowledgement_seconds_count 1" in numbers
     assert "assay_pending_bytes 0" in numbers

@@ -11,9 +11,9 @@ Labels = tuple[tuple[str, str], ...]
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 HELP = {
-    "assay_received_total": "Spans or log records that arrived and could be read.",
+    "assay_received_total": "Spans or log records that arrived, those included that were refused.",
     "assay_stored_total": "Spans or feedbacks that are durable and were acknowledged.",
-    "assay_refused_total": "Single spans or log records that were refused.",
+    "assay_refused_total": "Single spans or log records that were refused, by reason.",
     "assay_requests_refused_total": "Requests that were answered with an error, by reason.",
     "assay_requests_total": "OTLP requests, by answer.",
     "assay_acknowledgement_seconds": "From the last byte of a request to its acknowledgement.",

@@ -50,13 +50,13 @@ def _keep(codec: Codec[T], group: Group, limits: Limits, decoded: Decoded[T]) ->
     try:
         attributes = codec.resource(resource, limits)
     except ItemRefused as error:
-        decoded.refused[f"resource: {error}"] += len(items)
+        decoded.refuse(error, f"resource: {error}", len(items))
         return
     for item in items:
         try:
             decoded.items.append(codec.convert(item, attributes, scope, limits))
         except ItemRefused as error:
-            decoded.refused[str(error)] += 1
+            decoded.refuse(error)
 
 
 def _salvaged(codec: Codec[T], body: bytes, limits: Limits, decoded: Decoded[T], error: Exception) -> list[Group]:
@@ -78,5 +78,5 @@ def _parsed(codec: Codec[T], items: Iterable[Any], decoded: Decoded[T]) -> list[
         try:
             found.append(codec.parse_item(item))
         except codec.errors as error:
-            decoded.refused[f"cannot be parsed: {error or type(error).__name__}"] += 1
+            decoded.refuse(ItemRefused("malformed", f"cannot be parsed: {error or type(error).__name__}"))
     return found

@@ -20,7 +20,11 @@ class Decoded(Generic[T]):
     """Items of a request that can be kept, and the reasons why others cannot."""
 
     items: list[T] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by a word for counters, a sentence for people
+
+    def refuse(self, error: ItemRefused, message: str | None = None, count: int = 1) -> None:
+        """Count items that cannot be kept."""
+        self.refused[error.reason, message or str(error)] += count
 
     @property
     def refused_count(self) -> int:
@@ -30,27 +34,27 @@ class Decoded(Generic[T]):
     @property
     def reason(self) -> str:
         """The reasons for people, the most frequent first."""
-        shown = [f"{count} × {reason}" for reason, count in self.refused.most_common(SHOWN)]
+        shown = [f"{count} × {message}" for (_, message), count in self.refused.most_common(SHOWN)]
         return "; ".join(shown) + ("; …" if len(self.refused) > SHOWN else "")
 
 
 def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
     """The parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
     if len(trace_id) != 32 or trace_id in ZEROS:
-        raise ItemRefused(f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
+        raise ItemRefused("ids", f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
     if len(span_id) != 16 or span_id in ZEROS:
-        raise ItemRefused(f"span id {span_id[:64]!r} is not 8 bytes other than all zeros")
+        raise ItemRefused("ids", f"span id {span_id[:64]!r} is not 8 bytes other than all zeros")
     if parent_id in ZEROS:
         return None
     if len(parent_id) != 16:
-        raise ItemRefused(f"parent span id {parent_id[:64]!r} is not 8 bytes")
+        raise ItemRefused("ids", f"parent span id {parent_id[:64]!r} is not 8 bytes")
     return parent_id
 
 
 def check_time(time_ns: int) -> int:
     """The time. Raises `ItemRefused` if no store could hold it."""
     if not 0 <= time_ns < MAX_TIME:
-        raise ItemRefused(f"time {time_ns!r} is not within 0 and 2^63 - 1 nanoseconds since 1970")
+        raise ItemRefused("time", f"time {time_ns!r} is not within 0 and 2^63 - 1 nanoseconds since 1970")
     return time_ns
 
 

@@ -129,8 +129,8 @@ class Route(Generic[T]):
         else:
             decoded = await self.receiver.beside(decode, codec, body, self.receiver.limits)
         self._count("assay_received_total", len(decoded.items) + decoded.refused_count)
-        if decoded.refused:
-            self._count("assay_refused_total", decoded.refused_count)
+        for (reason, _), count in decoded.refused.items():
+            self._count("assay_refused_total", count, reason=reason)
         if decoded.items:
             await self._stored(decoded.items)
         self.receiver.metrics.observe("assay_acknowledgement_seconds", time.perf_counter() - start)

@@ -12,7 +12,11 @@ RETRYABLE = (429, 503)
 
 
 class ItemRefused(ValueError):
-    """One span or log record cannot be kept; the others of the request can."""
+    """One span or log record cannot be kept; the others of the request can. `reason` is a short word for counters."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class RequestRefused(Exception):

@@ -200,7 +200,7 @@ def attributes(pairs: Sequence[KeyValue] | None, limits: Limits) -> dict[str, JS
         else:
             found[pair.key] = text
     if len(found) > limits.attributes:
-        raise ItemRefused(f"{len(found):,} attributes, at most {limits.attributes:,}")
+        raise ItemRefused("too_many", f"{len(found):,} attributes, at most {limits.attributes:,}")
     return found
 
 
@@ -224,7 +224,7 @@ def plain(value: AnyValue | None, limits: Limits, depth: int) -> JSON:
 
 def _nested(value: AnyValue, limits: Limits, depth: int) -> JSON:
     if depth > limits.depth:
-        raise ItemRefused(f"an attribute is nested deeper than {limits.depth} levels")
+        raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
     if value.array_value is not None:
         return [plain(one, limits, depth + 1) for one in value.array_value.values or ()]
     pairs = value.kvlist_value.values if value.kvlist_value is not None else None
@@ -238,7 +238,7 @@ def hexadecimal(value: str | None) -> str:
     try:
         return binascii.unhexlify(value).hex()
     except ValueError:
-        raise ItemRefused(f"id {value[:64]!r} is not hexadecimal") from None
+        raise ItemRefused("ids", f"id {value[:64]!r} is not hexadecimal") from None
 
 
 def integer(value: Integer | None) -> int:
@@ -250,13 +250,13 @@ def integer(value: Integer | None) -> int:
     try:
         return int(value[:32] if isinstance(value, str) else value)
     except ValueError:
-        raise ItemRefused(f"{value!r} is not an integer") from None
+        raise ItemRefused("value", f"{value!r} is not an integer") from None
 
 
 def _int64(value: Integer) -> int:
     found = integer(value)
     if not -(2**63) <= found < 2**63:
-        raise ItemRefused(f"{found!r} does not fit into 64 bits")
+        raise ItemRefused("value", f"{found!r} does not fit into 64 bits")
     return found
 
 
@@ -264,7 +264,9 @@ def _double(value: float | str) -> float | str:
     try:
         return finite(float(value))
     except ValueError:
-        raise ItemRefused(f"{value[:64]!r} is not a number" if isinstance(value, str) else repr(value)) from None
+        raise ItemRefused(
+            "value", f"{value[:64]!r} is not a number" if isinstance(value, str) else repr(value)
+        ) from None
 
 
 def _base64(value: str) -> str:
@@ -273,7 +275,7 @@ def _base64(value: str) -> str:
         padded = value.replace("-", "+").replace("_", "/") + "=" * (-len(value) % 4)
         return base64.b64encode(base64.b64decode(padded, validate=True)).decode()
     except ValueError:
-        raise ItemRefused(f"bytes value {value[:64]!r} is not base64") from None
+        raise ItemRefused("value", f"bytes value {value[:64]!r} is not base64") from None
 
 
 def _enum(value: Integer | None, numbers: Mapping[str, int]) -> int:
@@ -281,4 +283,4 @@ def _enum(value: Integer | None, numbers: Mapping[str, int]) -> int:
 
 
 def _too_long(text: str, limits: Limits) -> ItemRefused:
-    return ItemRefused(f"a value of {len(text):,} bytes in an attribute, at most {limits.value_bytes:,}")
+    return ItemRefused("too_long", f"a value of {len(text):,} bytes in an attribute, at most {limits.value_bytes:,}")

@@ -32,13 +32,15 @@ R = TypeVar("R")
 def _feedback(event: str, trace_id: str, span_id: str, time_ns: int, attributes: dict[str, JSON]) -> Feedback:
     event = event or str(attributes.pop("event.name", ""))
     if event != names.EVALUATION_EVENT:
-        raise ItemRefused(f"event {event[:64]!r} is not kept: of logs only {names.EVALUATION_EVENT!r} is")
+        raise ItemRefused(
+            "not_an_evaluation", f"event {event[:64]!r} is not kept: of logs only {names.EVALUATION_EVENT!r} is"
+        )
     check_ids(trace_id, span_id or "1" * 16, "")
     raw = RawFeedback(trace_id, span_id or None, check_time(time_ns) or time.time_ns(), attributes)
     try:
         return read_feedback(raw)
     except ValueError as error:
-        raise ItemRefused(str(error)) from error
+        raise ItemRefused("value", str(error)) from error
 
 
 def _record(record: LogRecord, resource: dict[str, JSON], scope: InstrumentationScope, limits: Limits) -> Feedback:

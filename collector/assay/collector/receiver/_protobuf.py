@@ -73,7 +73,7 @@ def attributes(pairs: Iterable[KeyValue], limits: Limits) -> dict[str, JSON]:
         else:
             found[pair.key] = plain(value, limits, 1)
     if len(found) > limits.attributes:
-        raise ItemRefused(f"{len(found):,} attributes, at most {limits.attributes:,}")
+        raise ItemRefused("too_many", f"{len(found):,} attributes, at most {limits.attributes:,}")
     return found
 
 
@@ -94,7 +94,7 @@ def plain(value: AnyValue, limits: Limits, depth: int) -> JSON:
 
 def _nested(value: AnyValue, which: str, limits: Limits, depth: int) -> JSON:
     if depth > limits.depth:
-        raise ItemRefused(f"an attribute is nested deeper than {limits.depth} levels")
+        raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
     if which == "array_value":
         return [plain(one, limits, depth + 1) for one in value.array_value.values]
     return {pair.key: plain(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
@@ -108,4 +108,4 @@ def finite(value: float) -> float | str:
 
 
 def _too_long(length: int, limits: Limits) -> ItemRefused:
-    return ItemRefused(f"a value of {length:,} bytes in an attribute, at most {limits.value_bytes:,}")
+    return ItemRefused("too_long", f"a value of {length:,} bytes in an attribute, at most {limits.value_bytes:,}")
