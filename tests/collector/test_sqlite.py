@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from assay.collector.filters import Filter
 from assay.collector.protocols import NotFound, Refused, Unavailable
 from assay.collector.records import Retention, Usage
-from assay.collector.sqlite import SQLiteStore, encode, holder
+from assay.collector.sqlite import SQLiteStore, _delete, encode, holder
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
 from collector.making import SECOND, START, child, run
@@ -351,6 +352,20 @@ def test_a_deleted_traces_words_leave_no_trace_in_the_file(store: SQLiteStore, f
     with sqlite3.connect(file) as db:
         assert db.execute("SELECT rowid FROM words WHERE words MATCH 'xylophone'").fetchall() == []
     db.close()
+
+
+def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLiteStore) -> None:
+    store.append([run("gone", inputs="secret")])
+
+    def delete_slowly(_: sqlite3.Connection) -> int:
+        gone = _delete.some(store._own, store._appender, Filter(name="gone"), store._disturbed, set())
+        eventually(lambda: store._writer.depth > 0, True)  # its words were read meanwhile, and shall be written next
+        return gone
+
+    assert store._writer.call(delete_slowly) == 1
+    store.append([run()])
+    assert eventually(lambda: store.health()["text_index_waiting_traces"], 0)
+    assert store.check() == []
 
 
 def test_health_says_what_waits(store: SQLiteStore) -> None:

@@ -77,7 +77,9 @@ class Behind:
     def index_round(self) -> bool:
         """Index the traces whose time it is, `_words.ROUND` of them at most; whether there were any."""
         with self._lock:
-            self._disturbed.clear()
+            # Between two commits: a trace that the one under way disturbs is not yet so in what is read below
+            if self._disturbed:
+                self._writer.call(lambda _: self._disturbed.clear())
             with self._readers.one() as reader:
                 keys = _words.waiting(reader, overdue_only=self._busy())
                 found = _words.entries(reader, keys)
