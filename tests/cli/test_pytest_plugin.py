@@ -96,3 +96,39 @@ def test_a_dataset_that_is_not_there_is_said_without_our_insides(run, tmp_path, 
     assert f"test_it: {said} '{dataset}'" in output
     assert "datasets/_files.py" not in output
     assert "_store.py" not in output
+
+
+MARKED = """
+import pytest
+from assay.evaluators import evaluator
+from assay.tracer import current_run
+
+def short(outputs, trace):
+    return len(outputs) < 5 and trace.root.name == "test_it"
+
+@evaluator(summary=True)
+def right(outputs, reference_outputs):
+    return sum(map(str.__eq__, outputs, reference_outputs)) / len(outputs)
+
+@pytest.mark.assay(dataset=[{"inputs": n, "reference_outputs": "2"} for n in range(4)], evaluators=["exact", short, right])
+def test_it(inputs, not_empty):
+    if inputs == 0:
+        return
+    if inputs == 1:
+        current_run().set_outputs("1")
+    else:
+        not_empty(str(inputs) if inputs == 2 else "more than 5")
+"""
+
+
+def test_evaluators_of_the_mark_that_are_no_arguments_look_at_the_finished_run(run, tmp_path):
+    (tmp_path / "test_it.py").write_text(MARKED)
+    run("--assay-store", str(tmp_path / "a.db"))
+    with SQLiteStore(tmp_path / "a.db") as store:
+        experiment = Experiment.load(store, "test_it")
+        rows = {row.inputs: row for row in experiment.rows()}
+        scores = {n: (row.scores["exact"], row.scores["short"]) for n, row in rows.items()}
+        assert scores == {0: (None, None), 1: (0.0, True), 2: (1.0, True), 3: (0.0, False)}
+        assert "set_outputs" in rows[0].feedback["exact"].comment
+        assert rows[2].reference_outputs == "2"
+        assert experiment.summary().overall["right"].score == 1 / 3

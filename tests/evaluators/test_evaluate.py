@@ -12,7 +12,7 @@ import pytest
 
 from assay.collector.protocols import NotFound, StoreError
 from assay.collector.records import Document, Example
-from assay.evaluators import aevaluate, evaluate, evaluator, get
+from assay.evaluators import Experiment, aevaluate, evaluate, evaluator, get
 from assay.evaluators.engine import TaskError
 from assay.tracer import current_run, span, trace
 
@@ -341,6 +341,7 @@ def test_summary_evaluators_judge_all_runs_at_once(store):
     experiment = evaluate(QUESTIONS, answer, summary_evaluators=[whole], store=store, progress=False)
     assert experiment.summary().overall["accuracy"].score == 1.0
     assert "accuracy (all)" in str(experiment)
+    assert Experiment.load(store, experiment.id).summary().overall == experiment.summary().overall
 
 
 def test_from_async_code_and_within_a_running_loop(store):
@@ -415,6 +416,24 @@ def test_the_table_says_why_something_failed(store):
     assert "the task failed, as with ZeroDivisionError: division by zero" in lines
     assert "e failed, as with IndexError: string index out of range" in lines
     assert str(type(experiment).load(store, experiment.id)).splitlines()[-3:] == lines[-3:]
+
+
+def test_the_table_says_what_an_evaluator_lacked_that_scored_nothing(store):
+    given = [{"inputs": {"q": f"Q{n}"}, "outputs": {"a": "A"}} for n in range(2)]  # as LangSmith exports references
+    experiment = evaluate(given, lambda q: q, ["exact", "not_empty"], store=store, progress=False)
+    assert " ".join(str(experiment).split()).endswith(
+        "exact skipped every run: needs reference_outputs; the example has given outputs alone: if those are the "
+        "reference, read them with columns={'outputs': 'reference_outputs'}"
+    )
+
+
+def test_votes_of_several_people_all_count(store):
+    experiment = evaluate(QUESTIONS[:2], answer, ["exact"], store=store, progress=False)
+    first, second = (row.trace.trace_id for row in experiment.rows())
+    for trace_id, author, vote in [(first, "ann", 0), (first, "bob", 0), (first, "ann", 1), (second, "ann", 1)]:
+        store.feedback(trace_id, "good", vote, author=author)
+    good = Experiment.load(store, experiment.id).summary()["good"]
+    assert (good.n, good.mean) == (3, pytest.approx(2 / 3))
 
 
 def frames_of(error):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from assay.collector.records import Case, Document, Example
 from assay.evaluators import get, score
 from assay.evaluators._decoding import decoded
-from assay.evaluators._detectors import find_pii, find_secrets, luhn
+from assay.evaluators._detectors import Finding, _without_overlaps, find_pii, find_secrets, luhn
 
 CARDS = [
     "4111 1111 1111 1111",
@@ -350,6 +350,20 @@ def test_a_region_that_there_is_not_is_refused_when_the_evaluator_is_made():
 )
 def test_hostile_texts_are_searched_for_telephone_numbers_in_time(text):
     assert find_pii(text, ["phone", "iban"]) == []
+
+
+def test_thousands_of_findings_are_not_compared_with_one_another():
+    assert len(find_pii("a@b.co " * 50_000)) == 50_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))))
+def test_what_was_found_first_stays_where_findings_overlap(places):
+    found = [Finding("email", start, start + length) for start, length in places]
+    kept = []
+    for one in found:
+        if not any(one.start < other.end and other.start < one.end for other in kept):
+            kept.append(one)
+    assert _without_overlaps(found) == sorted(kept, key=lambda one: one.start)
 
 
 @pytest.mark.parametrize(

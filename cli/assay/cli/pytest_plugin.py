@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 MARK = (
     "assay(dataset, name=None, evaluators=(), split=None, limit=None, store=None): run once per example of a dataset, "
-    "whose fields (inputs, reference_outputs, …) and evaluators, by their ids, are arguments of the test"
+    "whose fields (inputs, reference_outputs, …) and evaluators, by their ids, are arguments of the test; evaluators "
+    "that are none look at the outputs when the test is over"
 )
 
 
@@ -36,6 +37,7 @@ class Group:
     dataset: str
     where: str | None
     evaluators: tuple[Evaluator, ...]
+    after: tuple[Evaluator, ...] = ()  # those of them that are no arguments: they look at each run when it is over
     store: Store | None = None
     recorder: Recorder | None = None
 
@@ -131,7 +133,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     name = getattr(item, "originalname", None) or item.name
     error: BaseException | None = None
     try:
-        with current.group.recording().run(name, current.example) as current.run:
+        with current.group.recording().run(name, current.example, current.group.after) as current.run:
             outcome = yield
             error = outcome.excinfo[1] if outcome.excinfo else None
             if not isinstance(error, pytest.skip.Exception):
@@ -171,7 +173,8 @@ def _group(
     given = metafunc.function.__name__
     known = [as_evaluator(one) for one in evaluators]
     known += [as_evaluator(id) for id in _ids(metafunc.fixturenames) if id not in {one.key for one in known}]
-    group = Group(name or given, given, store or metafunc.config.getoption("--assay-store"), tuple(known))
+    after = tuple(one for one in known if one.key not in metafunc.fixturenames and not one.summary)
+    group = Group(name or given, given, store or metafunc.config.getoption("--assay-store"), tuple(known), after)
     if isinstance(dataset, str) and not datasets.is_file(dataset):
         group.dataset = dataset
         examples = group.opened().examples(dataset)

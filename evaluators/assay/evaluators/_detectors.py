@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -247,8 +248,9 @@ def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) 
 
 def _without_overlaps(found: list[Finding]) -> list[Finding]:
     """A card's digits may read as a telephone number: what was found first, in the order of kinds, stays."""
-    kept: list[Finding] = []
+    kept: list[Finding] = []  # by place, so that thousands in a text are no thousands squared
     for one in found:
-        if not any(one.start < other.end and other.start < one.end for other in kept):
-            kept.append(one)
-    return sorted(kept, key=lambda finding: finding.start)
+        place = bisect_left(kept, one.end, key=lambda finding: finding.start)
+        if place == 0 or kept[place - 1].end <= one.start:
+            kept.insert(place, one)
+    return kept

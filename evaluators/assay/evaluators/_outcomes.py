@@ -17,6 +17,10 @@ FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "e
 VALUES = frozenset({"score", "value", "label", "error"})
 KINDS: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping), ("target", Target))
 PLAIN = frozenset({bool, int, float, str})
+_CALLED_OUTPUTS = (  # as LangSmith's exports do, in which nothing else says so
+    "the example has given outputs alone: if those are the reference, read them with "
+    "columns={'outputs': 'reference_outputs'}"
+)
 TRACEBACK_LIMIT = 8000  # characters kept of a traceback
 _OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_outcomes")}
 
@@ -162,6 +166,8 @@ def missing_needs(names: list[str], case: Case) -> str:
         return f"{why}; the run failed: {run.error or 'no message'}"
     if case.example is None and {"example", "reference_outputs", "expected_documents"} & set(names):
         return f"{why}; the case belongs to no example"
+    if "reference_outputs" in names and case.example is not None and case.example.outputs is not None:
+        return f"{why}; {_CALLED_OUTPUTS}"
     return f"{why}; the case has none"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from assay.collector.protocols import Store
-from assay.collector.records import Experiment, Feedback, TraceSummary
+from assay.collector.records import Experiment, Feedback, Target, TraceSummary
 from assay.evaluators._evaluator import Evaluator
 from assay.evaluators._metric import Metric
 from assay.evaluators.engine._tally import Tally
@@ -72,17 +72,17 @@ def metrics_of(experiment: Experiment) -> list[Metric]:
 
 
 def _add_feedback(store: Store, experiment: Experiment, tally: Tally, found: Recall, current: Current) -> None:
-    newest: set[tuple[object, str, str]] = set()
+    newest: set[tuple[object, ...]] = set()
+    for one in store.feedbacks(target=Target(experiment_id=experiment.id)):
+        tally.overall.setdefault(one.key, one)
     for one in _feedbacks(store, experiment.id):  # newest first: an older version of the same does not count
         trace_id = one.target.trace_id
-        if one.target.experiment_id == experiment.id:
-            tally.overall.setdefault(one.key, one)
-        elif trace_id in found.examples:
+        if trace_id in found.examples:
             version, since = current.get((one.evaluator, one.key), (one.version, 0))
             if one.created_ns < since:
                 continue
             found.said.setdefault(trace_id, set()).add((one.evaluator, one.version, one.key))
-            same = (one.target, one.key, one.source)
+            same = (one.target, one.key, one.source, one.author)  # people's votes do not replace each other
             if same not in newest and version == one.version:
                 newest.add(same)
                 tally.add_feedback(one, found.examples[trace_id])

@@ -13,15 +13,20 @@ from assay.collector.dialects import from_readable
 from assay.collector.protocols import Store
 from assay.collector.records import JSON, Case, Document, Example, Feedback, Run, Target, Trace
 from assay.collector.records import Experiment as Record
+from assay.evaluators._bridge import finish
 from assay.evaluators._evaluator import Evaluator
 from assay.evaluators._score import score as scored
+from assay.evaluators.engine._examples import kept as kept_of
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._notes import feedback_of_run
 from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import keep
 from assay.tracer import _attributes as names
 from assay.tracer.capture import Captured, capture
+
+UNSHOWN = "needs outputs; nothing has shown any: call an evaluator with them, or current_run().set_outputs(…)"
 
 
 class OpenRun:
@@ -31,9 +36,11 @@ class OpenRun:
         self.example = example
         self.feedback: list[Feedback] = []
         self._captured = captured
+        self._outputs: JSON = None
 
     def set_outputs(self, outputs: JSON) -> None:
         """What the run is taken to have returned."""
+        self._outputs = outputs
         self._captured.run.set_outputs(outputs)
 
     def score(self, evaluator: Evaluator, outputs: JSON = None, **fields: Any) -> list[Feedback]:
@@ -45,6 +52,16 @@ class OpenRun:
         found = [replace(one, target=target, id="") for one in scored(evaluator, case)]
         self.feedback += found
         return found
+
+    def look_back(self, evaluators: Sequence[Evaluator], trace: Trace) -> None:
+        """Let evaluators look at the run when it is over: at its spans, and at the outputs that it was said to have."""
+        outputs = trace.root.outputs if self._outputs is None else self._outputs
+        case = self._case(outputs, {"trace": trace})
+        for evaluator in evaluators:
+            if outputs is None and "outputs" in evaluator.needs and trace.root.status != "error":
+                self.feedback += evaluator.make.skip(Target(trace_id=trace.trace_id), UNSHOWN)
+            else:
+                self.feedback += scored(evaluator, case)
 
     def note(self, key: str, score: bool, comment: str | None) -> None:
         """Add an outcome that no evaluator gave."""
@@ -77,12 +94,15 @@ class Recorder:
             id=secrets.token_hex(16), name=name, dataset=dataset, evaluators=described(evaluators),
             metadata={"setup": setup},
         )  # fmt: skip
+        self._whole = [one for one in evaluators if one.summary]
         self._tally = Tally(metric for one in evaluators for metric in one.metrics)
         self._store.save_experiment(self._record)
 
     @contextmanager
-    def run(self, name: str, example: Example) -> Iterator[OpenRun]:
-        """A run around a block of code. What the block raises goes on, and is the run's error."""
+    def run(self, name: str, example: Example, after: Sequence[Evaluator] = ()) -> Iterator[OpenRun]:
+        """A run around a block of code, at which `after` looks when it is over. What the block raises goes on, and is
+        the run's error.
+        """
         attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: 0}
         with_spans: Captured | None = None
         try:
@@ -92,30 +112,38 @@ class Recorder:
                 yield opened
         finally:
             if with_spans is not None:
-                self._keep(with_spans, opened)
+                self._keep(with_spans, opened, after)
 
     def finish(self) -> Experiment:
-        """Note the end."""
+        """Let set-level evaluators judge all runs, and note the end."""
         record = self._record
         setup = {**record.metadata["setup"], **self._surroundings.result()}
         self._record = replace(
             record, status="finished", ended_ns=time.time_ns(), example_count=len(self._tally.traces),
             metadata={**record.metadata, "setup": setup, "totals": dict(self._tally.totals())},
         )  # fmt: skip
+        experiment = Experiment(self._record, self._store, self._tally)
+        finish(score_set(experiment, self._whole, self._store, self._tally))
         self._store.save_experiment(self._record)
-        return Experiment(self._record, self._store, self._tally)
+        return experiment
 
-    def _keep(self, captured: Captured, opened: OpenRun) -> None:
+    def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator]) -> None:
         spans, still_open = captured.spans()
-        runs = [from_readable(span) for span in spans]
+        runs = tuple(_with_example(from_readable(span), opened.example) for span in spans)
+        root = next(run for run in runs if run.parent_id is None)
+        opened.look_back(after, Trace(root, runs, complete=not still_open))
         feedback = opened.feedback + [one for event in captured.feedback if (one := feedback_of_run(event))]
         keep(self._store, runs, feedback)
-        root = next(run for run in runs if run.parent_id is None)
         error = (root.error or "error") if root.status == "error" else None
         self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open)
         self._tally.add_calls(runs)
         for one in feedback:
             self._tally.add_feedback(one, opened.example.id)
+
+
+def _with_example(run: Run, example: Example) -> Run:
+    """A root run carries its example: no dataset in the store has it."""
+    return run if run.parent_id is not None else replace(run, attributes={**run.attributes, **kept_of(example)})
 
 
 def _retrieved(captured: Captured) -> tuple[Document, ...] | None:

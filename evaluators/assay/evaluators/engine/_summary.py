@@ -60,6 +60,7 @@ class Summary(Mapping[str, KeySummary]):
     models: tuple[str, ...] = ()
     repeats: bool = False
     why: Mapping[str, str] = field(default_factory=dict)  # what failed, and one of its errors
+    lacking: Mapping[str, str] = field(default_factory=dict)  # who scored nothing at all, and what it lacked
 
     def __getitem__(self, key: str) -> KeySummary:
         return self.keys_[key]
@@ -122,7 +123,8 @@ class Summary(Mapping[str, KeySummary]):
             notes.append(
                 f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
             )
-        return notes + [f"{what} failed, as with {short(error)}" for what, error in self.why.items()]
+        notes += [f"{what} failed, as with {short(error)}" for what, error in self.why.items()]
+        return notes + [f"{key} skipped every run: {short(lacking)}" for key, lacking in self.lacking.items()]
 
 
 def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
@@ -142,6 +144,7 @@ def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
         models=tuple(sorted(tally.models)),
         repeats=repeats,
         why=_why(tally),
+        lacking={key: one.lacking for key, one in tally.in_order() if one.lacking and one.skipped == tally.runs},
     )
 
 

@@ -56,6 +56,7 @@ class KeyTally:
     failed: int = 0
     why: str | None = None  # one of the errors
     skipped: int = 0
+    lacking: str | None = None  # why one of them was skipped
     passed: int = 0
     judged: int = 0
     labels: Counter[str] = field(default_factory=Counter)
@@ -68,6 +69,7 @@ class KeyTally:
             self.why = self.why or feedback.error
         elif feedback.outcome == "skip":
             self.skipped += 1
+            self.lacking = self.lacking or feedback.comment
         else:
             self.n += 1
             if feedback.label is not None:
