@@ -94,6 +94,7 @@ def test_sql_lists_the_tables(file: str) -> None:
 
 def test_sql_cannot_write(file: str) -> None:
     assert "readonly" in refusal("sql", "DELETE FROM spans", "--store", file)
+    assert "too many attached" in refusal("sql", f"ATTACH '{file}.other' AS other", "--store", file)
     assert left(file) == ["new", "old"]
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
+from assay.collector.api import create_app
+from assay.collector.api._http import MAX_PENDING
 from assay.collector.protocols import Refused
 from assay.collector.records import Example, Experiment, Feedback, Key, QueueItem, Rule, Target
 from assay.collector.server import Server
@@ -70,6 +73,16 @@ def test_bad_bodies_are_told(api: httpx.Client) -> None:
         assert response.status_code == 400
         assert "the JSON is not what is asked for" in response.json()["message"]
     assert api.post("/api/feedback", content=b"[" * 100_000).status_code == 400
+
+
+def test_bodies_that_are_too_much_together_are_told_to_come_later(store: SQLiteStore) -> None:
+    app = create_app(store)
+    app.state.pending_bytes = MAX_PENDING - 10  # others are being read
+    with TestClient(app) as client:
+        answer = client.post("/api/feedback", content="[" + " " * 20 + "]")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert client.post("/api/feedback", content="[]").status_code == 200
+    assert app.state.pending_bytes == MAX_PENDING - 10
 
 
 def test_what_is_not_there_is_404(api: httpx.Client) -> None:

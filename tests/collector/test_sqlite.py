@@ -202,6 +202,33 @@ def test_a_full_disk_stops_acknowledging_serves_reads_and_recovers(file: Path) -
     assert output.strip() == "recovered"
 
 
+ROOM_AGAIN = """
+import resource, sys
+from assay.collector.protocols import Unavailable
+from assay.collector.sqlite import SQLiteStore
+from collector.conformance_traces import eventually
+from collector.making import run
+store = SQLiteStore(sys.argv[1])
+store.append([run()])
+assert eventually(lambda: store.health()["text_index_waiting_traces"], 0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+try:
+    store.append([run()])
+except Unavailable:
+    assert not store.health()["writable"]
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert eventually(lambda: store.health()["writable"], 1)
+store.close()
+print("noticed")
+"""
+
+
+def test_room_on_the_disk_is_noticed_without_anything_to_write(file: Path) -> None:
+    with python(ROOM_AGAIN, str(file)) as process:
+        output, _ = process.communicate(timeout=60)
+    assert output.strip() == "noticed"
+
+
 def test_a_queue_that_is_full_says_so_instead_of_growing(store: SQLiteStore) -> None:
     batch = encode([run() for _ in range(4000)])
     with pytest.raises(Unavailable, match="wait to be written"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ from assay.collector.querystring import to_filter
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_BODY = 64 * 1024 * 1024
+MAX_PENDING = 96 * 1024 * 1024  # of all bodies that are being read or worked on, beside those of OTLP
 NOT_CONDITIONS = frozenset(("limit", "cursor", "filter", "key", "target", "bucket_ns", "group_by"))
 
 
@@ -40,14 +41,24 @@ def given(change: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
 
 
-async def _body(request: Request) -> bytes:
-    pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > MAX_BODY:
-            raise Refused(f"the body is larger than {MAX_BODY:,} bytes: send fewer at once")
-        pieces.append(piece)
-    return b"".join(pieces)
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    pieces, size, state = [], 0, request.app.state
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            state.pending_bytes += len(piece)
+            _check_size(size, state.pending_bytes)
+            pieces.append(piece)
+        yield b"".join(pieces)
+    finally:
+        state.pending_bytes -= size
+
+
+def _check_size(size: int, pending: int) -> None:
+    if size > MAX_BODY:
+        raise Refused(f"the body is larger than {MAX_BODY:,} bytes: send fewer at once")
+    if pending > MAX_PENDING:
+        raise Unavailable(f"{pending:,} bytes of requests are waiting; send again in a moment")
 
 
 def _conditions(request: Request) -> Filter:
@@ -93,6 +104,7 @@ def _overflow(request: Request, error: Exception) -> Response:
 
 def map_errors(app: FastAPI) -> None:
     """Answer what stores raise: 404 and 400 for what cannot work, 503 with Retry-After for what may work later."""
+    app.state.pending_bytes = 0
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(StoreError, _unavailable)
     app.add_exception_handler(ValueError, _invalid)

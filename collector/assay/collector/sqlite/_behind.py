@@ -61,6 +61,7 @@ class Behind:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                self._try_to_write_again()
                 busy = self.index_round()
                 self.train_if_due()
                 self._checkpointer.run_if_due()
@@ -73,6 +74,11 @@ class Behind:
                 busy = False
             if not busy:
                 self._stop.wait(PAUSE)
+
+    def _try_to_write_again(self) -> None:
+        """Find out whether there is room again: to a server that says it is not ready nobody may send anything."""
+        if not self._writer.writable:
+            self._writer.call(_touch)
 
     def index_round(self) -> bool:
         """Index the traces whose time it is, `_words.ROUND` of them at most; whether there were any."""
@@ -133,6 +139,12 @@ def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
     """The dictionary that payloads are compressed with now."""
     row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
     return row[0] if row else None
+
+
+def _touch(db: sqlite3.Connection) -> None:
+    """Write a page as it is; an empty transaction would write nothing and tell nothing."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    db.execute(f"PRAGMA user_version = {version}")
 
 
 def _keep(db: sqlite3.Connection, number: int, data: bytes) -> None:

@@ -146,10 +146,11 @@ class Writer:
             self._undo()
             self._failed(jobs, error)
         else:
-            self.commits += jobs[0].alone is None
+            committed = jobs[0].alone is None
+            self.commits += committed
             self.written += sum(job.weight for job in jobs)
             self.last_commit_ns = time.perf_counter_ns() - started
-            self.writable = True
+            self.writable = self.writable or committed
             self._company = max(self._company, len(jobs) + len(self._jobs))
             for job in jobs:
                 _settle(job)

@@ -43,6 +43,7 @@ class File:
     def sql(self, query: str) -> Iterator[dict[str, Any]]:
         """Rows of one statement by column. Has `payload(id or blob)` and `iso(ns)`. Raises `Refused` for bad SQL."""
         db = self._reader.db
+        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would make the file that it names
         db.create_function("payload", 1, self._payload, deterministic=True)
         db.create_function("iso", 1, _iso, deterministic=True)
         try:
