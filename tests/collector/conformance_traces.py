@@ -487,6 +487,14 @@ def test_an_empty_filter_deletes_nothing(store: Store) -> None:
     assert len(store.traces()) == 1
 
 
+@pytest.mark.parametrize("text", ["", "!?", "\U0001f600"])
+def test_a_text_without_a_word_deletes_nothing(store: Store, text: str) -> None:
+    store.append([run()])
+    with pytest.raises(Refused, match="holds no word"):
+        store.delete(text=text)
+    assert store.count()["traces"] == 1
+
+
 def test_deleting_many(store: Store) -> None:
     store.append([run(project="p") for _ in range(450)])
     assert store.delete(project="p") == 450

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from assay.collector import _wire
-from assay.collector.records import Feedback, Target, scored
+from assay.collector.records import Feedback, Retention, Target, scored
 
 TARGET = Target(trace_id="1" * 32)
 
@@ -49,3 +49,9 @@ def test_an_id_that_nobody_has_asked_for_yet_is_written_all_the_same() -> None:
 def test_another_attribute_is_none() -> None:
     with pytest.raises(AttributeError, match="a feedback has no 'scroe'"):
         quick().scroe  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["max_age_ns", "max_bytes"])
+def test_a_retention_below_zero_would_give_up_what_is_yet_to_come(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} of a retention is -1"):
+        Retention(**{name: -1})

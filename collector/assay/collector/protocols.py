@@ -197,7 +197,7 @@ class TraceStore(Protocol):
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
 
-        An empty filter is refused.
+        An empty filter is refused, and so is a text without a word.
         """
 
     def prune(self, rule: Retention) -> int:

@@ -439,6 +439,11 @@ class Retention:
     max_age_ns: int | None = None
     max_bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("max_age_ns", "max_bytes"):
+            if (value := getattr(self, name)) is not None and value < 0:  # would give up what is yet to come
+                raise ValueError(f"{name} of a retention is {value!r}; it cannot be below 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):

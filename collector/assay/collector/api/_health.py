@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from fastapi import APIRouter, Response
 
 from assay.collector._metrics import Metrics
-from assay.collector.api._http import reply
+from assay.collector.api._http import reply, wire
 from assay.collector.protocols import Store
 
 
@@ -21,11 +21,13 @@ def router(store: Store, metrics: Metrics, ready: Callable[[], bool]) -> APIRout
     metrics.gauge("assay_start_time_seconds", lambda: started)
 
     @routes.get("/healthz")
+    @wire(returns=dict[str, str | int | None])
     async def healthz() -> Response:
         """Alive. Says who answers, so that a busy port can be named with its holder."""
         return reply({"status": "ok", "service": "assay", "pid": os.getpid(), "store": getattr(store, "path", None)})
 
     @routes.get("/readyz")
+    @wire(returns=dict[str, bool])
     async def readyz() -> Response:
         """Ready for spans: 503 while starting, stopping, or unable to keep anything."""
         found = ready() and await asyncio.to_thread(_writable, store)

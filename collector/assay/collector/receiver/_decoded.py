@@ -32,6 +32,14 @@ class Decoded(Generic[T]):
         return self.refused.total()
 
     @property
+    def refused_by_reason(self) -> Counter[str]:
+        """How many items were refused, by the word for counters."""
+        found = Counter[str]()
+        for (reason, _), count in self.refused.items():
+            found[reason] += count
+        return found
+
+    @property
     def reason(self) -> str:
         """The reasons for people, the most frequent first."""
         shown = [f"{count} × {message}" for (_, message), count in self.refused.most_common(SHOWN)]

@@ -129,7 +129,7 @@ class Route(Generic[T]):
         else:
             decoded = await self.receiver.beside(decode, codec, body, self.receiver.limits)
         self._count("assay_received_total", len(decoded.items) + decoded.refused_count)
-        for (reason, _), count in decoded.refused.items():
+        for reason, count in decoded.refused_by_reason.items():
             self._count("assay_refused_total", count, reason=reason)
         if decoded.items:
             await self._stored(decoded.items)

@@ -12,6 +12,7 @@ from assay.collector.sqlite._append import Appender, find_many
 from assay.collector.sqlite._plan import plan
 from assay.collector.sqlite._reader import Reader
 from assay.collector.sqlite._values import loads
+from assay.collector.sqlite._where import matching
 
 CHUNK = 200  # traces per transaction, so that what arrives meanwhile is not held up
 
@@ -19,10 +20,9 @@ CHUNK = 200  # traces per transaction, so that what arrives meanwhile is not hel
 def some(writer: Reader, appender: Appender, filter: Filter, disturbed: set[int], tags: set[str]) -> int:
     """Remove up to `CHUNK` of the traces that pass; returns how many, and adds their tags to `tags`.
 
-    Raises `Refused` for an empty filter.
+    Raises `Refused` for a filter that every trace passes.
     """
-    if filter == Filter():
-        raise Refused("an empty filter would delete every trace; name at least one condition")
+    _check(filter)
     found = plan(writer.db, filter)
     sql = f"SELECT t.id, t.trace_id, t.session_id, t.tags FROM {found.source} WHERE {found.where} LIMIT ?"
     rows = writer.db.execute(sql, (*found.values, CHUNK)).fetchall()
@@ -30,6 +30,13 @@ def some(writer: Reader, appender: Appender, filter: Filter, disturbed: set[int]
     _sessions(writer.db, {row[2] for row in rows if row[2] is not None})
     tags.update(tag for row in rows if row[3] is not None for tag in loads(row[3]))
     return len(rows)
+
+
+def _check(filter: Filter) -> None:
+    if filter == Filter():
+        raise Refused("an empty filter would delete every trace; name at least one condition")
+    if filter.text is not None and not matching(filter.text):
+        raise Refused(f"text {filter.text!r} holds no word, so that every trace would pass; name one")
 
 
 def forget_tags(db: sqlite3.Connection, appender: Appender, tags: set[str]) -> None:
