@@ -471,7 +471,8 @@ def test_a_split_without_examples_is_named(store):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"limit": 0}, "limit is at least 1, not 0"),
+        ({"limit": 0}, "limit is a whole number, at least 1, not 0"),
+        ({"repetitions": 1.5}, "repetitions is a whole number, at least 1, not 1.5"),
         ({"retries": -1}, r"retries \(-1\) and span_wait \(1.0\) are not negative"),
         ({"timeout": 0}, "timeout is some seconds, or None for no bound, not 0"),
     ],

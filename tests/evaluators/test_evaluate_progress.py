@@ -1,7 +1,10 @@
 """A bar where somebody can see it move, and nothing elsewhere."""
 
+import _thread
+import asyncio
 import io
 import sys
+import threading
 import types
 
 import pytest
@@ -9,6 +12,7 @@ from rich.console import Console
 
 from assay.evaluators import evaluate
 from assay.evaluators.engine._progress import NotebookBar, Quiet, RichBar, bar
+from assay.evaluators.engine._waiting import under_way
 
 DATA = [{"q": n} for n in range(3)]
 
@@ -35,6 +39,52 @@ def test_the_bar_shows_how_far_it_is_and_what_failed(screen):
     assert "an experiment" in screen.file.getvalue()
     assert "2/3" in screen.file.getvalue()
     assert "1 failed" in screen.file.getvalue()
+
+
+def test_the_bar_says_what_is_waited_for(screen):
+    with bar("an experiment", 3, True, screen) as shown:
+        shown.waiting("waiting for [somebody]")
+    assert "waiting for [somebody]" in screen.file.getvalue()
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_what_is_waited_for_is_read_off_the_stacks(store, is_async):
+    seen = {}
+
+    def look(who):
+        seen[who] = under_way(loop)
+
+    async def task(q):
+        look("task")
+
+    async def judge(run):
+        await asyncio.sleep(0)
+        look("judge")
+        return True
+
+    loop = asyncio.new_event_loop()
+    plain = lambda q: look("task")  # noqa: E731
+    evaluate([{"id": "e1", "q": 1}], task if is_async else plain, [judge], store=store, progress=False)
+    loop.close()
+    assert "the task on example e1" in seen["task"]
+    assert "evaluator 'judge' on example e1" in seen["judge"]
+
+
+def test_ctrl_c_ends_an_experiment_whose_evaluator_hangs_beside_an_async_task(store):
+    gate, ended = threading.Event(), []
+
+    def hang(outputs):
+        _thread.interrupt_main()
+        ended.append(gate.wait(10))
+
+    async def task(q):
+        return q
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(DATA, task, [hang], name="x", store=store, concurrency=1, progress=False)
+    gate.set()
+    assert ended in ([], [True])
+    assert store.experiment("x").status == "interrupted"
 
 
 def test_evaluate_says_where_results_go_unless_told_to_be_quiet(tmp_path, capfd):
@@ -65,6 +115,8 @@ def test_a_notebook_gets_a_bar_that_needs_no_widgets(notebook):
         assert isinstance(shown, NotebookBar)
         shown.advance(2, 1)
         assert 'an &lt;experiment&gt; <progress value="2" max="3"></progress> 2 of 3 runs, 1 failed' in shown.html()
+        shown.waiting("waiting for <x>")
+        assert notebook[0].endswith("1 failed, waiting for &lt;x&gt;</p>")
     (left,) = notebook
     assert left.startswith("<p>an &lt;experiment&gt;: 2 runs, 1 failed in 0")
 

@@ -32,6 +32,8 @@ def write(examples: Iterable[Example], path: str | Path, *, format: Format = "as
     CSV keeps texts: numbers and truth values come back as texts, lists and objects as they were.
     """
     path = Path(path)
+    if format not in ROWS:
+        raise ValueError(f"there is no format {format!r}: known are {', '.join(ROWS)}")
     rows = [ROWS[format](example) for example in examples]
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:

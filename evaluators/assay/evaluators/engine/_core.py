@@ -20,6 +20,7 @@ from assay.evaluators.engine._prepare import Job, Settings, Where, prepared, spo
 from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
 from assay.evaluators.engine._tally import Tally
 from assay.evaluators.engine._task import as_task
+from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Spool, Unstored, Writer
 
@@ -62,12 +63,13 @@ def _settled() -> Iterator[None]:
 
 async def _run(job: Job) -> Experiment:
     spool = Spool(spool_path(job.plan.experiment_id))
-    with bar(job.plan.name, job.total, job.progress) as shown:
-        writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown))
+    shown = bar(job.plan.name, job.total, job.progress)
+    with shown, Watch(shown, asyncio.get_running_loop(), aloud=job.progress is not False) as watch:
+        writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown, watch))
         try:
             await Driver(job.plan, job.items, writer).run()
         except BaseException as error:
-            await _interrupted(job, writer, error)
+            await _interrupted(job, writer, error, watch.text)
             raise _unwrapped(error) from None
         unstored = await asyncio.to_thread(writer.close)
     experiment = Experiment(job.record, job.store, job.tally, unstored=unstored, examples=job.examples)
@@ -84,7 +86,7 @@ async def _run(job: Job) -> Experiment:
     return experiment
 
 
-def _count(tally: Tally, batch: Sequence[Done], shown: Bar) -> None:
+def _count(tally: Tally, batch: Sequence[Done], shown: Bar, watch: Watch) -> None:
     for done in batch:
         if not done.item.stored:
             tally.add_run(done.item.slot, done.root.trace_id, done.root.duration_ns, done.error, done.open_spans)
@@ -92,9 +94,10 @@ def _count(tally: Tally, batch: Sequence[Done], shown: Bar) -> None:
         for one in done.feedback:
             tally.add_feedback(one, done.item.example.id)
     shown.advance(len(batch), tally.failed)
+    watch.moved()
 
 
-async def _interrupted(job: Job, writer: Writer, error: BaseException) -> None:
+async def _interrupted(job: Job, writer: Writer, error: BaseException, waiting: str) -> None:
     """Keep what is done, and say how to go on."""
     unstored = await asyncio.to_thread(writer.close)
     if unstored is not None:
@@ -104,7 +107,8 @@ async def _interrupted(job: Job, writer: Writer, error: BaseException) -> None:
     except StoreError as problem:
         say(f"assay: the store could not note the interruption: {problem}")
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
-        say(f"assay: interrupted after {job.tally.runs} runs; go on with {resuming(job.record.id)}")
+        while_waiting = f", while {waiting}" if waiting else ""
+        say(f"assay: interrupted after {job.tally.runs} runs{while_waiting}; go on with {resuming(job.record.id)}")
 
 
 def _closed(job: Job, status: Any) -> Record:

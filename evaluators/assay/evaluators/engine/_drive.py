@@ -15,7 +15,7 @@ from typing import Any
 from assay.evaluators.engine._ahead import Ahead
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._run import given, run_here, run_on_loop
-from assay.evaluators.engine._score import Scoring
+from assay.evaluators.engine._score import Scoring, awaited
 from assay.evaluators.engine._task import Task
 from assay.evaluators.engine._workers import Threads
 from assay.evaluators.engine._write import Writer
@@ -79,7 +79,7 @@ class Driver:
         """One item on a thread of `Threads`."""
 
         def wait(awaitable: Awaitable[Any]) -> Any:
-            return asyncio.run_coroutine_threadsafe(_awaited(awaitable), loop).result()
+            return asyncio.run_coroutine_threadsafe(awaited(awaitable), loop).result()
 
         task = self._plan.task
         done = given(self._plan, item) if item.trace or task is None else run_here(self._plan, task, item, wait)
@@ -99,7 +99,3 @@ class Driver:
     async def _finish(self, done: Done) -> None:
         await self._scoring.later(done)
         self._writer.put(done)
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

@@ -54,8 +54,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "repetitions", "batch_size", "limit"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, not {value!r}")
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
         if self.retries < 0 or self.span_wait < 0:
             raise ValueError(f"retries ({self.retries!r}) and span_wait ({self.span_wait!r}) are not negative")
         if self.timeout is not None and self.timeout <= 0:

@@ -32,6 +32,9 @@ class Bar(Protocol):
     def advance(self, runs: int, failed: int) -> None:
         """So many more runs are done; so many failed in all."""
 
+    def waiting(self, text: str) -> None:
+        """What holds everything up; "" when it goes on."""
+
 
 class Quiet:
     """Shows nothing."""
@@ -44,15 +47,19 @@ class Quiet:
     def advance(self, runs: int, failed: int) -> None:
         """Nothing to show."""
 
+    def waiting(self, text: str) -> None:
+        """Nothing to show."""
+
 
 class RichBar:
     """rich's bar, for terminals."""
 
     def __init__(self, title: str, total: int | None, console: Console) -> None:
         failed = TextColumn("{task.fields[failed]}", style="red")
+        waiting = TextColumn("{task.fields[waiting]}", style="yellow", markup=False)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), failed)
-        self._progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-        self._task = self._progress.add_task(title, total=total, failed="")
+        self._progress = Progress(*columns, TimeRemainingColumn(), waiting, console=console, transient=True)
+        self._task = self._progress.add_task(title, total=total, failed="", waiting="")
 
     def __enter__(self) -> RichBar:
         self._progress.start()
@@ -65,6 +72,10 @@ class RichBar:
         """So many more runs are done; so many failed in all."""
         self._progress.update(self._task, advance=runs, failed=f"{failed} failed" if failed else "")
 
+    def waiting(self, text: str) -> None:
+        """What holds everything up; "" when it goes on."""
+        self._progress.update(self._task, waiting=text)
+
 
 class NotebookBar:
     """A bar of plain HTML that IPython itself redraws: rich's asks for ipywidgets, which not every notebook has."""
@@ -72,6 +83,7 @@ class NotebookBar:
     def __init__(self, title: str, total: int | None) -> None:
         self._title, self._total = title, total
         self._runs = self._failed = 0
+        self._waiting = ""
         self._began = self._drawn = time.monotonic()
 
     def __enter__(self) -> NotebookBar:
@@ -91,11 +103,17 @@ class NotebookBar:
             self._drawn = now
             self._handle.update(self._html(self.html()))
 
+    def waiting(self, text: str) -> None:
+        """What holds everything up; "" when it goes on."""
+        self._waiting = text
+        self._handle.update(self._html(self.html()))
+
     def html(self) -> str:
         """The bar as it is now; without a total it only counts."""
         known = f' value="{self._runs}" max="{self._total}"' if self._total else ""
         of = f" of {self._total:,}" if self._total else ""
-        return f"<p>{escape(self._title)} <progress{known}></progress> {self._counts(of)}</p>"
+        waiting = f", {escape(self._waiting)}" if self._waiting else ""
+        return f"<p>{escape(self._title)} <progress{known}></progress> {self._counts(of)}{waiting}</p>"
 
     def _counts(self, of: str = "") -> str:
         return f"{self._runs:,}{of} runs" + (f", {self._failed:,} failed" if self._failed else "")

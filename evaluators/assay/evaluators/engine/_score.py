@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import count
+from typing import Any
 
 from assay.collector.records import Case, Feedback, Target
 from assay.evaluators._evaluator import Evaluator
+from assay.evaluators._threads import in_thread
 from assay.evaluators.engine._plan import Done, Plan, is_batch
 from assay.evaluators.engine._run import Wait, is_cancelled
 
@@ -23,6 +25,7 @@ class Scoring:
         self._plain = tuple(one for one in plan.evaluators if one.plain)
         self._others = tuple(one for one in plan.evaluators if not one.plain)
         self.has_later = bool(self._others)
+        self._known: set[str] = set()  # plain ones that have come back once
         self._looked = {one.key: count(1) for one in plan.evaluators if one.max_cases is not None}
 
     def here(self, done: Done, wait: Wait) -> None:
@@ -33,7 +36,20 @@ class Scoring:
     async def on_loop(self, done: Done) -> None:
         """Let the plain evaluators look at a run, on the loop; those that turn out slow move to threads."""
         for evaluator in _wanted(self._plain, done):
-            done.feedback += self._left_out(evaluator, done) or await evaluator.evaluate(done.case, done.target)
+            done.feedback += self._left_out(evaluator, done) or await self._tried(evaluator, done)
+
+    async def _tried(self, evaluator: Evaluator, done: Done) -> list[Feedback]:
+        """The first time on a thread: one that hangs would hold up the loop, and Ctrl-C with it."""
+        if evaluator.key in self._known:
+            return await evaluator.evaluate(done.case, done.target)
+        loop = asyncio.get_running_loop()
+
+        def wait(awaitable: Awaitable[Any]) -> Any:
+            return asyncio.run_coroutine_threadsafe(awaited(awaitable), loop).result()
+
+        found: list[Feedback] = await in_thread(lambda: evaluator.evaluate_here(done.case, done.target, wait))
+        self._known.add(evaluator.key)
+        return found
 
     async def later(self, done: Done) -> None:
         """Let all others look at a run, at the same time."""
@@ -104,6 +120,11 @@ class Batcher:
                     future.set_result(feedback)
             if self._waiting and self._timer is None:
                 self._start()
+
+
+async def awaited(awaitable: Awaitable[Any]) -> Any:
+    """A coroutine of anything that can be awaited."""
+    return await awaitable
 
 
 def _wanted(evaluators: Sequence[Evaluator], done: Done) -> Sequence[Evaluator]:
