@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import socket
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
+from assay.collector.api import _http
 from assay.collector.receiver import Limits
 from assay.collector.server import Server
 from assay.collector.sqlite import SQLiteStore
@@ -337,6 +339,19 @@ def test_too_many_bytes_at_once_are_told_to_come_later(tmp_path):
         response = httpx.post(f"{server.url}/v1/traces", content=request(span()), headers={"content-type": PROTOBUF})
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert Status.FromString(response.content).code == 8
+
+
+@pytest.mark.parametrize("path", ["/v1/traces", "/api/feedback"])
+def test_a_body_that_stalls_is_given_up(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(_http, "STALL_SECONDS", 0.05)
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {PROTOBUF}\r\ncontent-length: 100\r\n\r\n"
+    with SQLiteStore(tmp_path / "a.db") as store, Server(store, limits=Limits(stall_seconds=0.05)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as stalled:
+            stalled.sendall(head.encode() + b"half")
+            answer = stalled.recv(1000).lower()
+        assert answer.startswith(b"http/1.1 503")
+        assert b"retry-after: 1" in answer
+        assert "assay_pending_bytes 0" in httpx.get(f"{server.url}/metrics").text
 
 
 def test_the_numbers_of_what_happened(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar
@@ -17,6 +18,7 @@ from assay.collector.querystring import to_filter
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_BODY = 64 * 1024 * 1024
+STALL_SECONDS = 30.0  # for the next piece of a body: what is pending may hold up others
 MAX_PENDING = 96 * 1024 * 1024  # of all bodies that are being read or worked on, beside those of OTLP
 NOT_CONDITIONS = frozenset(("limit", "cursor", "filter", "key", "target", "bucket_ns", "group_by"))
 
@@ -43,8 +45,9 @@ def given(change: msgspec.Struct) -> dict[str, Any]:
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
     pieces, size, state = [], 0, request.app.state
+    stream = aiter(request.stream())
     try:
-        async for piece in request.stream():
+        while piece := await _piece(stream):
             size += len(piece)
             state.pending_bytes += len(piece)
             _check_size(size, state.pending_bytes)
@@ -52,6 +55,14 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         yield b"".join(pieces)
     finally:
         state.pending_bytes -= size
+
+
+async def _piece(stream: AsyncIterator[bytes]) -> bytes:
+    try:
+        async with asyncio.timeout(STALL_SECONDS):
+            return await anext(stream, b"")
+    except TimeoutError:
+        raise Unavailable("the rest of the body did not come") from None
 
 
 def _check_size(size: int, pending: int) -> None:

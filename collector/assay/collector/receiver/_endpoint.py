@@ -159,17 +159,24 @@ class _Reserved:
         self.receiver, self.size = receiver, 0
 
     async def read(self, headers: Mapping[bytes, bytes], receive: _body.Receive) -> bytes:
-        """The whole body. Raises `RequestRefused`: 429 when all bodies together are too many."""
-        limits = self.receiver.limits
-        sink = _body.sink(headers, limits.request_bytes)
-        while True:
-            more = await _body.feed(receive, sink)
-            self.receiver.pending += sink.size - self.size
-            self.size = sink.size
-            if self.receiver.pending > limits.pending_bytes:
-                raise RequestRefused(429, "overload", f"{self.receiver.pending:,} bytes of requests are waiting", 1.0)
-            if not more:
-                return sink.finish()
+        """The whole body. Raises `RequestRefused`: 429 when all bodies together are too many, 503 if it stalls."""
+        sink = _body.sink(headers, self.receiver.limits.request_bytes)
+        more = await self._piece(receive, sink)
+        try:
+            while more:
+                async with asyncio.timeout(self.receiver.limits.stall_seconds):
+                    more = await self._piece(receive, sink)
+        except TimeoutError:
+            raise RequestRefused(503, "stalled", "the rest of the body did not come", 1.0) from None
+        return sink.finish()
+
+    async def _piece(self, receive: _body.Receive, sink: _body.Sink) -> bool:
+        more = await _body.feed(receive, sink)
+        self.receiver.pending += sink.size - self.size
+        self.size = sink.size
+        if self.receiver.pending > self.receiver.limits.pending_bytes:
+            raise RequestRefused(429, "overload", f"{self.receiver.pending:,} bytes of requests are waiting", 1.0)
+        return more
 
 
 def _give_back() -> None:

@@ -11,6 +11,7 @@ class Limits:
 
     request_bytes: int = 32 * MIB  # of a body, as sent and as inflated
     pending_bytes: int = 96 * MIB  # of all bodies that are being read, decoded or written
+    stall_seconds: float = 30.0  # for the next piece of a body that has begun: what is pending may hold up others
     spans: int = 50_000  # or log records, per request
     attributes: int = 10_000  # per span, event, link or resource
     depth: int = 32  # of lists and objects within an attribute
