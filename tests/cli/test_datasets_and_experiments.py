@@ -12,7 +12,7 @@ from assay.cli._app import app
 from assay.collector.protocols import NotFound, Refused
 from assay.collector.records import Run
 from assay.collector.sqlite import SQLiteStore
-from assay.evaluators import evaluate
+from assay.evaluators import datasets, evaluate
 
 EVALUATION = """
 dataset = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(4)]
@@ -177,7 +177,9 @@ def test_experiments_are_compared_scored_exported_and_removed(assay, tmp_path):
     assert "1  n=4 │ +0.25 [" in assay("experiments", "compare", "first", "second", "--changes", 5)
     assert "document_recall" in assay("experiments", "score", "first", "--evaluator", "document_recall")
     assay("experiments", "export", "first", tmp_path / "runs.csv")
-    assert (tmp_path / "runs.csv").read_text().count("\n") == 5
+    runs = datasets.read(tmp_path / "runs.csv")
+    assert len(runs) == 4
+    assert runs[0].inputs == {"q": "Q0"}
     assay("experiments", "delete", "first", "--yes")
     assert "first" not in assay("experiments", "list")
 

@@ -208,7 +208,7 @@ def _cells(record: Record) -> tuple[str, ...]:
 
 def _write(experiment: Any, file: Path) -> int:
     """Write runs in the way that the file's ending says; returns how many there were."""
-    import orjson
+    from assay.evaluators.datasets._write import write_rows
 
     ending = file.suffix.lower()
     if ending == ".html":
@@ -218,8 +218,4 @@ def _write(experiment: Any, file: Path) -> int:
     if ending not in (".csv", ".jsonl"):
         raise Refused(f"cannot write {file.name!r}: known are .jsonl, .csv, .html")
     rows = [row.to_dict() for row in experiment.rows()]
-    if ending == ".jsonl":
-        file.write_bytes(b"".join(orjson.dumps(row, default=str) + b"\n" for row in rows))
-    else:
-        experiment.to_pandas().to_csv(file, index=False)
-    return len(rows)
+    return write_rows(rows, file)

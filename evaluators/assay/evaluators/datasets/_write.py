@@ -34,7 +34,11 @@ def write(examples: Iterable[Example], path: str | Path, *, format: Format = "as
     path = Path(path)
     if format not in ROWS:
         raise ValueError(f"there is no format {format!r}: known are {', '.join(ROWS)}")
-    rows = [ROWS[format](example) for example in examples]
+    return write_rows([ROWS[format](example) for example in examples], path)
+
+
+def write_rows(rows: list[dict[str, JSON]], path: Path) -> int:
+    """Write plain dicts to a file by its ending; in CSV what is no text is JSON. Returns how many there were."""
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
         raise ValueError(f"cannot write {path.name!r}: known are {', '.join(_WRITERS)}")
@@ -145,7 +149,9 @@ def _csv(rows: list[dict[str, JSON]], delimiter: str = ",") -> bytes:
 
 
 def _cell(value: JSON) -> str:
-    """Texts as they are, unless reading them would take them for JSON."""
+    """Texts as they are, unless reading them would take them for JSON; nothing is an empty cell."""
+    if value is None:
+        return ""
     if isinstance(value, str) and value[:1] not in ("{", "[", '"') and value:
         return value
     return _dumps(value).decode()
