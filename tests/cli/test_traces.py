@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from assay.collector.records import Document, Feedback, Target, Usage
 from assay.collector.server import Server
 from assay.collector.sqlite import SQLiteStore
 from collector.making import child, run
+from integration.serving import COMMAND, environment
 
 ROOT = run("answer", trace_id="a" * 32, inputs={"question": "why [bold]?"}, outputs="because", project="p")
 SEARCH = child(ROOT, kind="retriever", documents=(Document("some text", "doc-1", 0.5),))
@@ -122,3 +126,23 @@ def test_a_port_that_cannot_be(tmp_path: Path) -> None:
     result = assay("serve", "--port", "99999", "--store", str(tmp_path / "a.db"))
     assert result.exit_code == 2
     assert "--port" in result.stderr
+
+
+def test_tail_shows_every_new_trace_of_a_burst(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as server:
+        store.append([run("old", start_ns=time.time_ns() - n) for n in range(1, 1101)])
+        command = [*COMMAND, "traces", "tail", "--every", "0.1", "--json", "--store", server.url]
+        with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as tail:
+            limit = threading.Timer(30, tail.kill)  # rather than wait for ever
+            limit.start()
+            shown = threading.Thread(target=tail.stdout.readline)  # type: ignore[union-attr]
+            shown.start()
+            while shown.is_alive() and tail.poll() is None:  # until it follows
+                store.append([run("first", start_ns=time.time_ns())])
+                shown.join(0.2)
+            store.append([run("burst", start_ns=time.time_ns()) for _ in range(1500)])
+            names = (json.loads(line)["name"] for line in tail.stdout or ())
+            told = [next(name for name in names if name != "first") for _ in range(1500)]
+            limit.cancel()
+            tail.kill()
+    assert set(told) == {"burst"}

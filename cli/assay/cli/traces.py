@@ -23,7 +23,7 @@ from assay.cli._common import (
 from assay.cli._tree import tree
 from assay.cli._when import length, shown
 from assay.collector.filters import Filter, combined
-from assay.collector.protocols import Refused
+from assay.collector.protocols import Refused, Store
 from assay.collector.records import TraceSummary
 
 app = typer.Typer(
@@ -83,12 +83,28 @@ def tail(
     # A trace shows up when its first span has been stored, which may be a while after it started
     wanted = combined(conditions(where, text=text), {"since_ns": time.time_ns() - 3600 * 10**9})
     with opened(store) as opened_store:
-        seen = {one.trace_id for one in opened_store.traces(wanted, limit=1000)}
+        there = opened_store.traces(wanted, limit=1000)
+        if there.next:  # what is older is not among `seen`
+            wanted = combined(wanted, {"since_ns": there.items[-1].start_ns + 1})
+        seen = {one.trace_id for one in there}
         while True:
             time.sleep(every)
-            found = [one for one in opened_store.traces(wanted, limit=1000) if one.trace_id not in seen]
+            found = _new(opened_store, wanted, seen)
             _print(found[::-1], as_json, head=False)
             seen.update(one.trace_id for one in found)
+
+
+def _new(store: Store, wanted: Filter, seen: set[str]) -> list[TraceSummary]:
+    """Traces that pass and were not seen, latest first: pages up to the first without any."""
+    found: list[TraceSummary] = []
+    cursor: str | None = None
+    while True:
+        page = store.traces(wanted, limit=1000, cursor=cursor)
+        new = [one for one in page if one.trace_id not in seen]
+        found += new
+        cursor = page.next
+        if not new or cursor is None:
+            return found
 
 
 @app.command()
