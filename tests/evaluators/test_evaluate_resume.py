@@ -7,6 +7,7 @@ import pytest
 
 from assay.collector import connect
 from assay.collector.protocols import Refused, Unavailable
+from assay.collector.records import Feedback, Target
 from assay.collector.server import Server
 from assay.collector.sqlite import SQLiteStore
 from assay.evaluators import Experiment, compare, evaluate, evaluator, get
@@ -187,3 +188,20 @@ def test_the_store_is_readable_by_others_afterwards(tmp_path):
         id = run(Task(), store).id
     with SQLiteStore(tmp_path / "a.db") as store:
         assert Experiment.load(store, id).summary()["exact"].n == 8
+
+
+def test_the_same_evaluator_with_other_parameters_under_another_key_is_run(store):
+    experiment = run(Task(), store, get("regex", pattern="q1"))
+    experiment = experiment.evaluate([get("regex", pattern="q2", key="has_q2")])
+    assert (experiment.summary()["regex"].mean, experiment.summary()["has_q2"].mean) == (1 / 8, 1 / 8)
+
+
+def test_votes_that_came_since_are_read_when_people_are_asked_again(store):
+    people = get("human_feedback", of="good")
+    experiment = run(Task(), store, people)
+    assert experiment.summary()["human_feedback"].skipped == 8
+    first = next(experiment.rows()).trace.trace_id
+    store.feedback(first, "good", 1, author="ann")
+    store.add_feedback([Feedback(target=Target(trace_id=first), key="good", score=0.0, author="bob")])  # as over HTTP
+    asked = experiment.evaluate([people]).summary()["human_feedback"]
+    assert (asked.n, asked.mean, asked.skipped) == (1, 0.5, 7)

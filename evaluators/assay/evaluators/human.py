@@ -22,7 +22,7 @@ from assay.evaluators._spec import MONITORING, OUTCOMES
 class HumanFeedback:
     """The mean of what people said under one key: each author's newest vote counts, and every vote without an author.
 
-    `of` is the key ("thumbs_up", …). Labels are the label that most people chose. Without a vote the case is skipped.
+    `of` is the key ("thumbs_up", …). What has an author and no evaluator is a person's, whatever its source. Labels are the label that most people chose. Without a vote the case is skipped.
     The metadata hold each author's vote.
     """
 
@@ -41,7 +41,8 @@ class HumanFeedback:
 
 
 def _counts(one: Feedback, key: str) -> bool:
-    return one.key == key and one.source == "human" and one.outcome == "score"
+    of_a_person = one.source == "human" or (one.author is not None and one.evaluator is None)
+    return one.key == key and of_a_person and one.outcome == "score"
 
 
 def _newest(votes: list[Feedback]) -> list[Feedback]:

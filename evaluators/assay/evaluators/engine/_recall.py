@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -26,11 +27,12 @@ class Recall:
     order: list[str] = field(default_factory=list)  # trace ids by start
     examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
     said: dict[str, set[tuple[str | None, str | None, str]]] = field(default_factory=dict)
+    declared: frozenset[str] = frozenset()  # keys that some evaluator of the experiment is known to give
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         """The evaluators that have not looked at a trace, or did so at another version."""
         said = self.said.get(trace_id, set())
-        names = {(evaluator, version) for evaluator, version, _ in said}
+        names = {(evaluator, version) for evaluator, version, key in said if key not in self.declared}
         alone = {one.make.name for one in evaluators if sum(o.make.name == one.make.name for o in evaluators) == 1}
         return tuple(
             one
@@ -46,7 +48,7 @@ def recall(store: Store, experiment: Experiment, tally: Tally, evaluators: Seque
     What other versions of `evaluators` have said does not count, nor what they said before they changed: they are going
     to say it again.
     """
-    found = Recall()
+    found = Recall(declared=frozenset(metric.key for metric in metrics_of(experiment)))
     summaries = list(_summaries(store, experiment.id))
     for summary in reversed(summaries):
         found.traces[summary.example_id or summary.trace_id, summary.repetition] = summary.trace_id
@@ -58,11 +60,18 @@ def recall(store: Store, experiment: Experiment, tally: Tally, evaluators: Seque
         tally.add_cost(summary.cost)
     since = {one["key"]: one.get("since_ns") or 0 for one in experiment.evaluators}
     current: Current = {
-        (one.make.name, key): (one.version, since.get(one.key, 0)) for one in evaluators for key in one.make.keys
+        (one.make.name, key): (one.version, _since(one, since)) for one in evaluators for key in one.make.keys
     }
     _add_feedback(store, experiment, tally, found, current)
     tally.models.update(experiment.metadata.get("totals", {}).get("models", ()))
     return found
+
+
+def _since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
+    """From when on what an evaluator has said counts. Of people's votes there may be more by now: they are read anew."""
+    if evaluator.spec is not None and evaluator.spec.kind == "human":
+        return time.time_ns()
+    return recorded.get(evaluator.key, 0)
 
 
 def metrics_of(experiment: Experiment) -> list[Metric]:
