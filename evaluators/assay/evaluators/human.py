@@ -22,8 +22,8 @@ from assay.evaluators._spec import MONITORING, OUTCOMES
 class HumanFeedback:
     """The mean of what people said under one key: each author's newest vote counts, and every vote without an author.
 
-    `of` is the key ("thumbs_up", …). What has an author and no evaluator is a person's, whatever its source. Labels are the label that most people chose. Without a vote the case is skipped.
-    The metadata hold each author's vote.
+    `of` is the key ("thumbs_up", …). What has an author and no evaluator is a person's, whatever its source. Labels
+    are the label that most people chose. Without a vote the case is skipped. The metadata hold each author's vote.
     """
 
     of: str

@@ -68,7 +68,7 @@ def recall(store: Store, experiment: Experiment, tally: Tally, evaluators: Seque
 
 
 def _since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
-    """From when on what an evaluator has said counts. Of people's votes there may be more by now: they are read anew."""
+    """From when on what an evaluator has said counts. People's votes are read anew: there may be more."""
     if evaluator.spec is not None and evaluator.spec.kind == "human":
         return time.time_ns()
     return recorded.get(evaluator.key, 0)
