@@ -149,6 +149,13 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=env)
 
 
+def said(code: str, file: Path) -> str:
+    """What a process that works on the file says until its end."""
+    with python(code, str(file)) as process:
+        output, _ = process.communicate(timeout=60)
+    return output.strip()
+
+
 @pytest.mark.parametrize("acknowledged", [1, 40, 300])
 def test_kill_9_loses_nothing_that_was_acknowledged(file: Path, acknowledged: int) -> None:
     with python(WRITER, str(file)) as process:
@@ -197,9 +204,7 @@ print("recovered")
 
 
 def test_a_full_disk_stops_acknowledging_serves_reads_and_recovers(file: Path) -> None:
-    with python(FULL_DISK, str(file)) as process:
-        output, _ = process.communicate(timeout=60)
-    assert output.strip() == "recovered"
+    assert said(FULL_DISK, file) == "recovered"
 
 
 ROOM_AGAIN = """
@@ -224,9 +229,7 @@ print("noticed")
 
 
 def test_room_on_the_disk_is_noticed_without_anything_to_write(file: Path) -> None:
-    with python(ROOM_AGAIN, str(file)) as process:
-        output, _ = process.communicate(timeout=60)
-    assert output.strip() == "noticed"
+    assert said(ROOM_AGAIN, file) == "noticed"
 
 
 def test_a_queue_that_is_full_says_so_instead_of_growing(store: SQLiteStore) -> None:

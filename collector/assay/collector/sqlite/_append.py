@@ -41,12 +41,12 @@ def insert_many(
         db.execute(sql, [value for row in chunk for value in row])
 
 
-def find_many(db: sqlite3.Connection, sql: str, values: Iterable[Any]) -> list[Any]:
-    """Rows of a statement with `IN (%s)` for any number of values."""
+def find_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> list[Any]:
+    """Rows of a statement with `IN (%s)` for any number of values; `before` fills the marks that stand in front."""
     rest, found = list(values), []
     for start in range(0, len(rest), 500):
         chunk = rest[start : start + 500]
-        found.extend(db.execute(sql % ",".join("?" * len(chunk)), chunk).fetchall())
+        found.extend(db.execute(sql % ",".join("?" * len(chunk)), (*before, *chunk)).fetchall())
     return found
 
 

@@ -70,13 +70,7 @@ def _sharing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[A
         "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author FROM feedback"
         " WHERE key = ? AND trace IN (%s)"
     )
-    return [
-        row
-        for key, traces in by_key.items()
-        for start in range(0, len(traces), 500)
-        for chunk in [traces[start : start + 500]]
-        for row in db.execute(sql % ",".join("?" * len(chunk)), (key, *chunk))
-    ]
+    return [row for key, traces in by_key.items() for row in find_many(db, sql, traces, (key,))]
 
 
 def _standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> int:
