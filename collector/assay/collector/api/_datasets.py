@@ -119,9 +119,9 @@ def experiments(store: ControlStore) -> APIRouter:
     @wire(takes=Experiment | list[Experiment], returns=Experiment | list[Experiment])
     def save(body: Body) -> Response:
         """Create or overwrite, by id: one, or all of a list or none."""
-        given: Experiment | list[Experiment] = _wire.decode(Experiment | list[Experiment], body)
-        store.save_experiment(*(given if isinstance(given, list) else [given]))
-        return reply(given)
+        made: Experiment | list[Experiment] = _wire.decode(Experiment | list[Experiment], body)
+        store.save_experiment(*(made if isinstance(made, list) else [made]))
+        return reply(made)
 
     @routes.get("/{id_or_name:path}")
     @wire(returns=Experiment)

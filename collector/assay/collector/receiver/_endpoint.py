@@ -129,8 +129,9 @@ class Route(Generic[T]):
         else:
             decoded = await self.receiver.beside(decode, codec, body, self.receiver.limits)
         self._count("assay_received_total", len(decoded.items) + decoded.refused_count)
-        for reason, count in decoded.refused_by_reason.items():
-            self._count("assay_refused_total", count, reason=reason)
+        if decoded.refused:
+            for reason, count in decoded.refused_by_reason.items():
+                self._count("assay_refused_total", count, reason=reason)
         if decoded.items:
             await self._stored(decoded.items)
         self.receiver.metrics.observe("assay_acknowledgement_seconds", time.perf_counter() - start)

@@ -28,7 +28,7 @@ def code_of(function: Any) -> dict[str, str]:
     """Name → digest of everything that a callable reaches in its project."""
     walk = _Walk()
     walk.add("", function)
-    while walk.todo and len(walk.found) < MOST:
+    while walk.ahead and len(walk.found) < MOST:
         walk.step()
     return {name: digest for name, digest in sorted(walk.found.items()) if name not in walk.stored}
 
@@ -39,7 +39,7 @@ class _Walk:
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
         self.stored: set[str] = set()  # global names that the code itself assigns: counters and caches, not settings
-        self.todo: list[Any] = []
+        self.ahead: list[Any] = []
         self._seen: set[int] = set()
 
     def add(self, name: str, value: Any) -> None:
@@ -62,7 +62,7 @@ class _Walk:
 
     def step(self) -> None:
         """Look at one function or class."""
-        value = self.todo.pop()
+        value = self.ahead.pop()
         if isinstance(value, type):
             self._all(_name(value), {name: _inner(one) for name, one in vars(value).items() if _is_own(name)})
             for base in value.__bases__:
@@ -92,7 +92,7 @@ class _Walk:
     def _remember(self, value: Any) -> None:
         if id(value) not in self._seen and _is_project(getattr(value, "__module__", None)):
             self._seen.add(id(value))
-            self.todo.append(value)
+            self.ahead.append(value)
 
 
 @functools.cache
