@@ -69,7 +69,7 @@ TASKS: dict[str, Callable[[str], Any]] = {
 
 def one(kind: str, n: int) -> None:
     """Run one kind in this process and print what it took as JSON."""
-    from assay.collector.sqlite import SQLiteStore
+    from assay.collector.stores.sqlite import SQLiteStore
     from assay.evaluators import evaluate, get
 
     data: Any = rows(n) if kind in STREAMED else list(rows(n))

@@ -19,30 +19,49 @@ from rich.table import Table
 
 from assay.collector.records import Case, Document, Target
 from assay.evaluators import as_evaluator, get
-from assay.evaluators._repeats import longest_repeat
-from assay.evaluators.looping import compression_ratio
+from assay.evaluators.builtin._repeats import longest_repeat
+from assay.evaluators.builtin.looping import compression_ratio
 
 ANSWER = "The quick brown fox jumps over the lazy dog near the river bank."
 CASE = Case(
-    inputs={"question": "What does the fox do?"}, outputs=ANSWER,
+    inputs={"question": "What does the fox do?"},
+    outputs=ANSWER,
     reference_outputs="A quick brown fox jumped over a lazy dog by the river.",
     documents=tuple(Document(f"chunk {n} of the text", str(n)) for n in range(5)),
-    expected_documents=(Document("", "1"), Document("", "3")), conditions='"fox" AND NOT regexp("[Cc]at")',
-)  # fmt: skip
+    expected_documents=(Document("", "1"), Document("", "3")),
+    conditions='"fox" AND NOT regexp("[Cc]at")',
+)
 HARD_CASE = replace(  # NLTK's own patterns have to look at it
-    CASE, outputs='The "quick" brown fox (a male) jumps; the dog\'s asleep, and I can\'t see it.',
+    CASE,
+    outputs="The \"quick\" brown fox (a male) jumps; the dog's asleep, and I can't see it.",
     reference_outputs='A "quick" fox (male) jumped: the dog was asleep; I could not see it.',
-)  # fmt: skip
+)
 TARGET = Target(trace_id="1" * 32)
 TOGETHER = {
-    "exact": {}, "contains": {"text": "fox"}, "regex": {"pattern": r"\bfox\b"}, "length": {}, "not_empty": {},
-    "levenshtein": {}, "fuzzy": {},
-    "document_recall": {}, "ir_map": {}, "ir_mrr": {}, "ir_ndcg": {}, "precision_at_k": {}, "hit_at_k": {},
-}  # fmt: skip
+    "exact": {},
+    "contains": {"text": "fox"},
+    "regex": {"pattern": r"\bfox\b"},
+    "length": {},
+    "not_empty": {},
+    "levenshtein": {},
+    "fuzzy": {},
+    "document_recall": {},
+    "ir_map": {},
+    "ir_mrr": {},
+    "ir_ndcg": {},
+    "precision_at_k": {},
+    "hit_at_k": {},
+}
 OTHERS = {
-    "bleu": {}, "rouge": {}, "text_matching": {}, "json_schema": {"json_schema": {"type": "object"}}, "pii": {},
-    "sensitive_data": {}, "looping": {}, "language_mismatch": {},
-}  # fmt: skip
+    "bleu": {},
+    "rouge": {},
+    "text_matching": {},
+    "json_schema": {"json_schema": {"type": "object"}},
+    "pii": {},
+    "sensitive_data": {},
+    "looping": {},
+    "language_mismatch": {},
+}
 
 
 def best(call: Callable[[], object], seconds: float = 0.15, rounds: int = 15) -> float:
@@ -89,9 +108,16 @@ def plain() -> Table:
 
 def each() -> Table:
     table = Table(
-        "evaluator", "body µs", "feedback µs", "with id µs", "bodies/s", "cases/s to feedback", "budget",
-        title="Short texts, five documents", title_justify="left",
-    )  # fmt: skip
+        "evaluator",
+        "body µs",
+        "feedback µs",
+        "with id µs",
+        "bodies/s",
+        "cases/s to feedback",
+        "budget",
+        title="Short texts, five documents",
+        title_justify="left",
+    )
     found = {id: measured(id, parameters, CASE) for id, parameters in TOGETHER.items()}
     for id, times in found.items():
         table.add_row(id, *shown(times), "")
@@ -113,11 +139,15 @@ def texts(size: int) -> dict[str, str]:
     words = ["".join(pick.choices("abcdefghijklmnopqrstuvwxyz", k=pick.randint(2, 9))) for _ in range(5000)]
     natural = " ".join(pick.choices(words, k=size // 5))[:size]
     return {
-        "words": natural, "one sentence": ("I am sorry, I cannot do that. " * size)[:size], "one letter": "a" * size,
-        "two halves": natural[: size // 2] * 2, "Fibonacci word": fibonacci(size), "period of 7": ("abcdefg" * size)[:size],
+        "words": natural,
+        "one sentence": ("I am sorry, I cannot do that. " * size)[:size],
+        "one letter": "a" * size,
+        "two halves": natural[: size // 2] * 2,
+        "Fibonacci word": fibonacci(size),
+        "period of 7": ("abcdefg" * size)[:size],
         "unicode by chance": "".join(chr(pick.randint(0x20, 0xD7FF)) for _ in range(size)),
         "two letters by chance": "".join(pick.choices("ab", k=size)),
-    }  # fmt: skip
+    }
 
 
 def fibonacci(size: int) -> str:
@@ -129,9 +159,14 @@ def fibonacci(size: int) -> str:
 
 def loops() -> Table:
     table = Table(
-        "text", "100 KB: longest repeat s", "zlib alone s", "all of looping s", "1 MB: all s",
-        title="Looping (budget: 0.2 s for 100 KB; sizes in characters)", title_justify="left",
-    )  # fmt: skip
+        "text",
+        "100 KB: longest repeat s",
+        "zlib alone s",
+        "all of looping s",
+        "1 MB: all s",
+        title="Looping (budget: 0.2 s for 100 KB; sizes in characters)",
+        title_justify="left",
+    )
     large, judge = texts(1_000_000), get("looping")
     for name, text in texts(100_000).items():
         calls = [lambda: longest_repeat(text), lambda: compression_ratio(text), lambda: judge(text)]  # noqa: B023

@@ -36,7 +36,7 @@ from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from assay.collector.client import HTTPStore
-from assay.collector.protocols import Unavailable
+from assay.collector.errors import Unavailable
 from assay.collector.records import Feedback, Target
 
 SPANS_PER_TRACE = 5
@@ -82,19 +82,45 @@ def trace(random_: random.Random, words: list[str], number: int, marker: str) ->
     chain = {"openinference.span.kind": "CHAIN", "input.value": question, "output.value": answer, **text, **whose}
     chain["metadata"] = json.dumps({"tenant": f"t{random_.randint(0, 19)}", "variant": random_.choice("AB")})
     call = {
-        "openinference.span.kind": "LLM", "gen_ai.operation.name": "chat", "gen_ai.request.model": model,
-        "gen_ai.response.model": model, "gen_ai.usage.input_tokens": given, "gen_ai.usage.output_tokens": made,
-        "gen_ai.request.temperature": 0.2, "llm.invocation_parameters": json.dumps({"temperature": 0.2, "max_tokens": 512}),
+        "openinference.span.kind": "LLM",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.usage.input_tokens": given,
+        "gen_ai.usage.output_tokens": made,
+        "gen_ai.request.temperature": 0.2,
+        "llm.invocation_parameters": json.dumps({"temperature": 0.2, "max_tokens": 512}),
         "input.value": json.dumps({"messages": [{"role": "user", "content": prose(random_, words, 1500)}]}),
-        "input.mime_type": "application/json", "output.value": answer, "output.mime_type": "text/plain", **whose,
-    }  # fmt: skip
+        "input.mime_type": "application/json",
+        "output.value": answer,
+        "output.mime_type": "text/plain",
+        **whose,
+    }
     spans = [
         ("RagPipeline", None, chain),
         ("retrieve", 0, {"openinference.span.kind": "RETRIEVER", "input.value": question, **documents, **whose}),
         ("chat " + model, 0, call),
-        ("lookup", 0, {"openinference.span.kind": "TOOL", "tool.name": "lookup", "input.value": prose(random_, words, 200), **whose}),
-        ("parse", 0, {"openinference.span.kind": "CHAIN", "input.value": answer, "output.value": prose(random_, words, 200), **whose}),
-    ]  # fmt: skip
+        (
+            "lookup",
+            0,
+            {
+                "openinference.span.kind": "TOOL",
+                "tool.name": "lookup",
+                "input.value": prose(random_, words, 200),
+                **whose,
+            },
+        ),
+        (
+            "parse",
+            0,
+            {
+                "openinference.span.kind": "CHAIN",
+                "input.value": answer,
+                "output.value": prose(random_, words, 200),
+                **whose,
+            },
+        ),
+    ]
     return [
         span(number, place, name, parent, attributes, bool(random_.random() < 0.02))
         for place, (name, parent, attributes) in enumerate(spans)
@@ -104,10 +130,15 @@ def trace(random_: random.Random, words: list[str], number: int, marker: str) ->
 def span(number: int, place: int, name: str, parent: int | None, attributes: dict, failed: bool) -> dict:
     start = 10**18 + number * 50_000_000 + place * 1_000_000
     found = {
-        "traceId": trace_placeholder(number), "spanId": span_placeholder(number, place), "name": name, "kind": 1,
-        "startTimeUnixNano": str(start), "endTimeUnixNano": str(start + 200_000_000), "status": {"code": 2 if failed else 1},
+        "traceId": trace_placeholder(number),
+        "spanId": span_placeholder(number, place),
+        "name": name,
+        "kind": 1,
+        "startTimeUnixNano": str(start),
+        "endTimeUnixNano": str(start + 200_000_000),
+        "status": {"code": 2 if failed else 1},
         "attributes": [{"key": key, "value": otlp_value(value)} for key, value in attributes.items()],
-    }  # fmt: skip
+    }
     return found if parent is None else found | {"parentSpanId": span_placeholder(number, parent)}
 
 
@@ -170,7 +201,11 @@ def templates(traces: int, is_json: bool) -> list[Template]:
             "deployment.environment.name": "bench",
         }
         attributes = [{"key": key, "value": {"stringValue": value}} for key, value in resource.items()]
-        whole = {"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": [{"scope": {"name": "bench"}, "spans": spans}]}]}  # fmt: skip
+        whole = {
+            "resourceSpans": [
+                {"resource": {"attributes": attributes}, "scopeSpans": [{"scope": {"name": "bench"}, "spans": spans}]}
+            ]
+        }
         body = json.dumps(whole).encode() if is_json else to_protobuf(whole)
         found.append(Template(bytearray(body), is_json, traces, marker).find())
     return found
@@ -484,18 +519,21 @@ def measure(asked: argparse.Namespace, store: Path) -> None:
         "spans acknowledged": f"{spans:,} in {acknowledged_s:.1f} s; answers {load.statuses}",
         "acknowledged and visible": f"{spans / visible_s:,.0f} spans/s, {len(load.latencies) / acknowledged_s:,.0f} requests/s",
         "missing": f"{missing}",
-        "asked for": f"{asked.share:.0%} of {full * per_request:,.0f} spans/s" if pause else "as fast as it is answered",
+        "asked for": f"{asked.share:.0%} of {full * per_request:,.0f} spans/s"
+        if pause
+        else "as fast as it is answered",
         "acknowledgement p50 / p99 / max": spread(load.latencies),
         **further,
         "visible after acknowledgement": f"at most {1000 * max(seen.lags, default=0):.0f} ms ({len(seen.lags)} asked during the load)",
         "text index caught up after": f"{indexed_s:.1f} s",
         "collector's CPU": f"{1e6 * cpu / max(1, spans):.0f} µs a span",
         "memory idle / most": f"{idle:.0f} / {max(mb for _, mb in seen.memory):.0f} MB",
-        "memory after 25, 50, 75, 100 %": " / ".join(f"{seen.memory_at(q):.0f}" for q in (0.25, 0.5, 0.75, 1)) + f" MB, index caught up {after:.0f} MB",
+        "memory after 25, 50, 75, 100 %": " / ".join(f"{seen.memory_at(q):.0f}" for q in (0.25, 0.5, 0.75, 1))
+        + f" MB, index caught up {after:.0f} MB",
         "ready after": f"{collector.ready_s:.2f} s",
         "request": f"{len(made[0].body) / per_request:,.0f} bytes a span, {per_request} spans",
         "on disk": f"{store.stat().st_size / (before + spans):,.0f} bytes a span (file of {before + spans:,})",
-    }  # fmt: skip
+    }
     for name, value in rows.items():
         print(f"{name:34} {value}")
 

@@ -117,8 +117,12 @@ class Questions:
             "feedback < any, of a name": lambda: _address(
                 traces, feedback=f"concise<{10 ** pick.uniform(-4, 0):.6f}", name=pick.choice(NAMES)
             ),
-            "two feedbacks": lambda: _address(traces) + quote(f"feedback=concise<{pick.random():.3f}", safe="=")
-            + "&" + quote(f"feedback=correct>{pick.random():.3f}", safe="="),
+            "two feedbacks": lambda: (
+                _address(traces)
+                + quote(f"feedback=concise<{pick.random():.3f}", safe="=")
+                + "&"
+                + quote(f"feedback=correct>{pick.random():.3f}", safe="=")
+            ),
             "feedback missing": lambda: self._page(traces, missing="correct"),
             "feedback failed": lambda: self._page(traces, failed="correct"),
             "feedback skipped, before a moment": lambda: _address(traces, skipped="correct", until_ns=self._moment()),
@@ -143,22 +147,28 @@ class Questions:
             "slow ones": lambda: _address(traces, latency_ms=f">{pick.randrange(2400, 3399)}"),
             "slowest ones": lambda: _address(traces, latency_ms=">3397"),
             "many tokens": lambda: _address(traces, tokens=f">{pick.randrange(400, 625)}"),
-            "any run's model, before a moment": lambda: _address(traces, model=pick.choice(MODELS), until_ns=self._moment()),
+            "any run's model, before a moment": lambda: _address(
+                traces, model=pick.choice(MODELS), until_ns=self._moment()
+            ),
             "metadata": lambda: _address(traces, metadata=f"tenant:t{pick.randrange(20)}"),
             "sessions": lambda: self._page("/api/sessions", limit=50),
             "sessions of a day": lambda: _address("/api/sessions", limit=50, **self._within(24)),
             "sessions of a user": lambda: _address("/api/sessions", user=self._trace()["user_id"]),
             "feedback, newest": lambda: self._page("/api/feedback", limit=100),
-            "feedback of a key and a day": lambda: _address("/api/feedback", key="correct", limit=100, **self._within(24)),
+            "feedback of a key and a day": lambda: _address(
+                "/api/feedback", key="correct", limit=100, **self._within(24)
+            ),
             "aggregate: a day by hour": lambda: _address("/api/aggregate", bucket_ns=HOUR, **self._within(24)),
             "aggregate: a day by name": lambda: _address("/api/aggregate", group_by="name", **self._within(24)),
             "aggregate: a day by model": lambda: _address("/api/aggregate", group_by="model", **self._within(24)),
             f"aggregate: {days} days by day": lambda: _address("/api/aggregate", bucket_ns=24 * HOUR),
             f"aggregate: {days} days by name": lambda: _address("/api/aggregate", group_by="name"),
-            f"aggregate: a name's {days} days": lambda: _address("/api/aggregate", bucket_ns=24 * HOUR, name=pick.choice(NAMES)),
+            f"aggregate: a name's {days} days": lambda: _address(
+                "/api/aggregate", bucket_ns=24 * HOUR, name=pick.choice(NAMES)
+            ),
             "menu": lambda: f"/api/values/{pick.choice(['name', 'model', 'session', 'user', 'feedback', 'project'])}",
             "counts": lambda: "/api/count",
-        }  # fmt: skip
+        }
 
     def pages(self) -> dict[str, Callable[[], str]]:
         """The same for pages."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from traffic import Traffic
 
 from assay.collector.records import Feedback, Run, Target
-from assay.collector.sqlite import Batch, SQLiteStore, encode
+from assay.collector.stores.sqlite import Batch, SQLiteStore, encode
 
 STEP, SLICE = 100_000, 20_000
 START, GAP = 1_750_000_000 * 10**9, 6 * 10**9  # nanoseconds

@@ -30,13 +30,22 @@ os.environ["ASSAY_SPILL_DIR"] = "off"
 TEXT = ("The quick brown fox jumps over the lazy dog. " * 228)[:10_000]
 PASSAGE = ("Retrieval augmented generation grounds an answer in documents. " * 8)[:500]
 SMALL_IN = {
-    "question": "What is the capital of France, and since when?", "user_id": "user-123456", "top_k": 5,
-    "session": "sess-abcdef-0123456789", "temperature": 0.2, "stream": False, "tags": ["prod", "eu-west-1"],
-}  # fmt: skip
+    "question": "What is the capital of France, and since when?",
+    "user_id": "user-123456",
+    "top_k": 5,
+    "session": "sess-abcdef-0123456789",
+    "temperature": 0.2,
+    "stream": False,
+    "tags": ["prod", "eu-west-1"],
+}
 SMALL_OUT = {
-    "answer": "Paris, since 987 or so, with gaps.", "model": "gpt-x-mini", "finish_reason": "stop", "score": 0.93,
-    "usage": {"prompt_tokens": 123, "completion_tokens": 17}, "cached": False,
-}  # fmt: skip
+    "answer": "Paris, since 987 or so, with gaps.",
+    "model": "gpt-x-mini",
+    "finish_reason": "stop",
+    "score": 0.93,
+    "usage": {"prompt_tokens": 123, "completion_tokens": 17},
+    "cached": False,
+}
 BUDGET = {"sync": 1.15, "async": 1.15, "nested": 1.15, "10 KB": 0.8, "documents": 1.0}
 
 Decorate = Callable[..., Callable[..., Any]]

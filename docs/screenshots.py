@@ -12,9 +12,9 @@ from typing import Literal
 
 from playwright.sync_api import ViewportSize, sync_playwright
 
-from assay.collector.protocols import Store
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores import Store
+from assay.collector.stores.sqlite import SQLiteStore
 
 IMAGES = Path(__file__).parent / "images"
 SIZE: ViewportSize = {"width": 1280, "height": 800}

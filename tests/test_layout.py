@@ -29,7 +29,7 @@ def test_importing_the_tracer_loads_no_heavy_package():
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["assay.collector.sqlite", "assay.collector.client", "assay.evaluators"])
+@pytest.mark.parametrize("module", ["assay.collector.stores.sqlite", "assay.collector.client", "assay.evaluators"])
 def test_a_missing_extra_is_told_in_one_line(module):
     code = f"import sys; sys.modules.update(dict.fromkeys(['rich', 'zstandard', 'msgspec', 'httpx'])); import {module}"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from assay.cli import _common
 from assay.cli._app import app
-from assay.collector.protocols import NotFound, Refused
+from assay.collector.errors import NotFound, Refused
 from assay.collector.records import Run
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import datasets, evaluate
 
 EVALUATION = """

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from assay.cli._app import app
-from assay.collector.protocols import Refused
+from assay.collector.errors import Refused
 from assay.collector.records import Example
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import datasets
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from assay.cli._app import app
 from assay.cli._common import failing_in_one_line
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import SECOND, child, run
 
 

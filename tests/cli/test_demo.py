@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from assay.cli._app import app
 from assay.cli._common import failing_in_one_line
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.tracer import _runtime
 
 KEYS = ("document_recall", "ir_mrr", "contains", "length")

@@ -10,7 +10,7 @@ from assay.cli.demo.corpus import Passage, passages
 from assay.cli.demo.retrieval import BM25Index, EmbeddingIndex, load_model
 from assay.collector.records import Example
 from assay.evaluators import datasets
-from assay.evaluators.retrieval import recall
+from assay.evaluators.builtin.retrieval import recall
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from assay.cli import _evaluator_pages as made
 from assay.cli._app import app
 from assay.collector.records import Run
-from assay.collector.sqlite import SQLiteStore
-from assay.evaluators._registry import specs
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.evaluators.protocol._registry import specs
 
 DOCS = Path(__file__).parents[2] / "docs" / "evaluators"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

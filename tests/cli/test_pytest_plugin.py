@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment
 
 INSTALLED = any(one.name == "assay" for one in entry_points(group="pytest11"))
@@ -57,8 +57,10 @@ def test_a_test_runs_once_per_example_and_its_scores_become_an_experiment(run, t
     with SQLiteStore(tmp_path / "a.db") as store:
         summary = Experiment.load(store, "answers").summary()
         assert {key: (one.n, one.mean) for key, one in summary.items()} == {
-            "length": (3, 4.0 - 2 / 3), "exact": (3, 2 / 3), "passed": (3, 2 / 3),
-        }  # fmt: skip
+            "length": (3, 4.0 - 2 / 3),
+            "exact": (3, 2 / 3),
+            "passed": (3, 2 / 3),
+        }
         assert (summary.runs, summary.failed) == (3, 0)
 
 

@@ -18,7 +18,7 @@ from assay.cli._common import failing_in_one_line
 from assay.cli._when import length, shown
 from assay.collector.records import Document, Feedback, Target, Usage
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 from integration.serving import COMMAND, environment
 

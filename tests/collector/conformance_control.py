@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.protocols import NotFound, Refused, Store
+from assay.collector.errors import NotFound, Refused
 from assay.collector.records import Decision, Document, Example, Experiment, Key, QueueItem, Rule, Target
+from assay.collector.stores import Store
 
 
 def test_examples_come_back_in_order(store: Store) -> None:
@@ -80,10 +81,20 @@ def test_a_dataset_can_be_deleted(store: Store) -> None:
 def test_a_whole_example_comes_back_as_it_was(store: Store) -> None:
     document = Document("text", "id", 0.5, {"page": 1})
     given = Example(
-        inputs={"q": "x"}, reference_outputs=["a"], expected_documents=(document,), conditions=["c"], guidelines="g",
-        categories=("a", "b"), history=[{"role": "user"}], base_id="b", metadata={"m": 1}, split="s", id="mine",
-        outputs="given", documents=(),
-    )  # fmt: skip
+        inputs={"q": "x"},
+        reference_outputs=["a"],
+        expected_documents=(document,),
+        conditions=["c"],
+        guidelines="g",
+        categories=("a", "b"),
+        history=[{"role": "user"}],
+        base_id="b",
+        metadata={"m": 1},
+        split="s",
+        id="mine",
+        outputs="given",
+        documents=(),
+    )
     store.save_examples("d", [given])
     assert store.examples("d") == [given]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from assay.collector.protocols import NotFound, Refused, Store
+from assay.collector.errors import NotFound, Refused
 from assay.collector.records import (
     Decision,
     Document,
@@ -23,6 +23,7 @@ from assay.collector.records import (
     TraceSummary,
     Usage,
 )
+from assay.collector.stores import Store
 from collector.making import SECOND, START, child, run
 
 
@@ -35,12 +36,35 @@ def eventually(look: Callable[[], Any], wanted: Any, seconds: float = 10) -> boo
 
 
 FULL = Run(
-    trace_id="a" * 32, span_id="b" * 16, parent_id=None, name="äé\x00 name", kind="llm", start_ns=1, end_ns=5, status="error",
-    error="ValueError: no", inputs={"q": [1, 2.5, None, True, "x"]}, outputs="text", documents=(Document("c", "i", 0.5, {"m": 1}),),
-    model="m-1", usage=Usage(3, 4, {"cache_read": 2}), cost=0.25, attributes={"k": {"deep": [1]}}, events=(Event("e", 3, {"a": 1}),),
-    links=(Link("c" * 32, "d" * 16, {"l": 1}),), resource={"service.name": "s"}, session_id="s", user_id="u", project="p",
-    environment="prod", tags=("t1", "t2"), metadata={"tenant": "t7"}, experiment_id="e", example_id="x", repetition=2,
-)  # fmt: skip
+    trace_id="a" * 32,
+    span_id="b" * 16,
+    parent_id=None,
+    name="äé\x00 name",
+    kind="llm",
+    start_ns=1,
+    end_ns=5,
+    status="error",
+    error="ValueError: no",
+    inputs={"q": [1, 2.5, None, True, "x"]},
+    outputs="text",
+    documents=(Document("c", "i", 0.5, {"m": 1}),),
+    model="m-1",
+    usage=Usage(3, 4, {"cache_read": 2}),
+    cost=0.25,
+    attributes={"k": {"deep": [1]}},
+    events=(Event("e", 3, {"a": 1}),),
+    links=(Link("c" * 32, "d" * 16, {"l": 1}),),
+    resource={"service.name": "s"},
+    session_id="s",
+    user_id="u",
+    project="p",
+    environment="prod",
+    tags=("t1", "t2"),
+    metadata={"tenant": "t7"},
+    experiment_id="e",
+    example_id="x",
+    repetition=2,
+)
 
 
 def test_a_run_comes_back_as_it_was(store: Store) -> None:
@@ -188,7 +212,14 @@ def test_a_bad_cursor_is_refused(store: Store) -> None:
         store.traces(cursor="nonsense")
 
 
-A = {"project": "p", "environment": "prod", "session_id": "s", "user_id": "u", "tags": ("x", "y"), "metadata": {"tenant": "t1", "ok": True}}  # fmt: skip
+A = {
+    "project": "p",
+    "environment": "prod",
+    "session_id": "s",
+    "user_id": "u",
+    "tags": ("x", "y"),
+    "metadata": {"tenant": "t1", "ok": True},
+}
 FILTERS: list[tuple[dict[str, Any], bool]] = [
     ({"project": "p"}, True),
     ({"project": "q"}, False),
@@ -246,12 +277,14 @@ def test_filters(store: Store, conditions: dict[str, Any], passes: bool) -> None
     store.append([root, failing, child(root, "chat", kind="llm", model="m-1", usage=Usage(10, 2), cost=0.1)])
     store.save_experiment(Experiment(id="e", name="n", dataset="numbers"))
     on = Target(trace_id=root.trace_id)
-    store.add_feedback([
-        Feedback(target=on, key="good", score=True),
-        Feedback(target=replace(on, span_id=failing.span_id), key="tone", label="kind"),
-        Feedback(target=on, key="judge", outcome="error", error="timeout"),
-        Feedback(target=on, key="recall", outcome="skip", comment="no documents"),
-    ])  # fmt: skip
+    store.add_feedback(
+        [
+            Feedback(target=on, key="good", score=True),
+            Feedback(target=replace(on, span_id=failing.span_id), key="tone", label="kind"),
+            Feedback(target=on, key="judge", outcome="error", error="timeout"),
+            Feedback(target=on, key="recall", outcome="skip", comment="no documents"),
+        ]
+    )
     assert len(store.traces(**conditions)) == passes
 
 
@@ -322,8 +355,9 @@ def test_feedback_changes_by_id(store: Store) -> None:
     store.add_feedback([failed])
     made = store.change_feedback({first.id: {"score": 0.9, "metadata": {"n": 1}}, failed.id: {"label": "fine"}})
     assert made == [
-        replace(first, score=0.9, metadata={"n": 1}), replace(failed, label="fine", outcome="score", error=None),
-    ]  # fmt: skip
+        replace(first, score=0.9, metadata={"n": 1}),
+        replace(failed, label="fine", outcome="score", error=None),
+    ]
     assert sorted(store.feedbacks(), key=lambda one: one.key) == made
     assert len(store.traces(feedback=[("good", ">", 0.5), ("judge", "=", "fine")])) == 1
 
@@ -410,7 +444,9 @@ def test_aggregates_count_outcomes_apart_and_newest_versions_only(store: Store) 
     old = Feedback(target=on[0], key="k", score=0.0, version="1", created_ns=1)
     store.add_feedback([old, Feedback(target=on[0], key="k", score=1.0, version="2", created_ns=2)])
     store.add_feedback([Feedback(target=on[1], key="k", score=0.5), Feedback(target=on[2], key="k", outcome="skip")])
-    store.add_feedback([Feedback(target=on[3], key="k", outcome="error", error="E"), Feedback(target=on[3], key="l", label="x")])  # fmt: skip
+    store.add_feedback(
+        [Feedback(target=on[3], key="k", outcome="error", error="E"), Feedback(target=on[3], key="l", label="x")]
+    )
     k, label = store.aggregate()[0].feedback
     assert (k.n, k.mean, k.minimum, k.maximum, k.failed, k.skipped) == (2, 0.75, 0.5, 1.0, 1, 1)
     assert (label.n, label.mean, label.labels) == (1, None, {"x": 1})
@@ -429,9 +465,13 @@ def test_known_values(store: Store) -> None:
     store.feedback("1" * 32, "good", 1)
     found = {field: store.values(field) for field in ("project", "environment", "name", "kind", "model", "tag")}
     assert found == {
-        "project": ["default", "p"], "environment": ["dev", "prod"], "name": ["answer", "b"],
-        "kind": ["chain", "llm"], "model": ["m"], "tag": ["x", "y"],
-    }  # fmt: skip
+        "project": ["default", "p"],
+        "environment": ["dev", "prod"],
+        "name": ["answer", "b"],
+        "kind": ["chain", "llm"],
+        "model": ["m"],
+        "tag": ["x", "y"],
+    }
     assert (store.values("session"), store.values("user"), store.values("feedback")) == (["s"], ["u"], ["good"])
 
 

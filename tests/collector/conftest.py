@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from assay.collector.client import HTTPStore
-from assay.collector.protocols import Store
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores import Store
+from assay.collector.stores.sqlite import SQLiteStore
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from fastapi.testclient import TestClient
 
 from assay.collector.api import create_app
 from assay.collector.api._http import MAX_PENDING
-from assay.collector.protocols import Refused
+from assay.collector.errors import Refused
 from assay.collector.records import Example, Experiment, Feedback, Key, QueueItem, Rule, Target
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.otlp import PROTOBUF, request, span
 
@@ -50,12 +50,18 @@ def test_conditions_in_the_query_string(api: httpx.Client, store: SQLiteStore) -
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("/api/traces?nmae=x", "did you mean 'name'"), ("/api/traces?feedback=concise", "holds no comparison"),
-        ("/api/traces?limit=many", "limit"), ("/api/traces?complete=perhaps", "neither true nor false"),
-        ("/api/traces?since_ns=x", "'x' is no time"), ("/api/traces?filter={", "JSON"), ("/api/traces?cursor=zz", "zz"),
-        ("/api/aggregate?group_by=shoe", "shoe"), ("/api/values/shoe", "shoe"), ("/api/feedback?target={}", "exactly one"),
+        ("/api/traces?nmae=x", "did you mean 'name'"),
+        ("/api/traces?feedback=concise", "holds no comparison"),
+        ("/api/traces?limit=many", "limit"),
+        ("/api/traces?complete=perhaps", "neither true nor false"),
+        ("/api/traces?since_ns=x", "'x' is no time"),
+        ("/api/traces?filter={", "JSON"),
+        ("/api/traces?cursor=zz", "zz"),
+        ("/api/aggregate?group_by=shoe", "shoe"),
+        ("/api/values/shoe", "shoe"),
+        ("/api/feedback?target={}", "exactly one"),
     ],
-)  # fmt: skip
+)
 def test_bad_questions_are_told(api: httpx.Client, path: str, told: str) -> None:
     response = api.get(path)
     assert response.status_code == 400

@@ -9,11 +9,11 @@ import pytest
 
 from assay.collector import aio, connect, describe
 from assay.collector.client import HTTPStore
+from assay.collector.errors import NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
-from assay.collector.protocols import NotFound, Refused, Unavailable
 from assay.collector.querystring import to_filter, to_items
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 
 
@@ -93,10 +93,12 @@ def test_many_trace_ids_fit_into_one_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "filter",
     [
-        Filter(), Filter(name="a=b&c", since_ns=5, complete=False), Filter(latency_ms=("<=", 1.5), cost=("!=", 0.1)),
+        Filter(),
+        Filter(name="a=b&c", since_ns=5, complete=False),
+        Filter(latency_ms=("<=", 1.5), cost=("!=", 0.1)),
         Filter(tags=("a", "b"), metadata={"k": "v:w"}, feedback=(("a", ">=", 0.5), ("tone", "=", "polite"))),
     ],
-)  # fmt: skip
+)
 def test_a_filter_goes_through_a_query_string_and_back(filter: Filter) -> None:
     assert to_filter(to_items(filter)) == filter
 

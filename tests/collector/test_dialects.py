@@ -140,9 +140,17 @@ def test_the_experiment_is_taken_and_the_counts_of_spans_are_left():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("metadata", "[1]"), ("tag.tags", "a"), ("session.id", 5), ("llm.token_count.prompt", "x"), ("assay.cost", True),
-     ("llm.cost.total", "inf"), ("openinference.span.kind", ["LLM"]), ("gen_ai.operation.name", ["chat"])],
-)  # fmt: skip
+    [
+        ("metadata", "[1]"),
+        ("tag.tags", "a"),
+        ("session.id", 5),
+        ("llm.token_count.prompt", "x"),
+        ("assay.cost", True),
+        ("llm.cost.total", "inf"),
+        ("openinference.span.kind", ["LLM"]),
+        ("gen_ai.operation.name", ["chat"]),
+    ],
+)
 def test_a_value_of_the_wrong_type_stays_an_attribute(name, value):
     assert run(**{name: value}).attributes == {name: value}
 

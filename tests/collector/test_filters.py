@@ -23,8 +23,12 @@ def test_none_takes_a_condition_away():
 
 @pytest.mark.parametrize(
     ("conditions", "told"),
-    [({"nmae": 1}, "did you mean 'name'"), ({"latency_ms": ("~", 1)}, "'~' is not one of"), ({"feedback": ("a", "<")}, "(key, operator, value)")],
-)  # fmt: skip
+    [
+        ({"nmae": 1}, "did you mean 'name'"),
+        ({"latency_ms": ("~", 1)}, "'~' is not one of"),
+        ({"feedback": ("a", "<")}, "(key, operator, value)"),
+    ],
+)
 def test_a_typo_is_named(conditions, told):
     with pytest.raises(ValueError) as caught:
         combined(None, conditions)
@@ -41,9 +45,12 @@ def test_a_typo_is_named(conditions, told):
         ("metadata.tenant=t1 metadata=a:b", Filter(metadata={"tenant": "t1", "a": "b"})),
         ("tag=a tags=b missing=k", Filter(tags=("a", "b"), missing=("k",))),
         ("lost parcel complete=yes", Filter(text="lost parcel", complete=True)),
-        ("since=2026-01-31T00:00+00:00 until=2026-01-31T00:00:01.5+00:00", Filter(since_ns=1769817600 * 10**9, until_ns=1769817601_500 * 10**6)),
+        (
+            "since=2026-01-31T00:00+00:00 until=2026-01-31T00:00:01.5+00:00",
+            Filter(since_ns=1769817600 * 10**9, until_ns=1769817601_500 * 10**6),
+        ),
     ],
-)  # fmt: skip
+)
 def test_terms_of_a_command_line(terms, wanted):
     assert parse(terms.split()) == wanted
     assert to_filter(to_items(wanted)) == wanted
@@ -71,8 +78,13 @@ def test_durations_count_back_from_now():
 
 @pytest.mark.parametrize(
     ("term", "told"),
-    [("since=soon", "'soon' is no time"), ("nam=x", "did you mean 'name'"), ("name>x", "only be compared with ="), ("latency_ms=fast", "not a number")],
-)  # fmt: skip
+    [
+        ("since=soon", "'soon' is no time"),
+        ("nam=x", "did you mean 'name'"),
+        ("name>x", "only be compared with ="),
+        ("latency_ms=fast", "not a number"),
+    ],
+)
 def test_a_term_that_makes_no_sense_is_named(term, told):
     with pytest.raises(ValueError) as caught:
         parse([term])

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assay.collector.records import Document, Event, Usage
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 
 texts = st.text(st.characters(), max_size=12)  # lone surrogates and NUL included
@@ -22,14 +22,24 @@ values = st.recursive(
 )
 runs = st.builds(
     lambda **fields: run(fields.pop("name"), **fields),
-    name=texts, kind=texts, error=texts | st.none(), model=texts | st.none(), session_id=texts | st.none(), inputs=values,
-    outputs=values, metadata=st.dictionaries(texts, values, max_size=3), attributes=st.dictionaries(texts, values, max_size=3),
-    tags=st.lists(texts, max_size=2).map(tuple), start_ns=st.integers(-(2**70), 2**70), end_ns=st.integers(-(2**70), 2**70),
-    usage=st.none() | st.builds(Usage, st.integers(-(2**70), 2**70), st.integers(-(2**70), 2**70)), cost=st.none() | st.floats(),
+    name=texts,
+    kind=texts,
+    error=texts | st.none(),
+    model=texts | st.none(),
+    session_id=texts | st.none(),
+    inputs=values,
+    outputs=values,
+    metadata=st.dictionaries(texts, values, max_size=3),
+    attributes=st.dictionaries(texts, values, max_size=3),
+    tags=st.lists(texts, max_size=2).map(tuple),
+    start_ns=st.integers(-(2**70), 2**70),
+    end_ns=st.integers(-(2**70), 2**70),
+    usage=st.none() | st.builds(Usage, st.integers(-(2**70), 2**70), st.integers(-(2**70), 2**70)),
+    cost=st.none() | st.floats(),
     documents=st.lists(st.builds(Document, texts, texts, st.none() | st.floats()), max_size=2).map(tuple),
     events=st.lists(st.builds(Event, texts, st.integers(-(2**70), 2**70)), max_size=1).map(tuple),
     resource=st.dictionaries(texts, values, max_size=2),
-)  # fmt: skip
+)
 
 
 @given(found=st.lists(runs, min_size=1, max_size=4))

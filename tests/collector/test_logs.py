@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from assay.collector.dialects import RawFeedback, read_feedback
 from assay.collector.records import Feedback, Target
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute
 
@@ -95,9 +95,14 @@ def test_a_skip_says_why() -> None:
 
 def test_what_the_convention_lacks() -> None:
     found = score(
-        1.0, assay__feedback__source="human", assay__feedback__author="ann", assay__feedback__metadata='{"a": 1}',
-        assay__feedback__scope="trace", assay__feedback__id="x1", vendor__extra="kept",
-    )  # fmt: skip
+        1.0,
+        assay__feedback__source="human",
+        assay__feedback__author="ann",
+        assay__feedback__metadata='{"a": 1}',
+        assay__feedback__scope="trace",
+        assay__feedback__id="x1",
+        vendor__extra="kept",
+    )
     assert (found.source, found.author, found.target, found.id) == (
         "human",
         "ann",

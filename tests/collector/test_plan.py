@@ -5,9 +5,9 @@ import sqlite3
 import pytest
 
 from assay.collector.filters import Filter
-from assay.collector.sqlite import SQLiteStore
-from assay.collector.sqlite._plan import plan
-from assay.collector.sqlite._where import conditions, matching
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._plan import plan
+from assay.collector.stores.sqlite._where import conditions, matching
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,16 @@ def test_a_call_costs_its_tokens() -> None:
 
 
 def test_openinference_with_tokens_from_the_cache() -> None:
-    found = read(span(
-        openinference__span__kind="LLM", llm__model_name="gpt-4o-mini", llm__provider="openai",
-        llm__token_count__prompt=1000, llm__token_count__completion=100,
-        llm__token_count__prompt_details__cache_read=500,
-    ))  # fmt: skip
+    found = read(
+        span(
+            openinference__span__kind="LLM",
+            llm__model_name="gpt-4o-mini",
+            llm__provider="openai",
+            llm__token_count__prompt=1000,
+            llm__token_count__completion=100,
+            llm__token_count__prompt_details__cache_read=500,
+        )
+    )
     assert found.cost == pytest.approx(500 * 0.15e-6 + 500 * 0.075e-6 + 100 * 0.6e-6)
 
 

@@ -16,9 +16,9 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from assay.collector.api import _http
-from assay.collector.receiver import Limits
+from assay.collector.intake import Limits
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import (
     JSON,
     PROTOBUF,
@@ -69,7 +69,14 @@ def test_every_kind_of_value_in_protobuf(client, kept):
     pairs = AnyValue()
     pairs.kvlist_value.values.append(attribute("a", "b"))
     values = {"text": "", "yes": True, "no": False, "int": -(2**63), "float": 0.5, "bytes": b"\x00\xff"}
-    fields = {"text": "string_value", "yes": "bool_value", "no": "bool_value", "int": "int_value", "float": "double_value", "bytes": "bytes_value"}  # fmt: skip
+    fields = {
+        "text": "string_value",
+        "yes": "bool_value",
+        "no": "bool_value",
+        "int": "int_value",
+        "float": "double_value",
+        "bytes": "bytes_value",
+    }
     given = [attribute(key, AnyValue(**{fields[key]: value})) for key, value in values.items()]
     one = span(
         attributes=[*given, attribute("list", nested(2)), attribute("map", pairs), attribute("none", AnyValue())]
@@ -81,12 +88,19 @@ def test_every_kind_of_value_in_protobuf(client, kept):
 
 def test_every_kind_of_value_in_json(client, kept):
     values = [
-        ("text", {"stringValue": ""}, ""), ("yes", {"boolValue": True}, True), ("no", {"boolValue": False}, False),
-        ("int", {"intValue": "-9223372036854775808"}, -(2**63)), ("number", {"intValue": 7}, 7),
-        ("float", {"doubleValue": 0.5}, 0.5), ("nan", {"doubleValue": "NaN"}, "NaN"), ("bytes", {"bytesValue": "AP8="}, "AP8="),
-        ("list", {"arrayValue": {"values": [{"intValue": 1}, {}]}}, [1, None]), ("none", {}, None), ("null", None, None),
+        ("text", {"stringValue": ""}, ""),
+        ("yes", {"boolValue": True}, True),
+        ("no", {"boolValue": False}, False),
+        ("int", {"intValue": "-9223372036854775808"}, -(2**63)),
+        ("number", {"intValue": 7}, 7),
+        ("float", {"doubleValue": 0.5}, 0.5),
+        ("nan", {"doubleValue": "NaN"}, "NaN"),
+        ("bytes", {"bytesValue": "AP8="}, "AP8="),
+        ("list", {"arrayValue": {"values": [{"intValue": 1}, {}]}}, [1, None]),
+        ("none", {}, None),
+        ("null", None, None),
         ("map", {"kvlistValue": {"values": [{"key": "a", "value": {"stringValue": "b"}}]}}, {"a": "b"}),
-    ]  # fmt: skip
+    ]
     one = json_span(attributes=[{"key": key, "value": value} for key, value, _ in values])
     response = send(client, json.dumps(json_request(one)).encode(), JSON)
     assert (response.status_code, response.json(), response.headers["content-type"]) == (200, {}, JSON)
@@ -168,7 +182,7 @@ def bomb() -> bytes:
         (415, GOOD, None, {}),
         (415, GOOD, PROTOBUF, {"content-encoding": "br"}),
     ],
-)  # fmt: skip
+)
 def test_what_can_never_work_is_answered_in_its_own_encoding(client, status, body, content_type, headers):
     response = send(client, body, content_type, **headers)
     assert response.status_code == status
@@ -309,12 +323,23 @@ ODD = {
     "a clock far in the future": {"start_time_unix_nano": 2**63 - 10, "end_time_unix_nano": 2**63 - 1},
     "an end before its start": {"end_time_unix_nano": 1},
     "10,000 attributes": {"attributes": [attribute(f"a{i}", "v") for i in range(10_000)]},
-    "NaN and Infinity": {"attributes": [attribute("a", AnyValue(double_value=math.nan)), attribute("b", AnyValue(double_value=-math.inf))]},
+    "NaN and Infinity": {
+        "attributes": [
+            attribute("a", AnyValue(double_value=math.nan)),
+            attribute("b", AnyValue(double_value=-math.inf)),
+        ]
+    },
     "clashing keys": {"attributes": [attribute(key, "v") for key in ("", "a", "a.b", "a.b.c", "a")]},
-    "wrong types": {"attributes": [attribute("llm.token_count.prompt", nested(3)), attribute("retrieval.documents.999999999.document.content", "x"), attribute("metadata", AnyValue(int_value=1))]},
+    "wrong types": {
+        "attributes": [
+            attribute("llm.token_count.prompt", nested(3)),
+            attribute("retrieval.documents.999999999.document.content", "x"),
+            attribute("metadata", AnyValue(int_value=1)),
+        ]
+    },
     "unknown enum": {"kind": 77, "status": {"code": 9}},
     "no name": {"name": ""},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", sorted(ODD))

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assay.collector.dialects import RawSpan, read
-from assay.collector.receiver import _logs, _traces
-from assay.collector.receiver._decode import Codec, decode
-from assay.collector.receiver._errors import RequestRefused
-from assay.collector.receiver._limits import Limits
+from assay.collector.intake import _logs, _traces
+from assay.collector.intake._decode import Codec, decode
+from assay.collector.intake._errors import RequestRefused
+from assay.collector.intake._limits import Limits
 from assay.collector.records import Event
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
-from assay.tracer import _attributes as names
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.tracer import attributes as names
 from collector.otlp import attribute, json_request, json_span, nested, request, request_nested, span
 
 LIMITS = Limits(depth=5, attributes=20, value_bytes=1000, spans=50)
@@ -33,11 +33,31 @@ KNOWN += ["retrieval.documents.0.document.content", "llm.input_messages.0.messag
 KNOWN += ["gen_ai.retrieval.documents", "gen_ai.conversation.id", "gen_ai.tool.call.arguments", "exception.type"]
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
-    | st.sampled_from(["[]", "{}", '[{"content": 1}]', '{"documents": [null]}', "1e999", "application/json", "RETRIEVER", "chat", "[[", "nan"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["content", "id", "score", "metadata", "text", "x"]), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(
+        [
+            "[]",
+            "{}",
+            '[{"content": 1}]',
+            '{"documents": [null]}',
+            "1e999",
+            "application/json",
+            "RETRIEVER",
+            "chat",
+            "[[",
+            "nan",
+        ]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["content", "id", "score", "metadata", "text", "x"]), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 attributes = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=10), plain, max_size=8)
 
 
@@ -64,9 +84,19 @@ def test_a_valid_request_with_bytes_changed_or_cut_off(changes: list[tuple[int, 
     assert found is None or len(found.items) + found.refused_count <= 60
 
 
-@given(st.recursive(plain | st.dictionaries(st.sampled_from(["stringValue", "intValue", "arrayValue", "kvlistValue", "values"]), plain, max_size=2),
-                    lambda inner: st.dictionaries(st.sampled_from(["key", "value", "arrayValue", "values"]), inner, max_size=2), max_leaves=5),
-       st.sampled_from(["traceId", "name", "kind", "startTimeUnixNano", "attributes", "events", "links", "status", "parentSpanId"]))  # fmt: skip
+@given(
+    st.recursive(
+        plain
+        | st.dictionaries(
+            st.sampled_from(["stringValue", "intValue", "arrayValue", "kvlistValue", "values"]), plain, max_size=2
+        ),
+        lambda inner: st.dictionaries(st.sampled_from(["key", "value", "arrayValue", "values"]), inner, max_size=2),
+        max_leaves=5,
+    ),
+    st.sampled_from(
+        ["traceId", "name", "kind", "startTimeUnixNano", "attributes", "events", "links", "status", "parentSpanId"]
+    ),
+)
 def test_json_of_any_shape_costs_its_own_span_alone(value: Any, key: str) -> None:
     found = outcome(_traces.JSON_, json.dumps(json_request(json_span(**{key: value}), json_span("good"))).encode())
     assert found is not None
@@ -78,9 +108,30 @@ def test_json_of_any_shape_costs_its_own_span_alone(value: Any, key: str) -> Non
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_any_attributes_are_read_and_none_is_lost(given_: dict, resource: dict, kind: int, status: int) -> None:
     event = Event("exception", 1, given_)
-    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", kind=kind, status=status, attributes=given_, resource=resource, events=(event,))  # fmt: skip
+    raw = RawSpan(
+        trace_id="1" * 32,
+        span_id="2" * 16,
+        name="s",
+        kind=kind,
+        status=status,
+        attributes=given_,
+        resource=resource,
+        events=(event,),
+    )
     run = read(raw)
-    taken = (run.inputs, run.outputs, run.documents, run.model, run.usage, run.cost, run.session_id, run.user_id, run.tags, run.metadata, run.experiment_id)  # fmt: skip
+    taken = (
+        run.inputs,
+        run.outputs,
+        run.documents,
+        run.model,
+        run.usage,
+        run.cost,
+        run.session_id,
+        run.user_id,
+        run.tags,
+        run.metadata,
+        run.experiment_id,
+    )
     for name, value in given_.items():
         assert name in run.attributes or name in KNOWN, (name, value, taken)
 
@@ -96,10 +147,10 @@ def test_depth_is_bounded_in_both_encodings() -> None:
 
 FUZZ = """
 import sys, atheris
-from assay.collector.receiver import _logs, _traces
-from assay.collector.receiver._decode import decode
-from assay.collector.receiver._errors import RequestRefused
-from assay.collector.receiver._limits import Limits
+from assay.collector.intake import _logs, _traces
+from assay.collector.intake._decode import decode
+from assay.collector.intake._errors import RequestRefused
+from assay.collector.intake._limits import Limits
 
 def one(data):
     for codec in (_traces.PROTOBUF, _traces.JSON_, _logs.PROTOBUF, _logs.JSON_):
@@ -129,6 +180,18 @@ def test_a_fuzzer_finds_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_request_that_openapi_allows_is_answered_with_500(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server:
-        command = [str(Path(sys.executable).with_name("st")), "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--max-examples", "15", "--phases", "fuzzing", "--suppress-health-check", "all"]  # fmt: skip
+        command = [
+            str(Path(sys.executable).with_name("st")),
+            "run",
+            f"{server.url}/openapi.json",
+            "--checks",
+            "not_a_server_error",
+            "--max-examples",
+            "15",
+            "--phases",
+            "fuzzing",
+            "--suppress-health-check",
+            "all",
+        ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-500:]

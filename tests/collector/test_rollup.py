@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assay.collector.records import Run, TraceSummary, Usage
-from assay.collector.sqlite import SQLiteStore
-from assay.collector.sqlite._codec import facts
-from assay.collector.sqlite._rollup import RollUp, roll_up
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._codec import facts
+from assay.collector.stores.sqlite._rollup import RollUp, roll_up
 from collector.making import START, child, run
 
 _numbers = itertools.count(1)
@@ -42,12 +42,19 @@ def traces(draw: st.DrawFn) -> list[Run]:
         start = START + draw(st.integers(0, 3))
         found.append(
             run(
-                f"n{position % 3}", trace_id=trace_id, span_id=f"{position:016x}", parent_id=above, start_ns=start,
-                end_ns=start + draw(st.integers(0, 5)), usage=draw(usages), model=draw(st.sampled_from([None, "a", "b"])),
+                f"n{position % 3}",
+                trace_id=trace_id,
+                span_id=f"{position:016x}",
+                parent_id=above,
+                start_ns=start,
+                end_ns=start + draw(st.integers(0, 5)),
+                usage=draw(usages),
+                model=draw(st.sampled_from([None, "a", "b"])),
                 tags=tuple(draw(st.lists(st.sampled_from("xyz"), max_size=2, unique=True))),
-                status=draw(st.sampled_from(["ok", "error"])), session_id=draw(st.sampled_from([None, "s"])),
+                status=draw(st.sampled_from(["ok", "error"])),
+                session_id=draw(st.sampled_from([None, "s"])),
             )
-        )  # fmt: skip
+        )
     return found
 
 

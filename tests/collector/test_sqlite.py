@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from assay.collector.errors import NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
-from assay.collector.protocols import NotFound, Refused, Unavailable
 from assay.collector.records import Retention, Usage
-from assay.collector.sqlite import SQLiteStore, _delete, encode, holder
+from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
 from collector.making import SECOND, START, child, run
@@ -113,7 +113,12 @@ def test_a_file_of_version_1_is_brought_up_to_date(file: Path) -> None:
     version_1.build(file)
     with SQLiteStore(file) as store:
         root = store.trace(version_1.TRACE).root
-        assert (root.outputs, root.usage, root.tags, root.resource) == ("the parcel", Usage(3, 4), ("old",), {"service.name": "s"})  # fmt: skip
+        assert (root.outputs, root.usage, root.tags, root.resource) == (
+            "the parcel",
+            Usage(3, 4),
+            ("old",),
+            {"service.name": "s"},
+        )
         assert store.values("model") == ["m"]
         assert store.values("environment") == ["prod"]
         assert names(store.traces(feedback=("good", ">", 0))) == ["answer"]
@@ -134,7 +139,7 @@ def test_a_file_of_version_1_goes_on(file: Path) -> None:
 
 WRITER = """
 import sys
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 store = SQLiteStore(sys.argv[1])
 while True:
@@ -178,8 +183,8 @@ def test_what_was_not_indexed_before_a_crash_is_indexed_after(file: Path) -> Non
 
 FULL_DISK = """
 import resource, sys
-from assay.collector.protocols import Unavailable
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.errors import Unavailable
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 import secrets
 store = SQLiteStore(sys.argv[1])
@@ -209,8 +214,8 @@ def test_a_full_disk_stops_acknowledging_serves_reads_and_recovers(file: Path) -
 
 ROOM_AGAIN = """
 import resource, sys
-from assay.collector.protocols import Unavailable
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.errors import Unavailable
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.conformance_traces import eventually
 from collector.making import run
 store = SQLiteStore(sys.argv[1])
@@ -408,7 +413,7 @@ def test_health_says_what_waits(store: SQLiteStore) -> None:
 
 CROWD = """
 import sys, threading
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 store = SQLiteStore(sys.argv[1])
 lock = threading.Lock()

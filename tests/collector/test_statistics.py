@@ -52,9 +52,12 @@ def test_order_does_not_matter_and_every_row_is_counted(values, random):
 
 def test_newer_versions_replace_older_ones_and_people_stay_apart():
     rows = [
-        row(0.0, version="2", created_ns=5), row(1.0, version="1", created_ns=2),
-        row(1.0, source="human", author="ann", created_ns=1), row(0.0, source="human", author="ann", created_ns=2), row(1.0, source="human", author="bob", created_ns=1),
-    ]  # fmt: skip
+        row(0.0, version="2", created_ns=5),
+        row(1.0, version="1", created_ns=2),
+        row(1.0, source="human", author="ann", created_ns=1),
+        row(0.0, source="human", author="ann", created_ns=2),
+        row(1.0, source="human", author="bob", created_ns=1),
+    ]
     assert [one.score for one in newest(rows)] == [0.0, 0.0, 1.0]
 
 

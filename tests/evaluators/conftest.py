@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from assay.collector.records import Case, Document, Example, Run, Target, Trace
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # the oracle must not call home
 settings.register_profile(  # oracles load slowly the first time, and machines may be busy
@@ -34,9 +34,15 @@ def trace():
         end_ns=2_000_000,
     )
     search = Run(
-        trace_id=TRACE_ID, span_id="b" * 16, parent_id="a" * 16, name="search", kind="retriever", start_ns=1, end_ns=2,
+        trace_id=TRACE_ID,
+        span_id="b" * 16,
+        parent_id="a" * 16,
+        name="search",
+        kind="retriever",
+        start_ns=1,
+        end_ns=2,
         documents=(Document("one", id="d1"), Document("two", id="d2")),
-    )  # fmt: skip
+    )
     return Trace(root, (root, search), complete=True)
 
 

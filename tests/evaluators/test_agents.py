@@ -26,10 +26,21 @@ def trace_of(*steps, kind="tool"):
 @pytest.mark.parametrize(
     ("match", "made", "passes"),
     [
-        ("strict", "ab", True), ("strict", "ba", False), ("strict", "abc", False), ("ordered", "axb", True), ("ordered", "ba", False), ("ordered", "a", False),
-        ("unordered", "ba", True), ("unordered", "bab", False), ("superset", "xbya", True), ("superset", "a", False), ("subset", "b", True), ("subset", "bx", False), ("subset", "", True),
+        ("strict", "ab", True),
+        ("strict", "ba", False),
+        ("strict", "abc", False),
+        ("ordered", "axb", True),
+        ("ordered", "ba", False),
+        ("ordered", "a", False),
+        ("unordered", "ba", True),
+        ("unordered", "bab", False),
+        ("superset", "xbya", True),
+        ("superset", "a", False),
+        ("subset", "b", True),
+        ("subset", "bx", False),
+        ("subset", "", True),
     ],
-)  # fmt: skip
+)
 def test_matches_of_tool_calls(match, made, passes):
     feedback = score(get("tool_calls", expected=["a", "b"], match=match), trace_of(*made))
     assert feedback[0].score is passes
@@ -88,8 +99,18 @@ def test_trajectories_of_some_kinds():
 
 @pytest.mark.parametrize(
     ("parameters", "passes"),
-    [({"name": "a"}, True), ({"kind": "llm"}, False), ({"kind": "tool", "at_least": 3}, False), ({"kind": "tool", "at_most": 1}, False), ({"name": "a", "inputs": {"q": 1}}, True), ({"inputs": {"q": 2}}, False), ({"name": "a", "max_seconds": 0.5}, False), ({"name": "a", "min_seconds": 0.5}, True), ({"attributes": {"x": 1}}, False)],
-)  # fmt: skip
+    [
+        ({"name": "a"}, True),
+        ({"kind": "llm"}, False),
+        ({"kind": "tool", "at_least": 3}, False),
+        ({"kind": "tool", "at_most": 1}, False),
+        ({"name": "a", "inputs": {"q": 1}}, True),
+        ({"inputs": {"q": 2}}, False),
+        ({"name": "a", "max_seconds": 0.5}, False),
+        ({"name": "a", "min_seconds": 0.5}, True),
+        ({"attributes": {"x": 1}}, False),
+    ],
+)
 def test_spans_that_match(parameters, passes):
     assert score(get("has_span", **parameters), trace_of(("a", {"q": 1}), "b"))[0].score is passes
 
@@ -123,11 +144,21 @@ def test_sanity_of_a_directory(left_behind):
 @pytest.mark.parametrize(
     ("path", "expected", "problem"),
     [
-        ("report.json", {"fields": {"status": "ok", "meta.rows": 3}}, None), ("report.json", {"fields": {"status": "bad"}}, "has 'status' 'ok'"), ("report.json", {"fields": {"x.y": 1}}, "has no field 'x.y'"),
-        ("missing.txt", {}, "is missing"), ("plots", {"kind": "dir", "entries": ["one.txt"]}, None), ("plots", {"entries": ["two.txt"]}, "has no two.txt"), ("plots", {"kind": "file"}, "is no file"),
-        ("report.json", {"min_bytes": 1000}, "fewer than 1000"), ("rows.jsonl", {"fields": {"a": 1}}, "has 'a' 2"), ("report.json", {"contains": ["nothing"]}, "does not contain"), ("paper.pdf", {"pages": 1}, None), ("paper.pdf", {"pages": 2}, "has 1 pages"), ("report.json", {"pages": 1}, "is no PDF"),
+        ("report.json", {"fields": {"status": "ok", "meta.rows": 3}}, None),
+        ("report.json", {"fields": {"status": "bad"}}, "has 'status' 'ok'"),
+        ("report.json", {"fields": {"x.y": 1}}, "has no field 'x.y'"),
+        ("missing.txt", {}, "is missing"),
+        ("plots", {"kind": "dir", "entries": ["one.txt"]}, None),
+        ("plots", {"entries": ["two.txt"]}, "has no two.txt"),
+        ("plots", {"kind": "file"}, "is no file"),
+        ("report.json", {"min_bytes": 1000}, "fewer than 1000"),
+        ("rows.jsonl", {"fields": {"a": 1}}, "has 'a' 2"),
+        ("report.json", {"contains": ["nothing"]}, "does not contain"),
+        ("paper.pdf", {"pages": 1}, None),
+        ("paper.pdf", {"pages": 2}, "has 1 pages"),
+        ("report.json", {"pages": 1}, "is no PDF"),
     ],
-)  # fmt: skip
+)
 def test_expectations_of_an_artifact(left_behind, path, expected, problem):
     judge = get("agent_sanity", expectations={path: expected}, directory=str(left_behind))
     problems = score(judge, outputs="done")[0].metadata["problems"].get(path, [])

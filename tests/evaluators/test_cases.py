@@ -8,8 +8,8 @@ from haystack import Document as HaystackDocument
 from assay.collector.records import Case, Document, Example, Run, Trace
 from assay.collector.statistics import boolean_family
 from assay.evaluators import as_evaluator, ascore, case_of, score
-from assay.evaluators._cases import documents_of
-from assay.evaluators._verdicts import family, unparsed, verdict
+from assay.evaluators.builtin._verdicts import family, unparsed, verdict
+from assay.evaluators.scoring._cases import documents_of
 
 
 @dataclass
@@ -24,13 +24,16 @@ class LangChainDocument:
     [
         ("text", Document("text")),
         ({"content": "c", "id": 7, "score": 0.5}, Document("c", "7", 0.5)),
-        ({"page_content": "c", "metadata": {"source": "s"}, "rank": 1}, Document("c", None, None, {"rank": 1, "source": "s"})),
+        (
+            {"page_content": "c", "metadata": {"source": "s"}, "rank": 1},
+            Document("c", None, None, {"rank": 1, "source": "s"}),
+        ),
         ({"text": "c", "doc_uri": "u"}, Document("c", "u", None, {"doc_uri": "u"})),
         (LangChainDocument("c", {"source": "s"}, "9"), Document("c", "9", None, {"source": "s"})),
         (HaystackDocument(id="h", content="c", meta={"a": 1}, score=0.3), Document("c", "h", 0.3, {"a": 1})),
         (Document("c"), Document("c")),
     ],
-)  # fmt: skip
+)
 def test_documents_in_many_forms(given, expected):
     assert documents_of([given]) == (expected,)
 
@@ -72,9 +75,11 @@ def test_scoring_from_async_code():
 
 def test_families_make_one_on_the_whole_way():
     said = {
-        "passes": verdict("safe", True, True), "fails": verdict("safe", False, True), "bad context": verdict("safe", True, False),
+        "passes": verdict("safe", True, True),
+        "fails": verdict("safe", False, True),
+        "bad context": verdict("safe", True, False),
         "unclear": unparsed("safe", "no yes and no no"),
-    }  # fmt: skip
+    }
     rows = [one for row in said.values() for one in score(lambda outputs, row=row: row, outputs="x")]
     rates = boolean_family(rows, "safe")
     assert (rates.passes, rates.failures, rates.parse_failures) == (0.25, 0.5, 0.25)
@@ -83,6 +88,9 @@ def test_families_make_one_on_the_whole_way():
 
 def test_the_metrics_of_a_family():
     assert [(metric.key, metric.higher_is_better, metric.threshold, metric.primary) for metric in family("safe")] == [
-        ("safe", True, 0.5, True), ("safe_fail", False, 0.5, False), ("safe_retrieval_fail", False, 0.5, False),
-        ("safe_generation_fail", False, 0.5, False), ("safe_parse_fail", False, 0.5, False),
-    ]  # fmt: skip
+        ("safe", True, 0.5, True),
+        ("safe_fail", False, 0.5, False),
+        ("safe_retrieval_fail", False, 0.5, False),
+        ("safe_generation_fail", False, 0.5, False),
+        ("safe_parse_fail", False, 0.5, False),
+    ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from assay.collector.records import Case
 from assay.evaluators import get
-from assay.evaluators.classification import report
+from assay.evaluators.builtin.classification import report
 
 LABELS = st.sampled_from(["yes", "no", "maybe", "北"])
 PAIRS = st.lists(st.tuples(LABELS, LABELS), min_size=1, max_size=30)

@@ -65,10 +65,19 @@ def test_a_data_frame_leaves_missing_values_out():
 
 
 def test_columns_of_databricks():
-    (example,) = datasets.read([{
-        "request_id": "r1", "request": "Q?", "response": "B", "expected_response": "A", "guidelines": ["be brief"],
-        "retrieved_context": [{"content": "c", "doc_uri": "u"}], "expected_retrieved_context": [{"doc_uri": "u"}],
-    }])  # fmt: skip
+    (example,) = datasets.read(
+        [
+            {
+                "request_id": "r1",
+                "request": "Q?",
+                "response": "B",
+                "expected_response": "A",
+                "guidelines": ["be brief"],
+                "retrieved_context": [{"content": "c", "doc_uri": "u"}],
+                "expected_retrieved_context": [{"doc_uri": "u"}],
+            }
+        ]
+    )
     assert (example.id, example.inputs, example.outputs, example.reference_outputs) == ("r1", "Q?", "B", "A")
     assert example.documents == (Document("c", "u", None, {"doc_uri": "u"}),)
     assert example.expected_documents == (Document("", "u", None, {"doc_uri": "u"}),)
@@ -157,7 +166,16 @@ NAMES = [name for names in FIELDS.values() for name in names] + [
     "",
     "a.b.c",
 ]
-VALUES = st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.lists(st.text(max_size=2) | st.dictionaries(st.sampled_from(["content", "id"]), st.integers() | st.text(max_size=2))) | st.dictionaries(st.text(max_size=2), st.integers())  # fmt: skip
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.lists(
+        st.text(max_size=2) | st.dictionaries(st.sampled_from(["content", "id"]), st.integers() | st.text(max_size=2))
+    )
+    | st.dictionaries(st.text(max_size=2), st.integers())
+)
 
 
 def complaint(source):
@@ -249,9 +267,15 @@ def test_contexts_of_deepeval(names):
 
 def test_fine_tuning_lines_of_openai_go_in_and_out(files, tmp_path):
     lines = [
-        {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "S"},
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello"},
+            ]
+        },
         {"messages": [{"role": "user", "content": "Bye"}, {"role": "assistant", "content": "So long"}]},
-    ]  # fmt: skip
+    ]
     examples = datasets.read(files("train.jsonl", "\n".join(map(json.dumps, lines))))
     assert datasets.kind_of(examples) == "chat"
     assert examples[0].reference_outputs == {"output": {"role": "assistant", "content": "Hello"}}

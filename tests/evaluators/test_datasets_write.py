@@ -10,9 +10,15 @@ from assay.evaluators import datasets
 from assay.evaluators.datasets._kinds import view, view_outputs
 
 FULL = Example(
-    inputs={"question": "Q?", "k": 3}, reference_outputs="A", outputs='{"not": "an object"}', categories=("a", "b"),
-    documents=(Document("one", "1", 0.5),), expected_documents=(Document("", "1"),), metadata={"by": "ann"}, split="test",
-)  # fmt: skip
+    inputs={"question": "Q?", "k": 3},
+    reference_outputs="A",
+    outputs='{"not": "an object"}',
+    categories=("a", "b"),
+    documents=(Document("one", "1", 0.5),),
+    expected_documents=(Document("", "1"),),
+    metadata={"by": "ann"},
+    split="test",
+)
 CHAT = Example(
     inputs={"input": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}]},
     reference_outputs={"output": [{"role": "assistant", "content": "A"}]},

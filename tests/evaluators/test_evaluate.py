@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from assay.collector.protocols import NotFound, StoreError
+from assay.collector.errors import NotFound, StoreError
 from assay.collector.records import Document, Example
 from assay.evaluators import Experiment, aevaluate, evaluate, evaluator, get
 from assay.evaluators.engine import TaskError

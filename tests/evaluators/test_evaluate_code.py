@@ -83,10 +83,17 @@ def test_the_digests_are_the_same_in_every_process(shop, tmp_path):
     shop()
     script = "import json, shop_task; from assay.evaluators.engine._code import code_of as c; print(json.dumps(c(shop_task.answer)))"
     found = [
-        json.loads(subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=True,
-                                  env={**os.environ, "PYTHONHASHSEED": seed}).stdout)
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", script],
+                cwd=tmp_path,
+                capture_output=True,
+                check=True,
+                env={**os.environ, "PYTHONHASHSEED": seed},
+            ).stdout
+        )
         for seed in ("1", "2")
-    ]  # fmt: skip
+    ]
     assert found[0] == found[1]
     assert "shop_search.find" in found[0]
     assert not any(name.startswith("json") for name in found[0])

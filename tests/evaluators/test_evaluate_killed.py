@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment
 
 SCRIPT = """

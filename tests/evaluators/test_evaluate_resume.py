@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from assay.collector import connect
-from assay.collector.protocols import Refused, Unavailable
+from assay.collector.errors import Refused, Unavailable
 from assay.collector.records import Feedback, Target
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment, compare, evaluate, evaluator, get
 from assay.evaluators.engine import CannotResume
 

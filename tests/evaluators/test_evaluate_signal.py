@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment
 
 SCRIPT = """

@@ -3,8 +3,8 @@
 import pandas
 import pytest
 
+from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.protocols import NotFound
 from assay.collector.records import Document, Example, Run
 from assay.evaluators import Experiment, datasets, evaluate, evaluator, get
 
@@ -108,10 +108,19 @@ def test_a_seed_reaches_the_task(store):
 def traces(store):
     """Two stored traces with retrieved documents."""
     runs = [
-        Run(trace_id=f"{n:032x}", span_id=f"{n:016x}", name="answer", start_ns=n, end_ns=n + 5, status="ok",
-            inputs={"q": f"Q{n}"}, outputs=f"a q{n}", documents=(Document("d", "1"),))
+        Run(
+            trace_id=f"{n:032x}",
+            span_id=f"{n:016x}",
+            name="answer",
+            start_ns=n,
+            end_ns=n + 5,
+            status="ok",
+            inputs={"q": f"Q{n}"},
+            outputs=f"a q{n}",
+            documents=(Document("d", "1"),),
+        )
         for n in (1, 2)
-    ]  # fmt: skip
+    ]
     store.append(runs)
     return runs
 

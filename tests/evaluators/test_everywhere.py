@@ -95,8 +95,13 @@ def undefined(outputs):
 
 BROKEN = [hangs, hangs_plainly, raises, nonsense, lacks, undefined]
 EXPECTED = {  # n, failed, skipped, over two runs that succeed and one that fails
-    "hangs": (0, 2, 1), "hangs_plainly": (0, 2, 1), "raises": (0, 2, 1), "nonsense": (0, 2, 1), "lacks": (0, 0, 3), "undefined": (0, 0, 3),
-}  # fmt: skip
+    "hangs": (0, 2, 1),
+    "hangs_plainly": (0, 2, 1),
+    "raises": (0, 2, 1),
+    "nonsense": (0, 2, 1),
+    "lacks": (0, 0, 3),
+    "undefined": (0, 0, 3),
+}
 
 
 def test_what_goes_wrong_is_reported_as_such_in_every_aggregate(store):

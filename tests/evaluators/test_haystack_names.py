@@ -47,9 +47,15 @@ def test_multi_hit_is_theirs(cases):
 
 def test_the_examples_of_the_documentation():
     result = ours.DocumentMAPEvaluator().run(
-        ground_truth_documents=[[Document(content="France")], [Document(content="9th century"), Document(content="9th")]],
-        retrieved_documents=[[Document(content="France")], [Document(content="9th century"), Document(content="10th century"), Document(content="9th")]],
-    )  # fmt: skip
+        ground_truth_documents=[
+            [Document(content="France")],
+            [Document(content="9th century"), Document(content="9th")],
+        ],
+        retrieved_documents=[
+            [Document(content="France")],
+            [Document(content="9th century"), Document(content="10th century"), Document(content="9th")],
+        ],
+    )
     assert result == {
         "score": pytest.approx(0.9166666666666666),
         "individual_scores": [1.0, pytest.approx(0.8333333333333333)],

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.evaluators import get, score
-from assay.evaluators.json import is_json
+from assay.evaluators.builtin.json import is_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -33,12 +33,20 @@ def test_what_python_writes_is_json(value):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "Expecting value"), ("nope", "Expecting value"), ("{'a': 1}", "double quotes"), ('{"a": 1} x', "Extra data"),
-        ("NaN", "NaN is no JSON"), ("[1, -Infinity]", "-Infinity is no JSON"), ('{"a": 1, "a": 2}', "comes twice"),
-        ('{"a": 1,}', ""), ("\ufeff{}", "BOM"), ("```json\n{}\n```", "Expecting value"), ("[" * 100_000, "nested too deeply"),
+        ("", "Expecting value"),
+        ("nope", "Expecting value"),
+        ("{'a': 1}", "double quotes"),
+        ('{"a": 1} x', "Extra data"),
+        ("NaN", "NaN is no JSON"),
+        ("[1, -Infinity]", "-Infinity is no JSON"),
+        ('{"a": 1, "a": 2}', "comes twice"),
+        ('{"a": 1,}', ""),
+        ("\ufeff{}", "BOM"),
+        ("```json\n{}\n```", "Expecting value"),
+        ("[" * 100_000, "nested too deeply"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_json_and_why(text, why):
     feedback = score(get("is_json"), outputs=text)[0]
     assert (feedback.outcome, feedback.score) == ("score", False)
@@ -100,9 +108,7 @@ def test_a_schema_that_is_none_is_refused_when_the_evaluator_is_made(schema):
         get("json_schema", json_schema=schema)
 
 
-@pytest.mark.parametrize(
-    "reference", ["http://127.0.0.1:9/schema", "#/$defs/none", "other.json", "#nowhere"]
-)  # fmt: skip
+@pytest.mark.parametrize("reference", ["http://127.0.0.1:9/schema", "#/$defs/none", "other.json", "#nowhere"])
 def test_a_reference_to_what_the_schema_does_not_hold_is_refused_when_the_evaluator_is_made(reference):
     schema = {"properties": {"deep": {"items": {"$ref": reference}}}}
     with pytest.raises(ValueError, match=f"json_schema refers to '{re.escape(reference)}', which is not in it"):
@@ -118,12 +124,14 @@ def test_a_schema_that_only_refers_to_itself_is_refused(schema):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}}, {"properties": {"child": {"$ref": "#"}}, "type": "object"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}},
+        {"properties": {"child": {"$ref": "#"}}, "type": "object"},
         {"$id": "http://example.com/root", "$defs": {"b": {"$id": "b", "type": "object"}}, "$ref": "b"},
-        {"$ref": "#here", "$defs": {"a": {"$anchor": "here", "type": "object"}}}, {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        {"$ref": "#here", "$defs": {"a": {"$anchor": "here", "type": "object"}}},
+        {"$ref": "https://json-schema.org/draft/2020-12/schema"},
         {"properties": {"$ref": {"type": "string"}}, "type": "object"},
     ],
-)  # fmt: skip
+)
 def test_references_that_lead_somewhere_are_followed(schema):
     judge = get("json_schema", json_schema=schema)
     assert [score(judge, outputs=text)[0].score for text in ("{}", "1")] == [True, False]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.evaluators import get, score
-from assay.evaluators.language import language
+from assay.evaluators.builtin.language import language
 
 TEXTS = [
     ("en", "The weather is nice today and we are going to the park."),

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.evaluators import get, score
-from assay.evaluators._repeats import longest_repeat
-from assay.evaluators._sentences import sentences
-from assay.evaluators.text import compression_ratio, repeated_share, unique_sentences
+from assay.evaluators.builtin._repeats import longest_repeat
+from assay.evaluators.builtin._sentences import sentences
+from assay.evaluators.builtin.text import compression_ratio, repeated_share, unique_sentences
 
 
 def brute_force(text):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from assay.collector.records import Run, Trace, Usage
 from assay.evaluators import get, score
-from assay.evaluators.numbers import close, numbers_in
+from assay.evaluators.builtin.numbers import close, numbers_in
 
 FINITE = st.floats(-1e6, 1e6)
 
@@ -25,8 +25,22 @@ def test_tolerances_are_those_of_pytest_approx(value, expected, absolute, relati
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("42", [42]), ("-3.5e2 m", [-350]), ("about 15,969.5 km", [15969.5]), ("1,234,567", [1234567]), ("in 1999 and 2001", [1999, 2001]), ("no number", []), ("v1.2.3", []), ("$1,000!", [1000]), ("50%", [50]), ("−7", [-7]), (".5", [0.5]), ("1 000 000", [1000000]), ("COVID19", [])],
-)  # fmt: skip
+    [
+        ("42", [42]),
+        ("-3.5e2 m", [-350]),
+        ("about 15,969.5 km", [15969.5]),
+        ("1,234,567", [1234567]),
+        ("in 1999 and 2001", [1999, 2001]),
+        ("no number", []),
+        ("v1.2.3", []),
+        ("$1,000!", [1000]),
+        ("50%", [50]),
+        ("−7", [-7]),
+        (".5", [0.5]),
+        ("1 000 000", [1000000]),
+        ("COVID19", []),
+    ],
+)
 def test_numbers_in_texts(text, expected):
     assert numbers_in(text) == expected
 
@@ -34,10 +48,22 @@ def test_numbers_in_texts(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("10km", [10]), ("1,299.50EUR", [1299.5]), ("2.5GB of 8GB", [2.5, 8]), ("25C", [25]), ("3m²", []), ("12km²", [12]), ("80km/h", [80]),
-        ("距离是10公里", [10]), ("10kmx", []), ("10km2", []), ("-5.5kg", [-5.5]), ("5µm", [5]), ("300ms.", [300]), ("1e3Hz", [1000]),
+        ("10km", [10]),
+        ("1,299.50EUR", [1299.5]),
+        ("2.5GB of 8GB", [2.5, 8]),
+        ("25C", [25]),
+        ("3m²", []),
+        ("12km²", [12]),
+        ("80km/h", [80]),
+        ("距离是10公里", [10]),
+        ("10kmx", []),
+        ("10km2", []),
+        ("-5.5kg", [-5.5]),
+        ("5µm", [5]),
+        ("300ms.", [300]),
+        ("1e3Hz", [1000]),
     ],
-)  # fmt: skip
+)
 def test_units_may_be_glued_to_numbers(text, expected):
     assert numbers_in(text) == expected
 

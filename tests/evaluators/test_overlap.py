@@ -7,18 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.evaluators import Skip, get, score
-from assay.evaluators._tokens import tokenizer
-from assay.evaluators.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
+from assay.evaluators.builtin._tokens import tokenizer
+from assay.evaluators.builtin.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
 
 WORDS = st.lists(
     st.sampled_from(["the", "cat", "sat", "on", "mat", "don't", "3.5", "(yes)", "No.", "naïve", "北京"]), max_size=14
 ).map(" ".join)
 PAIRS = [
     ("The cat sat on the mat.", "The cat is on the mat."),
-    ("It is a guide to action which ensures that the military always obeys the commands of the party", "It is a guide to action that ensures that the military will forever heed Party commands"),
+    (
+        "It is a guide to action which ensures that the military always obeys the commands of the party",
+        "It is a guide to action that ensures that the military will forever heed Party commands",
+    ),
     ("the the the the the the the", "the cat is on the mat"),
-    ("a", "a"), ("", "reference"), ("Ünïcödé wörds hére", "Ünïcödé wörds thére"), ("x", ""),
-]  # fmt: skip
+    ("a", "a"),
+    ("", "reference"),
+    ("Ünïcödé wörds hére", "Ünïcödé wörds thére"),
+    ("x", ""),
+]
 
 
 def nltk_bleu(text, references, n):
@@ -157,9 +163,14 @@ def test_levenshtein_is_nltks_edit_distance(a, b):
 
 
 def test_evaluators_give_one_feedback_per_metric():
-    assert [(one.key, round(one.score, 3)) for one in score(get("bleu"), outputs="the cat", reference_outputs="the cat")] == [
-        ("bleu_1", 1.0), ("bleu_2", 1.0), ("bleu_3", 0.0), ("bleu_4", 0.0),
-    ]  # fmt: skip
+    assert [
+        (one.key, round(one.score, 3)) for one in score(get("bleu"), outputs="the cat", reference_outputs="the cat")
+    ] == [
+        ("bleu_1", 1.0),
+        ("bleu_2", 1.0),
+        ("bleu_3", 0.0),
+        ("bleu_4", 0.0),
+    ]
     assert [one.key for one in score(get("rouge"), outputs="a", reference_outputs="a")] == [
         "rouge_1",
         "rouge_2",

@@ -6,13 +6,23 @@ from hypothesis import strategies as st
 
 from assay.collector.records import Feedback, Target, Trace
 from assay.evaluators import get, score
-from assay.evaluators.pipeline import parse_number
+from assay.evaluators.builtin.pipeline import parse_number
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
-    [("4", 4), (" -0.5\n", -0.5), (True, 1), (3, 3), ({"score": "2"}, 2), ('{"score": 4, "reasoning": "3 of 5"}', 4), ("{“score”: 5, “reasoning”: “…”}", 5), ("Score: 3.5", 3.5), ("```{\n'score': 2}```", 2)],
-)  # fmt: skip
+    [
+        ("4", 4),
+        (" -0.5\n", -0.5),
+        (True, 1),
+        (3, 3),
+        ({"score": "2"}, 2),
+        ('{"score": 4, "reasoning": "3 of 5"}', 4),
+        ("{“score”: 5, “reasoning”: “…”}", 5),
+        ("Score: 3.5", 3.5),
+        ("```{\n'score': 2}```", 2),
+    ],
+)
 def test_numbers_that_judges_say(said, expected):
     assert parse_number(said) == expected
 

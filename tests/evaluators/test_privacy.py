@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from assay.collector.records import Case, Document, Example
 from assay.evaluators import get, score
-from assay.evaluators._decoding import decoded
-from assay.evaluators._detectors import Finding, _without_overlaps, find_pii, find_secrets, luhn
+from assay.evaluators.builtin._decoding import decoded
+from assay.evaluators.builtin._detectors import Finding, _without_overlaps, find_pii, find_secrets, luhn
 
 CARDS = [
     "4111 1111 1111 1111",
@@ -24,16 +24,41 @@ CARDS = [
 ]
 PII = [
     *[("credit_card", card) for card in CARDS],
-    ("ssn", "219-09-9999"), ("ssn", "123 45 6789"),
-    ("email", "jane.doe+tag@mail.example.co.uk"), ("email", "o'neil@example.org"), ("email", "почта@пример.рф"),
-    ("phone", "+1 650 253 0000"), ("phone", "+44 20 7946 0958"), ("phone", "+49 30 901820"),
-    ("iban", "DE89 3704 0044 0532 0130 00"), ("iban", "GB29NWBK60161331926819"), ("iban", "NO9386011117947"),
-]  # fmt: skip
+    ("ssn", "219-09-9999"),
+    ("ssn", "123 45 6789"),
+    ("email", "jane.doe+tag@mail.example.co.uk"),
+    ("email", "o'neil@example.org"),
+    ("email", "почта@пример.рф"),
+    ("phone", "+1 650 253 0000"),
+    ("phone", "+44 20 7946 0958"),
+    ("phone", "+49 30 901820"),
+    ("iban", "DE89 3704 0044 0532 0130 00"),
+    ("iban", "GB29NWBK60161331926819"),
+    ("iban", "NO9386011117947"),
+]
 CLEAN = [
-    "4111 1111 1111 1112", "1234567890123456", "0000 0000 0000 0000", "order 2023-11-0415-2231", "000-12-3456", "666-12-3456", "900-12-3456", "123-00-4567",
-    "123-45-0000", "12-345-6789", "user at example dot com", "@handle", "a@b", "DE89 3704 0044 0532 0130 01", "version 1.2.3", "2024-11-21 10:00", "pi is 3.14159265358979",
-    "uuid 123e4567-e89b-12d3-a456-426614174000", "", "€ 1,234,567.89", "ISBN 978-3-16-148410-0",
-]  # fmt: skip
+    "4111 1111 1111 1112",
+    "1234567890123456",
+    "0000 0000 0000 0000",
+    "order 2023-11-0415-2231",
+    "000-12-3456",
+    "666-12-3456",
+    "900-12-3456",
+    "123-00-4567",
+    "123-45-0000",
+    "12-345-6789",
+    "user at example dot com",
+    "@handle",
+    "a@b",
+    "DE89 3704 0044 0532 0130 01",
+    "version 1.2.3",
+    "2024-11-21 10:00",
+    "pi is 3.14159265358979",
+    "uuid 123e4567-e89b-12d3-a456-426614174000",
+    "",
+    "€ 1,234,567.89",
+    "ISBN 978-3-16-148410-0",
+]
 
 
 @pytest.mark.parametrize(("kind", "text"), PII)
@@ -94,12 +119,26 @@ def test_hostile_texts_are_searched_in_time(text):
 
 
 SECRETS = [
-    ("pem", "-----BEGIN RSA PRIVATE KEY-----\nMIIE"), ("pem", "-----BEGIN CERTIFICATE-----"), ("pem", "-----BEGIN PRIVATE KEY-----"),
-    ("openai_key", "sk-" + "aB3" * 8), ("openai_key", "sk-proj-" + "aB3_-" * 10), ("openai_key", "sk-svcacct-" + "aB3" * 10), ("anthropic_key", "sk-ant-api03-" + "aB3_" * 10),
-    ("windows_key", "VK7JG-NPHTM-C97JM-9MPGT-3V66T"), ("aws_key", "AKIAIOSFODNN7EXAMPLE"), ("google_key", "AIza" + "B" * 35), ("github_token", "ghp_" + "a1B2" * 9),
-    ("gitlab_token", "glpat-" + "a1B2" * 5), ("slack_token", "xoxb-123456789012-abcdef"), ("stripe_key", "sk_live_" + "a1B2" * 6), ("huggingface_token", "hf_" + "aB" * 17),
-    ("azure_key", "AccountKey=" + "a" * 86 + "=="), ("jwt", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0." + "a" * 43), ("password", "password: hunter22!"), ("h2o_key", "h2ogpte-" + "a1" * 20),
-]  # fmt: skip
+    ("pem", "-----BEGIN RSA PRIVATE KEY-----\nMIIE"),
+    ("pem", "-----BEGIN CERTIFICATE-----"),
+    ("pem", "-----BEGIN PRIVATE KEY-----"),
+    ("openai_key", "sk-" + "aB3" * 8),
+    ("openai_key", "sk-proj-" + "aB3_-" * 10),
+    ("openai_key", "sk-svcacct-" + "aB3" * 10),
+    ("anthropic_key", "sk-ant-api03-" + "aB3_" * 10),
+    ("windows_key", "VK7JG-NPHTM-C97JM-9MPGT-3V66T"),
+    ("aws_key", "AKIAIOSFODNN7EXAMPLE"),
+    ("google_key", "AIza" + "B" * 35),
+    ("github_token", "ghp_" + "a1B2" * 9),
+    ("gitlab_token", "glpat-" + "a1B2" * 5),
+    ("slack_token", "xoxb-123456789012-abcdef"),
+    ("stripe_key", "sk_live_" + "a1B2" * 6),
+    ("huggingface_token", "hf_" + "aB" * 17),
+    ("azure_key", "AccountKey=" + "a" * 86 + "=="),
+    ("jwt", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0." + "a" * 43),
+    ("password", "password: hunter22!"),
+    ("h2o_key", "h2ogpte-" + "a1" * 20),
+]
 
 
 @pytest.mark.parametrize(("kind", "text"), SECRETS)
@@ -133,8 +172,13 @@ def test_reports_tell_kinds_and_counts_and_never_the_data():
 
 @pytest.mark.parametrize(
     ("answer", "document", "expected"),
-    [("fine", "fine", [True, False, False, False]), ("a@b.io", "fine", [False, True, False, True]), ("fine", "a@b.io", [False, True, True, False]), ("fine", None, [True, False, None, False])],
-)  # fmt: skip
+    [
+        ("fine", "fine", [True, False, False, False]),
+        ("a@b.io", "fine", [False, True, False, True]),
+        ("fine", "a@b.io", [False, True, True, False]),
+        ("fine", None, [True, False, None, False]),
+    ],
+)
 def test_four_metrics_of_pii(answer, document, expected):
     feedback = score(get("pii"), outputs=answer, documents=None if document is None else [document])
     assert [one.key for one in feedback] == ["pii", "pii_fail", "pii_retrieval_fail", "pii_generation_fail"]
@@ -222,11 +266,15 @@ def test_the_context_is_judged_too():
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("credit_card", "4111\u00a01111\u202f1111\u00a01111"), ("credit_card", "4111\u20111111\u20111111\u20111111"),
-        ("credit_card", "\uff14111111111111111"), ("ssn", "123\u201345\u20136789"), ("ssn", "SSN: 123456789"),
-        ("iban", "DE89\u00a03704\u00a00044\u00a00532\u00a00130\u00a000"), ("email", "jane@xn--e1afmkfd.xn--p1ai"),
+        ("credit_card", "4111\u00a01111\u202f1111\u00a01111"),
+        ("credit_card", "4111\u20111111\u20111111\u20111111"),
+        ("credit_card", "\uff14111111111111111"),
+        ("ssn", "123\u201345\u20136789"),
+        ("ssn", "SSN: 123456789"),
+        ("iban", "DE89\u00a03704\u00a00044\u00a00532\u00a00130\u00a000"),
+        ("email", "jane@xn--e1afmkfd.xn--p1ai"),
     ],
-)  # fmt: skip
+)
 def test_typographers_spaces_and_hyphens_hide_nothing(kind, text):
     assert [(one.kind, one.end) for one in find_pii(text)] == [(kind, len(text))]
 
@@ -238,10 +286,12 @@ def test_a_number_without_its_name_and_the_middle_of_a_longer_one_are_nothing():
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("openai_key", "sk-svcacct-" + "aB3_-" * 50), ("slack_token", "xapp-1-A0123-" + "a1" * 32),
-        ("slack_token", "xoxd-" + "a1%2B" * 20), ("aws_key", "aws_secret_access_key = " + "aB3/" * 10),
+        ("openai_key", "sk-svcacct-" + "aB3_-" * 50),
+        ("slack_token", "xapp-1-A0123-" + "a1" * 32),
+        ("slack_token", "xoxd-" + "a1%2B" * 20),
+        ("aws_key", "aws_secret_access_key = " + "aB3/" * 10),
     ],
-)  # fmt: skip
+)
 def test_long_keys_and_secrets_with_a_name(kind, text):
     assert [one.kind for one in find_secrets(f"It is {text} indeed")] == [kind]
 
@@ -252,15 +302,22 @@ SECRET = "write to jane.doe@example.com now"
 @pytest.mark.parametrize(
     "hidden",
     [
-        " ".join(f"0x{byte:02x}" for byte in SECRET.encode()), "".join(f"\\x{byte:02x}" for byte in SECRET.encode()),
-        ", ".join(str(byte) for byte in SECRET.encode()), " ".join(str(byte) for byte in SECRET.encode()),
-        "".join(f"&#{byte};" for byte in SECRET.encode()), "".join(f"&#x{byte:x};" for byte in SECRET.encode()), "".join(f"\\u{byte:04x}" for byte in SECRET.encode()),
-        "".join(f"%{byte:02X}" for byte in SECRET.encode()), "key=" + encode(SECRET, "base64"),
-        base64.b64encode(SECRET.encode("utf-16")).decode(), base64.b64encode(SECRET.encode("utf-16-le")).decode(),
-        base64.b64encode(SECRET.encode("utf-16-be")).decode(), base64.b64encode(f"é {SECRET}".encode("latin-1")).decode(),
+        " ".join(f"0x{byte:02x}" for byte in SECRET.encode()),
+        "".join(f"\\x{byte:02x}" for byte in SECRET.encode()),
+        ", ".join(str(byte) for byte in SECRET.encode()),
+        " ".join(str(byte) for byte in SECRET.encode()),
+        "".join(f"&#{byte};" for byte in SECRET.encode()),
+        "".join(f"&#x{byte:x};" for byte in SECRET.encode()),
+        "".join(f"\\u{byte:04x}" for byte in SECRET.encode()),
+        "".join(f"%{byte:02X}" for byte in SECRET.encode()),
+        "key=" + encode(SECRET, "base64"),
+        base64.b64encode(SECRET.encode("utf-16")).decode(),
+        base64.b64encode(SECRET.encode("utf-16-le")).decode(),
+        base64.b64encode(SECRET.encode("utf-16-be")).decode(),
+        base64.b64encode(f"é {SECRET}".encode("latin-1")).decode(),
         encode(encode(encode(encode(SECRET, "base64"), "base64"), "base64"), "base64"),
     ],
-)  # fmt: skip
+)
 def test_other_ways_to_write_bytes(hidden):
     assert any(SECRET in text for text in decoded(f"Here: {hidden}, bye"))
 
@@ -280,11 +337,17 @@ def test_passwords_are_quoted_or_have_a_digit(text):
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("credit_card", "4111.1111.1111.1111"), ("credit_card", "3782.822463.10005"), ("ssn", "123.45.6789"),
-        ("iban", "de89 3704 0044 0532 0130 00"), ("iban", "gb29nwbk60161331926819"), ("iban", "DE89-3704-0044-0532-0130-00"),
-        ("credit_card", "٤١١١ ١١١١ ١١١١ ١١١١"), ("credit_card", "४१११११११११११११११"), ("email", "jane＠example.com"),
+        ("credit_card", "4111.1111.1111.1111"),
+        ("credit_card", "3782.822463.10005"),
+        ("ssn", "123.45.6789"),
+        ("iban", "de89 3704 0044 0532 0130 00"),
+        ("iban", "gb29nwbk60161331926819"),
+        ("iban", "DE89-3704-0044-0532-0130-00"),
+        ("credit_card", "٤١١١ ١١١١ ١١١١ ١١١١"),
+        ("credit_card", "४१११११११११११११११"),
+        ("email", "jane＠example.com"),
     ],
-)  # fmt: skip
+)
 def test_other_notations_of_personal_data(kind, text):
     for sentence in (text, f"It is {text}.", f"Room AB12 {text} ok", f"号码是 {text}吗"):
         assert [one.kind for one in find_pii(sentence)] == [kind], sentence
@@ -299,25 +362,70 @@ def test_characters_of_no_width_and_scripts_without_spaces_hide_nothing():
 @pytest.mark.parametrize(
     "text",
     [
-        "(650) 253-0000", "650-253-0000", "650.253.0000", "1-800-555-1234", "650 253 0000 24 hours a day", "call 6502530000",
-        "tel:6502530000", "020 7946 0958", "(020) 7946 0958", "01223 123456", "06 12 34 56 78", "06.12.34.56.78",
-        "0171/1234567", "030 901820", "(02) 9374 4000", "0412 345 678", "03-1234-5678", "(11) 91234-5678",
-        "WhatsApp 98765 43210", "móvil: 612 345 678", "0049 30 901820", "٠٦ ١٢ ٣٤ ٥٦ ٧٨",
+        "(650) 253-0000",
+        "650-253-0000",
+        "650.253.0000",
+        "1-800-555-1234",
+        "650 253 0000 24 hours a day",
+        "call 6502530000",
+        "tel:6502530000",
+        "020 7946 0958",
+        "(020) 7946 0958",
+        "01223 123456",
+        "06 12 34 56 78",
+        "06.12.34.56.78",
+        "0171/1234567",
+        "030 901820",
+        "(02) 9374 4000",
+        "0412 345 678",
+        "03-1234-5678",
+        "(11) 91234-5678",
+        "WhatsApp 98765 43210",
+        "móvil: 612 345 678",
+        "0049 30 901820",
+        "٠٦ ١٢ ٣٤ ٥٦ ٧٨",
     ],
-)  # fmt: skip
+)
 def test_telephone_numbers_are_found_as_people_write_them_at_home(text):
     for sentence in (text, f"It is {text}", f"({text})", f"line\n{text}\nline"):
         assert [one.kind for one in find_pii(sentence)] == ["phone"], sentence
 
 
 NO_NUMBERS_OF_PEOPLE = [
-    "order 4155552671", "order 415-555-2671-3", "Order #4155-5526-71", "order #415-555-2671", "invoice 1997-738842", "host 93.123.93.10",
-    "http://10.0.171.12:8080", "version 19.199.16439", "build 3.18.16816.315", "population 985 989 701", "-9.815192, 17.042411",
-    "doi 10.7722/85121.28397", "case 97-99057-2024", "1683 - 835 = 128", "98765 43210", "993   555   229   16930", "0.816843934261",
-    "from 02.03.2021 - 04.05.2022", "on 12/05/2020 10:00", "2024-11-21T10:00:00.000Z", "timestamp 1795278332228826249", "call 3 of 12",
-    "ISBN 978-0-306-40615-7", "seasons 1998-1999 and 2003-2004", "sort code 20-00-00", "£1,234,567.89", "0049 and 0050", "call 0 0 0 0 0 0 0",
-    "sizes 10 20 30 40 50 60", "p. 0123-0145", "id 550e8400-e29b-41d4-a716-446655440000", "a1b2c3d4e5f6071829", "ab12 cd34 ef56 gh78",
-]  # fmt: skip
+    "order 4155552671",
+    "order 415-555-2671-3",
+    "Order #4155-5526-71",
+    "order #415-555-2671",
+    "invoice 1997-738842",
+    "host 93.123.93.10",
+    "http://10.0.171.12:8080",
+    "version 19.199.16439",
+    "build 3.18.16816.315",
+    "population 985 989 701",
+    "-9.815192, 17.042411",
+    "doi 10.7722/85121.28397",
+    "case 97-99057-2024",
+    "1683 - 835 = 128",
+    "98765 43210",
+    "993   555   229   16930",
+    "0.816843934261",
+    "from 02.03.2021 - 04.05.2022",
+    "on 12/05/2020 10:00",
+    "2024-11-21T10:00:00.000Z",
+    "timestamp 1795278332228826249",
+    "call 3 of 12",
+    "ISBN 978-0-306-40615-7",
+    "seasons 1998-1999 and 2003-2004",
+    "sort code 20-00-00",
+    "£1,234,567.89",
+    "0049 and 0050",
+    "call 0 0 0 0 0 0 0",
+    "sizes 10 20 30 40 50 60",
+    "p. 0123-0145",
+    "id 550e8400-e29b-41d4-a716-446655440000",
+    "a1b2c3d4e5f6071829",
+    "ab12 cd34 ef56 gh78",
+]
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS_OF_PEOPLE)
@@ -369,14 +477,24 @@ def test_what_was_found_first_stays_where_findings_overlap(places):
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("pem", "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----"), ("model_key", "sk-or-v1-" + "a1" * 32), ("model_key", "gsk_" + "aB3" * 17 + "x"),
-        ("google_key", "GOCSPX-" + "aB3-" * 7), ("gitlab_token", "glrt-" + "a1B2" * 5), ("stripe_key", "whsec_" + "a1B2" * 8),
-        ("slack_token", "https://hooks.slack.com/services/T00000000/B00000000/" + "X" * 24), ("azure_key", "abc8Q~" + "aB3_" * 8),
-        ("azure_key", "https://x.blob.core.windows.net/c?sv=2022&sig=" + "aB3%2" * 9 + "%3D"), ("cloud_token", "dop_v1_" + "a1" * 32),
-        ("cloud_token", "dapi" + "a1" * 16), ("cloud_token", "npm_" + "aB3x" * 9), ("cloud_token", "SG." + "a" * 22 + "." + "b" * 43),
-        ("cloud_token", "SK" + "a1" * 16), ("cloud_token", "123456789:AA" + "aB3" * 11), ("cloud_token", "hvs." + "aB3" * 10),
+        ("pem", "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----"),
+        ("model_key", "sk-or-v1-" + "a1" * 32),
+        ("model_key", "gsk_" + "aB3" * 17 + "x"),
+        ("google_key", "GOCSPX-" + "aB3-" * 7),
+        ("gitlab_token", "glrt-" + "a1B2" * 5),
+        ("stripe_key", "whsec_" + "a1B2" * 8),
+        ("slack_token", "https://hooks.slack.com/services/T00000000/B00000000/" + "X" * 24),
+        ("azure_key", "abc8Q~" + "aB3_" * 8),
+        ("azure_key", "https://x.blob.core.windows.net/c?sv=2022&sig=" + "aB3%2" * 9 + "%3D"),
+        ("cloud_token", "dop_v1_" + "a1" * 32),
+        ("cloud_token", "dapi" + "a1" * 16),
+        ("cloud_token", "npm_" + "aB3x" * 9),
+        ("cloud_token", "SG." + "a" * 22 + "." + "b" * 43),
+        ("cloud_token", "SK" + "a1" * 16),
+        ("cloud_token", "123456789:AA" + "aB3" * 11),
+        ("cloud_token", "hvs." + "aB3" * 10),
     ],
-)  # fmt: skip
+)
 def test_the_commonest_tokens_are_found(kind, text):
     assert [one.kind for one in find_secrets(f"It is {text} indeed")] == [kind]
 
@@ -384,11 +502,14 @@ def test_the_commonest_tokens_are_found(kind, text):
 @pytest.mark.parametrize(
     "answer",
     [
-        {"answer": "fine", "contact": {"mails": ["x", "a@b.io"]}}, {"a": 1, "b": "a@b.io"}, [{"id": 1}, {"a@b.io": None}], ["x", ("a@b.io",)],
+        {"answer": "fine", "contact": {"mails": ["x", "a@b.io"]}},
+        {"a": 1, "b": "a@b.io"},
+        [{"id": 1}, {"a@b.io": None}],
+        ["x", ("a@b.io",)],
         {"choices": [{"message": {"content": None, "tool_calls": [{"function": {"arguments": '{"to": "a@b.io"}'}}]}}]},
         [{"role": "user", "content": "hello"}, {"role": "assistant", "content": [{"type": "text", "text": "a@b.io"}]}],
     ],
-)  # fmt: skip
+)
 def test_every_field_of_a_structured_answer_is_looked_at(answer):
     assert score(get("pii"), outputs=answer)[0].score is False
     assert guarded(answer).score is False

@@ -13,10 +13,17 @@ from assay.collector.records import Case, Document, Example, Feedback, Target
 from assay.evaluators import Metric, Skip, as_evaluator, evaluator, score
 
 FULL = Case(
-    example=Example(inputs={"q": "?"}, reference_outputs="ref", metadata={"m": 1}), inputs={"q": "?"}, outputs="out",
-    reference_outputs="ref", documents=(Document("d"),), expected_documents=(Document("e"),), conditions="c",
-    guidelines="g", history=[{"role": "user"}], metadata={"m": 1},
-)  # fmt: skip
+    example=Example(inputs={"q": "?"}, reference_outputs="ref", metadata={"m": 1}),
+    inputs={"q": "?"},
+    outputs="out",
+    reference_outputs="ref",
+    documents=(Document("d"),),
+    expected_documents=(Document("e"),),
+    conditions="c",
+    guidelines="g",
+    history=[{"role": "user"}],
+    metadata={"m": 1},
+)
 
 
 def test_arguments_come_by_name(run):
@@ -131,8 +138,16 @@ def test_partials_and_callable_objects_are_evaluators(run):
 
 @pytest.mark.parametrize(
     ("returned", "score_", "label"),
-    [(True, True, None), (0.5, 0.5, None), (3, 3.0, None), ("good", None, "good"), (np.float32(0.25), 0.25, None), (np.bool_(False), False, None), (np.array(2), 2.0, None)],
-)  # fmt: skip
+    [
+        (True, True, None),
+        (0.5, 0.5, None),
+        (3, 3.0, None),
+        ("good", None, "good"),
+        (np.float32(0.25), 0.25, None),
+        (np.bool_(False), False, None),
+        (np.array(2), 2.0, None),
+    ],
+)
 def test_plain_values_become_scores_or_labels(run, returned, score_, label):
     feedback = run(as_evaluator(lambda outputs: returned), FULL)[0]
     assert (feedback.score, feedback.label, feedback.outcome) == (score_, label, "score")

@@ -9,12 +9,15 @@ import pytest
 
 from assay.collector.records import Case, Document
 from assay.evaluators import Metric, as_evaluator, evaluator, from_dict, get, names, score
-from assay.evaluators import _registry as registry
-from assay.evaluators.text import Exact, Regex
+from assay.evaluators.builtin.text import Exact, Regex
+from assay.evaluators.protocol import _registry as registry
 
 PARAMETERS = {
-    "regex": {"pattern": "a"}, "pipeline": {"function": len}, "human_feedback": {"of": "good"}, "step_limit": {"limit": 3},
-}  # fmt: skip
+    "regex": {"pattern": "a"},
+    "pipeline": {"function": len},
+    "human_feedback": {"of": "good"},
+    "step_limit": {"limit": 3},
+}
 CODE = [spec.id for spec in registry.specs() if not spec.judge and not spec.model]
 
 
@@ -54,10 +57,22 @@ def test_every_evaluator_survives_the_way_through_json(id):
 @pytest.mark.parametrize("id", CODE)
 def test_every_evaluator_takes_any_case_without_raising(id):
     hostile = [
-        Case(), Case(outputs={}), Case(outputs=[]), Case(outputs=float("nan"), reference_outputs=object()),
-        Case(outputs={"a": 1, "b": 2}, inputs=[None], reference_outputs={"x": [1]}, documents=(), expected_documents=()),
-        Case(outputs="\ud800\x00" * 50, inputs="\ud800", reference_outputs="\x00", documents=(Document(""),), expected_documents=(Document("\ud800"),), conditions="("),
-    ]  # fmt: skip
+        Case(),
+        Case(outputs={}),
+        Case(outputs=[]),
+        Case(outputs=float("nan"), reference_outputs=object()),
+        Case(
+            outputs={"a": 1, "b": 2}, inputs=[None], reference_outputs={"x": [1]}, documents=(), expected_documents=()
+        ),
+        Case(
+            outputs="\ud800\x00" * 50,
+            inputs="\ud800",
+            reference_outputs="\x00",
+            documents=(Document(""),),
+            expected_documents=(Document("\ud800"),),
+            conditions="(",
+        ),
+    ]
     for case in hostile:
         for feedback in score(made(id), case):
             assert feedback.outcome in ("score", "skip", "error")
@@ -215,18 +230,26 @@ def test_what_their_evaluators_need_and_give_is_read_off_them(their_package):
 @pytest.mark.parametrize(
     ("id", "parameters", "said"),
     [
-        ("contains", {"match": "some"}, "match is 'all' or 'any', not 'some'"), ("contains", {"text": ""}, "would be found in every answer"),
-        ("contains", {"text": ["a", ""]}, "would be found in every answer"), ("length", {"max": "5"}, "max is a whole number or None, not '5'"),
-        ("hit_at_k", {"k": 2.5}, "k is a whole number or None, not 2.5"), ("looping", {"shortest": True}, "shortest is a whole number, not True"),
+        ("contains", {"match": "some"}, "match is 'all' or 'any', not 'some'"),
+        ("contains", {"text": ""}, "would be found in every answer"),
+        ("contains", {"text": ["a", ""]}, "would be found in every answer"),
+        ("length", {"max": "5"}, "max is a whole number or None, not '5'"),
+        ("hit_at_k", {"k": 2.5}, "k is a whole number or None, not 2.5"),
+        ("looping", {"shortest": True}, "shortest is a whole number, not True"),
         ("step_limit", {"limit": 3, "kinds": "tool"}, "kinds is a list of a text or None, not 'tool'"),
-        ("pipeline", {"function": len, "minimum": 3, "maximum": 1}, "minimum 3 is above maximum 1"), ("pipeline", {"function": 5}, "function is a function, not 5"),
-        ("encoding_guardrail", {"condition": "a b"}, "column 1"), ("agent_sanity", {"expectations": ["a"]}, "expectations is a dict"),
-        ("has_span", {"at_least": 3, "at_most": 1}, "at_least 3 is above at_most 1"), ("language_mismatch", {"detect": 5}, "detect is a function or None"),
-        ("exact", {"timeout": -1}, "timeout is seconds, more than 0, not -1"), ("exact", {"retries": -1}, "retries is a whole number"),
-        ("exact", {"key": ""}, "key is a text that is not empty"), ("exact", {"threshold": "x"}, "threshold is a number, not 'x'"),
+        ("pipeline", {"function": len, "minimum": 3, "maximum": 1}, "minimum 3 is above maximum 1"),
+        ("pipeline", {"function": 5}, "function is a function, not 5"),
+        ("encoding_guardrail", {"condition": "a b"}, "column 1"),
+        ("agent_sanity", {"expectations": ["a"]}, "expectations is a dict"),
+        ("has_span", {"at_least": 3, "at_most": 1}, "at_least 3 is above at_most 1"),
+        ("language_mismatch", {"detect": 5}, "detect is a function or None"),
+        ("exact", {"timeout": -1}, "timeout is seconds, more than 0, not -1"),
+        ("exact", {"retries": -1}, "retries is a whole number"),
+        ("exact", {"key": ""}, "key is a text that is not empty"),
+        ("exact", {"threshold": "x"}, "threshold is a number, not 'x'"),
         ("exact", {"max_dataset_rows": 0}, "max_cases is a whole number, 1 or more"),
     ],
-)  # fmt: skip
+)
 def test_a_parameter_of_the_wrong_kind_is_refused_before_any_case(id, parameters, said):
     with pytest.raises(ValueError, match=said):
         get(id, **parameters)
@@ -285,8 +308,12 @@ def test_importing_evaluators_loads_no_heavy_package():
 
 def test_metrics_as_plain_values():
     assert Metric("a", (0, float("inf")), threshold=float("inf")).to_dict() == {
-        "key": "a", "range": [0, None], "higher_is_better": True, "threshold": None, "primary": False,
-    }  # fmt: skip
+        "key": "a",
+        "range": [0, None],
+        "higher_is_better": True,
+        "threshold": None,
+        "primary": False,
+    }
 
 
 def test_a_parameter_that_must_be_given_is_named():

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.collector.records import Document
-from assay.evaluators import Skip, get, retrieval, score
+from assay.evaluators import Skip, get, score
+from assay.evaluators.builtin import retrieval
 
 IDS = st.lists(st.sampled_from("abcdefgh"), max_size=8)
 SOME = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6)

@@ -7,13 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.collector.records import Case, Run, Trace
-from assay.evaluators import get, score, text
+from assay.evaluators import get, score
+from assay.evaluators.builtin import text
 
 
 @pytest.mark.parametrize(
     ("reference", "answer", "expected"),
-    [("Hello!", "Hello!", 1.0), ("Hello, world!", "Hello!", 0.0), ("Hello!", "hello!", 0.0), ("Hello!", "Hello!\n", 0.0), ("", "", 1.0), ("é", "e\u0301", 0.0)],
-)  # fmt: skip
+    [
+        ("Hello!", "Hello!", 1.0),
+        ("Hello, world!", "Hello!", 0.0),
+        ("Hello!", "hello!", 0.0),
+        ("Hello!", "Hello!\n", 0.0),
+        ("", "", 1.0),
+        ("é", "e\u0301", 0.0),
+    ],
+)
 def test_exact_strips_nothing_and_folds_nothing(reference, answer, expected):
     assert score(get("exact"), outputs=answer, reference_outputs=reference)[0].score == expected
 
@@ -37,7 +45,16 @@ def test_exact_is_equality(a, b):
     assert text.exact(a, b) == float(a == b) == text.exact(b, a)
 
 
-@pytest.mark.parametrize(("pattern", "answer", "expected"), [(r"\w+!", "Hello!", 1.0), (r"Hel+o, \w+!", "Hello, world!", 1.0), (r"\d+", "Hello!", 0.0), (r"^b", "ab", 0.0), ("", "", 1.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "answer", "expected"),
+    [
+        (r"\w+!", "Hello!", 1.0),
+        (r"Hel+o, \w+!", "Hello, world!", 1.0),
+        (r"\d+", "Hello!", 0.0),
+        (r"^b", "ab", 0.0),
+        ("", "", 1.0),
+    ],
+)
 def test_regex_searches(pattern, answer, expected):
     assert score(get("regex", pattern=pattern), outputs=answer)[0].score == expected
 
@@ -110,7 +127,7 @@ def test_a_text_contains_its_parts(a, b, c):
 
 
 def test_texts_of_chat_messages_and_completions():
-    from assay.evaluators._texts import question_of, text_of
+    from assay.evaluators.builtin._texts import question_of, text_of
 
     assert text_of([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]) == "a"
     assert text_of({"choices": [{"message": {"content": "hi"}}]}) == "hi"

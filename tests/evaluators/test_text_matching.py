@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.evaluators import get, score
-from assay.evaluators.text_matching import matches
+from assay.evaluators.builtin.text_matching import matches
 
 BRAZIL = "Brazil revenue was 15,969 million"
 
@@ -42,12 +42,24 @@ def test_escapes_in_strings_and_in_patterns():
 @pytest.mark.parametrize(
     ("condition", "column", "what"),
     [
-        ("", 1, "operand is missing"), ("AND", 1, "missing before 'AND'"), ('"a" AND', 8, "operand is missing"), ('"a" "b"', 5, "AND or OR is missing"),
-        ('("a"', 1, "never closed"), ('"a")', 4, "never opened"), ('"a', 1, "never closed"), ('"a" and "b"', 5, "written AND"), ("Brazil", 1, "double quotes"),
-        ("'a'", 1, "double quotes"), ('regexp("a(")', 1, "no regular expression"), ("regexp(a)", 1, "regexp("), ('""', 1, "empty string"), ('"a" NOT "b"', 5, "missing before 'NOT'"),
-        ("()", 2, "operand is missing"), ('"a" OR OR "b"', 8, "missing before 'OR'"),
+        ("", 1, "operand is missing"),
+        ("AND", 1, "missing before 'AND'"),
+        ('"a" AND', 8, "operand is missing"),
+        ('"a" "b"', 5, "AND or OR is missing"),
+        ('("a"', 1, "never closed"),
+        ('"a")', 4, "never opened"),
+        ('"a', 1, "never closed"),
+        ('"a" and "b"', 5, "written AND"),
+        ("Brazil", 1, "double quotes"),
+        ("'a'", 1, "double quotes"),
+        ('regexp("a(")', 1, "no regular expression"),
+        ("regexp(a)", 1, "regexp("),
+        ('""', 1, "empty string"),
+        ('"a" NOT "b"', 5, "missing before 'NOT'"),
+        ("()", 2, "operand is missing"),
+        ('"a" OR OR "b"', 8, "missing before 'OR'"),
     ],
-)  # fmt: skip
+)
 def test_malformed_conditions_point_at_the_column(condition, column, what):
     with pytest.raises(ValueError, match=f"column {column}: ") as error:
         matches(condition, "text")
@@ -55,11 +67,22 @@ def test_malformed_conditions_point_at_the_column(condition, column, what):
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
-TREES = st.recursive(NAMES.map(lambda n: (f'"{n}"', f"({n!r} in text)")), lambda inner: st.one_of(
-    st.tuples(inner, inner, st.sampled_from(["AND", "OR"])).map(lambda t: (f"({t[0][0]}) {t[2]} ({t[1][0]})", f"(({t[0][1]}) {t[2].lower()} ({t[1][1]}))")),
-    inner.map(lambda t: (f"NOT ({t[0]})", f"(not {t[1]})")),
-    st.tuples(NAMES, NAMES, NAMES).map(lambda t: (f'"{t[0]}" OR NOT "{t[1]}" AND "{t[2]}"', f"({t[0]!r} in text or not {t[1]!r} in text and {t[2]!r} in text)")),
-), max_leaves=8)  # fmt: skip
+TREES = st.recursive(
+    NAMES.map(lambda n: (f'"{n}"', f"({n!r} in text)")),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner, st.sampled_from(["AND", "OR"])).map(
+            lambda t: (f"({t[0][0]}) {t[2]} ({t[1][0]})", f"(({t[0][1]}) {t[2].lower()} ({t[1][1]}))")
+        ),
+        inner.map(lambda t: (f"NOT ({t[0]})", f"(not {t[1]})")),
+        st.tuples(NAMES, NAMES, NAMES).map(
+            lambda t: (
+                f'"{t[0]}" OR NOT "{t[1]}" AND "{t[2]}"',
+                f"({t[0]!r} in text or not {t[1]!r} in text and {t[2]!r} in text)",
+            )
+        ),
+    ),
+    max_leaves=8,
+)
 
 
 @given(TREES, st.text(alphabet="abcd", max_size=4))
@@ -90,8 +113,14 @@ def family(feedback):
 
 @pytest.mark.parametrize(
     ("answer", "context", "passed", "retrieval", "generation"),
-    [("yes", "yes", True, False, False), ("no", "yes", False, False, True), ("yes", "no", False, True, False), ("no", "no", False, True, False), ("no", None, False, None, True)],
-)  # fmt: skip
+    [
+        ("yes", "yes", True, False, False),
+        ("no", "yes", False, False, True),
+        ("yes", "no", False, True, False),
+        ("no", "no", False, True, False),
+        ("no", None, False, None, True),
+    ],
+)
 def test_the_family_of_booleans(answer, context, passed, retrieval, generation):
     documents = None if context is None else ["other", context]
     feedback = score(get("text_matching", condition='"yes"'), outputs=answer, documents=documents)

@@ -39,8 +39,10 @@ class Process:
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [*COMMAND, "serve", "--port", str(self.port), "--store", str(store)],
-            env=environment(), stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self._until_ready()
 
     def _until_ready(self) -> None:

@@ -14,7 +14,7 @@ from assay.collector.client import HTTPStore
 from assay.collector.querystring import parse
 from assay.collector.records import Experiment, Feedback, Target, Usage
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.conformance_traces import eventually
 from collector.making import SECOND, START, run
 
@@ -23,7 +23,8 @@ CONDITIONS = {
     "project=p": {"project": "p"},
     "environment=prod": {"environment": "prod"},
     "since=2025-06-15T15:06:40Z&until=2025-06-15T15:06:41Z": {
-        "since": "2025-06-15T15:06:40Z", "until": "2025-06-15T15:06:41Z",
+        "since": "2025-06-15T15:06:40Z",
+        "until": "2025-06-15T15:06:41Z",
     },
     "name=answer": {"name": "answer"},
     "kind=agent": {"kind": "agent"},
@@ -44,7 +45,7 @@ CONDITIONS = {
     "any_name=answer": {"any_name": "answer"},
     "any_kind=agent": {"any_kind": "agent"},
     "model=m-1": {"model": "m-1"},
-}  # fmt: skip
+}
 
 
 WANTED, OTHER = "a" * 32, "b" * 32
@@ -53,10 +54,25 @@ WANTED, OTHER = "a" * 32, "b" * 32
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     wanted = run(
-        "answer", trace_id=WANTED, kind="agent", start_ns=START, end_ns=START + 2 * SECOND, status="error",
-        error="Timeout: no", inputs="lost parcel", project="p", environment="prod", usage=Usage(10, 2), cost=0.25,
-        model="m-1", tags=("a",), metadata={"tenant": "t1"}, session_id="s-1", user_id="u-1", experiment_id="e1",
-    )  # fmt: skip
+        "answer",
+        trace_id=WANTED,
+        kind="agent",
+        start_ns=START,
+        end_ns=START + 2 * SECOND,
+        status="error",
+        error="Timeout: no",
+        inputs="lost parcel",
+        project="p",
+        environment="prod",
+        usage=Usage(10, 2),
+        cost=0.25,
+        model="m-1",
+        tags=("a",),
+        metadata={"tenant": "t1"},
+        session_id="s-1",
+        user_id="u-1",
+        experiment_id="e1",
+    )
     file = tmp_path_factory.mktemp("filters") / "assay.db"
     with SQLiteStore(file) as store, Server(store) as server:
         store.append([wanted, run("other", trace_id=OTHER, start_ns=START - SECOND)])

@@ -14,7 +14,7 @@ import pytest
 
 from assay.collector.records import Run, Trace, Usage
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.tracer import _runtime, configure, flush, instrument, session, trace, uninstrument
 
 KEY = "sk-0123456789abcdef"

@@ -181,8 +181,11 @@ def test_threads_and_tasks_of_other_processes_keep_every_link(
     assert {s.trace_id.hex() for s in spans.values()} == {root.trace_id}
     parents = Counter((s.name, spans[s.parent_span_id].name) for s in spans.values() if s.parent_span_id)
     assert parents == {
-        ("middle", "root"): 10_000, ("leaf", "middle"): 20_000, ("amiddle", "root"): 1000, ("aleaf", "amiddle"): 2000,
-    }  # fmt: skip
+        ("middle", "root"): 10_000,
+        ("leaf", "middle"): 20_000,
+        ("amiddle", "root"): 1000,
+        ("aleaf", "amiddle"): 2000,
+    }
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -76,9 +76,10 @@ def fails(password: str) -> None:
 
 def test_no_secret_is_in_the_bytes_on_the_wire(sink: Sink) -> None:
     configure(
-        url=sink.url, redact=["password", "api_key", re.compile(r"\d{4}-\d{4}-\d{4}")],
+        url=sink.url,
+        redact=["password", "api_key", re.compile(r"\d{4}-\d{4}-\d{4}")],
         resource={"host.password": SECRET, "card": NUMBER},
-    )  # fmt: skip
+    )
     with tags(NUMBER):
         work(f"charge {NUMBER}", Login(SECRET), {"nested": [{"password": SECRET}]})
         with pytest.raises(ValueError):

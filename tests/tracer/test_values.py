@@ -98,13 +98,28 @@ def test_cycles_depth_and_hostile_objects() -> None:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates() | st.uuids()
-    | st.decimals() | st.complex_numbers() | st.none().map(lambda _: Hostile()) | st.sampled_from([Colour.RED, object(), len, Point, np.nan])
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.dates()
+    | st.uuids()
+    | st.decimals()
+    | st.complex_numbers()
+    | st.none().map(lambda _: Hostile())
+    | st.sampled_from([Colour.RED, object(), len, Point, np.nan])
     | st.characters(categories=["Cs"]),
-    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text() | st.integers(), inner)
-    | st.builds(Point, inner, inner) | st.builds(ValueError, inner),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner)
+        | st.dictionaries(st.text() | st.integers(), inner)
+        | st.builds(Point, inner, inner)
+        | st.builds(ValueError, inner)
+    ),
     max_leaves=30,
-)  # fmt: skip
+)
 
 
 @given(values, st.integers(0, 300))
@@ -253,9 +268,20 @@ class FailingModel(pydantic.BaseModel):
 
 
 HOSTILE: list[Any] = [
-    Unanswering(), HostileKind("HostileClass", (), {})(), HostileText("x"), FailingModel(), [Unanswering()], {"a": FailingModel()},
-    "\ud800", {"\ud800": 1}, [10**5000], range(10**9), (i for i in "abc"), np.zeros((3000, 3000)), np.array([object()]),
-]  # fmt: skip
+    Unanswering(),
+    HostileKind("HostileClass", (), {})(),
+    HostileText("x"),
+    FailingModel(),
+    [Unanswering()],
+    {"a": FailingModel()},
+    "\ud800",
+    {"\ud800": 1},
+    [10**5000],
+    range(10**9),
+    (i for i in "abc"),
+    np.zeros((3000, 3000)),
+    np.array([object()]),
+]
 
 
 @pytest.mark.parametrize("kind", ["chain", "retriever"])

@@ -22,19 +22,29 @@ texts = st.text(st.characters(codec="utf-8"), max_size=30)
 scalars = texts | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.binary(max_size=9)
 attributes = st.dictionaries(texts, scalars | st.lists(texts, max_size=3).map(tuple), max_size=3)
 contexts = st.builds(
-    SpanContext, st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans(), st.just(TraceFlags(1)),
+    SpanContext,
+    st.integers(1, 2**128 - 1),
+    st.integers(1, 2**64 - 1),
+    st.booleans(),
+    st.just(TraceFlags(1)),
     st.sampled_from([TraceState(), TraceState([("a", "1"), ("b", "2")])]),
-)  # fmt: skip
+)
 times = st.integers(0, 2**63)
 spans = st.builds(
-    ReadableSpan, name=texts, context=contexts, parent=st.none() | contexts, attributes=attributes,
+    ReadableSpan,
+    name=texts,
+    context=contexts,
+    parent=st.none() | contexts,
+    attributes=attributes,
     resource=st.sampled_from([Resource({"r": 1}), Resource({"s": "x"}, "schema")]),
     events=st.lists(st.builds(Event, texts, attributes, times.filter(bool)), max_size=2),
-    links=st.lists(st.builds(Link, contexts, attributes), max_size=2), kind=st.sampled_from(list(SpanKind)),
-    status=st.builds(Status, st.just(StatusCode.ERROR), texts) | st.just(Status(StatusCode.OK)), start_time=times,
-    end_time=times, instrumentation_scope=st.sampled_from(
-        [InstrumentationScope("a", "1", "u", {"k": 1}), InstrumentationScope("b")]),
-)  # fmt: skip
+    links=st.lists(st.builds(Link, contexts, attributes), max_size=2),
+    kind=st.sampled_from(list(SpanKind)),
+    status=st.builds(Status, st.just(StatusCode.ERROR), texts) | st.just(Status(StatusCode.OK)),
+    start_time=times,
+    end_time=times,
+    instrumentation_scope=st.sampled_from([InstrumentationScope("a", "1", "u", {"k": 1}), InstrumentationScope("b")]),
+)
 
 
 def parts(message: Any) -> list[Any]:

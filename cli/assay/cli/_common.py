@@ -14,9 +14,10 @@ from rich.text import Text
 
 from assay.collector import connect, describe
 from assay.collector._connect import default
+from assay.collector.errors import Refused, StoreError
 from assay.collector.filters import Filter
-from assay.collector.protocols import Refused, Store, StoreError
 from assay.collector.querystring import pair, to_filter
+from assay.collector.stores import Store
 
 StoreOption = Annotated[
     str | None,
@@ -29,10 +30,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per li
 WhereOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--where", "-w", metavar="CONDITION",
+        "--where",
+        "-w",
+        metavar="CONDITION",
         help="A condition, any number of times: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …",
     ),
-]  # fmt: skip
+]
 
 console = Console()
 notes = Console(stderr=True)

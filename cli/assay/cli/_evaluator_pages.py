@@ -15,8 +15,8 @@ from typing import Any
 
 from assay.collector.records import Feedback, Run, Target, Trace, Usage
 from assay.evaluators import Metric, get, score
-from assay.evaluators._registry import factory, spec, specs
-from assay.evaluators._spec import Spec
+from assay.evaluators.protocol._registry import factory, spec, specs
+from assay.evaluators.protocol._spec import Spec
 
 TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
 root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)
@@ -96,10 +96,14 @@ def _definition(id: str) -> str:
 def _facts(said: Spec) -> str:
     checked = [("Numbers checked against", said.canonical)] if said.canonical else []
     rows = [
-        ("Defined by", said.source), *checked, ("Needs", needs(said)),
-        ("Makes sense for", compatible(said)), ("Level", "all cases together" if said.summary else "each case"),
-        ("Standards (our reading)", ", ".join(said.standards)), ("Version", said.version),
-    ]  # fmt: skip
+        ("Defined by", said.source),
+        *checked,
+        ("Needs", needs(said)),
+        ("Makes sense for", compatible(said)),
+        ("Level", "all cases together" if said.summary else "each case"),
+        ("Standards (our reading)", ", ".join(said.standards)),
+        ("Version", said.version),
+    ]
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
@@ -160,8 +164,14 @@ def _call(example: str) -> str:
 def run_example(said: Spec) -> list[Feedback]:
     """What the evaluator says of its example."""
     names: dict[str, Any] = {
-        "Feedback": Feedback, "Run": Run, "Target": Target, "Trace": Trace, "Usage": Usage, "get": get, "score": score,
-    }  # fmt: skip
+        "Feedback": Feedback,
+        "Run": Run,
+        "Target": Target,
+        "Trace": Trace,
+        "Usage": Usage,
+        "get": get,
+        "score": score,
+    }
     exec(TRACE, names)
     found: list[Feedback] = eval(f"score({said.example})", names)
     return found

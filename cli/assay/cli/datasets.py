@@ -22,7 +22,7 @@ from assay.cli._common import (
     table,
     whole_id,
 )
-from assay.collector.protocols import Refused
+from assay.collector.errors import Refused
 from assay.collector.records import Dataset, DatasetKind
 
 app = typer.Typer(
@@ -52,10 +52,13 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def show(
-    name: Name, version: Version = None, split: Split = None,
+    name: Name,
+    version: Version = None,
+    split: Split = None,
     limit: Annotated[int, typer.Option(help="At most so many examples.")] = 20,
-    store: StoreOption = None, json: JsonOption = False,
-) -> None:  # fmt: skip
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
     """The examples of a dataset.
 
     Example: `assay datasets show parcels --limit 5`
@@ -196,9 +199,13 @@ def from_traces(
         corrections = {whole_id(found, id): reference for id, reference in map(_correction, correction or [])}
         picked = dict.fromkeys([*(whole_id(found, one) for one in trace or []), *corrections])
         examples = datasets.from_traces(
-            found, list(picked) or None, corrections=corrections, limit=limit,
-            outputs_are_references=outputs_are_references, filter=wanted,
-        )  # fmt: skip
+            found,
+            list(picked) or None,
+            corrections=corrections,
+            limit=limit,
+            outputs_are_references=outputs_are_references,
+            filter=wanted,
+        )
         if absent := picked.keys() - {one.id for one in examples}:
             raise Refused(f"there is no trace {min(absent)!r}: see `assay traces list`")
         if not examples:
@@ -234,9 +241,12 @@ def generate(
         source = found.examples(like) if like else _documents(file or [])
         try:
             written = datasets.generate(
-                source, model, client=OpenAI(base_url=base_url), per_source=per_source,
+                source,
+                model,
+                client=OpenAI(base_url=base_url),
+                per_source=per_source,
                 on_error=lambda error: notes.print(f"left out: {error}", markup=False),
-            )  # fmt: skip
+            )
         except OpenAIError as error:
             raise Refused(f"the model's endpoint: {' '.join(str(error).split())}") from None
         if not written:

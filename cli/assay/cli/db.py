@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from assay.cli._common import JsonOption, StoreOption, console, notes, opened
-from assay.collector.protocols import Refused
+from assay.collector.errors import Refused
 from assay.collector.querystring import duration, parse
 from assay.collector.records import Retention
-from assay.collector.sqlite import inspect
+from assay.collector.stores.sqlite import inspect
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -78,7 +78,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     store: StoreOption = None,
     json: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Delete the traces that meet all conditions, with their words, feedback and decisions.
 
     Example: `assay db delete user=u-42 --yes`
@@ -108,9 +108,10 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def check(
-    deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False, store: FileOption = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False,
+    store: FileOption = None,
     json: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Check that the file is sound and its tables fit together; exit status 1 if not.
 
     Example: `assay db check --deep`

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from assay.cli._common import JsonOption, StoreOption, console, emit, notes, opened
-from assay.collector.protocols import Refused
+from assay.collector.errors import Refused
 
 _SETTINGS = ("summary_evaluators", "metadata", "split", "timeout", "retries", "seed")
 
@@ -48,10 +48,17 @@ def eval_(
     go_on.set(_resuming(sys.argv[1:]))
     with opened(store, make=True) as found:
         experiment = evaluate(
-            _defined(module, "dataset"), getattr(module, "task", None), _defined(module, "evaluators"),
-            name=name or file.stem, concurrency=concurrency, repetitions=repetitions, limit=limit, resume=resume,
-            store=found, **settings,
-        )  # fmt: skip
+            _defined(module, "dataset"),
+            getattr(module, "task", None),
+            _defined(module, "evaluators"),
+            name=name or file.stem,
+            concurrency=concurrency,
+            repetitions=repetitions,
+            limit=limit,
+            resume=resume,
+            store=found,
+            **settings,
+        )
         if json:
             emit(row.to_dict() for row in experiment.rows())
         else:

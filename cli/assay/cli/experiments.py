@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from assay.cli._common import JsonOption, StoreOption, console, emit, opened, short, table
-from assay.collector.protocols import Refused
+from assay.collector.errors import Refused
 from assay.collector.records import Experiment as Record
 
 app = typer.Typer(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from assay.collector.protocols import Store
     from assay.collector.records import Example, Feedback
+    from assay.collector.stores import Store
     from assay.evaluators import Evaluator
     from assay.evaluators.engine._recorder import OpenRun, Recorder
 
@@ -107,7 +107,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("assay")
     if mark is None:
         return
-    from assay.collector.protocols import StoreError
+    from assay.collector.errors import StoreError
 
     __tracebackhide__ = True
     try:
@@ -165,9 +165,14 @@ def _settings(mark: pytest.Mark) -> dict[str, Any]:
 
 
 def _group(
-    metafunc: pytest.Metafunc, dataset: Any, name: str | None = None, evaluators: Iterable[Any] = (),
-    split: str | None = None, limit: int | None = None, store: str | None = None,
-) -> tuple[Group, list[Example]]:  # fmt: skip
+    metafunc: pytest.Metafunc,
+    dataset: Any,
+    name: str | None = None,
+    evaluators: Iterable[Any] = (),
+    split: str | None = None,
+    limit: int | None = None,
+    store: str | None = None,
+) -> tuple[Group, list[Example]]:
     from assay.evaluators import as_evaluator, datasets
 
     given = metafunc.function.__name__

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from assay.cli._common import notes
-from assay.collector.protocols import Refused
+from assay.collector.errors import Refused
 
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
@@ -24,13 +24,13 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. 4318 is where OpenTelemetry sends.")
     ] = 4318,
     store: Annotated[str, typer.Option(help="The SQLite file to keep everything in.")] = "assay.db",
-) -> None:  # fmt: skip
+) -> None:
     """Receive traces, serve the API and the pages, until Ctrl-C.
 
     Example: `assay serve --port 4318 --store assay.db`
     """
     from assay.collector.server import serve as run
-    from assay.collector.sqlite import SQLiteStore
+    from assay.collector.stores.sqlite import SQLiteStore
 
     if "://" in store:
         raise Refused(f"--store {store!r}: a server keeps a SQLite file of its own; name its path")

@@ -22,9 +22,10 @@ from assay.cli._common import (
 )
 from assay.cli._tree import tree
 from assay.cli._when import length, shown
+from assay.collector.errors import Refused
 from assay.collector.filters import Filter, combined
-from assay.collector.protocols import Refused, Store
 from assay.collector.records import TraceSummary
+from assay.collector.stores import Store
 
 app = typer.Typer(
     help="List, show, follow and delete traces.",
@@ -39,9 +40,13 @@ HEAD = ("trace", "start", "name", "status", "latency", "spans", "tokens", "input
 
 @app.command("list")
 def list_(
-    where: WhereOption = None, since: Since = None, text: Text = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20, store: StoreOption = None, as_json: JsonOption = False,
-) -> None:  # fmt: skip
+    where: WhereOption = None,
+    since: Since = None,
+    text: Text = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """The latest traces.
 
     Example: `assay traces list --where name=answer --where 'feedback=concise<0.5' --since 1d`
@@ -57,8 +62,9 @@ def list_(
 def show(
     trace_id: Annotated[str, typer.Argument(help="A trace's id, or the beginning of a recent one's.")],
     whole: Annotated[bool, typer.Option("--whole", help="Do not cut long texts.")] = False,
-    store: StoreOption = None, as_json: JsonOption = False,
-) -> None:  # fmt: skip
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """One trace as a tree: times, inputs, outputs, documents, feedback.
 
     Example: `assay traces show 0af7651916cd43dd8448eb211c80319c`
@@ -73,9 +79,12 @@ def show(
 
 @app.command()
 def tail(
-    where: WhereOption = None, text: Text = None, store: StoreOption = None, as_json: JsonOption = False,
+    where: WhereOption = None,
+    text: Text = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-) -> None:  # fmt: skip
+) -> None:
     """New traces as they arrive, until Ctrl-C.
 
     Example: `assay traces tail --where status=error --json`
@@ -110,9 +119,13 @@ def _new(store: Store, wanted: Filter, seen: set[str]) -> list[TraceSummary]:
 @app.command()
 def delete(
     trace_ids: Annotated[list[str] | None, typer.Argument(help="Ids of traces.")] = None,
-    where: WhereOption = None, since: Since = None, text: Text = None, store: StoreOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: JsonOption = False,
-) -> None:  # fmt: skip
+    where: WhereOption = None,
+    since: Since = None,
+    text: Text = None,
+    store: StoreOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Delete traces with their spans, index, feedback and decisions: by id, or all that pass conditions.
 
     Example: `assay traces delete --where session=conversation-7 --yes`
@@ -145,6 +158,13 @@ def _print(summaries: Any, as_json: bool, *, head: bool = True) -> None:
 def _row(one: TraceSummary) -> tuple[str, ...]:
     feedback = " ".join(f"{key}={value}" for key, value in one.feedback.items())
     return (
-        one.trace_id, shown(one.start_ns), one.name, one.status, length(one.duration_ns), str(one.span_count),
-        str(one.input_tokens + one.output_tokens), one.inputs[:60], feedback,
-    )  # fmt: skip
+        one.trace_id,
+        shown(one.start_ns),
+        one.name,
+        one.status,
+        length(one.duration_ns),
+        str(one.span_count),
+        str(one.input_tokens + one.output_tokens),
+        one.inputs[:60],
+        feedback,
+    )

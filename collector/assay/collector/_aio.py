@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from assay.collector.protocols import Store
+from assay.collector.stores import Store
 
 
 class AsyncStore:

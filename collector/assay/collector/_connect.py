@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from assay.collector._ports import assay_at
-from assay.collector.protocols import Refused, Store
+from assay.collector.errors import Refused
+from assay.collector.stores import Store
 
 if TYPE_CHECKING:
     from assay.collector.client import HTTPStore
@@ -50,7 +51,7 @@ def _client(url: str) -> HTTPStore:
 
 
 def _file(path: Path) -> Store:
-    from assay.collector.sqlite import holder
+    from assay.collector.stores.sqlite import holder
 
     with _lock:
         if shared := _open.get(path.resolve()):
@@ -66,7 +67,7 @@ class _Shared:
     """A file that this process has open: opened once, however often it is asked for, and closed by its last user."""
 
     def __init__(self, path: Path) -> None:
-        from assay.collector.sqlite import SQLiteStore
+        from assay.collector.stores.sqlite import SQLiteStore
 
         self.key, self.store, self.users = path.resolve(), SQLiteStore(path), 0
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
+
+from assay.tracer.hints import did_you_mean
 
 Operator = Literal["<", "<=", "=", "!=", ">=", ">"]
 Comparison: TypeAlias = tuple[Operator, float]
@@ -70,8 +71,7 @@ def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None 
 
 def _normal(name: str, value: Any) -> Any:
     if name not in _NAMES:
-        near = get_close_matches(name, _NAMES, 1)
-        raise ValueError(f"{name!r} is no condition on traces" + (f": did you mean {near[0]!r}?" if near else ""))
+        raise ValueError(f"{name!r} is no condition on traces{did_you_mean(name, _NAMES, form=': {}')}")
     if value is None:
         return _DEFAULTS.get(name)
     if name in LISTS:

@@ -15,8 +15,9 @@ import uvicorn
 
 from assay.collector import _ports
 from assay.collector.api import Guard, create_app, is_loopback, past_framework
-from assay.collector.protocols import Refused, Store
-from assay.collector.receiver import Limits
+from assay.collector.errors import Refused
+from assay.collector.intake import Limits
+from assay.collector.stores import Store
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
 GRACE = 30  # seconds for requests that are under way when the server is told to stop
@@ -29,9 +30,14 @@ class Server:
     """
 
     def __init__(
-        self, store: Store, *, host: str = DEFAULT_HOST, port: int = 0, api_key: str | None = None,
+        self,
+        store: Store,
+        *,
+        host: str = DEFAULT_HOST,
+        port: int = 0,
+        api_key: str | None = None,
         limits: Limits | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store, self.host = store, host
         locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
         if locked and not secret and not store.keys():
@@ -120,9 +126,17 @@ def serve(
 
 def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(  # its own log_config would close every handler of the process, the host's files too
-        app, log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none",
-        timeout_graceful_shutdown=GRACE, server_header=False, proxy_headers=False, backlog=2048,
-    )  # fmt: skip
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=GRACE,
+        server_header=False,
+        proxy_headers=False,
+        backlog=2048,
+    )
 
 
 def _bound(host: str, port: int) -> socket.socket:

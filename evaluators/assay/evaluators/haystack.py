@@ -1,8 +1,8 @@
 """Haystack's evaluators under their own names: `run(...)` over lists, with its result keys.
 
 They give the numbers of Haystack 3 (average precision over all relevant documents, each document credited once), and
-take its documents as well as ours. Unlike `assay.evaluators.retrieval` a question for which nothing is expected scores
-0, as it does there.
+take its documents as well as ours. Unlike the built-in retrieval metrics, a question for which nothing is expected
+scores 0, as it does there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from assay.collector.records import Document
-from assay.evaluators import retrieval
-from assay.evaluators._cases import documents_of
-from assay.evaluators._outcomes import Skip
+from assay.evaluators.builtin import retrieval
+from assay.evaluators.protocol._outcomes import Skip
+from assay.evaluators.scoring._cases import documents_of
 
 Documents = Sequence[Sequence[Any]]
 

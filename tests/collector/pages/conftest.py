@@ -9,8 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from assay.collector.api import create_app
-from assay.collector.protocols import Store
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores import Store
+from assay.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture

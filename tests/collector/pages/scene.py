@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from assay.collector.protocols import Store
 from assay.collector.records import Document, Event, Example, Experiment, Feedback, Run, Target, Usage
+from assay.collector.stores import Store
 from collector.making import child, run
 
 EXAMPLES = (
@@ -25,9 +25,19 @@ def rag(store: Store, *, failing: bool = False, **fields: object) -> Run:
     retrieve = child(root, "retrieve", kind="retriever", documents=found, **below)
     events = (Event("exception", root.start_ns, {"exception.stacktrace": STACK}),) if failing else ()
     read = child(
-        root, "read", kind="llm", model="gpt-4o-mini", usage=Usage(100, 20), cost=0.002, events=events, error=error,
-        status=status, start_ns=root.start_ns + 2, inputs={"messages": [{"role": "user", "content": "Why?"}]}, **below,
-    )  # fmt: skip
+        root,
+        "read",
+        kind="llm",
+        model="gpt-4o-mini",
+        usage=Usage(100, 20),
+        cost=0.002,
+        events=events,
+        error=error,
+        status=status,
+        start_ns=root.start_ns + 2,
+        inputs={"messages": [{"role": "user", "content": "Why?"}]},
+        **below,
+    )
     store.append([root, retrieve, read])
     return root
 

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from assay.collector.server import Server
-from assay.collector.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 from collector.pages.scene import experiment, outcomes, rag
 
@@ -51,12 +51,22 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
     for name, scores in (("first", (1.0, None)), ("second", (0.0, 1.0))):
         experiment(kept, name, scores)
     paths = {
-        "traces": "/", "filtered": "/?kind=chain&latency_ms=x", "nothing": "/?name=none", "trace": f"/traces/{root.trace_id}",
-        "failing": f"/traces/{failing.trace_id}", "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
-        "sessions": "/sessions", "session": "/sessions/talk", "datasets": "/datasets", "dataset": "/datasets/sequences",
-        "experiments": "/experiments", "experiment": "/experiments/id-first", "compare": "/compare?ids=id-first,id-second",
-        "missing": "/traces/none", "long": "/?since=2025-01-01",
-    }  # fmt: skip
+        "traces": "/",
+        "filtered": "/?kind=chain&latency_ms=x",
+        "nothing": "/?name=none",
+        "trace": f"/traces/{root.trace_id}",
+        "failing": f"/traces/{failing.trace_id}",
+        "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
+        "sessions": "/sessions",
+        "session": "/sessions/talk",
+        "datasets": "/datasets",
+        "dataset": "/datasets/sequences",
+        "experiments": "/experiments",
+        "experiment": "/experiments/id-first",
+        "compare": "/compare?ids=id-first,id-second",
+        "missing": "/traces/none",
+        "long": "/?since=2025-01-01",
+    }
     with Server(kept) as server:
         yield {name: server.url + path for name, path in paths.items()}
 
@@ -83,9 +93,21 @@ def open_page(browser: Browser, addresses: dict[str, str]) -> Iterator[Callable[
 
 
 NAMES = (
-    "traces", "filtered", "nothing", "trace", "failing", "deep", "sessions", "session", "datasets", "dataset", "experiments",
-    "experiment", "compare", "missing",
-)  # fmt: skip
+    "traces",
+    "filtered",
+    "nothing",
+    "trace",
+    "failing",
+    "deep",
+    "sessions",
+    "session",
+    "datasets",
+    "dataset",
+    "experiments",
+    "experiment",
+    "compare",
+    "missing",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -33,10 +33,21 @@ def addresses(store):
         "resource": {EVIL: EVIL},
     }
     root = run(
-        EVIL, kind=EVIL, status="error", error=EVIL, documents=(Document(EVIL, EVIL, 0.5, {EVIL: EVIL}),), model=EVIL,
-        events=(Event("exception", 1, {"exception.stacktrace": EVIL}), Event(EVIL, 1, {EVIL: EVIL})), tags=(EVIL,),
-        links=(Link("a" * 32, EVIL),), session_id=EVIL, user_id=EVIL, project=EVIL, environment=EVIL, **fields,
-    )  # fmt: skip
+        EVIL,
+        kind=EVIL,
+        status="error",
+        error=EVIL,
+        documents=(Document(EVIL, EVIL, 0.5, {EVIL: EVIL}),),
+        model=EVIL,
+        events=(Event("exception", 1, {"exception.stacktrace": EVIL}), Event(EVIL, 1, {EVIL: EVIL})),
+        tags=(EVIL,),
+        links=(Link("a" * 32, EVIL),),
+        session_id=EVIL,
+        user_id=EVIL,
+        project=EVIL,
+        environment=EVIL,
+        **fields,
+    )
     tested = run(EVIL, experiment_id="e1", example_id=Example(inputs=EVIL).id, inputs=EVIL, outputs=EVIL)
     store.append([root, tested])
     target = Target(trace_id=root.trace_id)
@@ -110,7 +121,36 @@ def test_odd_values_are_shown(store, client, value):
     assert client.get(f"/traces/{root.trace_id}").status_code == 200
 
 
-FIELDS = ("text", "project", "kind", "status", "session", "user", "tag", "latency_ms", "tokens", "cost", "feedback_key", "feedback_op", "feedback_value", "range", "since", "until", "cursor", "experiment", "dataset", "traffic", "sort", "offset", "version", "ids", "key", "run", "charts", "complete")  # fmt: skip
+FIELDS = (
+    "text",
+    "project",
+    "kind",
+    "status",
+    "session",
+    "user",
+    "tag",
+    "latency_ms",
+    "tokens",
+    "cost",
+    "feedback_key",
+    "feedback_op",
+    "feedback_value",
+    "range",
+    "since",
+    "until",
+    "cursor",
+    "experiment",
+    "dataset",
+    "traffic",
+    "sort",
+    "offset",
+    "version",
+    "ids",
+    "key",
+    "run",
+    "charts",
+    "complete",
+)
 VALUES = st.one_of(
     st.text(max_size=20),
     st.sampled_from(["<", "missing", "24h", "1e999", "nan", "-1", "9" * 30, "> 1", "e1", "2026-01-01", "0", "true"]),
@@ -118,7 +158,23 @@ VALUES = st.one_of(
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(path=st.sampled_from(["/", "/charts", "/sessions", "/sessions/x", "/datasets", "/datasets/d", "/experiments", "/experiments/e1", "/compare", "/traces/" + "a" * 32]), query=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5))  # fmt: skip
+@given(
+    path=st.sampled_from(
+        [
+            "/",
+            "/charts",
+            "/sessions",
+            "/sessions/x",
+            "/datasets",
+            "/datasets/d",
+            "/experiments",
+            "/experiments/e1",
+            "/compare",
+            "/traces/" + "a" * 32,
+        ]
+    ),
+    query=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5),
+)
 def test_no_address_is_a_server_error(store, client, path, query):
     if not store.traces(limit=1, experiment="e1").items:
         store.append([run(trace_id="a" * 32), run(experiment_id="e1")])

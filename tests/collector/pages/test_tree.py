@@ -1,6 +1,5 @@
 from assay.collector.pages import _chart, _tree
-from assay.collector.protocols import Bucket
-from assay.collector.records import Trace
+from assay.collector.records import Bucket, Trace
 from collector.making import SECOND, child, run
 
 

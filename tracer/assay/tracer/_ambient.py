@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from opentelemetry import baggage
 
-from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors
+from assay.tracer import attributes as names
 from assay.tracer._runtime import current
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
 
-from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors
+from assay.tracer import attributes as names
 from assay.tracer._bind import Bind
 from assay.tracer._documents import readable
 from assay.tracer._json import cut_text, to_json

@@ -17,7 +17,7 @@ from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
 from opentelemetry.trace import SpanContext
 
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 from assay.tracer._span import VENDOR, LiveSpan, Unsampled
 
 # OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.

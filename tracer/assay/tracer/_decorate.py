@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from assay.tracer import _context
@@ -13,6 +13,7 @@ from assay.tracer._bind import binder
 from assay.tracer._call import Call, Spec, begin, ended, fail, failed, opened
 from assay.tracer._run import template
 from assay.tracer._streams import DEFERRED, follow
+from assay.tracer.hints import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,14 +63,9 @@ def _check(options: Mapping[str, Any]) -> None:
     known = _decorate.__kwdefaults__ or {}
     for name in options:
         if name not in known:
-            raise TypeError(f"@trace has no option {name!r}{_meant(name, known)}; it takes {', '.join(known)}")
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches  # 6 ms that only a mistake should cost
-
-    close = get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+            raise TypeError(
+                f"@trace has no option {name!r}{did_you_mean(name, known, form=' ({})')}; it takes {', '.join(known)}"
+            )
 
 
 def _trace(function: Any, **options: Any) -> Any:
@@ -79,16 +75,27 @@ def _trace(function: Any, **options: Any) -> Any:
 
 
 def _decorate(
-    function: Any, *, name: str | None = None, kind: str = "chain", capture_inputs: bool = True,
-    capture_outputs: bool = True, tags: Sequence[str] = (), metadata: Mapping[str, object] | None = None,
-    attributes: Mapping[str, Any] | None = None, reduce: Callable[[list[Any]], Any] | None = None,
-) -> Any:  # fmt: skip
+    function: Any,
+    *,
+    name: str | None = None,
+    kind: str = "chain",
+    capture_inputs: bool = True,
+    capture_outputs: bool = True,
+    tags: Sequence[str] = (),
+    metadata: Mapping[str, object] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    reduce: Callable[[list[Any]], Any] | None = None,
+) -> Any:
     if not callable(function) or inspect.isclass(function):
         raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}")
     spec = Spec(
-        name or _name(function), template(kind, tags, metadata, attributes),
-        binder(function) if capture_inputs else None, capture_outputs, kind == "retriever", reduce,
-    )  # fmt: skip
+        name or _name(function),
+        template(kind, tags, metadata, attributes),
+        binder(function) if capture_inputs else None,
+        capture_outputs,
+        kind == "retriever",
+        reduce,
+    )
     return functools.update_wrapper(_wrapper(function, spec), function)
 
 

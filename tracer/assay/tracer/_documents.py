@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 
 Plain: TypeAlias = dict[str, Any]
 

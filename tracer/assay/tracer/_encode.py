@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 from assay.tracer._json import to_json
 
 if TYPE_CHECKING:

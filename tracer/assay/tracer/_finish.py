@@ -12,8 +12,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Link, Status
 
-from assay.tracer import _attributes as names
 from assay.tracer import _errors
+from assay.tracer import attributes as names
 from assay.tracer._documents import flatten
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._json import cut_text, to_json
@@ -34,7 +34,7 @@ _CONTENT = re.compile(
     r"|gen_ai\.event\.content|(?:gen_ai\.)?(?:content|message|body|role)|traceloop\.entity\.(?:input|output)"
     r"|mlflow\.span(?:In|Out)puts|lmnr\.span\.(?:input|output)|langfuse\..*(?:input|output)"
     r"|(?:request|response|all_messages\S*|final_result|db\.(?:statement|query\.text))|exception\.(?:message|stacktrace))$"
-)  # fmt: skip
+)
 
 
 class Finisher:
@@ -92,11 +92,19 @@ class Finisher:
         """A span of another SDK's making (joined mode): others see it too, so what leaves is a copy."""
         name, status = self._texts(span.name, span.status)
         return ReadableSpan(
-            name=name, context=span.context, parent=span.parent, resource=self.resource(span.resource),
-            attributes=self._values(dict(span.attributes or {})), events=tuple(map(self._event, span.events)),
-            links=tuple(map(self._link, span.links)), kind=span.kind, status=status, start_time=span.start_time,
-            end_time=span.end_time, instrumentation_scope=span.instrumentation_scope,
-        )  # fmt: skip
+            name=name,
+            context=span.context,
+            parent=span.parent,
+            resource=self.resource(span.resource),
+            attributes=self._values(dict(span.attributes or {})),
+            events=tuple(map(self._event, span.events)),
+            links=tuple(map(self._link, span.links)),
+            kind=span.kind,
+            status=status,
+            start_time=span.start_time,
+            end_time=span.end_time,
+            instrumentation_scope=span.instrumentation_scope,
+        )
 
     def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(attributes)

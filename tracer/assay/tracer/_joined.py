@@ -9,8 +9,8 @@ from opentelemetry.context.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
-from assay.tracer import _attributes as names
 from assay.tracer import _errors
+from assay.tracer import attributes as names
 from assay.tracer._span import Local, closing, counted, new_local, open_local
 
 Put = Callable[[ReadableSpan], None]
@@ -67,8 +67,16 @@ class JoinedProcessor(SpanProcessor):
 
 def _copy(span: ReadableSpan, extra: dict[str, Any], resource: Resource) -> ReadableSpan:
     return ReadableSpan(
-        name=span.name, context=span.context, parent=span.parent, resource=resource,
-        attributes={**(span.attributes or {}), **extra}, events=span.events, links=span.links, kind=span.kind,
-        status=span.status, start_time=span.start_time, end_time=span.end_time,
+        name=span.name,
+        context=span.context,
+        parent=span.parent,
+        resource=resource,
+        attributes={**(span.attributes or {}), **extra},
+        events=span.events,
+        links=span.links,
+        kind=span.kind,
+        status=span.status,
+        start_time=span.start_time,
+        end_time=span.end_time,
         instrumentation_scope=span.instrumentation_scope,
-    )  # fmt: skip
+    )

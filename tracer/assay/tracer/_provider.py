@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind
 
-from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors
+from assay.tracer import attributes as names
 from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote, from_baggage
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._span import Clock, LiveSpan, Unsampled, new_local, open_local, span_context
@@ -48,9 +48,13 @@ class Spans:
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
 
     def start(
-        self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context,
+        self,
+        name: str,
+        attributes: dict[str, Any],
+        scope: InstrumentationScope,
+        ctx: Context,
         start_time: int | None = None,
-    ) -> LiveSpan | Unsampled:  # fmt: skip
+    ) -> LiveSpan | Unsampled:
         """A started span, child of the nearest span of ours in the context. `attributes` becomes the span's own."""
         given = ctx.get(AMBIENT_KEY)
         if given is not None:
@@ -75,9 +79,13 @@ class Spans:
         return self._local_root(name, attributes, scope, ctx, start_time, parent)
 
     def _child(
-        self, parent: LiveSpan, name: str, attributes: dict[str, Any], scope: InstrumentationScope,
+        self,
+        parent: LiveSpan,
+        name: str,
+        attributes: dict[str, Any],
+        scope: InstrumentationScope,
         start_time: int | None,
-    ) -> LiveSpan:  # fmt: skip
+    ) -> LiveSpan:
         parent.has_children = True
         if parent.ambient is None:
             return LiveSpan(name, parent.local, parent.span_id, attributes, scope, start_time)
@@ -86,9 +94,14 @@ class Spans:
         return span
 
     def _local_root(
-        self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context,
-        start_time: int | None, remote: Remote | None,
-    ) -> LiveSpan | Unsampled:  # fmt: skip
+        self,
+        name: str,
+        attributes: dict[str, Any],
+        scope: InstrumentationScope,
+        ctx: Context,
+        start_time: int | None,
+        remote: Remote | None,
+    ) -> LiveSpan | Unsampled:
         trace_id = remote.trace_id if remote else Clock.bits(128) or 1
         foreign = _context.foreign(ctx)
         hidden = foreign is not None or _foreign_provider(self)
@@ -167,10 +180,16 @@ class Tracer(sdk.Tracer):
     scope: InstrumentationScope
 
     def start_span(
-        self, name: str, context: Context | None = None, kind: SpanKind = SpanKind.INTERNAL, attributes: Any = None,
-        links: Sequence[Link] | None = (), start_time: int | None = None, record_exception: bool = True,
+        self,
+        name: str,
+        context: Context | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Any = None,
+        links: Sequence[Link] | None = (),
+        start_time: int | None = None,
+        record_exception: bool = True,
         set_status_on_exception: bool = True,
-    ) -> otel.Span:  # fmt: skip
+    ) -> otel.Span:
         """Start a span, as the OpenTelemetry API has it. Never raises into the instrumentation that asks."""
         try:
             return self._start_span(name, context, kind, attributes, links, start_time)
@@ -180,7 +199,7 @@ class Tracer(sdk.Tracer):
 
     def _start_span(
         self, name: str, context: Context | None, kind: SpanKind, attributes: Any, links: Any, start_time: int | None
-    ) -> otel.Span:  # fmt: skip
+    ) -> otel.Span:
         spans = self.provider.spans
         if spans.off:
             return otel.INVALID_SPAN
@@ -206,9 +225,12 @@ class Provider(sdk.TracerProvider):
         self._own: dict[InstrumentationScope, Tracer] = {}
 
     def get_tracer(
-        self, instrumenting_module_name: str, instrumenting_library_version: str | None = None,
-        schema_url: str | None = None, attributes: Mapping[str, Any] | None = None,
-    ) -> otel.Tracer:  # fmt: skip
+        self,
+        instrumenting_module_name: str,
+        instrumenting_library_version: str | None = None,
+        schema_url: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> otel.Tracer:
         """A tracer under an instrumentation scope."""
         version = instrumenting_library_version or ""
         scope = InstrumentationScope(instrumenting_module_name or "", version, schema_url, attributes)

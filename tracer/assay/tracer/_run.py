@@ -11,8 +11,8 @@ import orjson
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
 
-from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors
+from assay.tracer import attributes as names
 from assay.tracer._documents import readable
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._json import cut_text, to_json
@@ -77,13 +77,21 @@ class Run:
         self._guarded(names.REQUEST_MODEL, lambda: str(model))
 
     def set_usage(
-        self, input_tokens: int | None = None, output_tokens: int | None = None, *, cost: float | None = None,
+        self,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        *,
+        cost: float | None = None,
         **details: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call."""
         given = {names.INPUT_TOKENS: input_tokens, names.OUTPUT_TOKENS: output_tokens, names.COST: cost}
-        given.update({f"gen_ai.usage.{k}.input_tokens" if k.startswith("cache") else f"gen_ai.usage.{k}": v
-                      for k, v in details.items()})  # fmt: skip
+        given.update(
+            {
+                f"gen_ai.usage.{k}.input_tokens" if k.startswith("cache") else f"gen_ai.usage.{k}": v
+                for k, v in details.items()
+            }
+        )
         self._span.set_attributes({k: v for k, v in given.items() if v is not None})
 
     def set_attribute(self, key: str, value: object) -> None:
@@ -96,10 +104,16 @@ class Run:
         self._span.record_exception(error)
 
     def feedback(
-        self, key: str, value: float | bool | str | None = None, *, comment: str | None = None,
-        label: str | None = None, source: Literal["code", "model", "human"] = "code", author: str | None = None,
+        self,
+        key: str,
+        value: float | bool | str | None = None,
+        *,
+        comment: str | None = None,
+        label: str | None = None,
+        source: Literal["code", "model", "human"] = "code",
+        author: str | None = None,
         metadata: Mapping[str, object] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Attach feedback to this run: a number or bool is a score, a string a label."""
         try:
             self._feedback(key, value, comment, label, source, author, metadata)
@@ -122,10 +136,15 @@ class Run:
             names.FEEDBACK_METADATA: to_json(metadata, self._runtime.limit) if metadata else None,
         }
         if context.is_valid and not isinstance(self._span, Unsampled):
-            self._deliver(FeedbackEvent(
-                context.trace_id, context.span_id, Clock.now(), {k: v for k, v in attributes.items() if v is not None},
-                self._runtime.resource.attributes,
-            ))  # fmt: skip
+            self._deliver(
+                FeedbackEvent(
+                    context.trace_id,
+                    context.span_id,
+                    Clock.now(),
+                    {k: v for k, v in attributes.items() if v is not None},
+                    self._runtime.resource.attributes,
+                )
+            )
 
     def _deliver(self, event: FeedbackEvent) -> None:
         captured = self._runtime.spans.captures.get(event.trace_id)
@@ -177,9 +196,15 @@ class span:
     __slots__ = ("_inputs", "_name", "_run", "_template", "_token")
 
     def __init__(
-        self, name: str, *, kind: str = "chain", inputs: object = None, tags: Sequence[str] = (),
-        metadata: Mapping[str, object] | None = None, attributes: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        *,
+        kind: str = "chain",
+        inputs: object = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, object] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
         self._name = name
         self._inputs = inputs
         self._template = template(kind, tags, metadata, attributes)

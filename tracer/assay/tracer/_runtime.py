@@ -14,8 +14,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from assay.tracer import _attributes as names
 from assay.tracer import _context, _errors, _settings
+from assay.tracer import attributes as names
 from assay.tracer._delivery import Delivery, Flushed, flush_all
 from assay.tracer._host import carry_context_into_threads, flush_on_sigterm
 from assay.tracer._joined import JoinedProcessor
@@ -163,10 +163,19 @@ def configure(
     `threading` alone, `sigterm=False` the signal. Raises `ValueError` for a value that cannot be.
     """
     settings = _settings.resolve(
-        url=url, api_key=api_key, project=project, environment=environment, capture=capture, redact=redact,
-        sample_rate=sample_rate, max_value_bytes=max_value_bytes, spill_dir=spill_dir, resource=resource,
-        threads=threads, sigterm=sigterm,
-    )  # fmt: skip
+        url=url,
+        api_key=api_key,
+        project=project,
+        environment=environment,
+        capture=capture,
+        redact=redact,
+        sample_rate=sample_rate,
+        max_value_bytes=max_value_bytes,
+        spill_dir=spill_dir,
+        resource=resource,
+        threads=threads,
+        sigterm=sigterm,
+    )
     runtime = _prepared(Runtime(settings, provider))
     previous = replace(runtime)
     if previous is not None:

@@ -22,8 +22,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.span import TraceState
 
-from assay.tracer import _attributes as names
 from assay.tracer import _errors
+from assay.tracer import attributes as names
 
 VENDOR = "assay"  # our key in the W3C tracestate
 MAX_ATTRIBUTES = 10_000
@@ -113,9 +113,14 @@ class LiveSpan(ReadableSpan, otel.Span):
     _attributes: dict[str, Any]
 
     def __init__(
-        self, name: str, local: Local, parent_id: int, attributes: dict[str, Any], scope: InstrumentationScope,
+        self,
+        name: str,
+        local: Local,
+        parent_id: int,
+        attributes: dict[str, Any],
+        scope: InstrumentationScope,
         start_time: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._name = name
         self.local = local
         self.parent_id = parent_id

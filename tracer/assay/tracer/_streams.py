@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
-from assay.tracer import _attributes as names
 from assay.tracer import _errors
+from assay.tracer import attributes as names
 from assay.tracer._call import Call, Spec, fail, finish, outputs, put_outputs
 from assay.tracer._context import attach, detach, get_current
 from assay.tracer._json import to_json

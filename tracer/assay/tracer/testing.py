@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 
-from assay.tracer import _attributes as names
 from assay.tracer import _errors, _runtime, _settings
+from assay.tracer import attributes as names
 from assay.tracer._delivery import Delivery, Flushed
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._host import carry_context_into_threads

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from assay.cli._common import notes
-from assay.collector.protocols import Refused, Store
+from assay.collector.errors import Refused
+from assay.collector.stores import Store
 
 if TYPE_CHECKING:
     from assay.collector.server import Server
@@ -32,7 +33,7 @@ def demo(
     Example: `assay demo --port 8000 --open`
     """
     from assay.cli.demo.show import show
-    from assay.collector.sqlite import SQLiteStore
+    from assay.collector.stores.sqlite import SQLiteStore
 
     if "://" in store:
         raise Refused(f"--store {store!r}: the demo keeps a SQLite file of its own; name its path")

@@ -13,8 +13,8 @@ from assay.cli._common import console, notes
 from assay.cli.demo.application import Read, application, reader
 from assay.cli.demo.corpus import Passage, passages
 from assay.cli.demo.retrieval import MODEL, BM25Index, EmbeddingIndex, Index, load_model
-from assay.collector.protocols import Store
 from assay.collector.records import Example
+from assay.collector.stores import Store
 from assay.evaluators import Experiment, compare, datasets, evaluate, get
 from assay.tracer import configure, flush, tags
 

@@ -16,8 +16,8 @@ from assay.collector._metrics import Metrics
 from assay.collector.api import _control, _datasets, _feedback, _health, _keeping, _openapi, _traces
 from assay.collector.api._guard import ASGI, Scope
 from assay.collector.api._http import map_errors
-from assay.collector.protocols import Store
-from assay.collector.receiver import Limits, Receiver
+from assay.collector.intake import Limits, Receiver
+from assay.collector.stores import Store
 
 
 def create_app(
@@ -36,11 +36,17 @@ def create_app(
     app.state.otlp = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     routers = (
-        _health.router(store, metrics, ready or (lambda: True)), _traces.router(store), _feedback.router(store),
+        _health.router(store, metrics, ready or (lambda: True)),
+        _traces.router(store),
+        _feedback.router(store),
         _keeping.router(store),
-        _datasets.datasets(store), _datasets.experiments(store), _control.rules(store), _control.shared(store),
-        _control.keys(store), _control.queues(store),
-    )  # fmt: skip
+        _datasets.datasets(store),
+        _datasets.experiments(store),
+        _control.rules(store),
+        _control.shared(store),
+        _control.keys(store),
+        _control.queues(store),
+    )
     for routes in routers:
         app.include_router(routes)
     app.include_router(pages.router(store))

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Response
 
 from assay.collector import _wire
 from assay.collector.api._http import Body, Limit, Number, given, reply, wire
-from assay.collector.protocols import ControlStore
 from assay.collector.records import JSON, Decision, Key, Lease, Page, QueueItem, Rule
+from assay.collector.stores import ControlStore
 
 
 class RuleChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,9 +84,12 @@ def rules(store: ControlStore) -> APIRouter:
     @routes.get("/decisions")
     @wire(returns=Page[Decision])
     def decisions(
-        trace_id: str | None = None, rule: str | None = None, verdict: str | None = None, limit: Limit = 1000,
+        trace_id: str | None = None,
+        rule: str | None = None,
+        verdict: str | None = None,
+        limit: Limit = 1000,
         cursor: str | None = None,
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         """What rules did with traces, and why; newest first."""
         return reply(store.decisions(trace_id=trace_id, rule=rule, verdict=verdict, limit=limit, cursor=cursor))
 

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Response
 
 from assay.collector import _wire
 from assay.collector.api._http import Body, Limit, Number, given, reply, wire
-from assay.collector.protocols import ControlStore, NotFound
+from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Dataset, DatasetKind, Example, Experiment
+from assay.collector.stores import ControlStore
 
 
 class ExamplesToSave(msgspec.Struct, omit_defaults=True):
@@ -77,10 +78,18 @@ def datasets(store: ControlStore) -> APIRouter:
     def save(name: str, body: Body) -> Response:
         """Add, overwrite or remove examples; makes the dataset if it is new, and a new version if anything changed."""
         asked = _wire.decode(ExamplesToSave, body)
-        return reply(store.save_examples(
-            name, asked.examples, replace=asked.replace, remove=asked.remove, kind=asked.kind, schema=asked.schema,
-            description=asked.description, metadata=asked.metadata,
-        ))  # fmt: skip
+        return reply(
+            store.save_examples(
+                name,
+                asked.examples,
+                replace=asked.replace,
+                remove=asked.remove,
+                kind=asked.kind,
+                schema=asked.schema,
+                description=asked.description,
+                metadata=asked.metadata,
+            )
+        )
 
     @routes.get("/{name:path}")
     @wire(returns=Dataset)

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Response
 
 from assay.collector import _wire
 from assay.collector.api._http import Body, Conditions, Limit, given, reply, wire
-from assay.collector.protocols import TraceStore
 from assay.collector.records import JSON, Feedback, Page, Target
+from assay.collector.stores import TraceStore
 
 
 class FeedbackChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,9 +29,12 @@ def router(store: TraceStore) -> APIRouter:
     @routes.get("")
     @wire(returns=Page[Feedback])
     def feedbacks(
-        filter: Conditions, key: str | None = None, target: str | None = None, limit: Limit = 1000,
+        filter: Conditions,
+        key: str | None = None,
+        target: str | None = None,
+        limit: Limit = 1000,
         cursor: str | None = None,
-    ) -> Response:  # fmt: skip
+    ) -> Response:
         """Feedback on traces that pass, or on one target (a JSON object), newest first."""
         aim = None if target is None else _wire.decode(Target, target.encode())
         return reply(store.feedbacks(filter, key=key, limit=limit, cursor=cursor, target=aim))

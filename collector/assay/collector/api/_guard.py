@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from assay.collector import _wire
-from assay.collector.protocols import ControlStore
 from assay.collector.records import Key
+from assay.collector.stores import ControlStore
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 
 from assay.collector._metrics import Metrics
 from assay.collector.api._http import reply, wire
-from assay.collector.protocols import Store
+from assay.collector.stores import Store
 
 
 def router(store: Store, metrics: Metrics, ready: Callable[[], bool]) -> APIRouter:

@@ -12,8 +12,8 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from assay.collector import _wire
+from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
 from assay.collector.filters import Filter
-from assay.collector.protocols import NotFound, Refused, StoreError, Unavailable
 from assay.collector.querystring import to_filter
 
 F = TypeVar("F", bound=Callable[..., Any])

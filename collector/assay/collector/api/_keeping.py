@@ -6,8 +6,8 @@ from fastapi import APIRouter, Response
 
 from assay.collector import _wire
 from assay.collector.api._http import Body, reply, wire
-from assay.collector.protocols import TraceStore
 from assay.collector.records import Retention
+from assay.collector.stores import TraceStore
 
 
 def router(store: TraceStore) -> APIRouter:

@@ -6,10 +6,11 @@ from fastapi import APIRouter, Response
 
 from assay.collector import _wire
 from assay.collector.api._http import Body, Conditions, Limit, Number, reply, wire
+from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.protocols import Bucket, NotFound, SessionSummary, TraceStore
-from assay.collector.receiver import check_ids
-from assay.collector.records import Page, Run, Trace, TraceSummary
+from assay.collector.intake import check_ids
+from assay.collector.records import Bucket, Page, Run, SessionSummary, Trace, TraceSummary
+from assay.collector.stores import TraceStore
 
 
 def router(store: TraceStore) -> APIRouter:

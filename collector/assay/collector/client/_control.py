@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.collector.client._traces import batches
 from assay.collector.client._transport import Transport, segment
-from assay.collector.protocols import NotFound
+from assay.collector.errors import NotFound
 from assay.collector.records import (
     JSON,
     Dataset,
@@ -28,15 +28,27 @@ class Control:
     _transport: Transport
 
     def save_examples(
-        self, dataset: str, examples: Sequence[Example], *, replace: bool = False, remove: Sequence[str] = (),
-        kind: str | None = None, schema: Mapping[str, JSON] | None = None, description: str | None = None,
+        self,
+        dataset: str,
+        examples: Sequence[Example],
+        *,
+        replace: bool = False,
+        remove: Sequence[str] = (),
+        kind: str | None = None,
+        schema: Mapping[str, JSON] | None = None,
+        description: str | None = None,
         metadata: Mapping[str, JSON] | None = None,
-    ) -> Dataset:  # fmt: skip
+    ) -> Dataset:
         """See `ControlStore.save_examples`. One request, so that it makes one version."""
         body = {
-            "examples": examples, "replace": replace, "remove": remove, "kind": kind, "schema": schema,
-            "description": description, "metadata": metadata,
-        }  # fmt: skip
+            "examples": examples,
+            "replace": replace,
+            "remove": remove,
+            "kind": kind,
+            "schema": schema,
+            "description": description,
+            "metadata": metadata,
+        }
         return self._transport.ask(Dataset, "POST", f"/api/datasets/{segment(dataset)}/examples", body=body)
 
     def dataset(self, name: str, version: int | None = None) -> Dataset:
@@ -52,9 +64,14 @@ class Control:
         return self._transport.ask(list[Dataset], "GET", f"/api/datasets/{segment(name)}/versions")
 
     def examples(
-        self, dataset: str, version: int | None = None, *, split: str | None = None, limit: int | None = None,
+        self,
+        dataset: str,
+        version: int | None = None,
+        *,
+        split: str | None = None,
+        limit: int | None = None,
         offset: int = 0,
-    ) -> list[Example]:  # fmt: skip
+    ) -> list[Example]:
         """See `ControlStore.examples`."""
         params = [("version", version), ("split", split), ("limit", limit), ("offset", offset)]
         return self._transport.ask(list[Example], "GET", f"/api/datasets/{segment(dataset)}/examples", params)
@@ -108,9 +125,14 @@ class Control:
             self._transport.ask(Any, "POST", "/api/decisions", body=batch)
 
     def decisions(
-        self, *, trace_id: str | None = None, rule: str | None = None, verdict: str | None = None, limit: int = 1000,
+        self,
+        *,
+        trace_id: str | None = None,
+        rule: str | None = None,
+        verdict: str | None = None,
+        limit: int = 1000,
         cursor: str | None = None,
-    ) -> Page[Decision]:  # fmt: skip
+    ) -> Page[Decision]:
         """See `ControlStore.decisions`."""
         params = [("trace_id", trace_id), ("rule", rule), ("verdict", verdict), ("limit", limit), ("cursor", cursor)]
         return self._transport.ask(Page[Decision], "GET", "/api/decisions", params)

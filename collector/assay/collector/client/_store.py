@@ -8,7 +8,7 @@ from assay.collector.client._transport import Transport
 
 
 class HTTPStore(Traces, Control):
-    """Implements `assay.collector.protocols.Store` over the API of a collector at `url`.
+    """Implements `assay.collector.stores.Store` over the API of a collector at `url`.
 
     Makes no connection before the first call. A server that is away raises `Unavailable`; what it refuses, `Refused`.
     """

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from assay.collector import _wire
 from assay.collector.client._transport import Params, Transport, segment
 from assay.collector.filters import Filter, combined
-from assay.collector.protocols import Bucket, SessionSummary
-from assay.collector.records import Feedback, Page, Retention, Run, Target, Trace, TraceSummary
+from assay.collector.records import Bucket, Feedback, Page, Retention, Run, SessionSummary, Target, Trace, TraceSummary
 
 T = TypeVar("T")
 # Of one request: far below what the server takes, so that no batch is refused for its size alone
@@ -32,9 +31,16 @@ class Traces:
             self._transport.ask(Any, "POST", "/api/feedback", body=batch)
 
     def feedback(
-        self, target: str | Target, key: str, score: float | bool | None = None, *, label: str | None = None,
-        comment: str | None = None, author: str | None = None, span_id: str | None = None,
-    ) -> Feedback:  # fmt: skip
+        self,
+        target: str | Target,
+        key: str,
+        score: float | bool | None = None,
+        *,
+        label: str | None = None,
+        comment: str | None = None,
+        author: str | None = None,
+        span_id: str | None = None,
+    ) -> Feedback:
         """See `TraceStore.feedback`."""
         aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
         kept = Feedback(target=aim, key=key, score=score, label=label, comment=comment, author=author, source="human")
@@ -70,9 +76,15 @@ class Traces:
         return [trace for found in asked for trace in found]
 
     def feedbacks(
-        self, filter: Filter | None = None, *, key: str | None = None, limit: int = 1000, cursor: str | None = None,
-        target: Target | None = None, **conditions: object,
-    ) -> Page[Feedback]:  # fmt: skip
+        self,
+        filter: Filter | None = None,
+        *,
+        key: str | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        target: Target | None = None,
+        **conditions: object,
+    ) -> Page[Feedback]:
         """See `TraceStore.feedbacks`."""
         aim = None if target is None else _wire.encode(target).decode()
         params = [*_asked(filter, conditions), ("key", key), ("limit", limit), ("cursor", cursor), ("target", aim)]
@@ -86,9 +98,13 @@ class Traces:
         return self._transport.ask(Page[SessionSummary], "GET", "/api/sessions", params)
 
     def aggregate(
-        self, filter: Filter | None = None, *, bucket_ns: int | None = None, group_by: str | None = None,
+        self,
+        filter: Filter | None = None,
+        *,
+        bucket_ns: int | None = None,
+        group_by: str | None = None,
         **conditions: object,
-    ) -> list[Bucket]:  # fmt: skip
+    ) -> list[Bucket]:
         """See `TraceStore.aggregate`."""
         params = [*_asked(filter, conditions), ("bucket_ns", bucket_ns), ("group_by", group_by)]
         return self._transport.ask(list[Bucket], "GET", "/api/aggregate", params)

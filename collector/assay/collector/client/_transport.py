@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from assay.collector import _wire
-from assay.collector.protocols import NotFound, Refused, StoreError, Unavailable
+from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]

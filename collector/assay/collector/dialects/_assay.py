@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import Any
 
 from assay.collector.dialects._values import count, documents, from_json, number, text
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 
 
 def read(attributes: dict[str, Any], draft: dict[str, Any], namespaces: Set[str]) -> None:

@@ -8,13 +8,17 @@ from typing import Any
 
 from assay.collector.dialects._values import as_text, from_json, number, text
 from assay.collector.records import JSON, Feedback, Target
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 
 SOURCES = ("code", "model", "human")
 TEXTS = {
-    "label": names.EVALUATION_LABEL, "comment": names.EVALUATION_EXPLANATION, "author": names.FEEDBACK_AUTHOR,
-    "evaluator": names.FEEDBACK_EVALUATOR, "version": names.FEEDBACK_VERSION, "rule": names.FEEDBACK_RULE,
-}  # fmt: skip
+    "label": names.EVALUATION_LABEL,
+    "comment": names.EVALUATION_EXPLANATION,
+    "author": names.FEEDBACK_AUTHOR,
+    "evaluator": names.FEEDBACK_EVALUATOR,
+    "version": names.FEEDBACK_VERSION,
+    "rule": names.FEEDBACK_RULE,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,19 @@ from typing import Any
 
 from assay.collector.dialects._values import count, documents, from_json, text
 from assay.collector.records import Usage
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 
 KINDS = {
-    "chat": "llm", "generate_content": "llm", "text_completion": "llm", "embeddings": "embedding",
-    "retrieval": "retriever", "execute_tool": "tool", "create_agent": "agent", "invoke_agent": "agent",
+    "chat": "llm",
+    "generate_content": "llm",
+    "text_completion": "llm",
+    "embeddings": "embedding",
+    "retrieval": "retriever",
+    "execute_tool": "tool",
+    "create_agent": "agent",
+    "invoke_agent": "agent",
     "invoke_workflow": "chain",
-}  # fmt: skip
+}
 # Spans of these operations repeat what the model calls below them have used: counted there
 SUMMED = ("create_agent", "invoke_agent", "invoke_workflow")
 INPUTS = ("gen_ai.input.messages", "gen_ai.tool.call.arguments", "gen_ai.retrieval.query.text")

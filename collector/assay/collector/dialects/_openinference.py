@@ -7,14 +7,17 @@ from typing import Any
 
 from assay.collector.dialects._values import count, document, from_json, number, take_list, text
 from assay.collector.records import JSON, Document, Usage
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 
 # "prompt" is a template being filled in, "decision" a branch being chosen: steps of a chain both
 KINDS = {kind.upper(): kind for kind in names.KINDS} | {"PROMPT": "chain", "DECISION": "chain"}
 MODELS = (
-    "llm.response.model_name", "llm.model_name", "llm.request.model_name", "embedding.model_name",
+    "llm.response.model_name",
+    "llm.model_name",
+    "llm.request.model_name",
+    "embedding.model_name",
     "reranker.model_name",
-)  # fmt: skip
+)
 DOCUMENTS = (names.DOCUMENTS, "reranker.output_documents")
 RARE = frozenset(("retrieval", "reranker", "llm", "embedding"))  # namespaces that plain spans do not have
 DETAILS = {

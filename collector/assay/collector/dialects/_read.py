@@ -10,7 +10,7 @@ from assay.collector.dialects._keys import namespace
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._values import as_text, documents
 from assay.collector.records import JSON, Event, Run, Status
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 
 # Takes from the attributes what it knows and puts it into the draft of a Run, without overwriting what is there. The
 # third argument is what stands before the first dots of the attributes' names: a quick way to see that there is nothing

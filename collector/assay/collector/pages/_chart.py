@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.collector.protocols import Bucket
+from assay.collector.records import Bucket
 
 WIDTH, HEIGHT = 240, 36
 _BUCKETS = 48

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.pages import _experiments, _feedback, _render
-from assay.collector.protocols import Bucket, FeedbackStats, Refused, Store
-from assay.collector.records import JSON, Example, Experiment, TraceSummary
+from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary
 from assay.collector.statistics import Paired, paired
+from assay.collector.stores import Store
 
 _MOST_SIDES, _SHOWN = 5, 50
 
@@ -62,12 +63,20 @@ def compare(store: Store, request: Request) -> Response:
     shown = rows[:_SHOWN]
     traces = [trace for row in shown for trace in row.traces if trace]
     return _render.html(
-        request, "compare.html", sides=sides, keys=keys, wanted=wanted if wanted in keys else None, rows=shown,
-        differing=len(rows), examples=len({id for side in sides for id in side.rows}),
-        rising=rising(sides), settings=settings(sides),
+        request,
+        "compare.html",
+        sides=sides,
+        keys=keys,
+        wanted=wanted if wanted in keys else None,
+        rows=shown,
+        differing=len(rows),
+        examples=len({id for side in sides for id in side.rows}),
+        rising=rising(sides),
+        settings=settings(sides),
         changes={key: [change(sides[0], side, key) for side in sides[1:]] for key in keys},
-        chips=_feedback.by_trace(store, traces), choices=[] if len(sides) > 1 else store.experiments(limit=100),
-    )  # fmt: skip
+        chips=_feedback.by_trace(store, traces),
+        choices=[] if len(sides) > 1 else store.experiments(limit=100),
+    )
 
 
 def load(store: Store, asked: Sequence[str]) -> list[Side]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector.errors import Refused
 from assay.collector.pages import _render
-from assay.collector.protocols import Refused, Store
+from assay.collector.stores import Store
 
 _EXAMPLES = 50
 
@@ -24,11 +25,16 @@ def dataset(store: Store, request: Request) -> Response:
     found = store.dataset(name, version)
     examples = store.examples(name, found.version, limit=_EXAMPLES, offset=offset)
     return _render.html(
-        request, "dataset.html", dataset=found, versions=store.versions(name), examples=examples, offset=offset,
+        request,
+        "dataset.html",
+        dataset=found,
+        versions=store.versions(name),
+        examples=examples,
+        offset=offset,
         next=offset + _EXAMPLES if offset + len(examples) < found.example_count else None,
         previous=max(0, offset - _EXAMPLES) if offset else None,
         experiments=store.experiments(dataset=name, limit=20),
-    )  # fmt: skip
+    )
 
 
 def whole(request: Request, name: str) -> int | None:

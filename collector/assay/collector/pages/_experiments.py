@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.pages import _feedback, _query, _render
 from assay.collector.pages._datasets import whole
-from assay.collector.protocols import Bucket, NotFound, Store
-from assay.collector.records import Example, Experiment, Target, TraceSummary
+from assay.collector.records import Bucket, Example, Experiment, Target, TraceSummary
+from assay.collector.stores import Store
 
 PAGE = 50
 MOST = 5_000  # traces of one experiment that a page sorts
@@ -35,9 +36,15 @@ def experiments(store: Store, request: Request) -> Response:
     results = aggregates(store, listed)
     keys = sorted({stats.key for bucket in results.values() for stats in bucket.feedback})
     return _render.html(
-        request, "experiments.html", experiments=listed, results=results, keys=keys, dataset=dataset,
-        datasets=[found.name for found in store.datasets()], most=_LISTED,
-    )  # fmt: skip
+        request,
+        "experiments.html",
+        experiments=listed,
+        results=results,
+        keys=keys,
+        dataset=dataset,
+        datasets=[found.name for found in store.datasets()],
+        most=_LISTED,
+    )
 
 
 def aggregates(store: Store, experiments: Sequence[Experiment]) -> dict[str, Bucket]:
@@ -57,13 +64,22 @@ def experiment(store: Store, request: Request) -> Response:
     rows = ordered(load(store, found, query.filter), sort)
     shown = rows[offset : offset + PAGE]
     return _render.html(
-        request, "experiment.html", status=422 if query.problems else 200, experiment=found, query=query, sort=sort,
-        rows=shown, offset=offset, total=len(rows), most=MOST, page_size=PAGE,
+        request,
+        "experiment.html",
+        status=422 if query.problems else 200,
+        experiment=found,
+        query=query,
+        sort=sort,
+        rows=shown,
+        offset=offset,
+        total=len(rows),
+        most=MOST,
+        page_size=PAGE,
         result=aggregates(store, [found]).get(found.id),
         chips=_feedback.by_trace(store, [row.trace for row in shown]),
         of_whole=_feedback.newest(store.feedbacks(target=Target(experiment_id=found.id))),
         others=[other for other in store.experiments(dataset=found.dataset, limit=20) if other.id != found.id],
-    )  # fmt: skip
+    )
 
 
 def load(store: Store, experiment: Experiment, filter: Filter) -> list[Row]:

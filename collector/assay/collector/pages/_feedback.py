@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from assay.collector import statistics
 from assay.collector.pages import _format
-from assay.collector.protocols import Store
 from assay.collector.records import Feedback, TraceSummary
+from assay.collector.stores import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,41 @@ from assay.collector.pages import _format
 
 RANGES = {"15m": 900, "1h": 3_600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}
 RANGE_NAMES = {
-    "": "any time", "15m": "last 15 minutes", "1h": "last hour", "6h": "last 6 hours", "24h": "last 24 hours",
-    "7d": "last 7 days", "30d": "last 30 days",
-}  # fmt: skip
+    "": "any time",
+    "15m": "last 15 minutes",
+    "1h": "last hour",
+    "6h": "last 6 hours",
+    "24h": "last 24 hours",
+    "7d": "last 7 days",
+    "30d": "last 30 days",
+}
 TRAFFIC = {"": "live", "all": "live and experiments"}
 VERBS = {
-    "<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">",
-    "missing": "is missing", "failed": "failed", "skipped": "was skipped",
-}  # fmt: skip
+    "<": "<",
+    "<=": "≤",
+    "=": "=",
+    "!=": "≠",
+    ">=": "≥",
+    ">": ">",
+    "missing": "is missing",
+    "failed": "failed",
+    "skipped": "was skipped",
+}
 _PLAIN = (
-    "project", "environment", "name", "kind", "any_name", "any_kind", "status", "session", "user", "text", "error",
-    "model", "example",
-)  # fmt: skip
+    "project",
+    "environment",
+    "name",
+    "kind",
+    "any_name",
+    "any_kind",
+    "status",
+    "session",
+    "user",
+    "text",
+    "error",
+    "model",
+    "example",
+)
 _COMPARED = {"latency_ms": "latency", "tokens": "tokens", "cost": "cost"}
 _OPEN = ("traffic", "text", "project", "environment", "status", "range", "cursor")
 _LABELS = {"range": "time", "latency_ms": "latency", "traffic": "traffic"}

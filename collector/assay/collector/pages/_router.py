@@ -9,8 +9,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
 from assay.collector.pages import _compare, _datasets, _experiments, _render, _sessions, _trace, _traces
-from assay.collector.protocols import NotFound, Refused, Store, StoreError, Unavailable
+from assay.collector.stores import Store
 
 View = Callable[[Store, Request], Response]
 VIEWS: tuple[tuple[str, View], ...] = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector.errors import NotFound
 from assay.collector.pages import _feedback, _query, _render, _traces
-from assay.collector.protocols import NotFound, Store
 from assay.collector.records import Target
+from assay.collector.stores import Store
 
 _TURNS = 20
 
@@ -31,7 +32,14 @@ def session(store: Store, request: Request) -> Response:
     whole = {trace.trace_id: trace for trace in store.many([turn.trace_id for turn in turns])}
     chips = _feedback.by_trace(store, turns)
     return _render.html(
-        request, "session.html", session_id=session_id, turns=turns, whole=whole, chips=chips, older=page.next,
+        request,
+        "session.html",
+        session_id=session_id,
+        turns=turns,
+        whole=whole,
+        chips=chips,
+        older=page.next,
         own=_feedback.voices(store.feedbacks(target=Target(session_id=session_id))),
-        summary=next(iter(store.sessions(session=session_id, limit=1)), None), paged=cursor is not None,
-    )  # fmt: skip
+        summary=next(iter(store.sessions(session=session_id, limit=1)), None),
+        paged=cursor is not None,
+    )

@@ -8,10 +8,11 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
+from assay.collector.errors import NotFound, Refused
 from assay.collector.pages import _feedback, _payload, _render, _tree
 from assay.collector.pages._experiments import known_examples
-from assay.collector.protocols import NotFound, Refused, Store
 from assay.collector.records import JSON, Example, Experiment, Feedback, Run, Target, Trace, TraceSummary
+from assay.collector.stores import Store
 
 _LARGEST_FORM = 64 * 1024
 _PARTS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")

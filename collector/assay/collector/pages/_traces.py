@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.pages import _chart, _feedback, _query, _render
-from assay.collector.protocols import Bucket, Refused, Store
-from assay.collector.records import TraceSummary
+from assay.collector.records import Bucket, TraceSummary
+from assay.collector.stores import Store
 
 PAGE = 50
 _SHORT = 6 * 3_600 * 10**9

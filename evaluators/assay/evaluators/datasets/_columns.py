@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.collector.records import JSON, Document, Example
-from assay.evaluators._cases import documents_of
+from assay.evaluators.scoring._cases import documents_of
 
 Row = Mapping[str, JSON]
 
@@ -21,8 +21,17 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "inputs": ("inputs", "input", "request"),
     "outputs": ("outputs", "output", "response", "actual", "actual_output", "prediction"),
     "reference_outputs": (
-        "reference_outputs", "reference", "reference_output", "expected", "expected_output", "expected_outputs",
-        "expected_response", "expected_answer", "expectedOutput", "ground_truth", "target",
+        "reference_outputs",
+        "reference",
+        "reference_output",
+        "expected",
+        "expected_output",
+        "expected_outputs",
+        "expected_response",
+        "expected_answer",
+        "expectedOutput",
+        "ground_truth",
+        "target",
     ),
     "documents": ("documents", "retrieved_context", "retrieved_contexts", "retrieval_context", "contexts", "context"),
     "expected_documents": ("expected_documents", "expected_retrieved_context", "reference_contexts"),
@@ -34,7 +43,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "metadata": ("metadata",),
     "split": ("split",),
     "id": ("id", "example_id", "request_id"),
-}  # fmt: skip
+}
 _FIELD_OF = {name: field for field, names in FIELDS.items() for name in names}
 _REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})  # columns that only such exports have
 _INPUTS = frozenset(FIELDS["inputs"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +11,7 @@ import orjson
 
 from assay.collector.records import JSON
 from assay.evaluators.datasets._columns import BadRow
+from assay.tracer.hints import did_you_mean
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".yaml", ".yml")
 _LISTS = ("examples", "items", "rows", "data")  # keys under which exports keep their rows
@@ -36,8 +36,7 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
 def _near(path: Path) -> str:
     """A hint at files beside it that are called alike."""
     beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, beside, n=1)
-    return f"; did you mean {str(path.with_name(close[0]))!r}?" if close else ""
+    return did_you_mean(path.name, beside)
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:

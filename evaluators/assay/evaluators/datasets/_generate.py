@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from assay.collector.records import JSON, Document, Example
-from assay.evaluators._cases import documents_of
 from assay.evaluators.datasets._columns import BadRow, to_example
+from assay.evaluators.scoring._cases import documents_of
 
 Model = Callable[[str], str]
 _BLOCK = re.compile(r"\[.*\]", re.DOTALL)
@@ -38,9 +38,13 @@ class ModelSaid(ValueError):
 
 
 def generate(
-    source: Iterable[Any], model: Model | str, *, client: Any = None, per_source: int = 3,
+    source: Iterable[Any],
+    model: Model | str,
+    *,
+    client: Any = None,
+    per_source: int = 3,
     on_error: Callable[[ModelSaid], None] | None = None,
-) -> list[Example]:  # fmt: skip
+) -> list[Example]:
     """Examples that a model writes about documents or after seed examples.
 
     `source` holds documents (texts, dicts, `Document`) or `Example`s. `model` is a function from a prompt to a reply,

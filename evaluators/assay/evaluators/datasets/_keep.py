@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from assay.collector.protocols import ControlStore, NotFound
+from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Dataset, DatasetKind, Example
+from assay.collector.stores import ControlStore
 from assay.evaluators.datasets._kinds import check_kind, kind_of
 from assay.evaluators.datasets._read import read
 from assay.evaluators.datasets._schema import Schema, check_schema, infer_schema
@@ -26,10 +27,17 @@ class Diff:
 
 
 def save(
-    store: ControlStore, name: str, source: Any, *, kind: DatasetKind | None = None,
-    schema: Schema | Literal["infer"] | None = None, replace: bool = False, description: str | None = None,
-    metadata: Mapping[str, JSON] | None = None, columns: Mapping[str, str] | None = None,
-) -> Dataset:  # fmt: skip
+    store: ControlStore,
+    name: str,
+    source: Any,
+    *,
+    kind: DatasetKind | None = None,
+    schema: Schema | Literal["infer"] | None = None,
+    replace: bool = False,
+    description: str | None = None,
+    metadata: Mapping[str, JSON] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Dataset:
     """Put examples into a stored dataset (see `read` for sources); a new version if anything changed.
 
     All examples must follow the schema: the one given, one inferred from them, or the one that the dataset has already

@@ -6,16 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from assay.collector.filters import Filter
-from assay.collector.protocols import TraceStore
 from assay.collector.records import JSON, Example, Trace
+from assay.collector.stores import TraceStore
 
 PAGE = 200
 
 
 def from_traces(
-    store: TraceStore, trace_ids: Iterable[str] | None = None, *, corrections: Mapping[str, JSON] | None = None,
-    outputs_are_references: bool = False, limit: int = 1000, filter: Filter | None = None, **conditions: object,
-) -> list[Example]:  # fmt: skip
+    store: TraceStore,
+    trace_ids: Iterable[str] | None = None,
+    *,
+    corrections: Mapping[str, JSON] | None = None,
+    outputs_are_references: bool = False,
+    limit: int = 1000,
+    filter: Filter | None = None,
+    **conditions: object,
+) -> list[Example]:
     """Examples from stored traces: those named, or those that pass a filter, latest first.
 
     `corrections` maps trace ids to reference outputs; with `outputs_are_references` what was answered is the reference
@@ -27,9 +33,13 @@ def from_traces(
 
 
 def stored_traces(
-    store: TraceStore, trace_ids: Iterable[str] | None = None, *, limit: int = 1000, filter: Filter | None = None,
+    store: TraceStore,
+    trace_ids: Iterable[str] | None = None,
+    *,
+    limit: int = 1000,
+    filter: Filter | None = None,
     **conditions: object,
-) -> Iterator[Trace]:  # fmt: skip
+) -> Iterator[Trace]:
     """Whole traces, a page at a time: those named, in that order, or those that pass, latest first."""
     if trace_ids is not None:
         named = list(trace_ids)

@@ -19,9 +19,20 @@ if TYPE_CHECKING:
 
 Format = Literal["assay", "openai", "databricks"]
 _ORDER = (
-    "id", "inputs", "reference_outputs", "outputs", "documents", "expected_documents", "conditions", "guidelines",
-    "categories", "history", "base_id", "split", "metadata",
-)  # fmt: skip
+    "id",
+    "inputs",
+    "reference_outputs",
+    "outputs",
+    "documents",
+    "expected_documents",
+    "conditions",
+    "guidelines",
+    "categories",
+    "history",
+    "base_id",
+    "split",
+    "metadata",
+)
 _MAY_BE_EMPTY = ("categories", "metadata")
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from assay.collector.protocols import Store
 from assay.collector.statistics import Paired, paired
+from assay.collector.stores import Store
 from assay.evaluators.engine._experiment import Experiment, Row
 from assay.evaluators.engine._summary import KeySummary, html_table, labels, number, rendered, text_table
 
@@ -111,9 +111,7 @@ class Comparison:
 
     def _row(self, key: str, tests: Sequence[Paired | None]) -> list[str]:
         base, *others = (_cell(one.summary().get(key)) for one in self.experiments)
-        return [
-            key, base, *(text for cell, test in zip(others, tests, strict=True) for text in (cell, *_tested(test)))
-        ]  # fmt: skip
+        return [key, base, *(text for cell, test in zip(others, tests, strict=True) for text in (cell, *_tested(test)))]
 
     def _notes(self) -> list[str]:
         """Who got better and who worse, per other experiment."""

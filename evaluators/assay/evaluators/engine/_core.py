@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from assay.collector.protocols import StoreError
+from assay.collector.errors import StoreError
 from assay.collector.records import Experiment as Record
-from assay.evaluators._evaluator import Evaluator, as_evaluator
 from assay.evaluators.engine._drive import Driver
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
@@ -23,12 +22,17 @@ from assay.evaluators.engine._task import as_task
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Spool, Unstored, Writer
+from assay.evaluators.protocol._evaluator import Evaluator, as_evaluator
 
 
 async def run(
-    dataset: Any, task: Any, evaluators: Iterable[Any], summary: Iterable[Any], store: Where,
+    dataset: Any,
+    task: Any,
+    evaluators: Iterable[Any],
+    summary: Iterable[Any],
+    store: Where,
     settings: Settings,
-) -> Experiment:  # fmt: skip
+) -> Experiment:
     """Prepare an experiment, run it to its end, and return it."""
     known = [as_evaluator(one) for one in ([evaluators] if isinstance(evaluators, str) else evaluators)]
     whole = [*(one for one in known if one.summary), *map(as_evaluator, summary)]
@@ -115,10 +119,12 @@ def _closed(job: Job, status: Any) -> Record:
     setup = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}
     totals = {**job.tally.totals(), "seconds": round((time.time_ns() - job.record.started_ns) / 1e9, 3)}
     record = replace(
-        job.record, status=status, ended_ns=time.time_ns(),
+        job.record,
+        status=status,
+        ended_ns=time.time_ns(),
         example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
-    )  # fmt: skip
+    )
     job.store.save_experiment(record)
     return record
 

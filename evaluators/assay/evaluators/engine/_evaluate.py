@@ -6,19 +6,33 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.collector.records import JSON
-from assay.evaluators._bridge import finish
 from assay.evaluators.engine._core import run
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._prepare import Settings, Where
+from assay.evaluators.protocol._bridge import finish
 
 
 def evaluate(
-    dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), *, name: str | None = None, concurrency: int = 8,
-    repetitions: int = 1, metadata: Mapping[str, JSON] | None = None, split: str | None = None,
-    limit: int | None = None, timeout: float | None = None, retries: int = 0, seed: int | None = None,
-    resume: bool | str | None = None, summary_evaluators: Iterable[Any] = (), store: Where = None,
-    progress: bool | None = None, span_wait: float = 1.0, batch_size: int = 32,
-) -> Experiment:  # fmt: skip
+    dataset: Any,
+    task: Any = None,
+    evaluators: Iterable[Any] = (),
+    *,
+    name: str | None = None,
+    concurrency: int = 8,
+    repetitions: int = 1,
+    metadata: Mapping[str, JSON] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    seed: int | None = None,
+    resume: bool | str | None = None,
+    summary_evaluators: Iterable[Any] = (),
+    store: Where = None,
+    progress: bool | None = None,
+    span_wait: float = 1.0,
+    batch_size: int = 32,
+) -> Experiment:
     """Run a task over a dataset, let evaluators score every run, and keep both in a store as an experiment.
 
     `dataset` is a dataset's name in the store (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a DataFrame, a
@@ -40,24 +54,72 @@ def evaluate(
     that does not fit the inputs, a bad row, an experiment that cannot be resumed.
     """
     return finish(
-        run(dataset, task, evaluators, summary_evaluators, store, Settings(
-            name=name, concurrency=concurrency, repetitions=repetitions, metadata=metadata or {}, split=split,
-            limit=limit, timeout=timeout, retries=retries, seed=seed, resume=resume, progress=progress,
-            span_wait=span_wait, batch_size=batch_size,
-        ))
-    )  # fmt: skip
+        run(
+            dataset,
+            task,
+            evaluators,
+            summary_evaluators,
+            store,
+            Settings(
+                name=name,
+                concurrency=concurrency,
+                repetitions=repetitions,
+                metadata=metadata or {},
+                split=split,
+                limit=limit,
+                timeout=timeout,
+                retries=retries,
+                seed=seed,
+                resume=resume,
+                progress=progress,
+                span_wait=span_wait,
+                batch_size=batch_size,
+            ),
+        )
+    )
 
 
 async def aevaluate(
-    dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), *, name: str | None = None, concurrency: int = 8,
-    repetitions: int = 1, metadata: Mapping[str, JSON] | None = None, split: str | None = None,
-    limit: int | None = None, timeout: float | None = None, retries: int = 0, seed: int | None = None,  # noqa: ASYNC109
-    resume: bool | str | None = None, summary_evaluators: Iterable[Any] = (), store: Where = None,
-    progress: bool | None = None, span_wait: float = 1.0, batch_size: int = 32,
-) -> Experiment:  # fmt: skip
+    dataset: Any,
+    task: Any = None,
+    evaluators: Iterable[Any] = (),
+    *,
+    name: str | None = None,
+    concurrency: int = 8,
+    repetitions: int = 1,
+    metadata: Mapping[str, JSON] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    timeout: float | None = None,  # noqa: ASYNC109
+    retries: int = 0,
+    seed: int | None = None,
+    resume: bool | str | None = None,
+    summary_evaluators: Iterable[Any] = (),
+    store: Where = None,
+    progress: bool | None = None,
+    span_wait: float = 1.0,
+    batch_size: int = 32,
+) -> Experiment:
     """As `evaluate`, from async code: async tasks and evaluators run on the loop that is running."""
-    return await run(dataset, task, evaluators, summary_evaluators, store, Settings(
-        name=name, concurrency=concurrency, repetitions=repetitions, metadata=metadata or {}, split=split,
-        limit=limit, timeout=timeout, retries=retries, seed=seed, resume=resume, progress=progress,
-        span_wait=span_wait, batch_size=batch_size,
-    ))  # fmt: skip
+    return await run(
+        dataset,
+        task,
+        evaluators,
+        summary_evaluators,
+        store,
+        Settings(
+            name=name,
+            concurrency=concurrency,
+            repetitions=repetitions,
+            metadata=metadata or {},
+            split=split,
+            limit=limit,
+            timeout=timeout,
+            retries=retries,
+            seed=seed,
+            resume=resume,
+            progress=progress,
+            span_wait=span_wait,
+            batch_size=batch_size,
+        ),
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from assay.collector.protocols import NotFound, Store
+from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Example, Experiment, Run
+from assay.collector.stores import Store
 from assay.evaluators.datasets._columns import to_example
 from assay.evaluators.datasets._write import to_row
 

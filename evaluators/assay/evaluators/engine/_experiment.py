@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from assay.collector.protocols import Store
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
+from assay.collector.stores import Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._summary import Summary, summarise
@@ -116,9 +116,14 @@ class Experiment:
     """One execution of a task over a dataset. Prints as its summary; rows are read from the store when asked for."""
 
     def __init__(
-        self, record: Record, store: Store, tally: Tally, *, unstored: Unstored | None = None,
+        self,
+        record: Record,
+        store: Store,
+        tally: Tally,
+        *,
+        unstored: Unstored | None = None,
         examples: Sequence[Example] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.record = record
         self.unstored = unstored
         self._examples = examples  # where they are in memory already, they need not be read back

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from assay.collector.records import Case, Example, Feedback, Run, Target, Trace
-from assay.evaluators._evaluator import Batch, Evaluator
 from assay.evaluators.engine._task import Task
+from assay.evaluators.protocol._evaluator import Batch, Evaluator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

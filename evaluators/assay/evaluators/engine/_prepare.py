@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from assay.collector import connect, describe
-from assay.collector.protocols import NotFound, Store
+from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Example
 from assay.collector.records import Experiment as Record
-from assay.evaluators._evaluator import Evaluator
+from assay.collector.stores import Store
 from assay.evaluators.engine import _setup
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Item, Plan
@@ -25,6 +25,7 @@ from assay.evaluators.engine._source import Source, items_of, source_of
 from assay.evaluators.engine._tally import Tally
 from assay.evaluators.engine._task import Task
 from assay.evaluators.engine._write import Spool
+from assay.evaluators.protocol._evaluator import Evaluator
 from assay.tracer._runtime import current as tracing
 
 Where: TypeAlias = "Store | str | PathLike[str] | None"
@@ -86,9 +87,13 @@ class Job:
 
 
 def prepared(
-    dataset: Any, task: Task | None, evaluators: tuple[Evaluator, ...], whole: tuple[Evaluator, ...],
-    where: Where, settings: Settings,
-) -> Job:  # fmt: skip
+    dataset: Any,
+    task: Task | None,
+    evaluators: tuple[Evaluator, ...],
+    whole: tuple[Evaluator, ...],
+    where: Where,
+    settings: Settings,
+) -> Job:
     store = _opened(where, settings)
     if isinstance(dataset, Experiment):
         if task is not None:
@@ -118,9 +123,15 @@ def _begun(
     if earlier is None:
         metadata = {**_setup.plain(settings.metadata), "setup": setup}
         record = Record(
-            id=secrets.token_hex(16), name=name, dataset=source.name, dataset_version=source.version,
-            project=_project(), evaluators=described, metadata=metadata, example_count=source.count or 0,
-        )  # fmt: skip
+            id=secrets.token_hex(16),
+            name=name,
+            dataset=source.name,
+            dataset_version=source.version,
+            project=_project(),
+            evaluators=described,
+            metadata=metadata,
+            example_count=source.count or 0,
+        )
         return record, None, tally
     if changed := _setup.changes(earlier, setup, settings.metadata):
         raise CannotResume(
@@ -135,9 +146,12 @@ def _begun(
 
 
 def _rescoring(
-    experiment: Experiment, evaluators: tuple[Evaluator, ...], whole: tuple[Evaluator, ...], store: Store,
+    experiment: Experiment,
+    evaluators: tuple[Evaluator, ...],
+    whole: tuple[Evaluator, ...],
+    store: Store,
     settings: Settings,
-) -> Job:  # fmt: skip
+) -> Job:
     """More evaluators over the runs that an experiment has already."""
     record = store.experiment(experiment.id)  # somebody may have scored it further since
     merged = _setup.merged(record.evaluators, _setup.described(evaluators))
@@ -188,15 +202,29 @@ def _checked(items: Iterator[Item], plan: Plan, split: str | None) -> Iterator[I
 
 
 def _plan(
-    record: Record, task: Task | None, evaluators: tuple[Evaluator, ...], kind: str, settings: Settings, *,
+    record: Record,
+    task: Task | None,
+    evaluators: tuple[Evaluator, ...],
+    kind: str,
+    settings: Settings,
+    *,
     keep_examples: bool = False,
-) -> Plan:  # fmt: skip
+) -> Plan:
     return Plan(
-        experiment_id=record.id, name=record.name, task=task, evaluators=evaluators, kind=kind,
-        concurrency=settings.concurrency, repetitions=settings.repetitions, timeout=settings.timeout,
-        retries=settings.retries, seed=settings.seed, span_wait=settings.span_wait, batch_size=settings.batch_size,
+        experiment_id=record.id,
+        name=record.name,
+        task=task,
+        evaluators=evaluators,
+        kind=kind,
+        concurrency=settings.concurrency,
+        repetitions=settings.repetitions,
+        timeout=settings.timeout,
+        retries=settings.retries,
+        seed=settings.seed,
+        span_wait=settings.span_wait,
+        batch_size=settings.batch_size,
         keep_examples=keep_examples,
-    )  # fmt: skip
+    )
 
 
 def _opened(where: Where, settings: Settings) -> Store:

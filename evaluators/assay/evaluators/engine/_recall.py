@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from assay.collector.protocols import Store
 from assay.collector.records import Experiment, Feedback, Target, TraceSummary
-from assay.evaluators._evaluator import Evaluator
-from assay.evaluators._metric import Metric
+from assay.collector.stores import Store
 from assay.evaluators.engine._tally import Tally
+from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol._metric import Metric
 
 PAGE = 500
 

@@ -10,12 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from assay.collector.dialects import from_readable
-from assay.collector.protocols import Store
 from assay.collector.records import JSON, Case, Document, Example, Feedback, Run, Target, Trace
 from assay.collector.records import Experiment as Record
-from assay.evaluators._bridge import finish
-from assay.evaluators._evaluator import Evaluator
-from assay.evaluators._score import score as scored
+from assay.collector.stores import Store
 from assay.evaluators.engine._examples import kept as kept_of
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._notes import feedback_of_run
@@ -23,7 +20,10 @@ from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tally
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import keep
-from assay.tracer import _attributes as names
+from assay.evaluators.protocol._bridge import finish
+from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.scoring._score import score as scored
+from assay.tracer import attributes as names
 from assay.tracer.capture import Captured, capture
 
 UNSHOWN = "needs outputs; nothing has shown any: call an evaluator with them, or current_run().set_outputs(…)"
@@ -91,9 +91,12 @@ class Recorder:
         self._store = store
         self._surroundings = surroundings()
         self._record = Record(
-            id=secrets.token_hex(16), name=name, dataset=dataset, evaluators=described(evaluators),
+            id=secrets.token_hex(16),
+            name=name,
+            dataset=dataset,
+            evaluators=described(evaluators),
             metadata={"setup": setup},
-        )  # fmt: skip
+        )
         self._whole = [one for one in evaluators if one.summary]
         self._tally = Tally(metric for one in evaluators for metric in one.metrics)
         self._store.save_experiment(self._record)
@@ -119,9 +122,12 @@ class Recorder:
         record = self._record
         setup = {**record.metadata["setup"], **self._surroundings.result()}
         self._record = replace(
-            record, status="finished", ended_ns=time.time_ns(), example_count=len(self._tally.traces),
+            record,
+            status="finished",
+            ended_ns=time.time_ns(),
+            example_count=len(self._tally.traces),
             metadata={**record.metadata, "setup": setup, "totals": dict(self._tally.totals())},
-        )  # fmt: skip
+        )
         experiment = Experiment(self._record, self._store, self._tally)
         finish(score_set(experiment, self._whole, self._store, self._tally))
         self._store.save_experiment(self._record)

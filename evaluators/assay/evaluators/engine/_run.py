@@ -23,7 +23,7 @@ from assay.evaluators.engine._examples import kept as kept_of
 from assay.evaluators.engine._notes import feedback_of_run
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._task import Task, joined
-from assay.tracer import _attributes as names
+from assay.tracer import attributes as names
 from assay.tracer._json import to_json
 from assay.tracer.capture import Captured, capture
 

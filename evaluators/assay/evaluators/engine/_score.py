@@ -8,10 +8,10 @@ from itertools import count
 from typing import Any
 
 from assay.collector.records import Case, Feedback, Target
-from assay.evaluators._evaluator import Evaluator
-from assay.evaluators._threads import in_thread
 from assay.evaluators.engine._plan import Done, Plan, is_batch
 from assay.evaluators.engine._run import Wait, is_cancelled
+from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol._threads import in_thread
 
 IDLE = 0.02  # seconds that a batch waits for more
 _SEE_FAILURES = frozenset({"run", "trace", "case"})  # evaluators that ask for these can judge a failed run

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from assay.collector.records import JSON, Experiment
-from assay.evaluators._evaluator import Evaluator
 from assay.evaluators.engine._code import code_of
 from assay.evaluators.engine._task import Task
+from assay.evaluators.protocol._evaluator import Evaluator
 from assay.tracer._runtime import SCOPE
 
 # What must be the same for a run to count as done, with the task's code and what the caller gave as metadata. Anything

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.protocols import NotFound, Store
 from assay.collector.records import Dataset, Example, Trace, TraceSummary
+from assay.collector.stores import Store
 from assay.evaluators import datasets
 from assay.evaluators.engine._plan import Item
 

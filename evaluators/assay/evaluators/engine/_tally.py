@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from assay.collector.records import Feedback, Run
-from assay.evaluators._metric import Metric
+from assay.evaluators.protocol._metric import Metric
 
 
 @dataclass(slots=True)

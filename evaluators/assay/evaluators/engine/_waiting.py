@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
-from assay.evaluators._evaluator import Evaluator
 from assay.evaluators.engine._progress import Bar, Quiet, say
 from assay.evaluators.engine._run import run_here, run_on_loop
+from assay.evaluators.protocol._evaluator import Evaluator
 
 STALLED = 10.0  # seconds without a finished run after which a bar says what is waited for
 SAID = 60.0  # and where there is no bar, one line

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from assay.collector.protocols import Store
 from assay.collector.records import Case, Target
-from assay.evaluators._evaluator import Evaluator
+from assay.collector.stores import Store
 from assay.evaluators.datasets._kinds import view, view_outputs
 from assay.evaluators.engine._experiment import Experiment, Row
 from assay.evaluators.engine._tally import Tally
+from assay.evaluators.protocol._evaluator import Evaluator
 
 _WHOLE_TRACE = frozenset({"run", "runs", "trace", "case", "cases"})
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from assay.collector.protocols import TraceStore, Unavailable
+from assay.collector.errors import Unavailable
 from assay.collector.records import Feedback, Run
+from assay.collector.stores import TraceStore
 from assay.evaluators.engine._plan import Done
 
 BATCH = 500  # runs at once

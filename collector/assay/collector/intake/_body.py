@@ -1,0 +1,100 @@
+"""The body of a request: read in pieces, inflated in pieces, given up as soon as it passes its bound."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Protocol
+
+from assay.collector.intake._errors import RequestRefused
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class Sink(Protocol):
+    """Takes the pieces of a body as they arrive."""
+
+    @property
+    def size(self) -> int:
+        """Bytes taken so far, as inflated."""
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece."""
+
+    def finish(self) -> bytes:
+        """The whole body."""
+
+
+class Plain:
+    """A body that was not compressed."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.pieces = limit, list[bytes]()
+        self.size = 0  # bytes taken so far
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece. Raises `RequestRefused` (413) beyond the limit."""
+        self.size += len(piece)
+        if self.size > self.limit:
+            raise RequestRefused(413, "too_large", f"the body is larger than {self.limit:,} bytes: send less at once")
+        self.pieces.append(piece)
+
+    def finish(self) -> bytes:
+        """The whole body."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+
+class Inflated:
+    """A body in gzip (`wbits` 31) or zlib format (15), inflated no further than the limit."""
+
+    def __init__(self, limit: int, wbits: int) -> None:
+        self.plain, self.wbits, self.inflater = Plain(limit), wbits, zlib.decompressobj(wbits)
+
+    @property
+    def size(self) -> int:
+        """Bytes inflated so far."""
+        return self.plain.size
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece. Raises `RequestRefused`: 413 beyond the limit, 400 if it is not what it claims to be."""
+        try:
+            while piece:
+                if self.inflater.eof:  # gzip allows several members one after the other
+                    self.inflater = zlib.decompressobj(self.wbits)
+                self.plain.feed(self.inflater.decompress(piece, self.plain.limit - self.plain.size + 1))
+                piece = self.inflater.unused_data if self.inflater.eof else self.inflater.unconsumed_tail
+        except zlib.error as error:
+            raise RequestRefused(400, "bad_compression", f"the body cannot be inflated: {error}") from error
+
+    def finish(self) -> bytes:
+        """The whole body. Raises `RequestRefused` (400) if it ends before its end."""
+        if not self.inflater.eof:
+            raise RequestRefused(400, "bad_compression", "the compressed body is cut short")
+        return self.plain.finish()
+
+
+def sink(headers: Mapping[bytes, bytes], limit: int) -> Sink:
+    """What takes a body of these headers. Raises `RequestRefused` for an encoding or a length out of bounds."""
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > limit:
+        raise RequestRefused(413, "too_large", f"{int(length):,} bytes in one request, at most {limit:,}: send less")
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding in (b"", b"identity"):
+        return Plain(limit)
+    if encoding in (b"gzip", b"deflate"):
+        return Inflated(limit, 31 if encoding == b"gzip" else 15)
+    given = encoding.decode("latin-1")
+    raise RequestRefused(415, "encoding", f"content-encoding {given!r} is not one of gzip, deflate, identity")
+
+
+class Disconnected(Exception):
+    """The client went away before its request was whole: there is nobody to answer."""
+
+
+async def feed(receive: Receive, into: Sink) -> bool:
+    """Take the next piece from an ASGI channel; False if it was the last one."""
+    message = await receive()
+    if message["type"] != "http.request":
+        raise Disconnected
+    into.feed(message.get("body", b""))
+    return bool(message.get("more_body", False))

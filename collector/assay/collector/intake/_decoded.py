@@ -1,0 +1,72 @@
+"""What came out of a request: items to keep, and how many were refused, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from assay.collector.intake._errors import ItemRefused, RequestRefused
+from assay.collector.intake._limits import Limits
+
+T = TypeVar("T")
+ZEROS = ("", "0" * 16, "0" * 32)
+MAX_TIME = 2**63  # what a signed 64-bit integer of nanoseconds holds, the year 2262
+SHOWN = 3  # reasons in one answer
+
+
+@dataclass(slots=True)
+class Decoded(Generic[T]):
+    """Items of a request that can be kept, and the reasons why others cannot."""
+
+    items: list[T] = field(default_factory=list)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by a word for counters, a sentence for people
+
+    def refuse(self, error: ItemRefused, message: str | None = None, count: int = 1) -> None:
+        """Count items that cannot be kept."""
+        self.refused[error.reason, message or str(error)] += count
+
+    @property
+    def refused_count(self) -> int:
+        """How many items were refused."""
+        return self.refused.total()
+
+    @property
+    def refused_by_reason(self) -> Counter[str]:
+        """How many items were refused, by the word for counters."""
+        found = Counter[str]()
+        for (reason, _), count in self.refused.items():
+            found[reason] += count
+        return found
+
+    @property
+    def reason(self) -> str:
+        """The reasons for people, the most frequent first."""
+        shown = [f"{count} × {message}" for (_, message), count in self.refused.most_common(SHOWN)]
+        return "; ".join(shown) + ("; …" if len(self.refused) > SHOWN else "")
+
+
+def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
+    """The parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
+    if len(trace_id) != 32 or trace_id in ZEROS:
+        raise ItemRefused("ids", f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
+    if len(span_id) != 16 or span_id in ZEROS:
+        raise ItemRefused("ids", f"span id {span_id[:64]!r} is not 8 bytes other than all zeros")
+    if parent_id in ZEROS:
+        return None
+    if len(parent_id) != 16:
+        raise ItemRefused("ids", f"parent span id {parent_id[:64]!r} is not 8 bytes")
+    return parent_id
+
+
+def check_time(time_ns: int) -> int:
+    """The time. Raises `ItemRefused` if no store could hold it."""
+    if not 0 <= time_ns < MAX_TIME:
+        raise ItemRefused("time", f"time {time_ns!r} is not within 0 and 2^63 - 1 nanoseconds since 1970")
+    return time_ns
+
+
+def check_count(found: int, limits: Limits) -> None:
+    """Raises `RequestRefused` (413) if a request has too many items."""
+    if found > limits.spans:
+        raise RequestRefused(413, "too_many", f"{found:,} items in one request, at most {limits.spans:,}: send less")

@@ -1,0 +1,290 @@
+"""OTLP in JSON: lowerCamelCase names, ids in hex, 64-bit integers as texts, enums as numbers or names.
+
+Typed decoding builds only what is read, in one pass. Unknown fields are passed over, as the specification asks.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from assay.collector.dialects import RawSpan
+from assay.collector.intake._decoded import check_ids, check_time
+from assay.collector.intake._errors import ItemRefused
+from assay.collector.intake._limits import Limits
+from assay.collector.intake._protobuf import finite
+from assay.collector.records import JSON, Event, Link
+
+Integer = int | str
+ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+KINDS = {
+    "SPAN_KIND_UNSPECIFIED": 0,
+    "SPAN_KIND_INTERNAL": 1,
+    "SPAN_KIND_SERVER": 2,
+    "SPAN_KIND_CLIENT": 3,
+    "SPAN_KIND_PRODUCER": 4,
+    "SPAN_KIND_CONSUMER": 5,
+}
+STATUSES = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+
+
+class Camel(msgspec.Struct, rename="camel", gc=False):
+    """A message of OTLP."""
+
+
+class AnyValue(Camel):
+    """One of these."""
+
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: Integer | None = None
+    double_value: float | str | None = None
+    array_value: Values | None = None
+    kvlist_value: Pairs | None = None
+    bytes_value: str | None = None
+
+
+class Values(Camel):
+    """A list of values."""
+
+    values: list[AnyValue] | None = None
+
+
+class KeyValue(Camel):
+    """One attribute."""
+
+    key: str = ""
+    value: AnyValue | None = None
+
+
+class Pairs(Camel):
+    """A map of values."""
+
+    values: list[KeyValue] | None = None
+
+
+class JSONEvent(Camel):
+    """Something that happened within a span."""
+
+    name: str | None = None
+    time_unix_nano: Integer | None = None
+    attributes: list[KeyValue] | None = None
+
+
+class JSONLink(Camel):
+    """A pointer to another span."""
+
+    trace_id: str | None = None
+    span_id: str | None = None
+    attributes: list[KeyValue] | None = None
+
+
+class JSONStatus(Camel):
+    """How a span ended."""
+
+    code: Integer | None = None
+    message: str | None = None
+
+
+class JSONSpan(Camel):
+    """A span."""
+
+    trace_id: str | None = None
+    span_id: str | None = None
+    parent_span_id: str | None = None
+    trace_state: str | None = None
+    name: str | None = None
+    kind: Integer | None = None
+    start_time_unix_nano: Integer | None = None
+    end_time_unix_nano: Integer | None = None
+    attributes: list[KeyValue] | None = None
+    events: list[JSONEvent] | None = None
+    links: list[JSONLink] | None = None
+    status: JSONStatus | None = None
+
+
+class JSONScope(Camel):
+    """What made the spans."""
+
+    name: str | None = None
+    version: str | None = None
+
+
+class JSONResource(Camel):
+    """Where the spans come from."""
+
+    attributes: list[KeyValue] | None = None
+
+
+NO_SCOPE = JSONScope()
+
+
+# A string with its escapes, closed or not (so that no string is looked at twice), or a number that JSON does not have
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|NaN|-?Infinity', re.DOTALL)
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u[dD][89a-fA-F]..|.)", re.DOTALL)
+_HALF = 6  # characters of an escaped half of a surrogate pair
+
+
+def mended(body: bytes) -> bytes:
+    """The body without what JSON forbids but programs write: half surrogate pairs (of a text that was cut within an
+    emoji) become U+FFFD, NaN and Infinity texts, as protobuf's JSON has them.
+    """
+    return _TOKEN.sub(_mended_token, body)
+
+
+def _mended_token(token: re.Match[bytes]) -> bytes:
+    found = token.group()
+    if not found.startswith(b'"'):
+        return b'"%s"' % found
+    return _ESCAPE.sub(_mended_escape, found) if b"\\u" in found else found
+
+
+def _mended_escape(escape: re.Match[bytes]) -> bytes:
+    found = escape.group()
+    return b"\\ufffd" if len(found) == _HALF else found
+
+
+def resource(found: JSONResource | None, limits: Limits) -> dict[str, JSON]:
+    """Attributes of a resource. Raises `ItemRefused`."""
+    return attributes(found.attributes if found else None, limits)
+
+
+def raw_span(span: JSONSpan, resource: dict[str, JSON], scope: JSONScope, limits: Limits) -> RawSpan:
+    """One span. Raises `ItemRefused`."""
+    trace_id, span_id = hexadecimal(span.trace_id), hexadecimal(span.span_id)
+    status = span.status or JSONStatus()
+    return RawSpan(
+        trace_id=trace_id,
+        span_id=span_id,
+        name=span.name or "",
+        parent_id=check_ids(trace_id, span_id, hexadecimal(span.parent_span_id)),
+        kind=_enum(span.kind, KINDS),
+        start_ns=check_time(integer(span.start_time_unix_nano)),
+        end_ns=check_time(integer(span.end_time_unix_nano)),
+        status=_enum(status.code, STATUSES),
+        message=status.message or "",
+        attributes=attributes(span.attributes, limits),
+        events=_events(span.events, limits) if span.events else (),
+        links=_links(span.links, limits) if span.links else (),
+        resource=resource,
+        scope=scope.name or "",
+        scope_version=scope.version or "",
+        trace_state=span.trace_state or "",
+    )
+
+
+def _events(events: Sequence[JSONEvent], limits: Limits) -> tuple[Event, ...]:
+    return tuple(
+        Event(event.name or "", check_time(integer(event.time_unix_nano)), attributes(event.attributes, limits))
+        for event in events
+    )
+
+
+def _links(links: Sequence[JSONLink], limits: Limits) -> tuple[Link, ...]:
+    return tuple(
+        Link(hexadecimal(link.trace_id), hexadecimal(link.span_id), attributes(link.attributes, limits))
+        for link in links
+    )
+
+
+def attributes(pairs: Sequence[KeyValue] | None, limits: Limits) -> dict[str, JSON]:
+    """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
+    found: dict[str, JSON] = {}
+    for pair in pairs or ():
+        value = pair.value
+        text = value.string_value if value is not None else None
+        if text is None:
+            found[pair.key] = plain(value, limits, 1)
+        elif len(text) > limits.value_bytes:
+            raise _too_long(text, limits)
+        else:
+            found[pair.key] = text
+    if len(found) > limits.attributes:
+        raise ItemRefused("too_many", f"{len(found):,} attributes, at most {limits.attributes:,}")
+    return found
+
+
+def plain(value: AnyValue | None, limits: Limits, depth: int) -> JSON:
+    """One value as JSON knows it. Raises `ItemRefused` if it is nested too deep, too long or no such value."""
+    if value is None:
+        return None
+    if value.array_value is not None or value.kvlist_value is not None:
+        return _nested(value, limits, depth)
+    if value.int_value is not None:
+        return _int64(value.int_value)
+    if value.double_value is not None:
+        return _double(value.double_value)
+    text = value.string_value if value.string_value is not None else value.bytes_value
+    if text is not None and len(text) > limits.value_bytes:
+        raise _too_long(text, limits)
+    if value.string_value is None and value.bytes_value is not None:
+        return _base64(value.bytes_value)
+    return text if text is not None else value.bool_value
+
+
+def _nested(value: AnyValue, limits: Limits, depth: int) -> JSON:
+    if depth > limits.depth:
+        raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
+    if value.array_value is not None:
+        return [plain(one, limits, depth + 1) for one in value.array_value.values or ()]
+    pairs = value.kvlist_value.values if value.kvlist_value is not None else None
+    return {pair.key: plain(pair.value, limits, depth + 1) for pair in pairs or ()}
+
+
+def hexadecimal(value: str | None) -> str:
+    """An id in lower-case hex, "" if there is none. Raises `ItemRefused` if it is not hex."""
+    if not value:
+        return ""
+    try:
+        return binascii.unhexlify(value).hex()
+    except ValueError:
+        raise ItemRefused("ids", f"id {value[:64]!r} is not hexadecimal") from None
+
+
+def integer(value: Integer | None) -> int:
+    """A 64-bit integer, which JSON carries as a text. Raises `ItemRefused` if it is none."""
+    if value.__class__ is int:
+        return value
+    if value is None or value == "":
+        return 0
+    try:
+        return int(value[:32] if isinstance(value, str) else value)
+    except ValueError:
+        raise ItemRefused("value", f"{value!r} is not an integer") from None
+
+
+def _int64(value: Integer) -> int:
+    found = integer(value)
+    if not -(2**63) <= found < 2**63:
+        raise ItemRefused("value", f"{found!r} does not fit into 64 bits")
+    return found
+
+
+def _double(value: float | str) -> float | str:
+    try:
+        return finite(float(value))
+    except ValueError:
+        raise ItemRefused(
+            "value", f"{value[:64]!r} is not a number" if isinstance(value, str) else repr(value)
+        ) from None
+
+
+def _base64(value: str) -> str:
+    """Bytes stay base64, in the one spelling that protobuf requests get, too."""
+    try:
+        padded = value.replace("-", "+").replace("_", "/") + "=" * (-len(value) % 4)
+        return base64.b64encode(base64.b64decode(padded, validate=True)).decode()
+    except ValueError:
+        raise ItemRefused("value", f"bytes value {value[:64]!r} is not base64") from None
+
+
+def _enum(value: Integer | None, numbers: Mapping[str, int]) -> int:
+    return numbers.get(value, 0) if isinstance(value, str) else value or 0
+
+
+def _too_long(text: str, limits: Limits) -> ItemRefused:
+    return ItemRefused("too_long", f"a value of {len(text):,} bytes in an attribute, at most {limits.value_bytes:,}")

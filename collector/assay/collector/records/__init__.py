@@ -1,0 +1,52 @@
+"""The records that travel between stores, API, evaluators and pages: frozen, and without logic beyond their invariants.
+
+Times are integer nanoseconds since the Unix epoch, ids are lower-case hex, costs are US dollars. Every field that holds
+user data (`inputs`, `outputs`, `metadata`, …) holds plain JSON values.
+"""
+
+from assay.collector.records._admin import Key, QueueItem, Retention
+from assay.collector.records._case import Case
+from assay.collector.records._change import CHANGEABLE, changed
+from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
+from assay.collector.records._feedback import Feedback, Target, feedback_id, scored
+from assay.collector.records._lists import Bucket, FeedbackStats, Page, SessionSummary, TraceSummary
+from assay.collector.records._monitor import Decision, Lease, Rule
+from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
+from assay.collector.records._values import JSON, DatasetKind, Outcome, Source, Status, Verdict
+
+__all__ = [
+    "CHANGEABLE",
+    "JSON",
+    "Bucket",
+    "Case",
+    "Dataset",
+    "DatasetKind",
+    "Decision",
+    "Document",
+    "Event",
+    "Example",
+    "Experiment",
+    "Feedback",
+    "FeedbackStats",
+    "Key",
+    "Lease",
+    "Link",
+    "Outcome",
+    "Page",
+    "QueueItem",
+    "Retention",
+    "Rule",
+    "Run",
+    "SessionSummary",
+    "Source",
+    "Status",
+    "Target",
+    "Trace",
+    "TraceSummary",
+    "Usage",
+    "Verdict",
+    "changed",
+    "example_id",
+    "feedback_id",
+    "scored",
+]

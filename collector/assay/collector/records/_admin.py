@@ -1,0 +1,49 @@
+"""Keys, annotation queues, retention."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from assay.collector.records._feedback import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """An API key as it is kept: never the secret, only its SHA-256."""
+
+    id: str
+    name: str
+    sha256: str
+    project: str | None = None  # None: all projects
+    scopes: tuple[str, ...] = ("read", "write")
+    created_ns: int = field(default_factory=time.time_ns)
+    expires_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueItem:
+    """A target that waits in an annotation queue for a person's feedback."""
+
+    queue: str
+    target: Target
+    status: Literal["waiting", "done", "skipped"] = "waiting"
+    assignee: str | None = None
+    note: str = ""
+    created_ns: int = field(default_factory=time.time_ns)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long, and up to which size on disk, the traces of a project are kept (None: of every project, together)."""
+
+    project: str | None = None
+    max_age_ns: int | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_age_ns", "max_bytes"):
+            if (value := getattr(self, name)) is not None and value < 0:  # would give up what is yet to come
+                raise ValueError(f"{name} of a retention is {value!r}; it cannot be below 0")

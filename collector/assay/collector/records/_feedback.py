@@ -1,0 +1,132 @@
+"""What evaluators and people say, and of what."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING, Any, cast
+
+from assay.collector.records._values import JSON, Outcome, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a feedback speaks of: a trace, a span, one document of a span, a session or an experiment."""
+
+    trace_id: str | None = None
+    span_id: str | None = None
+    document: int | None = None  # position in the span's documents
+    session_id: str | None = None
+    experiment_id: str | None = None
+
+    def __post_init__(self) -> None:
+        named = [self.trace_id is not None, self.session_id is not None, self.experiment_id is not None]
+        if sum(named) != 1:
+            raise ValueError(f"a target is exactly one of a trace, a session or an experiment, not {self!r}")
+        if self.span_id is not None and self.trace_id is None:
+            raise ValueError(f"a span is named together with its trace, not alone: {self!r}")
+        if self.document is not None and self.span_id is None:
+            raise ValueError(f"a document is named together with its span: {self!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What an evaluator or a person says of a target under one key: a score, an error or a skip, never two of them.
+
+    `score` is a float or bool, `label` a string; an outcome of "score" has one of them. An error says what happened in
+    `error`, a skip says what was missing in `comment`. The `id` derives from (target, key, source, author or
+    evaluator + version + rule), so that a repeat overwrites itself and two people's votes do not; it is derived when
+    it is first asked for.
+    """
+
+    target: Target
+    key: str
+    score: float | bool | None = None
+    label: str | None = None
+    comment: str | None = None
+    outcome: Outcome = "score"
+    error: str | None = None
+    source: Source = "code"
+    author: str | None = None
+    evaluator: str | None = None
+    version: str | None = None
+    rule: str | None = None
+    judge_trace_id: str | None = None
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+    created_ns: int = field(default_factory=time.time_ns)
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise ValueError("a feedback needs a key")
+        has_value = self.score is not None or self.label is not None
+        if (self.outcome == "score") != has_value:
+            raise ValueError(
+                f"feedback {self.key!r}: outcome {self.outcome!r} with score {self.score!r}, label {self.label!r}"
+            )
+        if (self.outcome == "error") != (self.error is not None):
+            raise ValueError(f"feedback {self.key!r}: outcome {self.outcome!r} with error {self.error!r}")
+        if isinstance(self.score, float) and not isfinite(self.score):
+            said = "NaN" if self.score != self.score else repr(self.score)  # neither has a mean, and JSON has neither
+            raise ValueError(f"feedback {self.key!r}: {said} is not a score; say outcome='skip' or 'error' instead")
+        if not self.id:
+            object.__delattr__(self, "id")
+
+    if not TYPE_CHECKING:  # it would make every attribute known
+
+        def __getattr__(self, name: str) -> str:
+            """The id, of which most feedback that is only looked at needs none."""
+            if name != "id":
+                raise AttributeError(f"a feedback has no {name!r}")
+            object.__setattr__(self, "id", feedback_id(self))
+            return self.id
+
+
+class _Draft:
+    """A feedback whose fields can still be set: a frozen one sets them at ten times the price."""
+
+    __slots__ = Feedback.__slots__
+
+
+def scored(
+    target: Target,
+    key: str,
+    score: float | bool | None,
+    label: str | None = None,
+    comment: str | None = None,
+    *,
+    source: Source,
+    evaluator: str,
+    version: str,
+    metadata: Mapping[str, JSON] | None = None,
+) -> Feedback:
+    """An evaluator's feedback from values that are known to be right: a key, and a finite score, a label, or both."""
+    made: Any = _Draft()
+    made.target, made.key, made.score, made.label, made.comment = target, key, score, label, comment
+    made.outcome, made.error, made.source, made.author = "score", None, source, None
+    made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, None, None
+    made.metadata, made.created_ns = {} if metadata is None else metadata, time.time_ns()
+    made.__class__ = Feedback  # the slots are the same
+    return cast(Feedback, made)
+
+
+def feedback_id(feedback: Feedback) -> str:
+    """32 hex digits over what makes two feedbacks the same one."""
+    target = feedback.target
+    parts = (
+        target.trace_id,
+        target.span_id,
+        target.document,
+        target.session_id,
+        target.experiment_id,
+        feedback.key,
+        feedback.source,
+        feedback.author,
+        feedback.evaluator,
+        feedback.version,
+        feedback.rule,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

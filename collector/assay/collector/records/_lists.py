@@ -1,0 +1,102 @@
+"""What lists and charts show: summaries, aggregates, pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from assay.collector.records._values import Status
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSummary:
+    """One row of a list of traces: the root run's scalars, rolled up over all spans of the trace."""
+
+    trace_id: str
+    name: str
+    kind: str
+    start_ns: int
+    duration_ns: int
+    status: Status
+    error: str | None
+    project: str
+    environment: str
+    span_count: int
+    error_count: int  # spans with status "error"
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+    session_id: str | None
+    user_id: str | None
+    tags: tuple[str, ...]
+    complete: bool
+    experiment_id: str | None
+    example_id: str | None
+    repetition: int = 0
+    inputs: str = ""  # the beginning of the root's inputs, for display
+    outputs: str = ""
+    feedback: Mapping[str, float | str | None] = field(default_factory=dict)  # newest score (or label) per key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """One conversation: the traces that carry the same session id."""
+
+    session_id: str
+    project: str
+    user_id: str | None
+    traces: int
+    errors: int
+    start_ns: int
+    end_ns: int
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackStats:
+    """Aggregate of one key's newest feedbacks. `mean`, `minimum`, `maximum` are over the n scores, None if n is 0."""
+
+    key: str
+    n: int = 0
+    mean: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    failed: int = 0
+    skipped: int = 0
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Aggregate over the traces that start in [start_ns, start_ns + width_ns)."""
+
+    start_ns: int
+    width_ns: int
+    group: str | None = None
+    traces: int = 0
+    errors: int = 0
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    feedback: tuple[FeedbackStats, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """A slice of a longer list, and where the next one begins (None at the end)."""
+
+    items: tuple[T, ...]
+    next: str | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)

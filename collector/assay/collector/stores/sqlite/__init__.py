@@ -1,0 +1,10 @@
+"""The store on one SQLite file."""
+
+from assay.collector._extras import needing
+
+with needing("server", __name__):
+    from assay.collector.stores.sqlite._codec import Batch, encode
+    from assay.collector.stores.sqlite._lock import holder
+    from assay.collector.stores.sqlite._store import SQLiteStore
+
+__all__ = ["Batch", "SQLiteStore", "encode", "holder"]

@@ -1,0 +1,151 @@
+"""What happens behind the writer, in a thread of its own: text index, dictionaries, checkpoints, retention."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+
+import zstandard
+
+from assay.collector.errors import Unavailable
+from assay.collector.stores.sqlite import _words
+from assay.collector.stores.sqlite._checkpoint import Checkpointer
+from assay.collector.stores.sqlite._reader import Reader, Readers
+from assay.collector.stores.sqlite._writer import Writer
+
+log = logging.getLogger("assay.collector")
+
+AFTER_FAILURE = 30  # seconds
+PAUSE = 0.25  # seconds between looks at what there is to do
+BUSY_RATE = 2_000  # spans a second
+PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
+TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
+SAMPLES = 2_000
+SAMPLE_BYTES = 8_192  # a longer payload is no sample: dictionaries help short ones
+DICTIONARY_BYTES = 65_536
+
+
+class Behind:
+    """Runs until `close`. What it does not finish is found again by the next start."""
+
+    def __init__(
+        self,
+        readers: Readers,
+        own: Reader,
+        writer: Writer,
+        disturbed: set[int],
+        adopt: Callable[[bytes], None],
+        prune: Callable[[], None],
+        checkpointer: Checkpointer,
+    ) -> None:
+        self._readers, self._own, self._writer = readers, own, writer
+        self._disturbed, self._adopt, self._prune = disturbed, adopt, prune
+        self._checkpointer = checkpointer
+        self._looked, self._written, self._under_load = time.monotonic(), 0, False
+        self._next_prune = time.monotonic() + PRUNE_AFTER
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._dictionaries: int | None = None
+        self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after the round that runs."""
+        self._stop.set()
+        self._thread.join()
+        self._checkpointer.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._try_to_write_again()
+                busy = self.index_round()
+                self.train_if_due()
+                self._checkpointer.run_if_due()
+                self._prune_if_due()
+            except Unavailable:
+                busy = False
+            except Exception:
+                log.exception("work behind the writer failed; it is tried again in %d s", AFTER_FAILURE)
+                self._stop.wait(AFTER_FAILURE)
+                busy = False
+            if not busy:
+                self._stop.wait(PAUSE)
+
+    def _try_to_write_again(self) -> None:
+        """Find out whether there is room again: to a server that says it is not ready nobody may send anything."""
+        if not self._writer.writable:
+            self._writer.call(_touch)
+
+    def index_round(self) -> bool:
+        """Index the traces whose time it is, `_words.ROUND` of them at most; whether there were any."""
+        with self._lock:
+            # Between two commits: a trace that the one under way disturbs is not yet so in what is read below
+            if self._disturbed:
+                self._writer.call(lambda _: self._disturbed.clear())
+            with self._readers.one() as reader:
+                keys = _words.waiting(reader, overdue_only=self._busy())
+                found = _words.entries(reader, keys)
+            if keys:
+                self._writer.call(lambda _: _words.put(self._own, keys, found, self._disturbed))
+            return bool(keys)
+
+    def _busy(self) -> bool:
+        """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
+        now, written = time.monotonic(), self._writer.written
+        if now - self._looked >= 1.0:
+            rate = (written - self._written) / (now - self._looked)
+            self._looked, self._written, self._under_load = now, written, rate > BUSY_RATE
+        return self._under_load
+
+    def train_if_due(self) -> None:
+        """Make the next dictionary if enough spans are stored."""
+        with self._readers.one() as reader:
+            if self._dictionaries is None:
+                self._dictionaries = reader.db.execute("SELECT count(*) FROM dictionaries").fetchone()[0]
+            stored = reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0]
+        if self._dictionaries < len(TRAIN_AT) and stored >= TRAIN_AT[self._dictionaries]:
+            self._dictionaries += 1
+            self._train()
+
+    def _prune_if_due(self) -> None:
+        if time.monotonic() >= self._next_prune:
+            self._next_prune = time.monotonic() + PRUNE_EVERY
+            self._prune()
+
+    def _train(self) -> None:
+        with self._readers.one() as reader:
+            blobs = reader.db.execute(
+                "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (SAMPLE_BYTES, SAMPLES)
+            ).fetchall()
+            samples: list[bytes | bytearray | memoryview] = [reader.decoder(blob).raw(blob) for (blob,) in blobs]
+            # Numbered by us: zstd derives a number from the content alone, so that two dictionaries of much repeated
+            # payloads, which differ in their entropy tables, would share it and each spoil what the other compressed.
+            number = reader.db.execute("SELECT coalesce(max(id), 0) + 1 FROM dictionaries").fetchone()[0]
+        try:
+            trained = zstandard.train_dictionary(DICTIONARY_BYTES, samples, k=512, d=8, dict_id=number)
+        except zstandard.ZstdError as error:
+            log.info("no dictionary from %d payloads: %s", len(samples), error)
+            return
+        data = trained.as_bytes()
+        self._writer.call(lambda db: _keep(db, number, data))
+        self._adopt(data)
+
+
+def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
+    """The dictionary that payloads are compressed with now."""
+    row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
+    return row[0] if row else None
+
+
+def _touch(db: sqlite3.Connection) -> None:
+    """Write a page as it is; an empty transaction would write nothing and tell nothing."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    db.execute(f"PRAGMA user_version = {version}")
+
+
+def _keep(db: sqlite3.Connection, number: int, data: bytes) -> None:
+    db.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, data, time.time_ns()))

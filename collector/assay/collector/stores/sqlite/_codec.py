@@ -1,0 +1,281 @@
+"""Between runs and rows: what roll-ups and columns need as a `Fact`, all else as one compressed JSON object.
+
+Encoding needs no database. It may run in any thread or process; a `Batch` is plain tuples, lists and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+import zstandard
+
+from assay.collector.records import JSON, Document, Event, Link, Run, Usage
+from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
+from assay.tracer import attributes as names
+
+LEVEL = 3  # measured with a dictionary: a sixth smaller than level 1, 2 us a span dearer; 4 and 5 gain nothing
+
+
+TOKENS_MAX = 2**40  # of one run; no model has it, and sums over many traces still fit into 64 bits
+
+
+class Fact(NamedTuple):
+    """A run without its payload: the columns of `spans`, then what only the roll-up of the trace needs."""
+
+    span_id: str
+    parent_id: str | None
+    name: str
+    kind: str
+    status: str
+    error: str | None
+    start_ns: int
+    end_ns: int
+    model: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cost: float | None
+    session_id: str | None
+    user_id: str | None
+    size: int  # bytes of the payload before compression
+    project: str
+    environment: str
+    experiment_id: str | None
+    example_id: str | None
+    repetition: int
+    tags: tuple[str, ...]
+    metadata: str | None  # JSON object of its plain values
+    local_root: str | None
+    counts: tuple[int, int, int] | None  # spans started, open and dropped under the local root, as of this span's end
+
+
+COLUMNS = 15  # of a Fact, how many are columns of `spans`
+
+
+class Batch(NamedTuple):
+    """Runs ready to be written, by trace. Pickles."""
+
+    traces: dict[str, list[int]]  # trace id: positions in what follows
+    facts: list[Fact]
+    payloads: list[bytes]  # as JSON
+    resources: list[int]  # position in `resource_blobs`
+    resource_blobs: list[str]
+
+
+def encode(runs: Sequence[Run]) -> Batch:
+    """The rows of these runs. Never raises for what a run holds: what SQLite or JSON cannot hold is mended."""
+    batch = Batch({}, [], [], [], [])
+    seen: dict[int, int] = {}
+    for position, run in enumerate(runs):
+        fact, payload = _encode(run)
+        batch.traces.setdefault(clean(run.trace_id), []).append(position)
+        batch.facts.append(fact)
+        batch.payloads.append(payload)
+        batch.resources.append(_resource(run.resource, seen, batch.resource_blobs))
+    return batch
+
+
+class Compressor:
+    """Compresses payloads, with a dictionary if there is one. For one thread."""
+
+    def __init__(self, dictionary: bytes | None = None) -> None:
+        data = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
+        if data is not None:
+            data.precompute_compress(level=LEVEL)
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=data)
+
+    def all(self, payloads: Sequence[bytes]) -> list[bytes]:
+        """One call into C for all, so that the interpreter's lock is given up once and not per payload."""
+        if len(payloads) < 4:
+            return [self._compressor.compress(payload) for payload in payloads]
+        found = self._compressor.multi_compress_to_buffer(list[bytes | bytearray | memoryview](payloads))
+        return [found[i].tobytes() for i in range(len(found))]
+
+
+def facts(run: Run) -> Fact:
+    """What columns and roll-ups need of a run."""
+    return _encode(run)[0]
+
+
+def _encode(run: Run) -> tuple[Fact, bytes]:
+    try:
+        return _fast(run)
+    except (TypeError, ValueError, OverflowError, RecursionError, AttributeError):
+        return _fast(_mended(run))
+
+
+def _fast(run: Run) -> tuple[Fact, bytes]:
+    payload = orjson.dumps(_payload(run), option=orjson.OPT_NON_STR_KEYS)
+    usage = run.usage
+    attributes = run.attributes
+    _check(run)
+    return Fact(
+        run.span_id,
+        run.parent_id,
+        run.name,
+        run.kind,
+        run.status,
+        run.error,
+        max(0, min(run.start_ns, INT_MAX)),
+        max(0, min(run.end_ns, INT_MAX)),
+        run.model,
+        max(0, min(usage.input_tokens, TOKENS_MAX)) if usage else None,
+        max(0, min(usage.output_tokens, TOKENS_MAX)) if usage else None,
+        run.cost,
+        run.session_id,
+        run.user_id,
+        len(payload),
+        run.project,
+        run.environment,
+        run.experiment_id,
+        run.example_id,
+        run.repetition,
+        run.tags,
+        _plain_metadata(run.metadata) if run.metadata else None,
+        *(_counts(attributes) if names.LOCAL_ROOT in attributes else _UNCOUNTED),
+    ), payload
+
+
+_UNCOUNTED = (None, None)
+
+
+def _check(run: Run) -> None:
+    """Raises `UnicodeEncodeError` if a column cannot hold its text; JSON's texts have been seen to by then."""
+    texts = (
+        f"{run.trace_id}{run.span_id}{run.parent_id}{run.name}{run.kind}{run.error}{run.model}{run.session_id}"
+        f"{run.user_id}{run.project}{run.environment}{run.experiment_id}{run.example_id}"
+    )
+    if not texts.isascii():
+        texts.encode()
+
+
+def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, tuple[int, int, int] | None]:
+    root, started = attributes.get(names.LOCAL_ROOT), attributes.get(names.SPANS_STARTED)
+    opened, dropped = attributes.get(names.SPANS_OPEN), attributes.get(names.SPANS_DROPPED)
+    if not isinstance(root, str):
+        return None, None
+    if not isinstance(started, int) or not isinstance(opened, int):
+        return root, None
+    return root, (started, opened, dropped if isinstance(dropped, int) else 0)
+
+
+def _plain_metadata(metadata: Mapping[str, JSON]) -> str | None:
+    """What a filter can compare: short plain values, as text."""
+    found = {str(key): value for key, value in metadata.items() if isinstance(value, (str, int, float, bool))}
+    return dumps({key: value for key, value in found.items() if len(str(value)) <= 200}) if found else None
+
+
+def _payload(run: Run) -> dict[str, JSON]:
+    """What no column holds, without what is empty."""
+    found: dict[str, JSON] = {"inputs": run.inputs, "outputs": run.outputs}
+    if run.documents:
+        found["documents"] = [(d.content, d.id, d.score, d.metadata) for d in run.documents]
+    if run.attributes:
+        found["attributes"] = run.attributes
+    if run.events:
+        found["events"] = [(e.name, min(e.time_ns, INT_MAX), e.attributes) for e in run.events]
+    if run.links:
+        found["links"] = [(link.trace_id, link.span_id, link.attributes) for link in run.links]
+    if run.metadata:
+        found["metadata"] = run.metadata
+    if run.tags:
+        found["tags"] = run.tags
+    if run.usage and run.usage.details:
+        found["usage"] = run.usage.details
+    if run.experiment_id is not None:
+        found["experiment"] = (run.experiment_id, run.example_id, run.repetition)
+    if run.project != "default":
+        found["project"] = run.project
+    if run.environment != "default":
+        found["environment"] = run.environment
+    return found
+
+
+def _mended(run: Run) -> Run:
+    """The same run with lone surrogates, huge integers, too deep nesting and foreign objects replaced."""
+    fields = {name: clean(getattr(run, name)) for name in Run.__slots__}
+    fields.update({name: getattr(run, name) for name in ("start_ns", "end_ns", "repetition", "usage")})
+    fields["documents"] = tuple(Document(*map(clean, (d.content, d.id, d.score, d.metadata))) for d in run.documents)
+    fields["events"] = tuple(
+        Event(clean(e.name), max(-INT_MAX, min(e.time_ns, INT_MAX)), clean(e.attributes)) for e in run.events
+    )
+    fields["links"] = tuple(Link(*map(clean, (x.trace_id, x.span_id, x.attributes))) for x in run.links)
+    fields["tags"] = tuple(fields["tags"])
+    return Run(**fields)
+
+
+def _resource(resource: Mapping[str, JSON], seen: dict[int, int], blobs: list[str]) -> int:
+    """Runs of one request share their resource object; equal ones become one row when they are written."""
+    position = seen.get(id(resource))
+    if position is None:
+        position = seen[id(resource)] = len(blobs)
+        blobs.append(dumps(resource))
+    return position
+
+
+def decode(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Run:
+    """The run of a row: `columns` are the first `COLUMNS` fields of its `Fact`."""
+    experiment_id, example_id, repetition = payload.get("experiment", (None, None, 0))
+    tokens_in, tokens_out = columns[9], columns[10]
+    usage = None if tokens_in is None else Usage(tokens_in, tokens_out, payload.get("usage", {}))
+    return Run(
+        trace_id=trace_id,
+        span_id=columns[0],
+        parent_id=columns[1],
+        name=columns[2],
+        kind=columns[3],
+        status=columns[4],
+        error=columns[5],
+        start_ns=columns[6],
+        end_ns=columns[7],
+        model=columns[8],
+        usage=usage,
+        cost=columns[11],
+        session_id=columns[12],
+        user_id=columns[13],
+        inputs=payload.get("inputs"),
+        outputs=payload.get("outputs"),
+        documents=tuple(Document(*d) for d in payload.get("documents", ())),
+        attributes=payload.get("attributes", {}),
+        events=tuple(Event(*e) for e in payload.get("events", ())),
+        links=tuple(Link(*link) for link in payload.get("links", ())),
+        metadata=payload.get("metadata", {}),
+        tags=tuple(payload.get("tags", ())),
+        project=payload.get("project", "default"),
+        environment=payload.get("environment", "default"),
+        experiment_id=experiment_id,
+        example_id=example_id,
+        repetition=repetition,
+        resource=resource,
+    )
+
+
+class Decoder:
+    """Reads payloads; knows the dictionaries by the id that stands in each compressed frame. One thread at a time."""
+
+    def __init__(self, dictionaries: Mapping[int, bytes]) -> None:
+        self._known = {number: zstandard.ZstdCompressionDict(data) for number, data in dictionaries.items()}
+        self._by_id: dict[int, zstandard.ZstdDecompressor] = {0: zstandard.ZstdDecompressor()}
+
+    def knows_frame(self, blob: bytes) -> bool:
+        """Whether this payload's dictionary is here."""
+        number = zstandard.get_frame_parameters(blob).dict_id
+        return number == 0 or number in self._known
+
+    def raw(self, blob: bytes) -> bytes:
+        """The JSON text of a payload."""
+        return self._of(zstandard.get_frame_parameters(blob).dict_id).decompress(blob)
+
+    def payload(self, blob: bytes) -> dict[str, JSON]:
+        """The JSON object of a payload."""
+        found: dict[str, JSON] = loads(self.raw(blob))
+        return found
+
+    def _of(self, number: int) -> zstandard.ZstdDecompressor:
+        if number not in self._by_id:
+            self._by_id[number] = zstandard.ZstdDecompressor(dict_data=self._known[number])
+        return self._by_id[number]
+
+
+__all__ = ["COLUMNS", "Batch", "Compressor", "Decoder", "Fact", "decode", "encode", "facts"]

@@ -1,0 +1,171 @@
+"""Datasets: every version stays readable, and an example that does not change is stored once.
+
+A row of `examples` is one state of one example; it belongs to the versions from `since` up to, not including, `until`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.collector.errors import NotFound
+from assay.collector.records import JSON, Dataset, Example
+from assay.collector.stores.sqlite._records import example as read_example
+from assay.collector.stores.sqlite._records import to_text
+from assay.collector.stores.sqlite._values import dumps, loads
+from assay.tracer.hints import did_you_mean
+
+_COLUMNS = "name, version, kind, schema, description, metadata, created_ns, example_count"
+
+
+def save(
+    db: sqlite3.Connection,
+    name: str,
+    examples: Sequence[Example],
+    *,
+    replace: bool,
+    remove: Sequence[str],
+    about: Mapping[str, JSON],
+) -> Dataset:
+    """A new version if anything changed, else the current one. `about`: what else was given (None: unchanged)."""
+    current = _newest(db, name)
+    version = current.version + 1 if current else 1
+    changed = _write(db, name, version, examples, replace, remove)
+    described = _described(current, about)
+    if current and not changed and described == _described(current, {}):
+        return current
+    return _insert(db, name, version, described)
+
+
+def _described(current: Dataset | None, about: Mapping[str, JSON]) -> tuple[Any, ...]:
+    base = current or Dataset(name="")
+    values = {key: getattr(base, key) for key in ("kind", "schema", "description", "metadata")}
+    values.update({key: value for key, value in about.items() if value is not None})
+    return tuple(values[key] for key in ("kind", "schema", "description", "metadata"))
+
+
+def _insert(db: sqlite3.Connection, name: str, version: int, described: tuple[Any, ...]) -> Dataset:
+    kind, schema, description, metadata = described
+    count = db.execute("SELECT count(*) FROM examples WHERE dataset = ? AND until IS NULL", (name,)).fetchone()[0]
+    found = Dataset(
+        name=name,
+        version=version,
+        kind=kind,
+        schema=schema,
+        description=description,
+        metadata=metadata,
+        created_ns=time.time_ns(),
+        example_count=count,
+    )
+    db.execute(
+        f"INSERT INTO datasets ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?)",
+        (
+            name,
+            version,
+            kind,
+            dumps(schema) if schema is not None else None,
+            description,
+            dumps(metadata),
+            found.created_ns,
+            count,
+        ),
+    )
+    return found
+
+
+def _write(
+    db: sqlite3.Connection, name: str, version: int, examples: Sequence[Example], replace: bool, remove: Sequence[str]
+) -> bool:
+    """Bring the live rows to the wanted state; whether anything changed."""
+    live = {
+        row[0]: row[1:]
+        for row in db.execute(
+            "SELECT example_id, id, position, data FROM examples WHERE dataset = ? AND until IS NULL ORDER BY position",
+            (name,),
+        )
+    }
+    wanted = {one.id: to_text(one) for one in examples}
+    splits = {one.id: one.split for one in examples}
+    gone = set(remove) & set(live) | (set(live) - set(wanted) if replace else set())
+    changed = {id: text for id, text in wanted.items() if id not in live or live[id][2] != text}
+    rows = [live[id][0] for id in live if id in gone or id in changed]
+    db.executemany("UPDATE examples SET until = ? WHERE id = ?", [(version, row) for row in rows])
+    after = max((row[1] for row in live.values()), default=-1) + 1
+    new = [id for id in changed if id not in live]
+    positions = {id: live[id][1] for id in changed if id in live} | {id: after + i for i, id in enumerate(new)}
+    db.executemany(
+        "INSERT INTO examples (dataset, example_id, position, split, since, data) VALUES (?,?,?,?,?,?)",
+        [(name, id, positions[id], splits[id], version, text) for id, text in changed.items()],
+    )
+    return bool(rows or changed)
+
+
+def _newest(db: sqlite3.Connection, name: str) -> Dataset | None:
+    sql = f"SELECT {_COLUMNS} FROM datasets WHERE name = ? ORDER BY version DESC LIMIT 1"
+    row = db.execute(sql, (name,)).fetchone()
+    return _read(row) if row else None
+
+
+def _read(row: Sequence[Any]) -> Dataset:
+    return Dataset(
+        name=row[0],
+        version=row[1],
+        kind=row[2],
+        schema=loads(row[3]) if row[3] else None,
+        description=row[4],
+        metadata=loads(row[5]),
+        created_ns=row[6],
+        example_count=row[7],
+    )
+
+
+def one(db: sqlite3.Connection, name: str, version: int | None) -> Dataset:
+    """A dataset at a version. Raises `NotFound`."""
+    if version is None:
+        found = _newest(db, name)
+    else:
+        row = db.execute(f"SELECT {_COLUMNS} FROM datasets WHERE name = ? AND version = ?", (name, version)).fetchone()
+        found = _read(row) if row else None
+    if found is None:
+        raise NotFound(_absent(db, name, version))
+    return found
+
+
+def _absent(db: sqlite3.Connection, name: str, version: int | None) -> str:
+    names = [row[0] for row in db.execute("SELECT DISTINCT name FROM datasets")]
+    if name in names:
+        return f"dataset {name!r} has no version {version!r}"
+    return f"there is no dataset {name!r} in this store{did_you_mean(name, names, 3)}"
+
+
+def newest(db: sqlite3.Connection) -> list[Dataset]:
+    """All datasets at their newest version, by name."""
+    sql = f"SELECT {_COLUMNS}, max(version) FROM datasets GROUP BY name ORDER BY name"
+    return [_read(row) for row in db.execute(sql)]
+
+
+def versions(db: sqlite3.Connection, name: str) -> list[Dataset]:
+    """Every version, newest first."""
+    sql = f"SELECT {_COLUMNS} FROM datasets WHERE name = ? ORDER BY version DESC"
+    return [_read(row) for row in db.execute(sql, (name,))]
+
+
+def examples(
+    db: sqlite3.Connection, name: str, version: int | None, split: str | None, limit: int | None, offset: int
+) -> list[Example]:
+    """Examples of a version in their order. Raises `NotFound` for a dataset that is not there."""
+    at = one(db, name, version).version
+    sql = (
+        "SELECT data FROM examples WHERE dataset = ? AND since <= ? AND (until IS NULL OR until > ?)"
+        " AND (? IS NULL OR split = ?) ORDER BY position LIMIT ? OFFSET ?"
+    )
+    values = (name, at, at, split, split, -1 if limit is None else limit, offset)
+    return [read_example(row[0]) for row in db.execute(sql, values)]
+
+
+def delete(db: sqlite3.Connection, name: str) -> bool:
+    """Remove a dataset with its versions and examples."""
+    db.execute("DELETE FROM examples WHERE dataset = ?", (name,))
+    return db.execute("DELETE FROM datasets WHERE name = ?", (name,)).rowcount > 0

@@ -1,0 +1,174 @@
+"""Feedback: kept with its standing, so that lists, filters and aggregates need not search for the newest.
+
+Standing 2: the newest of its key on the trace and its spans. 1: the newest version of its kind, which is (target, key,
+source, author): what aggregates count. 0: an older version. Feedback on a document, a session or an experiment has 1
+at most.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from assay.collector.errors import NotFound
+from assay.collector.records import JSON, Feedback, Target, changed
+from assay.collector.stores.sqlite._append import Appender, find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._values import clean, dumps, loads
+
+COLUMNS = (
+    "id",
+    "trace",
+    "trace_id",
+    "span_id",
+    "document",
+    "session_id",
+    "experiment_id",
+    "key",
+    "score",
+    "is_bool",
+    "label",
+    "comment",
+    "outcome",
+    "error",
+    "source",
+    "author",
+    "evaluator",
+    "version",
+    "rule",
+    "judge_trace_id",
+    "metadata",
+    "created_ns",
+    "standing",
+)
+SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
+
+
+def write(db: sqlite3.Connection, appender: Appender, feedback: Sequence[Feedback]) -> None:
+    """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these."""
+    keys = appender.keys(f.target.trace_id for f in feedback if f.target.trace_id is not None)
+    rows = {f.id: _row(f, keys) for f in feedback}
+    insert_many(db, "feedback", COLUMNS, list(rows.values()), overwrite(COLUMNS))
+    settle(db, {(row[1], row[7]) for row in rows.values() if row[1] is not None})
+    _settle_others(db, [f for f in feedback if f.target.trace_id is None])
+
+
+def _row(feedback: Feedback, keys: dict[str, int]) -> tuple[Any, ...]:
+    target = feedback.target
+    trace = keys[target.trace_id] if target.trace_id is not None else None
+    score = float(feedback.score) if feedback.score is not None else None
+    found = (
+        feedback.id,
+        trace,
+        target.trace_id,
+        target.span_id,
+        target.document,
+        target.session_id,
+        target.experiment_id,
+        feedback.key,
+        score,
+        isinstance(feedback.score, bool),
+        feedback.label,
+        feedback.comment,
+        feedback.outcome,
+        feedback.error,
+        feedback.source,
+        feedback.author,
+        feedback.evaluator,
+        feedback.version,
+        feedback.rule,
+        feedback.judge_trace_id,
+        dumps(feedback.metadata) if feedback.metadata else None,
+        feedback.created_ns,
+        2 if trace is not None and target.document is None else 1,  # the most likely: `settle` then changes nothing
+    )
+    return tuple(clean(value) if isinstance(value, str) and not value.isascii() else value for value in found)
+
+
+def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
+    """Give every feedback of these (trace, key) its standing."""
+    found = _sharing(db, pairs)
+    found.sort(key=lambda row: row[2:4], reverse=True)
+    changes: list[tuple[int, int]] = []
+    kinds: set[Any] = set()
+    latest: set[Any] = set()
+    for row in found:
+        standing = _standing(row, kinds, latest)
+        if standing != row[4]:
+            changes.append((standing, row[3]))
+    db.executemany("UPDATE feedback SET standing = ? WHERE rowid = ?", changes)
+
+
+def _sharing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:
+    """All feedback of these (trace, key), and none of what else such a trace may have a lot of."""
+    by_key: dict[str, list[int]] = {}
+    for trace, key in dict.fromkeys(pairs):
+        by_key.setdefault(key, []).append(trace)
+    sql = (
+        "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author FROM feedback"
+        " WHERE key = ? AND trace IN (%s)"
+    )
+    return [row for key, traces in by_key.items() for row in find_many(db, sql, traces, (key,))]
+
+
+def _standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> int:
+    """Rows come newest first: the first of each kind counts, and the first of each (trace, key) stands for it."""
+    kind = (row[0], row[1], *row[5:])
+    if kind in kinds:
+        return 0
+    kinds.add(kind)
+    if row[5] is not None or row[:2] in latest:
+        return 1
+    latest.add(row[:2])
+    return 2
+
+
+def _settle_others(db: sqlite3.Connection, feedback: Sequence[Feedback]) -> None:
+    """Sessions and experiments: of each (target, key, source, author) only the newest counts."""
+    for f in feedback:
+        same = (f.target.session_id, f.target.experiment_id, f.key, f.source, f.author)
+        where = "session_id IS ? AND experiment_id IS ? AND key = ? AND source = ? AND author IS ?"
+        newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
+        db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", same * 2)
+
+
+def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+    """Overwrite some fields by id. Raises `NotFound`, `Refused`."""
+    found = {row[0]: read(row) for row in find_many(db, SELECT + " WHERE f.id IN (%s)", changes)}
+    for id in changes:
+        if id not in found:
+            raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
+    made = [changed(found[id], fields) for id, fields in changes.items()]
+    write(db, appender, made)
+    return made
+
+
+def delete(db: sqlite3.Connection, ids: Sequence[str]) -> int:
+    """Remove by id; what they stood in front of takes their place."""
+    gone = find_many(db, "SELECT id, trace, key FROM feedback WHERE id IN (%s)", ids)
+    db.executemany("DELETE FROM feedback WHERE id = ?", [row[:1] for row in gone])
+    settle(db, {(row[1], row[2]) for row in gone if row[1] is not None})
+    return len(gone)
+
+
+def read(row: Sequence[Any]) -> Feedback:
+    """The feedback of a row of `SELECT`."""
+    score = bool(row[8]) if row[9] and row[8] is not None else row[8]
+    return Feedback(
+        target=Target(trace_id=row[2], span_id=row[3], document=row[4], session_id=row[5], experiment_id=row[6]),
+        id=row[0],
+        key=row[7],
+        score=score,
+        label=row[10],
+        comment=row[11],
+        outcome=row[12],
+        error=row[13],
+        source=row[14],
+        author=row[15],
+        evaluator=row[16],
+        version=row[17],
+        rule=row[18],
+        judge_trace_id=row[19],
+        metadata=loads(row[20]) if row[20] else {},
+        created_ns=row[21],
+    )

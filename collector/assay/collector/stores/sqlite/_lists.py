@@ -1,0 +1,165 @@
+"""Lists besides that of traces: feedback, sessions, known values, counts."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from assay.collector.errors import Refused
+from assay.collector.filters import Filter
+from assay.collector.records import Feedback, Page, SessionSummary, Target
+from assay.collector.stores.sqlite import _feedback
+from assay.collector.stores.sqlite._control import position
+from assay.collector.stores.sqlite._plan import plan
+from assay.collector.stores.sqlite._where import conditions
+
+
+def feedbacks(
+    db: sqlite3.Connection, filter: Filter, key: str | None, target: Target | None, limit: int, cursor: str | None
+) -> Page[Feedback]:
+    """Newest first."""
+    where, values = _on_traces(db, filter)
+    if key is not None:
+        where.append("f.key = ?")
+        values.append(key)
+    if target is not None:
+        _on_target(target, where, values)
+    if cursor is not None:
+        where.append("(f.created_ns, f.rowid) < (?, ?)")
+        values.extend(position(cursor))
+    sql = f"{_feedback.SELECT.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
+    by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few: its own index, then sorting
+    rows = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
+    next = f"{rows[limit - 1][21]}.{rows[limit - 1][-1]}" if len(rows) > limit else None
+    return Page(items=tuple(_feedback.read(row) for row in rows[:limit]), next=next)
+
+
+def _on_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+    if filter == Filter():
+        return [], []
+    found = plan(db, filter)
+    return [f"f.trace IN (SELECT t.id FROM {found.source} WHERE {found.where})"], list(found.values)
+
+
+def _on_target(target: Target, where: list[str], values: list[Any]) -> None:
+    """Exactly this target. The trace's integer key leads to the index."""
+    if target.trace_id is not None:
+        where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
+        values.append(target.trace_id)
+    for name in ("span_id", "document", "session_id", "experiment_id"):
+        value = getattr(target, name)
+        where.append(f"f.{name} IS NULL" if value is None else f"f.{name} = ?")
+        values.extend(() if value is None else (value,))
+
+
+_SESSIONS = """
+SELECT t.session_id, t.project, max(t.user_id), count(*), sum(t.status = 'error'), min(t.start_ns), max(t.end_ns),
+  sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns)
+FROM traces t INDEXED BY traces_by_session WHERE t.session_id IN ({marks}) AND {where} GROUP BY t.session_id
+"""
+
+
+def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None) -> Page[SessionSummary]:
+    """Latest first: traces are walked from the latest on, and each session that comes up is summed up."""
+    after = _session_position(cursor) if cursor is not None else None
+    found: list[Any] = []
+    for chunk in _chunks(_sessions_from(db, filter, after), limit + 1):
+        found.extend(row for row in _summed(db, filter, chunk) if after is None or (row[10], row[0]) < after)
+        if len(found) > limit:
+            break
+    next = f"{found[limit - 1][10]}.{found[limit - 1][0]}" if len(found) > limit else None
+    return Page(items=tuple(_session(row) for row in found[:limit]), next=next)
+
+
+# Without this, a page far back would sum up the sessions of all pages before it that began earlier. It only looks for a
+# later trace, not for one that passes a filter: with a filter, the sums tell (`sessions`).
+_ENDED = (
+    " AND NOT EXISTS (SELECT 1 FROM traces u INDEXED BY traces_by_session"
+    " WHERE u.session_id = t.session_id AND u.start_ns > ?)"
+)
+
+
+def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str] | None) -> Iterator[str]:
+    """Sessions in the order of their latest trace; after a position, some of before it come up again."""
+    found = plan(db, filter)
+    bound = "" if after is None else " AND t.start_ns <= ?" + (_ENDED if filter == Filter() else "")
+    values = () if after is None else after[:1] * bound.count("?")
+    sql = f"SELECT t.session_id FROM {found.source} WHERE {found.where} AND t.session_id IS NOT NULL{bound}"
+    seen: set[str] = set()
+    for (session,) in db.execute(f"{sql} ORDER BY t.start_ns DESC, t.session_id DESC", (*found.values, *values)):
+        if session not in seen:
+            seen.add(session)
+            yield session
+
+
+def _summed(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str]) -> list[Any]:
+    """Rows of `_SESSIONS` in the order that was given."""
+    wanted = conditions(filter)
+    sql = _SESSIONS.format(marks=",".join("?" * len(chosen)), where=" AND ".join(one.sql for one in wanted))
+    rows = {row[0]: row for row in db.execute(sql, (*chosen, *(value for one in wanted for value in one.values)))}
+    return [rows[session] for session in chosen]
+
+
+def _chunks(items: Iterator[str], size: int) -> Iterator[list[str]]:
+    while chunk := list(islice(items, size)):
+        yield chunk
+
+
+def _session_position(cursor: str) -> tuple[int, str]:
+    latest, _, session = cursor.partition(".")
+    return position(f"{latest}.0")[0], session
+
+
+def _session(row: Any) -> SessionSummary:
+    return SessionSummary(
+        session_id=row[0],
+        project=row[1],
+        user_id=row[2],
+        traces=row[3],
+        errors=row[4],
+        start_ns=row[5],
+        end_ns=row[6],
+        input_tokens=row[7],
+        output_tokens=row[8],
+        cost=row[9],
+    )
+
+
+# One step through an index per value, however many rows share it
+_DISTINCT = """
+WITH RECURSIVE v (x) AS (
+  SELECT min({column}) FROM {table} WHERE {where}
+  UNION ALL
+  SELECT (SELECT min({column}) FROM {table} WHERE {where} AND {column} > v.x) FROM v WHERE v.x IS NOT NULL
+)
+SELECT x FROM v WHERE x IS NOT NULL LIMIT ?
+"""
+_INDEXED = {
+    "project": ("project", "traces", "project IS NOT NULL"),
+    "name": ("name", "traces", "name IS NOT NULL"),
+    "session": ("session_id", "traces", "session_id IS NOT NULL"),
+    "user": ("user_id", "traces", "user_id IS NOT NULL"),
+    "feedback": ("key", "feedback", "standing = 2"),
+}
+_KEPT = ("environment", "kind", "model", "tag")
+
+
+def values(db: sqlite3.Connection, field: str, limit: int) -> list[str]:
+    """Known values of a field, in order."""
+    if field in _INDEXED:
+        column, table, where = _INDEXED[field]
+        sql = _DISTINCT.format(column=column, table=table, where=where)
+        return [row[0] for row in db.execute(sql, (limit,))]
+    if field in _KEPT:
+        sql = "SELECT value FROM known WHERE field = ? ORDER BY value LIMIT ?"
+        return [row[0] for row in db.execute(sql, (field, limit))]
+    raise Refused(f"there are no values of {field!r}; use one of {', '.join((*_INDEXED, *_KEPT))}")
+
+
+def count(db: sqlite3.Connection) -> dict[str, int]:
+    """Spans, traces and feedbacks."""
+    traces = "traces WHERE start_ns IS NOT NULL"  # has an index, which `span_count > 0`, true of the same ones, has not
+    of = {"spans": "spans", "traces": traces, "feedbacks": "feedback"}
+    return {name: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in of.items()}

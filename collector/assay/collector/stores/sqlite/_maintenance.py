@@ -1,0 +1,171 @@
+"""Looking after the file: what is in it, whether it is sound, retention, giving space back."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from assay.collector.filters import Filter
+from assay.collector.records import Retention
+from assay.collector.stores.sqlite._reader import Reader
+from assay.collector.stores.sqlite._where import Condition, conditions
+
+
+def used_bytes(db: sqlite3.Connection) -> int:
+    """Bytes of the file that hold something."""
+    pages, free, size = (
+        int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def stats(db: sqlite3.Connection, path: str) -> dict[str, Any]:
+    """Sizes in bytes, counts, and projects with their share of the file, the largest first."""
+    wal = path + "-wal"
+    return {
+        "path": path,
+        "file_version": int(db.execute("PRAGMA user_version").fetchone()[0]),
+        "file_bytes": os.path.getsize(path),
+        "wal_bytes": os.path.getsize(wal) if os.path.exists(wal) else 0,
+        "used_bytes": used_bytes(db),
+        **{
+            name: int(db.execute(f"SELECT count(*) FROM {name}").fetchone()[0])
+            for name in ("spans", "traces", "feedback", "experiments", "decisions", "dictionaries", "resources")
+        },
+        "waiting_for_text_index": int(db.execute("SELECT count(*) FROM unindexed").fetchone()[0]),
+        "projects": list(_projects(db)),
+    }
+
+
+def _projects(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+    sql = (
+        "SELECT project, count(*), sum(span_count), sum(size), min(start_ns), max(start_ns) FROM traces"
+        " WHERE span_count > 0 GROUP BY project ORDER BY sum(size) DESC"
+    )
+    rows = db.execute(sql).fetchall()
+    total = sum(row[3] for row in rows) or 1
+    used = used_bytes(db)
+    for project, traces, spans, size, first, last in rows:
+        yield {
+            "project": project,
+            "traces": traces,
+            "spans": spans,
+            "bytes": used * size // total,
+            "first_ns": first,
+            "last_ns": last,
+        }
+
+
+def too_old(db: sqlite3.Connection, rule: Retention, now_ns: int | None = None) -> Filter | None:
+    """The traces that a rule of retention gives up now, if any: those before a time."""
+    cutoffs = []
+    if rule.max_age_ns is not None:
+        cutoffs.append((time.time_ns() if now_ns is None else now_ns) - rule.max_age_ns)
+    if rule.max_bytes is not None:
+        cutoffs.append(_cutoff_by_size(db, rule.project, rule.max_bytes))
+    return Filter(project=rule.project, until_ns=max(cutoffs)) if cutoffs else None
+
+
+def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int) -> int:
+    """The time before which traces must go. A project's share of the file is its share of all payloads."""
+    where = "span_count > 0 AND (?1 IS NULL OR project = ?1)"
+    total = int(db.execute("SELECT coalesce(sum(size), 0) FROM traces").fetchone()[0])
+    own = int(db.execute(f"SELECT coalesce(sum(size), 0) FROM traces WHERE {where}", (project,)).fetchone()[0])
+    share = used_bytes(db) * own // max(total, 1)
+    excess = own * max(0, share - max_bytes) // max(share, 1)
+    cutoff = 0
+    for start, size in db.execute(f"SELECT start_ns, size FROM traces WHERE {where} ORDER BY start_ns", (project,)):
+        if excess <= 0:
+            break
+        excess -= size
+        cutoff = start + 1
+    return cutoff
+
+
+def set_retention(db: sqlite3.Connection, rule: Retention) -> None:
+    """Keep a rule; one without limits takes the project's rule away."""
+    db.execute("DELETE FROM retention WHERE project = ?", (rule.project or "",))
+    if rule.max_age_ns is not None or rule.max_bytes is not None:
+        row = (rule.project or "", rule.max_age_ns, rule.max_bytes)
+        db.execute("INSERT INTO retention (project, max_age_ns, max_bytes) VALUES (?, ?, ?)", row)
+
+
+def retention(db: sqlite3.Connection) -> list[Retention]:
+    """The rules that are kept."""
+    rows = db.execute("SELECT project, max_age_ns, max_bytes FROM retention ORDER BY project").fetchall()
+    return [Retention(project=row[0] or None, max_age_ns=row[1], max_bytes=row[2]) for row in rows]
+
+
+_INVARIANTS = (
+    (
+        "spans without a trace",
+        "SELECT count(*) FROM spans s WHERE NOT EXISTS (SELECT 1 FROM traces WHERE id = s.trace)",
+    ),
+    (
+        "traces whose number of spans is wrong",
+        "SELECT count(*) FROM traces t WHERE span_count <> (SELECT count(*) FROM spans WHERE trace = t.id)",
+    ),
+    (
+        "feedback without a trace",
+        "SELECT count(*) FROM feedback f WHERE f.trace NOT IN (SELECT id FROM traces)",
+    ),
+    (
+        "entries of the text index without a trace",
+        "SELECT count(*) FROM indexed i WHERE NOT EXISTS (SELECT 1 FROM traces WHERE id = i.trace)",
+    ),
+    (
+        "traces that neither are in the text index nor wait for it",
+        "SELECT count(*) FROM traces t WHERE span_count > 0 AND NOT EXISTS (SELECT 1 FROM indexed WHERE trace = t.id)"
+        " AND NOT EXISTS (SELECT 1 FROM unindexed WHERE trace = t.id)",
+    ),
+)
+
+
+def check(reader: Reader, deep: bool) -> list[str]:
+    """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
+    found = [row[0] for row in reader.db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
+    for name, sql in _INVARIANTS:
+        if count := reader.db.execute(sql).fetchone()[0]:
+            found.append(f"{count} {name}")
+    return found + (_unreadable(reader) if deep else [])
+
+
+def _unreadable(reader: Reader) -> list[str]:
+    bad = 0
+    for (blob,) in reader.db.execute("SELECT payload FROM spans"):
+        try:
+            reader.payload(blob)
+        except Exception:
+            bad += 1
+    return [f"{bad} payloads that cannot be read"] if bad else []
+
+
+def drop_unused(db: sqlite3.Connection) -> None:
+    """Remove resources that no span has any more, menu values that no trace has, and words that no trace has.
+
+    A word that was deleted stays in the index, marked as deleted, until its parts are merged.
+    """
+    db.execute("INSERT INTO words (words) VALUES ('optimize')")
+    db.execute("DELETE FROM resources WHERE id NOT IN (SELECT resource FROM spans)")
+    gone = []
+    for field, value in db.execute("SELECT field, value FROM known").fetchall():
+        [_, condition] = conditions(_FILTER_OF[field](value))
+        if not _any(db, condition):
+            gone.append((field, value))
+    db.executemany("DELETE FROM known WHERE field = ? AND value = ?", gone)
+
+
+_FILTER_OF = {
+    "environment": lambda value: Filter(environment=value),
+    "kind": lambda value: Filter(any_kind=value),
+    "model": lambda value: Filter(model=value),
+    "tag": lambda value: Filter(tags=(value,)),
+}
+
+
+def _any(db: sqlite3.Connection, condition: Condition) -> bool:
+    sql = f"SELECT EXISTS (SELECT 1 FROM traces t WHERE t.span_count > 0 AND {condition.sql})"
+    return bool(db.execute(sql, condition.values).fetchone()[0])

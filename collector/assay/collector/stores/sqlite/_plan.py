@@ -1,0 +1,75 @@
+"""Which way into the table of traces: SQLite keeps no statistics here that would let it choose well.
+
+A condition that has an index of its own (a score, words) is tried: if it holds for few traces, they are fetched by
+their ids; if for many, the traces are walked, latest first, and the condition is asked of each.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, replace
+from typing import Any
+
+from assay.collector.filters import Filter
+from assay.collector.stores.sqlite._where import Condition, conditions
+
+FEW = 3000
+BY_START = "INDEXED BY traces_by_start"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`FROM source WHERE where`, with `values` for its marks; the row is called `t`."""
+
+    source: str
+    where: str
+    values: tuple[Any, ...]
+
+    def after(self, start_ns: int, key: int) -> Plan:
+        """The same, from a position on in the order latest first."""
+        sql = f"{self.where} AND t.start_ns <= ? AND (t.start_ns < ? OR t.id < ?)"
+        return replace(self, where=sql, values=(*self.values, start_ns, start_ns, key))
+
+
+def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True) -> Plan:
+    """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them."""
+    wanted = conditions(filter)
+    fewest = _fewest(db, wanted)
+    if fewest is None:
+        index = _index(filter)
+        whole = not in_order and index == BY_START and filter.since_ns is None and filter.until_ns is None
+        return _joined("traces t NOT INDEXED" if whole else f"traces t {index}", wanted)
+    assert fewest.ids is not None
+    driven = Condition(f"t.id IN ({fewest.ids})", fewest.ids_values)
+    return _joined("traces t NOT INDEXED", [driven, *(one for one in wanted if one is not fewest)])
+
+
+def _joined(source: str, wanted: list[Condition]) -> Plan:
+    return Plan(source, " AND ".join(one.sql for one in wanted), tuple(v for one in wanted for v in one.values))
+
+
+def _fewest(db: sqlite3.Connection, wanted: list[Condition]) -> Condition | None:
+    counted = []
+    for one in wanted:
+        if one.ids is not None:
+            sql = f"SELECT count(*) FROM (SELECT 1 FROM ({one.ids}) LIMIT {FEW + 1})"
+            counted.append((int(db.execute(sql, one.ids_values).fetchone()[0]), one))
+    few = [pair for pair in counted if pair[0] <= FEW]
+    return min(few, key=lambda pair: pair[0])[1] if few else None
+
+
+def _index(filter: Filter) -> str:
+    """The index that narrows most and has the order of the list; they are all small ones."""
+    if filter.trace_ids is not None:
+        return ""
+    for value, index in (
+        (filter.session, "traces_by_session"),
+        (filter.user, "traces_by_user"),
+        (filter.experiment or filter.experiments or filter.dataset, "traces_by_experiment"),
+        (filter.error or filter.status == "error", "traces_with_errors"),
+        (filter.name, "traces_by_name"),
+        (filter.project, "traces_by_project"),
+    ):
+        if value:
+            return f"INDEXED BY {index}"
+    return BY_START

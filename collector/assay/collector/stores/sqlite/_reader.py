@@ -1,0 +1,128 @@
+"""Reading runs back. Readers have connections of their own and never hold up the writer."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, LifoQueue
+from typing import Any
+
+from assay.collector.records import JSON, Run
+from assay.collector.stores.sqlite._append import find_many
+from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode
+from assay.collector.stores.sqlite._values import loads
+from assay.collector.stores.sqlite._writer import translate
+
+_SPAN = ",".join(f"s.{name}" for name in Fact._fields[:COLUMNS])
+_RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.%s IN (%%s)"
+
+
+READERS = 8  # more would only share the same cores, and each has a page cache
+CACHE_KB = 8192
+
+
+class Reader:
+    """A connection, and what it takes to turn rows into runs."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self._decoder = Decoder({})
+        self._resources: dict[int, dict[str, JSON]] = {}
+
+    def runs_of(self, traces: dict[int, str]) -> dict[int, list[Run]]:
+        """All runs of traces (key: trace id), by start time."""
+        found: dict[int, list[Run]] = {key: [] for key in traces}
+        for row in find_many(self.db, _RUNS % "trace", traces):
+            found[row[0]].append(self.run(traces[row[0]], row))
+        for runs in found.values():
+            runs.sort(key=lambda run: (run.start_ns, -run.end_ns))
+        return found
+
+    def rows_in_order(self, key: int) -> list[tuple[int, Run]]:
+        """Row ids and runs of a trace in order of arrival."""
+        trace_id = self.db.execute("SELECT trace_id FROM traces WHERE id = ?", (key,)).fetchone()[0]
+        sql = f"SELECT s.id, s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.trace = ? ORDER BY s.id"
+        return [(row[0], self.run(trace_id, row[1:])) for row in self.db.execute(sql, (key,)).fetchall()]
+
+    def payloads(self, rows: Sequence[int]) -> dict[int, dict[str, JSON]]:
+        """Payloads of spans, by row id."""
+        found = find_many(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows)
+        return {row: self.payload(blob) for row, blob in found}
+
+    def run(self, trace_id: str, row: Sequence[Any]) -> Run:
+        """The run of a row: trace, resource, payload and the columns of a fact."""
+        return decode(trace_id, row[3:], self.payload(row[2]), self._resource(row[1]))
+
+    def payload(self, blob: bytes) -> dict[str, JSON]:
+        """The JSON object of a payload."""
+        return self.decoder(blob).payload(blob)
+
+    def decoder(self, blob: bytes) -> Decoder:
+        """A decoder that knows the dictionary of this payload."""
+        if not self._decoder.knows_frame(blob):
+            self._decoder = Decoder(dict(self.db.execute("SELECT id, data FROM dictionaries").fetchall()))
+        return self._decoder
+
+    def _resource(self, key: int) -> dict[str, JSON]:
+        if key not in self._resources:
+            if len(self._resources) > 1000:
+                self._resources.clear()
+            row = self.db.execute("SELECT data FROM resources WHERE id = ?", (key,)).fetchone()
+            self._resources[key] = loads(row[0]) if row else {}
+        return self._resources[key]
+
+
+class Readers:
+    """A pool of at most `READERS` connections; who finds all in use waits. Not to be taken twice by one thread."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._places = threading.BoundedSemaphore(READERS)
+        self._free: LifoQueue[Reader] = LifoQueue()
+        self._all: list[Reader] = []
+
+    @contextmanager
+    def one(self) -> Iterator[Reader]:
+        """A reader in one consistent snapshot of the file."""
+        with self._places:
+            try:
+                reader = self._take()
+                reader.db.execute("BEGIN")
+                try:
+                    yield reader
+                finally:
+                    self._give_back(reader)
+            except sqlite3.Error as error:
+                raise translate(error) from error
+
+    def _take(self) -> Reader:
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            reader = Reader(connect_read_only(self._path))
+            self._all.append(reader)
+            return reader
+
+    def _give_back(self, reader: Reader) -> None:
+        if reader.db.in_transaction:
+            reader.db.execute("ROLLBACK")
+        self._free.put(reader)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for reader in self._all:
+            reader.db.close()
+
+
+def connect_read_only(path: str) -> sqlite3.Connection:
+    """A connection that cannot write."""
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0, cached_statements=256)
+    try:
+        db.execute("PRAGMA query_only = ON")
+        db.execute(f"PRAGMA cache_size = -{CACHE_KB}")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db

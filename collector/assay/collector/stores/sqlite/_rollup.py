@@ -1,0 +1,184 @@
+"""What a list of traces shows of a trace, computed from the facts of all its spans. Pure.
+
+- Root: the earliest span without a parent, else the earliest whose parent has not arrived.
+- Tokens and cost are counted once: those of a span count unless a span below it carries its own. A chain that repeats
+  the sum of its model calls, or a framework's span around a client's span of the same call, so adds nothing.
+- Start and end span the whole trace; session, user and metadata are the root's, else the first that any span has.
+- Complete (`1`, `0`, or None where only a quiet period can tell): see `_complete`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from assay.collector.stores.sqlite._codec import Fact
+from assay.collector.stores.sqlite._values import dumps
+
+
+class RollUp(NamedTuple):
+    """Columns of `traces`, under their names."""
+
+    span_count: int
+    error_count: int
+    project: str
+    environment: str
+    name: str
+    kind: str
+    status: str
+    error: str | None
+    start_ns: int
+    end_ns: int
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+    session_id: str | None
+    user_id: str | None
+    experiment_id: str | None
+    example_id: str | None
+    repetition: int
+    complete: int | None
+    names: str
+    kinds: str
+    models: str | None
+    tags: str | None
+    metadata: str | None
+    size: int  # bytes of all payloads before compression
+
+
+def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
+    """The roll-up of a trace, and the position of its root in `facts` (at least one).
+
+    Once per trace and request: one loop over the facts, and nothing looked into that no fact has.
+    """
+    by_id: dict[str, Fact] = {}
+    names: dict[str, None] = {}
+    kinds: dict[str, None] = {}
+    with_tokens: list[Fact] = []
+    with_cost: list[Fact] = []
+    with_model: list[Fact] = []
+    errors = size = 0
+    start_ns, end_ns = facts[0].start_ns, facts[0].end_ns
+    tagged = counted = False
+    for fact in facts:
+        by_id[fact.span_id] = fact
+        names[fact.name] = kinds[fact.kind] = None
+        errors += fact.status == "error"
+        size += fact.size
+        start_ns, end_ns = min(start_ns, fact.start_ns), max(end_ns, fact.end_ns)
+        if fact.input_tokens is not None:
+            with_tokens.append(fact)
+        if fact.cost is not None:
+            with_cost.append(fact)
+        if fact.model is not None:
+            with_model.append(fact)
+        tagged = tagged or bool(fact.tags)
+        counted = counted or fact.local_root is not None
+    position = _root(facts, by_id)
+    root = facts[position]
+    tokens, costs = _lowest(with_tokens, by_id), _lowest(with_cost, by_id)
+    found = RollUp(
+        span_count=len(facts),
+        error_count=errors,
+        project=root.project,
+        environment=root.environment,
+        name=root.name,
+        kind=root.kind,
+        status=root.status,
+        error=root.error,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        input_tokens=sum([fact.input_tokens or 0 for fact in tokens]),
+        output_tokens=sum([fact.output_tokens or 0 for fact in tokens]),
+        cost=sum([fact.cost or 0.0 for fact in costs]) if costs else None,
+        session_id=root.session_id or next((fact.session_id for fact in facts if fact.session_id), None),
+        user_id=root.user_id or next((fact.user_id for fact in facts if fact.user_id), None),
+        experiment_id=root.experiment_id or next((f.experiment_id for f in facts if f.experiment_id), None),
+        example_id=root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
+        repetition=root.repetition,
+        complete=_complete(facts, by_id) if counted else None,
+        names=dumps(list(names)),
+        kinds=dumps(list(kinds)),
+        models=_models(with_model, tokens, costs) if with_model else None,
+        tags=dumps(list(dict.fromkeys(tag for fact in facts for tag in fact.tags))) if tagged else None,
+        metadata=root.metadata or next((fact.metadata for fact in facts if fact.metadata), None),
+        size=size,
+    )
+    return found, position
+
+
+def _root(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int:
+    if len(facts) == 1:
+        return 0
+    tops = [i for i, fact in enumerate(facts) if fact.parent_id is None]
+    tops = tops or [i for i, fact in enumerate(facts) if fact.parent_id not in by_id]
+    return min(tops or range(len(facts)), key=lambda i: (facts[i].start_ns, facts[i].span_id))
+
+
+def _lowest(facts: list[Fact], by_id: Mapping[str, Fact]) -> list[Fact]:
+    """Those of the facts that have none of the others below them."""
+    if len(facts) < 2:
+        return facts
+    above: set[str] = set()
+    for fact in facts:
+        parent = fact.parent_id
+        while parent is not None and parent not in above and parent in by_id:
+            above.add(parent)
+            parent = by_id[parent].parent_id
+    return [fact for fact in facts if fact.span_id not in above] or facts[:1]
+
+
+def _models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[Fact]) -> str:
+    """`{model: [calls, input tokens, output tokens, cost]}`; tokens and cost that were counted, under their model."""
+    found: dict[str | None, list[float]] = {}
+    for fact in facts:
+        found.setdefault(fact.model, [0, 0, 0, 0.0])[0] += 1
+    for fact in tokens:
+        if fact.model is not None:
+            found[fact.model][1] += fact.input_tokens or 0
+            found[fact.model][2] += fact.output_tokens or 0
+    for fact in costs:
+        if fact.model is not None:
+            found[fact.model][3] += fact.cost or 0.0
+    return dumps(found)
+
+
+def _complete(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int | None:
+    """Whether every span that was started has arrived.
+
+    Every local root says how many spans were started below it and are still open; a span that ends after its local
+    root says it anew. 1: for each local root the latest counts have arrived, nothing is open and as many spans are
+    here. 0: some are known to be missing. None: no counts tell, as in foreign traces or below a parent that has not
+    arrived; then only a quiet period can.
+    """
+    groups = _groups(facts, by_id)
+    named = [members for root, members in groups.items() if root is not None]
+    if not all(_has_arrived(members) for members in named):
+        return 0
+    orphaned = any(fact.parent_id is not None and fact.parent_id not in by_id for fact in facts)
+    return None if None in groups or orphaned else 1
+
+
+def _has_arrived(members: Sequence[Fact]) -> bool:
+    counts = [fact.counts for fact in members if fact.counts is not None]
+    if not counts:
+        return False
+    started, still_open, dropped = max(counts, key=lambda c: (c[0], -c[1], c[2]))
+    return still_open == 0 and len(members) + dropped >= started
+
+
+def _groups(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> dict[str | None, list[Fact]]:
+    """Facts by local root: the one that they name, else that of the nearest span above that names one."""
+    groups: dict[str | None, list[Fact]] = {}
+    for fact in facts:
+        groups.setdefault(_local_root(fact, by_id), []).append(fact)
+    return groups
+
+
+def _local_root(fact: Fact, by_id: Mapping[str, Fact]) -> str | None:
+    seen: set[str] = set()
+    current: Fact | None = fact
+    while current is not None and current.local_root is None and current.span_id not in seen:
+        seen.add(current.span_id)
+        current = by_id.get(current.parent_id) if current.parent_id is not None else None
+    return current.local_root if current is not None else None

@@ -1,0 +1,195 @@
+"""A filter as SQL: conditions on the row `t` of `traces`."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from assay.collector.errors import Refused
+from assay.collector.filters import OPERATORS, Filter
+from assay.collector.stores.sqlite._values import dumps
+
+
+class Condition(NamedTuple):
+    """SQL that holds for a row `t`; `ids` is a statement that yields the ids of all such rows, where an index can."""
+
+    sql: str
+    values: tuple[Any, ...] = ()
+    ids: str | None = None
+    ids_values: tuple[Any, ...] = ()
+
+
+_NOTHING = Filter()
+
+
+def conditions(filter: Filter) -> list[Condition]:
+    """What must hold, all of it. Traces of which only feedback has arrived never pass."""
+    found = [Condition("t.span_count > 0")]
+    for name in Filter.__slots__:
+        value = getattr(filter, name)
+        if value != getattr(_NOTHING, name):
+            found.extend(_WRITERS[name](value))
+    return found
+
+
+def _equals(column: str) -> Callable[[Any], list[Condition]]:
+    return lambda value: [Condition(f"t.{column} = ?", (value,))]
+
+
+def _element(column: str) -> Callable[[Any], list[Condition]]:
+    """The JSON array in a column has the value; `instr` first, because it is cheap and nearly always right."""
+    sql = f"instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?)"
+    return lambda value: [Condition(sql, (dumps(value), value))]
+
+
+def _compared(expression: str) -> Callable[[Any], list[Condition]]:
+    def write(value: Any) -> list[Condition]:
+        operator, bound = value
+        return [Condition(f"{expression} {_operator(operator)} ?", (bound,))]
+
+    return write
+
+
+def _operator(operator: str) -> str:
+    if operator not in OPERATORS:
+        raise Refused(f"unknown comparison {operator!r}; use one of {', '.join(OPERATORS)}")
+    return "<>" if operator == "!=" else operator
+
+
+def _status(value: str) -> list[Condition]:
+    # The first half says nothing new, but lets SQLite use the index over traces with errors
+    return [Condition("t.error_count > 0 AND t.status = 'error'" if value == "error" else "t.status <> 'error'")]
+
+
+def _error(value: str) -> list[Condition]:
+    """All words somewhere in the error of one run."""
+    words = value.split()
+    like = " AND ".join(["s.error LIKE ? ESCAPE '\\'"] * len(words)) or "1"
+    sql = f"t.error_count > 0 AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND {like})"
+    return [Condition(sql, tuple(f"%{_escaped(word)}%" for word in words))]
+
+
+def _escaped(word: str) -> str:
+    return word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def _model(value: str) -> list[Condition]:
+    sql = "instr(t.models, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.models) WHERE key = ?)"
+    return [Condition(sql, (dumps(value), value))]
+
+
+def _metadata(wanted: Any) -> list[Condition]:
+    sql = "EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {text} = ?)"
+    text = "CASE m.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CAST(m.value AS TEXT) END"
+    return [Condition(sql.format(text=text), (str(key), str(value))) for key, value in wanted.items()]
+
+
+# Named, because SQLite would take the index over scores and look through all traces' scores for every single trace.
+OF_TRACE = "INDEXED BY feedback_by_trace WHERE f.trace = t.id"
+
+
+def _feedback(wanted: Any) -> list[Condition]:
+    return [_scored(*one) for one in wanted]
+
+
+def _scored(key: str, operator: str, value: float | str) -> Condition:
+    column = "label" if isinstance(value, str) else "score"
+    holds = f"f.key = ? AND f.standing = 2 AND f.{column} {_operator(operator)} ?"
+    values = (key, value)
+    return Condition(
+        f"EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND {holds})",
+        values,
+        f"SELECT f.trace FROM feedback f INDEXED BY feedback_by_score WHERE {holds}" if column == "score" else None,
+        values,
+    )
+
+
+def _missing(keys: Any) -> list[Condition]:
+    sql = f"NOT EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND f.key = ? AND f.standing = 2 AND f.outcome = 'score')"
+    return [Condition(sql, (key,)) for key in keys]
+
+
+def _outcome(outcome: str) -> Callable[[Any], list[Condition]]:
+    holds = f"f.key = ? AND f.standing = 2 AND f.outcome = '{outcome}'"
+    sql = f"EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND {holds})"
+    ids = f"SELECT f.trace FROM feedback f INDEXED BY feedback_without_score WHERE {holds} AND f.outcome <> 'score'"
+    return lambda keys: [Condition(sql, (key,), ids, (key,)) for key in keys]
+
+
+def _text(value: str) -> list[Condition]:
+    match = matching(value)
+    if not match:
+        return []
+    ids = "SELECT rowid FROM words WHERE words MATCH ?"
+    return [Condition(f"t.id IN ({ids})", (match,), ids, (match,))]
+
+
+# What FTS5's unicode61 takes for one word; a few letters of New Tai Lue and Vedic it knows as marks between words.
+_WORD = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
+
+
+def matching(text: str) -> str:
+    """FTS5's form of "all of these words"; a word that ends in `*` stands for every word that begins so.
+
+    What FTS5 would split has to come split, since the index knows no phrases: `e-mail` is `e` and `mail`.
+    """
+    words = _WORD.findall(unicodedata.normalize("NFC", text))
+    return " ".join(f'"{word}"{star}' for word, star in words)
+
+
+def _experiment(value: str) -> list[Condition]:
+    return [Condition("t.experiment_id = ?", (value,)) if value else Condition("t.experiment_id IS NULL")]
+
+
+def _complete(value: bool) -> list[Condition]:
+    return [Condition(complete_sql() if value else f"NOT {complete_sql()}")]
+
+
+QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete when nothing has come for this long
+
+
+def complete_sql() -> str:
+    """Whether the trace is complete: counted, or quiet for long enough."""
+    quiet = f"t.updated_ns <= CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000 - {QUIET_NS}"
+    return f"(t.complete = 1 OR (t.complete IS NULL AND {quiet}))"
+
+
+def _one_of(column: str) -> Callable[[Any], list[Condition]]:
+    return lambda values: [Condition(f"t.{column} IN ({','.join('?' * len(values))})", tuple(values))]
+
+
+_WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
+    "project": _equals("project"),
+    "environment": _equals("environment"),
+    "since_ns": lambda value: [Condition("t.start_ns >= ?", (value,))],
+    "until_ns": lambda value: [Condition("t.start_ns < ?", (value,))],
+    "name": _equals("name"),
+    "kind": _equals("kind"),
+    "any_name": _element("names"),
+    "any_kind": _element("kinds"),
+    "status": _status,
+    "error": _error,
+    "model": _model,
+    "latency_ms": _compared("(t.end_ns - t.start_ns) / 1e6"),
+    "tokens": _compared("(t.input_tokens + t.output_tokens)"),
+    "cost": _compared("t.cost"),
+    "tags": lambda tags: [condition for tag in tags for condition in _element("tags")(tag)],
+    "metadata": _metadata,
+    "session": _equals("session_id"),
+    "user": _equals("user_id"),
+    "feedback": _feedback,
+    "missing": _missing,
+    "failed": _outcome("error"),
+    "skipped": _outcome("skip"),
+    "text": _text,
+    "experiment": _experiment,
+    "experiments": _one_of("experiment_id"),
+    "dataset": lambda name: [
+        Condition("t.experiment_id IN (SELECT e.id FROM experiments e WHERE e.dataset = ?)", (name,))
+    ],
+    "example": _equals("example_id"),
+    "complete": _complete,
+    "trace_ids": _one_of("trace_id"),
+}

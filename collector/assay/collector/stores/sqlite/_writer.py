@@ -1,0 +1,224 @@
+"""The one thread that writes. Whoever asks waits on a future, which resolves after the commit that made it durable."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from assay.collector.errors import Refused, StoreError, Unavailable
+from assay.collector.stores.sqlite._codec import Batch
+
+T = TypeVar("T")
+
+QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most; more are told to come again
+COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
+SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
+MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
+FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch of runs, or anything else to be done on the writing connection."""
+
+    weight: int
+    batch: Batch | None = None
+    action: Callable[[sqlite3.Connection], Any] | None = None
+    alone: Callable[[sqlite3.Connection], Any] | None = None
+    future: Future[Any] = field(default_factory=Future)
+    result: Any = None
+
+
+class Writer:
+    """Group commit: everything that waits goes into the next transaction.
+
+    `append` writes batches on the connection; `reset` is called when a transaction was rolled back.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        append: Callable[[list[Batch]], None],
+        reset: Callable[[], None],
+    ) -> None:
+        self._db, self._append, self._reset = db, append, reset
+        self._jobs: deque[Job] = deque()
+        self._weight = 0
+        self._ready = threading.Condition()
+        self._closing = False
+        self._company = 1  # callers that lately waited at the same time
+        self.commits = self.written = 0
+        self.last_commit_ns = 0
+        self.writable = True  # false from a commit that found no room on the disk until the next that succeeds
+        self._thread = threading.Thread(target=self._run, name="assay-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def depth(self) -> int:
+        """Spans that wait to be written."""
+        return self._weight
+
+    def put(self, job: Job) -> Future[Any]:
+        """Queue a job. Raises `Unavailable` if too much waits already."""
+        with self._ready:
+            if self._closing:
+                raise Unavailable("the store is closed")
+            if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
+                raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
+            self._jobs.append(job)
+            self._weight += job.weight
+            if len(self._jobs) == 1 or self._is_enough():
+                self._ready.notify()
+        return job.future
+
+    def call(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """Do something on the writing connection and wait until it is durable."""
+        result: T = self.put(Job(weight=64, action=action)).result()
+        return result
+
+    def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
+        """Do something that no transaction may surround, between two commits, and wait for it."""
+        self.put(Job(weight=64, alone=action)).result()
+
+    def close(self) -> None:
+        """Write what waits, then end."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            jobs = self._take()
+            if jobs:
+                self._commit(jobs)
+            elif self._closing:
+                return
+
+    def _take(self) -> list[Job]:
+        """What goes into the next commit; waits for work."""
+        with self._ready:
+            while not self._jobs and not self._closing:
+                self._ready.wait()
+            self._wait_for_company()
+            jobs: list[Job] = []
+            weight = 0
+            while self._jobs and (not jobs or self._may_join(jobs, weight)):
+                weight += self._jobs[0].weight
+                jobs.append(self._jobs.popleft())
+            self._weight -= weight
+            return jobs
+
+    def _wait_for_company(self) -> None:
+        """Callers that were answered by one commit soon come again: together they cost one commit, not several."""
+        until = time.monotonic() + MOMENT
+        while not self._is_enough():
+            left = until - time.monotonic()
+            if left <= 0:
+                self._company = len(self._jobs)
+                return
+            self._ready.wait(left)
+
+    def _is_enough(self) -> bool:
+        return self._closing or len(self._jobs) >= self._company or self._weight >= SMALL_WEIGHT
+
+    def _may_join(self, jobs: list[Job], weight: int) -> bool:
+        next = self._jobs[0]
+        return weight + next.weight <= COMMIT_WEIGHT and next.alone is None and jobs[0].alone is None
+
+    def _commit(self, jobs: list[Job]) -> None:
+        started = time.perf_counter_ns()
+        try:
+            if jobs[0].alone is not None:
+                jobs[0].alone(self._db)
+            else:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._work(jobs)
+                self._db.execute("COMMIT")
+        except Exception as error:
+            self._undo()
+            self._failed(jobs, error)
+        else:
+            committed = jobs[0].alone is None
+            self.commits += committed
+            self.written += sum(job.weight for job in jobs)
+            self.last_commit_ns = time.perf_counter_ns() - started
+            self.writable = self.writable or committed
+            self._company = max(self._company, len(jobs) + len(self._jobs))
+            for job in jobs:
+                _settle(job)
+
+    def _work(self, jobs: list[Job]) -> None:
+        """Do the jobs in order; batches that follow each other are written together."""
+        batches: list[Batch] = []
+        for job in jobs:
+            if job.batch is not None:
+                batches.append(job.batch)
+                continue
+            if batches:
+                self._append(batches)
+                batches = []
+            self._act(job)
+        if batches:
+            self._append(batches)
+
+    def _act(self, job: Job) -> None:
+        """Run an action; one that is refused leaves no trace and does not disturb its neighbours."""
+        assert job.action is not None
+        self._db.execute("SAVEPOINT action")
+        try:
+            job.result = job.action(self._db)
+        except (StoreError, ValueError) as error:
+            self._db.execute("ROLLBACK TO action")
+            self._reset()
+            job.result = error
+        self._db.execute("RELEASE action")
+
+    def _undo(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        with contextlib.suppress(sqlite3.Error):
+            self._reset()
+
+    def _failed(self, jobs: list[Job], error: Exception) -> None:
+        """A group that fails is tried job by job, so that only the bad one fails; not if nothing can be written."""
+        translated = translate(error)
+        self.writable = not isinstance(translated, Unavailable)
+        if len(jobs) > 1 and not isinstance(translated, Unavailable):
+            for job in jobs:
+                self._commit([job])
+            return
+        for job in jobs:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(translated)
+
+
+def _settle(job: Job) -> None:
+    if not job.future.set_running_or_notify_cancel():
+        return
+    if isinstance(job.result, Exception):
+        job.future.set_exception(job.result)
+    else:
+        job.future.set_result(job.result)
+
+
+def translate(error: Exception) -> Exception:
+    """A driver's error as the contract's: what may work later is `Unavailable`, a damaged file is `Refused`."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in FULL_CODES:
+        return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(f"the database is locked by another program: {error}")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Refused(f"the database is damaged: {error}; look with `assay db check`, or restore a copy of the file")
+    return StoreError(f"the database refused: {error}")

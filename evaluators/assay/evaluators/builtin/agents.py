@@ -1,0 +1,290 @@
+"""What an agent did: the tools that it called, the way that it took, the things that it left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from assay.collector.records import JSON, Run, Trace
+from assay.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
+from assay.evaluators.builtin.json import InvalidJSON, loads
+from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol._outcomes import Skip
+from assay.evaluators.protocol._registry import builtin
+from assay.evaluators.protocol._spec import OUTCOMES, SECURE, TRANSPARENT, VALID
+
+Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
+MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
+
+
+@builtin(
+    "tool_calls",
+    metrics=(
+        Metric("tool_calls", primary=True),
+        Metric("tool_calls_precision"),
+        Metric("tool_calls_recall"),
+    ),
+    standards=(VALID, OUTCOMES, TRANSPARENT),
+    source="common practice (agent evaluation)",
+    canonical="by hand",
+    example='get("tool_calls", expected=["search", {"name": "send", "arguments": {"to": "ann"}}]), trace',
+)
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """Whether the agent called the expected tools: spans of kind "tool", by start time.
+
+    Expected calls come from `expected` or the reference (a list, or its field "tool_calls"), each a name or
+    `{"name": …, "arguments": {…}}`. `match`: "strict" (the same calls in the same order), "unordered" (the same calls),
+    "ordered" (the expected ones in their order, others in between), "superset" (all expected ones, maybe more),
+    "subset" (none but expected ones). Arguments are compared where they are given; an argument that is not named may
+    have any value unless `all_arguments`. Precision and recall count calls, each once.
+    """
+
+    expected: Sequence[Any] | None = None
+    match: Match = "ordered"
+    all_arguments: bool = False
+
+    def __post_init__(self) -> None:
+        _check_match(self.match, self.expected)
+
+    def __call__(self, trace: Trace, reference_outputs: Any = None) -> list[dict[str, Any]]:
+        wanted = [_call(one) for one in _expected(self.expected, reference_outputs, "tool_calls")]
+        made = [(run.name, _arguments(run)) for run in _runs(trace) if run.kind == "tool"]
+        hits = _assigned(made, wanted, self._same)
+        passed = _matches(made, wanted, self.match, self._same)
+        names = ", ".join(name for name, _ in made) or "no tool"
+        return [
+            {"key": "tool_calls", "score": passed, "comment": f"called {names}"},
+            {"key": "tool_calls_precision", "score": hits / len(made) if made else (0.0 if wanted else 1.0)},
+            {"key": "tool_calls_recall", "score": hits / len(wanted) if wanted else 1.0},
+        ]
+
+    def _same(self, made: tuple[str, list[Any]], wanted: tuple[str, Any]) -> bool:
+        if made[0] != wanted[0] or wanted[1] is None:
+            return made[0] == wanted[0]
+        return any(self._same_arguments(one, wanted[1]) for one in made[1])
+
+    def _same_arguments(self, made: Any, wanted: Any) -> bool:
+        if self.all_arguments or not isinstance(wanted, Mapping) or not isinstance(made, Mapping):
+            return bool(made == wanted)
+        return all(name in made and made[name] == value for name, value in wanted.items())
+
+
+@builtin(
+    "trajectory_match",
+    metrics=(Metric("trajectory_match", primary=True),),
+    standards=(VALID, OUTCOMES, TRANSPARENT),
+    source="common practice (agent evaluation)",
+    canonical="by hand",
+    example='get("trajectory_match", expected=["search", "send"], match="ordered"), trace',
+)
+@dataclass(frozen=True, slots=True)
+class TrajectoryMatch:
+    """Whether the steps of the trace, the names of its spans by start time, are the expected ones.
+
+    Expected steps come from `expected` or the reference (a list, or its field "trajectory"). `kinds` restricts the
+    steps to spans of these kinds; the root is no step. `match` as in `tool_calls`.
+    """
+
+    expected: Sequence[str] | None = None
+    match: Match = "strict"
+    kinds: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        _check_match(self.match, self.expected)
+
+    def __call__(self, trace: Trace, reference_outputs: Any = None) -> dict[str, Any]:
+        wanted = [str(step) for step in _expected(self.expected, reference_outputs, "trajectory")]
+        steps = [run for run in _runs(trace) if run.span_id != trace.root.span_id]
+        taken = [run.name for run in steps if self.kinds is None or run.kind in self.kinds]
+        passed = _matches(taken, wanted, self.match, str.__eq__)
+        return {"score": passed, "comment": " → ".join(taken)[:1000] or "no steps"}
+
+
+@builtin(
+    "has_span",
+    metrics=(Metric("has_span", primary=True),),
+    standards=(VALID, TRANSPARENT),
+    source="pydantic-evals: HasMatchingSpan",
+    canonical="by hand",
+    example='get("has_span", kind="tool", name="search", max_seconds=5), trace',
+)
+@dataclass(frozen=True, slots=True)
+class HasSpan:
+    """Whether the trace has a span that matches all that is given; `at_least` and `at_most` count the matching spans.
+
+    `name` and `kind` are compared as they are, `attributes` and `inputs` field by field, `status` is "ok", "error" or
+    "unset", `max_seconds` and `min_seconds` bound the duration.
+    """
+
+    name: str | None = None
+    kind: str | None = None
+    status: str | None = None
+    attributes: Mapping[str, JSON] = field(default_factory=dict)
+    inputs: Mapping[str, JSON] = field(default_factory=dict)
+    min_seconds: float = 0.0
+    max_seconds: float = float("inf")
+    at_least: int = 1
+    at_most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least {self.at_least!r} is above at_most {self.at_most!r}")
+
+    def __call__(self, trace: Trace) -> dict[str, Any]:
+        count = sum(map(self._matches, trace.runs))
+        passed = count >= self.at_least and (self.at_most is None or count <= self.at_most)
+        return {"score": passed, "comment": f"{count} matching spans"}
+
+    def _matches(self, run: Run) -> bool:
+        wanted = (("name", self.name), ("kind", self.kind), ("status", self.status))
+        if any(value is not None and getattr(run, field) != value for field, value in wanted):
+            return False
+        given = run.inputs if isinstance(run.inputs, Mapping) else {}
+        same = all(run.attributes.get(name) == value for name, value in self.attributes.items())
+        same = same and all(name in given and given[name] == value for name, value in self.inputs.items())
+        return same and self.min_seconds <= run.duration_ns / 1e9 <= self.max_seconds
+
+
+@builtin(
+    "step_limit",
+    metrics=(Metric("step_limit", primary=True),),
+    standards=(VALID, SECURE),
+    source="common practice (agent evaluation)",
+    canonical="by hand",
+    example='get("step_limit", limit=5), trace',
+)
+@dataclass(frozen=True, slots=True)
+class StepLimit:
+    """Whether the run took at most `limit` steps: spans below the root, of the given `kinds` (None: all)."""
+
+    limit: int
+    kinds: Sequence[str] | None = ("tool", "llm")
+
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ValueError(f"limit is 0 or more, not {self.limit!r}")
+
+    def __call__(self, trace: Trace) -> dict[str, Any]:
+        steps = [run for run in trace.runs if run.span_id != trace.root.span_id]
+        count = sum(self.kinds is None or run.kind in self.kinds for run in steps)
+        return {"score": count <= self.limit, "comment": f"{count} steps"}
+
+
+@builtin(
+    "agent_sanity",
+    metrics=(Metric("agent_sanity", threshold=0.75, primary=True),),
+    standards=(SECURE, VALID),
+    source="H2O Eval Studio: agent sanity check",
+    canonical="by hand",
+    example='get("agent_sanity"), outputs={"artifacts": [{"path": "a.json", "content": "[1]"}, '
+    '{"path": "b.json", "content": "[1"}]}',
+)
+@dataclass(frozen=True, slots=True)
+class AgentSanity:
+    """The share of an agent's artifacts that are sound; 0 when it left none.
+
+    Artifacts are the outputs' field "artifacts" (or the outputs, when they are a list): paths, or dicts with "path" and
+    "content"; and, with `directory`, all files below it. Each must not be empty, and `.json` and `.jsonl` must be JSON.
+    `expectations`, by path, add to that: "kind" ("file" or "dir"), "min_bytes", "contains" (a list of texts), "fields"
+    (name or dotted path: value, of JSON), "entries" (names in a directory), "pages" (a PDF's least number of pages). An
+    expected artifact that is missing counts as a failed one.
+    """
+
+    expectations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        check_expectations(self.expectations)
+
+    def __call__(self, outputs: Any) -> dict[str, Any]:
+        artifacts = artifacts_of(outputs, self.directory)
+        known = {artifact.path for artifact in artifacts}
+        artifacts += [Artifact(path, directory=self.directory) for path in self.expectations if path not in known]
+        checked = [(one.path, check(one, self.expectations.get(one.path, {}))) for one in artifacts]
+        failed = [(path, found) for path, found in checked if found]
+        if not artifacts:
+            return {"score": 0.0, "comment": "the agent left no artifacts"}
+        shown = "; ".join(f"{path}: {', '.join(found)}" for path, found in failed)
+        problems = {"problems": dict(failed)}
+        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": problems}
+
+
+def _runs(trace: Trace) -> list[Run]:
+    return sorted(trace.runs, key=lambda run: run.start_ns)
+
+
+def _expected(parameter: Sequence[Any] | None, reference: Any, name: str) -> Sequence[Any]:
+    if parameter is not None:
+        return parameter
+    found = reference.get(name) if isinstance(reference, Mapping) else reference
+    if not isinstance(found, list | tuple):
+        raise Skip(f"needs reference_outputs with {name!r} (or the parameter expected); the case has none")
+    return found
+
+
+def _call(one: Any) -> tuple[str, Any]:
+    if isinstance(one, str):
+        return one, None
+    if isinstance(one, Mapping) and isinstance(one.get("function"), Mapping):  # as OpenAI writes tool calls
+        one = one["function"]
+    if isinstance(one, Mapping) and isinstance(one.get("name"), str):
+        return one["name"], _plain(one.get("arguments", one.get("args")))
+    raise ValueError(f"an expected tool call is a name or {{'name': …, 'arguments': {{…}}}}, not {one!r:.200}")
+
+
+def _arguments(run: Run) -> list[Any]:
+    """The arguments of a call; where a tool takes one dict, that may be them as well, or the value of one of them."""
+    given = _plain(run.inputs)
+    alone = isinstance(given, Mapping) and len(given) == 1
+    inner = _plain(next(iter(given.values()))) if alone else None
+    return [given, inner] if isinstance(inner, Mapping) else [given]
+
+
+def _plain(arguments: Any) -> Any:
+    """Models give arguments as JSON in a text."""
+    if not isinstance(arguments, str) or not arguments.lstrip().startswith("{"):
+        return arguments
+    try:
+        return loads(arguments)
+    except InvalidJSON:
+        return arguments
+
+
+def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Any) -> int:
+    """How many of the wanted ones can be given a made one of their own: a maximum matching, by augmenting paths."""
+    taken: dict[int, int] = {}  # made → wanted
+
+    def place(index: int, seen: set[int]) -> bool:
+        for position, one in enumerate(made):
+            if position in seen or not same(one, wanted[index]):
+                continue
+            seen.add(position)
+            if position not in taken or place(taken[position], seen):
+                taken[position] = index
+                return True
+        return False
+
+    return sum(place(index, set()) for index in range(len(wanted)))
+
+
+def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Any) -> bool:
+    if match == "strict":
+        return len(made) == len(wanted) and all(map(same, made, wanted))
+    if match == "ordered":
+        rest = iter(made)
+        return all(any(same(one, each) for one in rest) for each in wanted)
+    hits = _assigned(made, wanted, same)
+    if match == "superset":
+        return hits == len(wanted)
+    if match == "subset":
+        return hits == len(made)
+    return hits == len(wanted) == len(made)
+
+
+def _check_match(match: str, expected: Sequence[Any] | None) -> None:
+    if isinstance(expected, str):
+        raise ValueError(f"expected is a list, as in expected=[{expected!r}], not {expected!r}")
+    if match not in MATCHES:
+        raise ValueError(f"match is one of {', '.join(map(repr, MATCHES))}, not {match!r}")

@@ -1,0 +1,60 @@
+"""What people said of a trace, as an evaluator's equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from assay.collector.records import Feedback, Trace
+from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol._outcomes import Skip
+from assay.evaluators.protocol._registry import builtin
+from assay.evaluators.protocol._spec import MONITORING, OUTCOMES
+
+
+@builtin(
+    "human_feedback",
+    metrics=(Metric("human_feedback", None, primary=True),),
+    standards=(OUTCOMES, MONITORING),
+    source="LangSmith: human feedback on a run",
+    canonical="mean of people's newest votes",
+    kind="human",
+    example='get("human_feedback", of="thumbs_up"), trace',
+)
+@dataclass(frozen=True, slots=True)
+class HumanFeedback:
+    """The mean of what people said under one key: each author's newest vote counts, and every vote without an author.
+
+    `of` is the key ("thumbs_up", …). What has an author and no evaluator is a person's, whatever its source. Labels
+    are the label that most people chose. Without a vote the case is skipped. The metadata hold each author's vote.
+    """
+
+    of: str
+
+    def __call__(self, trace: Trace) -> dict[str, Any]:
+        votes = _newest([one for one in trace.feedback if _counts(one, self.of)])
+        if not votes:
+            raise Skip(f"nobody has given feedback under {self.of!r}")
+        metadata = {"votes": [_vote(one) for one in votes]}
+        scores = [float(one.score) for one in votes if one.score is not None]
+        if scores:
+            return {"score": fmean(scores), "comment": f"{len(scores)} votes", "metadata": metadata}
+        labels = [one.label for one in votes if one.label is not None]
+        return {"label": max(sorted(set(labels)), key=labels.count), "metadata": metadata}
+
+
+def _counts(one: Feedback, key: str) -> bool:
+    of_a_person = one.source == "human" or (one.author is not None and one.evaluator is None)
+    return one.key == key and of_a_person and one.outcome == "score"
+
+
+def _newest(votes: list[Feedback]) -> list[Feedback]:
+    by_author: dict[Any, Feedback] = {}
+    for vote in sorted(votes, key=lambda vote: vote.created_ns):
+        by_author[(vote.target, vote.author) if vote.author is not None else vote.id] = vote
+    return list(by_author.values())
+
+
+def _vote(one: Feedback) -> dict[str, Any]:
+    return {"author": one.author, "score": one.score, "label": one.label, "comment": one.comment}

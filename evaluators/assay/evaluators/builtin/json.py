@@ -1,0 +1,235 @@
+"""Whether answers are JSON, and the JSON that was asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.collector.records import Document
+from assay.evaluators.builtin._patterns import search
+from assay.evaluators.builtin._verdicts import family, verdict
+from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol._registry import builtin
+from assay.evaluators.protocol._spec import SECURE, VALID
+
+_FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+class InvalidJSON(ValueError):
+    """A text that is no JSON, or not the JSON that the schema asks for."""
+
+
+def loads(text: str, *, lenient: bool = False) -> Any:
+    """Strict JSON (RFC 8259): no NaN or Infinity, no repeated keys, no byte order mark, nothing around it.
+
+    `lenient` takes off a byte order mark and a Markdown code fence first. Raises `InvalidJSON`.
+    """
+    if lenient:
+        text = text.removeprefix("\ufeff")
+        fenced = _FENCE.match(text)
+        text = fenced.group(1) if fenced else text
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_without_repeats)
+    except InvalidJSON:
+        raise
+    except RecursionError:
+        raise InvalidJSON("nested too deeply to be read") from None
+    except ValueError as error:
+        raise InvalidJSON(str(error)) from error
+
+
+def is_json(text: str, *, lenient: bool = False) -> bool:
+    """Whether a text is strict JSON."""
+    try:
+        loads(text, lenient=lenient)
+    except InvalidJSON:
+        return False
+    return True
+
+
+@builtin(
+    "is_json",
+    metrics=(Metric("is_json", primary=True),),
+    standards=(VALID, SECURE),
+    source="LangSmith: heuristic evaluators",
+    canonical="json of Python, strict",
+    example='get("is_json"), outputs=\'{"a": NaN}\'',
+)
+@dataclass(frozen=True, slots=True)
+class IsJSON:
+    """Whether the answer is JSON: strictly (no NaN, no repeated keys, nothing around it).
+
+    `lenient` first takes off a byte order mark and a Markdown code fence. Outputs that are no text already are values.
+    """
+
+    lenient: bool = False
+
+    def __call__(self, outputs: Any) -> dict[str, Any]:
+        problem = _problem(outputs, None, self.lenient)
+        return {"score": problem is None, "comment": problem}
+
+
+@builtin(
+    "json_schema",
+    metrics=family("json_schema", parse=False),
+    standards=(VALID, SECURE),
+    source="H2O Eval Studio: JSON schema",
+    canonical="jsonschema",
+    example='get("json_schema", json_schema={"required": ["a"]}), outputs=\'{"b": 1}\', documents=[\'{"a": 1}\']',
+)
+@dataclass(frozen=True, slots=True)
+class JSONSchema:
+    """Whether the answer is JSON and meets a JSON Schema (draft 2020-12 unless `$schema` says otherwise).
+
+    `json_schema` is the schema as a dict or as JSON; empty, the answer must only be JSON. A schema that is none is
+    refused when the evaluator is made, and so is one that refers to what it does not hold: nothing is fetched. Where
+    documents were retrieved, those that begin like a JSON object or array are checked in the same way: they count as
+    retrieval failures, and do not fail the case. `lenient` takes off a byte order mark and a code fence first.
+    """
+
+    json_schema: Mapping[str, Any] | str | bool = field(default_factory=dict)
+    lenient: bool = False
+    evaluate_retrieved_context: bool = True
+    _validator: Any = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_validator", validator_for(self.json_schema))
+
+    def __call__(self, outputs: Any, documents: Sequence[Document] | None = None) -> list[dict[str, Any]]:
+        problem = _problem(outputs, self._validator, self.lenient)
+        context, bad = None, []
+        if documents is not None and self.evaluate_retrieved_context:
+            fragments = [
+                (rank, document.content)
+                for rank, document in enumerate(documents)
+                if _looks_like_json(document.content)
+            ]
+            bad = [f"document {rank}: {found}" for rank, text in fragments if (found := self._problem(text))]
+            context = not bad if fragments else None
+        return verdict(
+            "json_schema",
+            problem is None,
+            context,
+            parse=False,
+            counted=False,
+            comment=problem,
+            metadata={"documents": bad} if bad else None,
+        )
+
+    def _problem(self, text: str) -> str | None:
+        return _problem(text, self._validator, self.lenient)
+
+
+def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
+    """A validator of jsonschema, or None for an empty schema. Raises `ValueError` for what is no schema."""
+    if isinstance(schema, str):
+        try:
+            schema = loads(schema) if schema.strip() else {}
+        except InvalidJSON as error:
+            raise ValueError(f"json_schema is no JSON: {error}") from error
+    if isinstance(schema, bool):  # JSON Schema knows these two: anything, and nothing
+        schema = {} if schema else {"not": {}}
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"json_schema is a dict, or JSON of one, not {schema!r:.200}")
+    if not schema:
+        return None
+    import jsonschema
+    from jsonschema_specifications import REGISTRY
+
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(dict(schema))
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"json_schema is no JSON Schema: {error.message} at {error.json_path}") from error
+    except RecursionError:
+        raise ValueError("json_schema is nested too deeply") from None
+    _check_references(dict(schema), kind.META_SCHEMA["$schema"])
+    extend: Any = jsonschema.validators.extend  # untyped
+    kind = extend(kind, {"pattern": _pattern, "patternProperties": _pattern_properties})
+    return _ending(kind(dict(schema), registry=REGISTRY))  # it holds JSON Schema's own schemas; nothing is fetched
+
+
+def _check_references(schema: Mapping[str, Any], dialect: str) -> None:
+    """Raises `ValueError` for a reference that leads nowhere: every case would fail on it."""
+    from jsonschema_specifications import REGISTRY
+    from referencing import Resource, exceptions, jsonschema
+
+    root = Resource.from_contents(schema, default_specification=jsonschema.specification_with(dialect))
+    waiting = [(root, REGISTRY.resolver_with_root(root))]
+    while waiting:
+        resource, resolver = waiting.pop()
+        for name in ("$ref", "$dynamicRef"):
+            reference = resource.contents.get(name) if isinstance(resource.contents, Mapping) else None
+            try:
+                _ = reference is None or resolver.lookup(reference)
+            except exceptions.Unresolvable as error:
+                raise ValueError(
+                    f"json_schema refers to {reference!r}, which is not in it: put it under $defs (nothing is fetched)"
+                ) from error
+        waiting += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]
+
+
+def _ending(validator: Any) -> Any:
+    """The validator, unless it would follow its references for ever. Raises `ValueError`."""
+    try:
+        next(iter(validator.iter_errors(None)), None)
+    except RecursionError:
+        raise ValueError("json_schema refers to itself without end") from None
+    return validator
+
+
+def _problem(value: Any, validator: Any, lenient: bool) -> str | None:
+    """What is wrong with an answer as JSON; None if nothing is. Values that are no text are taken as they are."""
+    try:
+        parsed = loads(value, lenient=lenient) if isinstance(value, str) else value
+    except InvalidJSON as error:
+        return str(error)
+    if validator is None:
+        return None
+    try:
+        first = next(iter(validator.iter_errors(parsed)), None)
+    except RecursionError:
+        return "nested too deeply to be checked"
+    return None if first is None else f"{first.message:.500} at {first.json_path}"
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """As in jsonschema, but with a time limit: the answer decides how long a pattern may backtrack."""
+    import jsonschema
+
+    if isinstance(instance, str) and search(pattern, instance) is None:
+        yield jsonschema.ValidationError(f"{instance!r:.200} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    if not isinstance(instance, Mapping):
+        return
+    for pattern, wanted in patterns.items():
+        for name, value in instance.items():
+            if search(pattern, name) is not None:
+                yield from validator.descend(value, wanted, path=name, schema_path=pattern)
+
+
+def _looks_like_json(text: str) -> bool:
+    return text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
+
+
+def _refuse_constant(name: str) -> None:
+    raise InvalidJSON(f"{name} is no JSON")
+
+
+def _integer(digits: str) -> int | float:
+    """Python refuses to read very long integers, JSON does not."""
+    return int(digits) if len(digits) < 4000 else float(digits)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InvalidJSON(f"the key {repeated!r} comes twice in one object")
+    return found

@@ -1,0 +1,116 @@
+"""Another function, model call or pipeline as the judge."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.collector.records import Case
+from assay.evaluators.protocol._binding import FIELDS
+from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol._outcomes import Skip
+from assay.evaluators.protocol._registry import builtin
+from assay.evaluators.protocol._spec import VALID
+
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+_SCORE = re.compile(
+    r"[\"'“”„‘’]?\bscore\b[\"'“”„‘’]?\s*[:=]\s*[\"'“”‘’]?([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)", re.IGNORECASE
+)
+
+
+def parse_number(said: Any) -> float:
+    """The number in what a judge said: a number, a text that is one, or JSON (curly quotes are fine) with a "score".
+
+    Raises `ValueError` for anything else; a text with several numbers is not guessed at.
+    """
+    if isinstance(said, bool | int | float):
+        return float(said)
+    if isinstance(said, Mapping):
+        return _of_mapping(said)
+    text = str(said).strip()
+    whole = _NUMBER.fullmatch(text)
+    scores = _SCORE.findall(text)
+    if whole or len(set(scores)) == 1:
+        return float(whole.group() if whole else scores[0])
+    raise ValueError(f'the judging pipeline said {text!r:.200}, which is no number and has no one "score"')
+
+
+@builtin(
+    "pipeline",
+    metrics=(Metric("pipeline", None, primary=True),),
+    standards=(VALID,),
+    source="Laminar: pipeline-based evaluator",
+    canonical="by hand",
+    example='get("pipeline", function=lambda question, answer: \'{"score": 4}\'), '
+    'outputs={"question": "Why?", "answer": "So."}',
+)
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The number that another callable gives to the outputs.
+
+    `function` (sync or async) is called with those of the outputs that have the names of its parameters: outputs that
+    it does not ask for are left out (`**kwargs` asks for all), and one that it asks for and that is not there is an
+    error that names it. Where outputs are no dict, and for the names of a case's fields (`inputs`, `documents`,
+    `reference_outputs`, …), the case gives the value. What it returns must be a number, a text that is one, or an
+    object with a "score". The range is the function's own; `minimum` and `maximum` make what lies outside an error.
+    """
+
+    function: Callable[..., Any]
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    _asks: tuple[tuple[str, bool], ...] = field(init=False, repr=False, compare=False, default=())
+    _takes_all: bool = field(init=False, repr=False, compare=False, default=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ValueError(f"function is a callable, not {self.function!r}")
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum {self.minimum!r} is above maximum {self.maximum!r}")
+        object.__setattr__(self, "_asks", _asks(self.function))
+        parameters = inspect.signature(self.function).parameters.values()
+        object.__setattr__(self, "_takes_all", any(one.kind is one.VAR_KEYWORD for one in parameters))
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The range is what was declared."""
+        declared = math.isfinite(self.minimum) and math.isfinite(self.maximum)
+        return (Metric("pipeline", (self.minimum, self.maximum) if declared else None, primary=True),)
+
+    async def __call__(self, case: Case, outputs: Any) -> dict[str, Any]:
+        said = self.function(**self._arguments(case, outputs))
+        if inspect.isawaitable(said):
+            said = await said
+        if said is None:
+            raise Skip("the judging pipeline gave nothing")
+        score = parse_number(said)
+        if not self.minimum <= score <= self.maximum:
+            raise ValueError(f"the judging pipeline gave {score!r}, outside [{self.minimum!r}, {self.maximum!r}]")
+        return {"score": score, "comment": None if isinstance(said, int | float) else f"{said}"[:1000]}
+
+    def _arguments(self, case: Case, outputs: Any) -> dict[str, Any]:
+        offered = outputs if isinstance(outputs, Mapping) else {}
+        arguments = dict(offered) if self._takes_all else {}
+        for name, needed in self._asks:
+            value = offered[name] if name in offered else FIELDS[name](case) if name in FIELDS else None
+            if value is not None:
+                arguments[name] = value
+            elif needed:
+                there = ", ".join(map(repr, offered)) or "none by name"
+                raise ValueError(f"the judging pipeline asks for {name!r}; the outputs are {there}")
+        return arguments
+
+
+def _of_mapping(said: Mapping[str, Any]) -> float:
+    if "score" not in said:
+        raise ValueError(f"the judging pipeline gave {dict(said)!r:.200}, which has no 'score'")
+    return parse_number(said["score"])
+
+
+def _asks(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
+    parameters = inspect.signature(function).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    return tuple((one.name, one.default is one.empty) for one in named)

@@ -1,0 +1,239 @@
+"""Arguments by name: which fields of a case a callable asks for, decided once when the evaluator is made.
+
+A field whose value is None is missing. A missing field is left to the parameter's default, or, where there is none,
+makes the case a skip that names it. That holds for `outputs` of a failed run too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from assay.collector.records import Case
+
+Getter: TypeAlias = Callable[[Case], Any]
+Arguments: TypeAlias = dict[str, Any]
+
+
+def _inputs(case: Case) -> Any:
+    return case.example.inputs if case.inputs is None and case.example is not None else case.inputs
+
+
+def _reference_outputs(case: Case) -> Any:
+    if case.reference_outputs is None and case.example is not None:
+        return case.example.reference_outputs
+    return case.reference_outputs
+
+
+def _or_of_example(name: str) -> Getter:
+    def get(case: Case) -> Any:
+        value = getattr(case, name)
+        return getattr(case.example, name) if value is None and case.example is not None else value
+
+    return get
+
+
+FIELDS: Mapping[str, Getter] = {
+    "inputs": _inputs,
+    "outputs": lambda case: case.outputs,
+    "reference_outputs": _reference_outputs,
+    "documents": lambda case: case.documents,
+    "expected_documents": _or_of_example("expected_documents"),
+    "conditions": _or_of_example("conditions"),
+    "guidelines": _or_of_example("guidelines"),
+    "history": _or_of_example("history"),
+    "run": lambda case: case.run,
+    "trace": lambda case: case.trace,
+    "example": lambda case: case.example,
+    "metadata": lambda case: case.metadata or (case.example.metadata if case.example else case.metadata),
+    "case": lambda case: case,
+}
+PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
+
+
+class BindingError(TypeError):
+    """A callable asks for something that no case has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How to call one callable for a case: `required` must be there, `optional` are passed when they are."""
+
+    required: tuple[tuple[str, Getter], ...]
+    optional: tuple[tuple[str, Getter], ...] = ()
+    positional: tuple[str, ...] = ()
+    prepare: Callable[[Case], Mapping[str, Any]] | None = None
+    paths: tuple[tuple[str, Getter], ...] = ()  # where a map says that arguments are
+
+    def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
+        """The arguments, and the names of those that are required and missing."""
+        found: Arguments = dict(self.prepare(case)) if self.prepare else {}
+        missing = []
+        for name, get in self.required:
+            value = found[name] if name in found else get(case)
+            if value is None:
+                missing.append(name)
+            else:
+                found[name] = value
+        for name, get in self.optional:
+            if name not in found and (value := get(case)) is not None:
+                found[name] = value
+        return found, missing
+
+    def taken(self, arguments: Arguments) -> Sequence[Any]:
+        """Those that are given by position, taken out of the arguments."""
+        if not self.positional:
+            return ()
+        return [arguments.pop(name) for name in self.positional if name in arguments]
+
+    def mapped(self, case: Case) -> Case:
+        """The case with its fields as a map says: for those who get whole cases."""
+        fields = {name: get(case) for name, get in self.paths if name in Case.__dataclass_fields__}
+        return replace(case, **fields) if fields else case
+
+    def columns(self, cases: Iterable[Case]) -> tuple[Arguments, int, int, list[str]]:
+        """For a set: lists over the cases that have all they need, how many these are, how many were left out, and
+        what those lack. Cases are looked at one by one, and not kept.
+        """
+        columns: Arguments = {name: [] for name, _ in (*self.required, *self.optional)}
+        taken = left_out = 0
+        lacking: set[str] = set()
+        for case in cases:
+            found, missing = self.arguments(case)
+            if missing:
+                left_out += 1
+                lacking.update(missing)
+                continue
+            taken += 1
+            for name, values in columns.items():
+                values.append(found.get(name))
+        absent = [name for name, _ in self.optional if all(value is None for value in columns[name])]
+        return {name: columns[name] for name in columns if name not in absent}, taken, left_out, sorted(lacking)
+
+
+def bind(
+    function: Callable[..., Any],
+    *,
+    where: Mapping[str, str | Callable[[Case], Any]] | None = None,
+    prepare_data: Callable[..., Mapping[str, Any]] | None = None,
+    name: str = "",
+) -> Binding:
+    """Compile a binding. `where` names a path ("outputs.answer") or a function of the case per argument.
+
+    Raises `BindingError` when a parameter without a default is no field of a case and is not mapped.
+    """
+    paths = {argument: _getter(argument, path) for argument, path in (where or {}).items()}
+    required: list[tuple[str, Getter]] = []
+    optional: list[tuple[str, Getter]] = []
+    positional: list[str] = []
+    for parameter in _parameters(function):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            taken = {known for known, _ in required} | {known for known, _ in optional}
+            everything = {**{k: v for k, v in FIELDS.items() if k != "case"}, **paths}
+            optional += [(k, get) for k, get in everything.items() if k not in taken]
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(parameter.name)
+        getter = paths.get(parameter.name) or _field(parameter.name)
+        if parameter.default is not parameter.empty:
+            if getter is not None:
+                optional.append((parameter.name, getter))
+        elif getter is not None:
+            required.append((parameter.name, getter))
+        elif prepare_data is not None:
+            required.append((parameter.name, _nothing))
+        else:
+            raise _unknown(name or getattr(function, "__name__", repr(function)), parameter.name)
+    _check_map(function, paths)
+    prepare = _prepare(prepare_data)
+    return Binding(_as_langsmith(required), tuple(optional), tuple(positional), prepare, tuple(paths.items()))
+
+
+def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> None:
+    """A map may name a field that an evaluator does not ask for: people give one map to several. Else it is a typo."""
+    asked = {parameter.name for parameter in _parameters(function)}
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(function))
+    if unknown := [name for name in paths if not everything and name not in asked and name not in FIELDS]:
+        raise BindingError(f"map: {unknown[0]!r} is no argument of the evaluator; it has {', '.join(sorted(asked))}")
+
+
+def is_of_a_set(function: Callable[..., Any]) -> bool:
+    """Whether a callable asks for all cases at once: `cases`, or LangSmith's `runs` and `examples`."""
+    return any(parameter.name in PLURALS for parameter in _parameters(function))
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise BindingError(f"cannot read the parameters of {function!r}: wrap it in a function ({error})") from error
+
+
+def _as_langsmith(required: list[tuple[str, Getter]]) -> tuple[tuple[str, Getter], ...]:
+    """Who asks for `run` and `example` expects the reference under `example.outputs`, as LangSmith has it."""
+    both = {PLURALS.get(name, name) for name, _ in required} >= {"run", "example"}
+    return tuple((name, _reference_as_outputs if both and get is FIELDS["example"] else get) for name, get in required)
+
+
+def _reference_as_outputs(case: Case) -> Any:
+    example = case.example
+    return None if example is None else replace(example, outputs=example.reference_outputs)
+
+
+def _field(name: str) -> Getter | None:
+    return FIELDS.get(PLURALS.get(name, name))
+
+
+def _nothing(case: Case) -> None:
+    return None
+
+
+def _prepare(prepare_data: Callable[..., Mapping[str, Any]] | None) -> Callable[[Case], Mapping[str, Any]] | None:
+    if prepare_data is None:
+        return None
+    binding = bind(prepare_data, name="prepare_data")
+
+    def prepare(case: Case) -> Mapping[str, Any]:
+        arguments, missing = binding.arguments(case)
+        if missing:
+            return {}
+        return prepare_data(*[arguments.pop(name) for name in binding.positional], **arguments)
+
+    return prepare
+
+
+def _getter(argument: str, path: str | Callable[[Case], Any]) -> Getter:
+    if callable(path):
+        return path
+    first, *rest = path.split(".")
+    if first not in FIELDS:
+        if argument not in FIELDS:
+            raise BindingError(f"map: {path!r} begins with none of {', '.join(FIELDS)}")
+        first, rest = argument, [first, *rest]
+    field = FIELDS[first]
+    return lambda case: _walk(field(case), rest)
+
+
+def _walk(value: Any, steps: list[str]) -> Any:
+    for step in steps:
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list | tuple) and step.lstrip("-").isdigit():
+            value = value[int(step)] if -len(value) <= int(step) < len(value) else None
+        else:
+            value = getattr(value, step, None)
+        if value is None:
+            return None
+    return value
+
+
+def _unknown(name: str, parameter: str) -> BindingError:
+    known = ", ".join(known for known in FIELDS if known != "case")
+    return BindingError(
+        f"evaluator {name!r} asks for {parameter!r}, which is none of {known}; "
+        f"give it a default, or say where it is: map={{{parameter!r}: 'outputs.{parameter}'}}"
+    )

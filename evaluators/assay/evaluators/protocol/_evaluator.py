@@ -1,0 +1,406 @@
+"""The one protocol: any callable becomes an `Evaluator`, which turns cases into feedback and never raises."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Protocol, overload, runtime_checkable
+
+from assay.collector.records import Case, Feedback, Source, Target
+from assay.evaluators.protocol._binding import Binding, bind, is_of_a_set
+from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
+from assay.evaluators.protocol._spec import Spec
+from assay.evaluators.protocol._threads import in_thread
+from assay.tracer.hints import did_you_mean
+
+SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
+FIRST_PAUSE = 0.25  # seconds before the first retry; doubles
+SAID = (  # what people say of their own evaluators
+    "key",
+    "threshold",
+    "higher_is_better",
+    "range",
+    "metrics",
+    "summary",
+    "timeout",
+    "retries",
+    "map",
+    "prepare_data",
+    "source",
+    "version",
+)
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """What an evaluator offers that scores many cases better together, such as one with a model."""
+
+    def batch(self, cases: Sequence[Case]) -> Any:
+        """One value per case, in order (or a coroutine of that); an exception in the list is that case's error."""
+
+
+def _run(awaitable: Awaitable[Any]) -> Any:
+    async def main() -> Any:
+        return await awaitable
+
+    return asyncio.run(main())
+
+
+@dataclass(slots=True)
+class _Pace:
+    """What was learnt about a function: whether it is slow. The one thing about an evaluator that changes."""
+
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """A callable with what is known about it. Made by `as_evaluator`, `@evaluator` or `get`.
+
+    Calling it calls the function. `evaluate` never raises: what goes wrong is an outcome.
+    """
+
+    key: str
+    function: Callable[..., Any]
+    binding: Binding
+    make: Maker
+    version: str = "1"
+    metrics: tuple[Metric, ...] = ()
+    summary: bool = False  # judges all cases of an experiment at once
+    max_cases: int | None = None  # how many cases of a set it looks at (`max_dataset_rows`)
+    min_cases: int = 0  # fewer cases than these make no useful set value (`min_test_cases`)
+    timeout: float | None = None  # seconds per attempt
+    retries: int = 0
+    origin: Mapping[str, Any] = field(default_factory=dict)  # what `to_dict` gives
+    spec: Spec | None = None  # what the registry says of it; None for people's own
+    _pace: _Pace = field(default_factory=_Pace, repr=False, compare=False)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the arguments without which a case is skipped."""
+        return tuple(name for name, _ in self.binding.required)
+
+    @property
+    def standards(self) -> tuple[str, ...]:
+        """The compliance standards (NIST AI RMF, SR 11-7) that it speaks to, in our reading."""
+        return self.spec.standards if self.spec else ()
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """Names of the arguments that it gets when they are there, and has defaults for."""
+        return tuple(name for name, _ in self.binding.optional)
+
+    @property
+    def __name__(self) -> str:
+        return self.key
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself."""
+        return self.function(*args, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again.
+
+        Raises `ValueError` for a function that has no name, and for parameters that are functions: data that names
+        code to run is not to be trusted.
+        """
+        if not self.origin:
+            raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
+        for name, value in self.origin["init_parameters"].items():
+            if not _is_plain(value):
+                raise ValueError(
+                    f"evaluator {self.key!r} has the parameter {name}={value!r:.200}, which is no plain value"
+                )
+        return dict(self.origin)
+
+    async def evaluate(self, case: Case, target: Target) -> list[Feedback]:
+        """The feedback on one case; never raises."""
+        try:
+            arguments, missing = self.binding.arguments(case)
+            if missing:
+                return self.make.skip(target, missing_needs(missing, case))
+            return self.make.wrap(await self._attempt(self.function, arguments), target)
+        except (Exception, SystemExit) as error:
+            return self.make.failure(target, error)
+
+    def evaluate_here(self, case: Case, target: Target, wait: Callable[[Awaitable[Any]], Any] = _run) -> list[Feedback]:
+        """`evaluate` on the calling thread, which needs no event loop: for evaluators that are `plain`. Never raises.
+
+        `wait` gets what a plain function returned if that has to be awaited.
+        """
+        try:
+            arguments, missing = self.binding.arguments(case)
+            if missing:
+                return self.make.skip(target, missing_needs(missing, case))
+            args = self.binding.taken(arguments)
+            returned = self.function(*args, **arguments)
+            if type(returned) not in PLAIN and inspect.isawaitable(returned):
+                returned = wait(returned)
+            return self.make.wrap(returned, target)
+        except (Exception, SystemExit) as error:
+            return self.make.failure(target, error)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is an ordinary function of one case, with neither timeout nor retries."""
+        bound = self.timeout is not None or self.retries or self.summary or isinstance(self.function, Batch)
+        return not bound and not _is_async(self.function)
+
+    async def evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
+        """The feedback on many cases, in their order; through `batch` where the evaluator offers it. Never raises."""
+        if not isinstance(self.function, Batch):
+            return list(await asyncio.gather(*map(self.evaluate, cases, targets)))
+        results: list[list[Feedback]] = [[] for _ in cases]
+        ready = []
+        for position, (case, target) in enumerate(zip(cases, targets, strict=True)):
+            lacking = self._lacking(case)
+            if lacking:
+                results[position] = self.make.skip(target, missing_needs(lacking, case))
+            else:
+                ready.append(position)
+        returned = await self._batch([self.binding.mapped(cases[position]) for position in ready])
+        for position, value in zip(ready, returned, strict=True):
+            results[position] = self._wrapped(value, targets[position])
+        return results
+
+    async def evaluate_set(self, cases: Iterable[Case], target: Target) -> list[Feedback]:
+        """The feedback on all cases together; those that lack something are left out and counted. Never raises.
+
+        Cases are taken one by one, on a thread if they have to be read first: a million of them need not be in memory.
+        """
+        try:
+            cases = islice(cases, self.max_cases)
+            columns, taken, left_out, missing = await in_thread(lambda: self.binding.columns(cases))
+            if not taken:
+                why = f"needs {' and '.join(missing)}; no case has them" if missing else "there are no cases"
+                return self.make.skip(target, why)
+            if taken < self.min_cases:
+                return self.make.skip(target, f"{taken} cases, fewer than {self.min_cases}")
+            feedback = self.make.wrap(await self._attempt(self.function, columns), target)
+            counts = {"cases": taken, "left_out": left_out}
+            return [replace(one, metadata={**one.metadata, **counts}) for one in feedback]
+        except (Exception, SystemExit) as error:
+            return self.make.failure(target, error)
+
+    def _lacking(self, case: Case) -> list[str]:
+        try:
+            return self.binding.arguments(case)[1]
+        except Exception:
+            return []  # `batch` meets the same trouble and says so
+
+    def _wrapped(self, value: Any, target: Target) -> list[Feedback]:
+        if isinstance(value, Exception | SystemExit):
+            return self.make.failure(target, value)
+        try:
+            return self.make.wrap(value, target)
+        except (Exception, SystemExit) as error:
+            return self.make.failure(target, error)
+
+    async def _batch(self, cases: list[Case]) -> list[Any]:
+        if not cases:
+            return []
+        try:
+            returned = list(await self._attempt(self.function.batch, {"cases": cases}))  # type: ignore[attr-defined]
+            if len(returned) != len(cases):
+                raise Nonsense(f"batch() gave {len(returned)} results for {len(cases)} cases")
+            return returned
+        except (Exception, SystemExit) as error:
+            return [error] * len(cases)
+
+    async def _attempt(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if not self.retries:
+            return await self._call(function, arguments)
+        for attempt in range(self.retries):
+            try:
+                return await self._call(function, arguments)
+            except Skip:
+                raise
+            except Exception:
+                await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+        return await self._call(function, arguments)
+
+    async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        arguments = dict(arguments)  # a retry needs them all again
+        args = self.binding.taken(arguments)
+        if self.timeout is None:
+            return await self._unbounded(function, args, arguments)
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                return await self._unbounded(function, args, arguments)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # its own: a judge that did not answer
+            raise TimeoutError(f"the evaluator took more than {self.timeout} s") from error
+
+    async def _unbounded(self, function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any]) -> Any:
+        if (self._pace.slow or self.timeout is not None) and not _is_async(function):
+            returned = await in_thread(lambda: function(*args, **arguments))
+        else:
+            began = time.perf_counter()
+            returned = function(*args, **arguments)
+            if time.perf_counter() - began > SLOW:
+                self._pace.slow = True
+        return await returned if inspect.isawaitable(returned) else returned
+
+
+def as_evaluator(thing: Any) -> Evaluator:
+    """An `Evaluator` from an evaluator, a callable, the id of a registered one, or the dict of `to_dict`."""
+    from assay.evaluators.protocol import _registry
+
+    if isinstance(thing, Evaluator):
+        return thing
+    if isinstance(thing, str):
+        return _registry.get(thing)
+    if isinstance(thing, Mapping):
+        return _registry.from_dict(thing)
+    if isinstance(thing, type) or not callable(thing):
+        raise TypeError(f"an evaluator is a callable or the id of one (see assay.evaluators.names()), not {thing!r}")
+    registered = _registry.wrap_builtin(thing)
+    return registered if registered is not None else make(thing)
+
+
+def make(
+    function: Callable[..., Any],
+    *,
+    key: str | None = None,
+    name: str | None = None,
+    version: str = "1",
+    threshold: float | None = None,
+    higher_is_better: bool = True,
+    range: tuple[float, float] | None = None,
+    metrics: Sequence[Metric] = (),
+    summary: bool | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+    map: Mapping[str, Any] | None = None,
+    prepare_data: Callable[..., Mapping[str, Any]] | None = None,
+    source: Source = "code",
+    details: bool = True,
+    origin: Mapping[str, Any] | None = None,
+    max_cases: int | None = None,
+    min_cases: int = 0,
+    spec: Spec | None = None,
+) -> Evaluator:
+    """Wrap a callable. Raises `BindingError` when it asks for something that no case has, `ValueError` for options."""
+    _check_options(key=key, threshold=threshold, timeout=timeout, retries=retries, max_cases=max_cases)
+    own = name or _name_of(function)
+    renamed = _renamed(own, key, metrics)
+    declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in metrics)
+    key = key or own
+    declared = declared or (Metric(key, range, higher_is_better, threshold, primary=True),)
+    if metrics and threshold is not None:
+        declared = tuple(replace(one, threshold=threshold) if _takes(one, declared) else one for one in declared)
+    keys = tuple(metric.key for metric in declared)
+    return Evaluator(
+        key=key,
+        function=function,
+        binding=bind(function, where=map, prepare_data=prepare_data, name=own),
+        make=Maker(key, keys, name or key, version, source, renamed, details),
+        version=version,
+        metrics=declared,
+        summary=is_of_a_set(function) if summary is None else summary,
+        timeout=timeout,
+        retries=retries,
+        max_cases=max_cases,
+        min_cases=min_cases,
+        origin=_importable(function) if origin is None else origin,
+        spec=spec,
+    )
+
+
+@overload
+def evaluator(function: Callable[..., Any], /) -> Evaluator: ...
+@overload
+def evaluator(
+    function: None = None,
+    /,
+    *,
+    key: str | None = ...,
+    version: str = ...,
+    threshold: float | None = ...,
+    higher_is_better: bool = ...,
+    range: tuple[float, float] | None = ...,
+    metrics: Sequence[Metric] = ...,
+    summary: bool | None = ...,
+    timeout: float | None = ...,
+    retries: int = ...,
+    map: Mapping[str, Any] | None = ...,
+    prepare_data: Callable[..., Mapping[str, Any]] | None = ...,
+    source: Source = ...,
+) -> Callable[[Callable[..., Any]], Evaluator]: ...
+def evaluator(function: Callable[..., Any] | None = None, /, **known: Any) -> Any:
+    """Say what is known about an evaluator: `@evaluator(key="concise", threshold=0.5, higher_is_better=True)`.
+
+    `metrics` describes several keys; `summary=True` asks for lists over all cases; `timeout` (seconds) and `retries`
+    hold per call; `map={"question": "inputs.question"}` says where an argument is, `prepare_data` is a function of the
+    same arguments that returns them as a dict. Raises `TypeError` for an option that there is not.
+    """
+    for name in known:
+        if name not in (make.__kwdefaults__ or {}):
+            raise TypeError(
+                f"@evaluator has no option {name!r}{did_you_mean(name, SAID, form=' ({})')}; it takes {', '.join(SAID)}"
+            )
+    if function is not None:
+        return make(function, **known)
+    return lambda function: make(function, **known)
+
+
+def _check_options(**options: Any) -> None:
+    """What would fail on every case, or be ignored on all."""
+    rules: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
+        "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
+        "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
+        "retries": ("a whole number, 0 or more", lambda value: isinstance(value, int) and value >= 0),
+        "max_cases": ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1),
+    }
+    for name, (words, holds) in rules.items():
+        if options[name] is not None and not holds(options[name]):
+            raise ValueError(f"{name} is {words}, not {options[name]!r:.200}")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(one) for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
+
+
+def _takes(metric: Metric, metrics: Sequence[Metric]) -> bool:
+    """A threshold given for the whole evaluator is its primary metric's, or every metric's if none is primary."""
+    return metric.primary or not any(one.primary for one in metrics)
+
+
+def _renamed(own: str, key: str | None, metrics: Sequence[Metric]) -> dict[str, str]:
+    """With another key an evaluator's further metrics follow: `pii_fail` of `pii` under "mine" is `mine_fail`."""
+    if key is None or key == own:
+        return {}
+    return {
+        metric.key: key + metric.key.removeprefix(own) if metric.key.startswith(own) else f"{key}_{metric.key}"
+        for metric in metrics
+    }
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "key", None) or getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        inner = getattr(function, "func", function)  # functools.partial
+        name = getattr(inner, "__name__", None) or type(inner).__name__
+    return str(name)
+
+
+def _importable(function: Callable[..., Any]) -> dict[str, Any]:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or not name or "<" in name or module == "__main__":
+        return {}
+    return {"type": f"{module}.{name}", "init_parameters": {}}
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -1,0 +1,222 @@
+"""From what an evaluator returned, lacked or raised to feedback: a score, a skip or an error, never confused."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from assay.collector.records import Case, Feedback, Source, Target, scored
+
+FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "error", "metadata", "target", "results"})
+VALUES = frozenset({"score", "value", "label", "error"})
+KINDS: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping), ("target", Target))
+PLAIN = frozenset({bool, int, float, str})
+_CALLED_OUTPUTS = (  # as LangSmith's exports do, in which nothing else says so
+    "the example has given outputs alone: if those are the reference, read them with "
+    "columns={'outputs': 'reference_outputs'}"
+)
+TRACEBACK_LIMIT = 8000  # characters kept of a traceback
+_OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_outcomes")}
+
+
+class Nonsense(TypeError):
+    """An evaluator returned something that is no score, label, skip, or list of these."""
+
+
+class Skip(Exception):
+    """Raised inside an evaluator: this case cannot be scored, and the message says why. Counted as a skip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes the feedback of one evaluator; `renamed` maps the keys that it returns to those that it was given."""
+
+    key: str
+    keys: tuple[str, ...]
+    name: str
+    version: str
+    source: Source = "code"
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    details: bool = True  # False: metadata of scores is not kept
+
+    def feedback(self, target: Target, key: str | None = None, **values: Any) -> Feedback:
+        """One feedback of this evaluator."""
+        key = self.key if key is None else self.renamed.get(key, key)
+        return Feedback(target=target, key=key, source=self.source, evaluator=self.name, version=self.version, **values)
+
+    def skip(self, target: Target, why: str) -> list[Feedback]:
+        """A skip under every key of the evaluator."""
+        return [self._as_it_is(target, key, outcome="skip", comment=why) for key in self.keys]
+
+    def failure(self, target: Target, error: BaseException) -> list[Feedback]:
+        """An error with its traceback under every key of the evaluator; a `Skip` is a skip."""
+        if isinstance(error, Skip):
+            return self.skip(target, str(error))
+        words = _words(error)
+        said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        text = "".join(traceback.format_exception(type(error), error, _beyond_ours(error)))[-TRACEBACK_LIMIT:]
+        metadata = {"traceback": text}
+        return [self._as_it_is(target, key, outcome="error", error=said, metadata=metadata) for key in self.keys]
+
+    def wrap(self, returned: Any, target: Target) -> list[Feedback]:
+        """Feedback for a returned value. Raises `Nonsense`."""
+        kind = type(returned)
+        if kind is bool or (kind is float and math.isfinite(returned)):  # most are: the shortest way
+            made = scored(target, self.key, returned, source=self.source, evaluator=self.name, version=self.version)
+            return [made]
+        if kind in PLAIN:
+            return [self._from_value(returned, target)]
+        if (type(returned) is dict or isinstance(returned, Mapping)) and "results" in returned:
+            returned = returned["results"]
+        if not isinstance(returned, list | tuple):
+            return [self._one(returned, target)]
+        feedback = [self._one(item, target) for item in returned]
+        if not feedback:
+            return self.skip(target, "the evaluator returned an empty list")
+        return _distinct(feedback)
+
+    def _one(self, value: Any, target: Target) -> Feedback:
+        if type(value) is dict or isinstance(value, Mapping):
+            return self._from_mapping(value, target)
+        if value is None:
+            return self.feedback(target, outcome="skip", comment="the evaluator returned None")
+        if isinstance(value, Feedback):
+            return replace(value, evaluator=value.evaluator or self.name, version=value.version or self.version, id="")
+        return self._from_value(value, target)
+
+    def _from_value(
+        self,
+        value: Any,
+        target: Target,
+        key: str | None = None,
+        comment: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        label: str | None = None,
+    ) -> Feedback:
+        """Of a value that is a score or a label; `label` stands beside a score."""
+        key = self._key(key)
+        if isinstance(value, str):
+            score, label = None, str.__str__(value)  # also of numpy and of enums
+        else:
+            score = plain_number(value)
+            if type(score) is float and not math.isfinite(score):
+                return self._not_finite(score, target, key, metadata or {})
+        return scored(
+            target,
+            key,
+            score,
+            label,
+            comment,
+            source=self.source,
+            evaluator=self.name,
+            version=self.version,
+            metadata=metadata,
+        )
+
+    def _key(self, key: str | None) -> str:
+        if key is None:
+            return self.key
+        if not key:
+            raise Nonsense("the evaluator returned an empty key")
+        return self.renamed.get(key, key)
+
+    def _not_finite(self, score: float, target: Target, key: str, metadata: Mapping[str, Any]) -> Feedback:
+        if math.isnan(score):
+            why = "the score is NaN: undefined for this case"
+            return self._as_it_is(target, key, outcome="skip", comment=why, metadata=metadata)
+        why = f"Nonsense: {score!r} is no score"
+        return self._as_it_is(target, key, outcome="error", error=why, metadata=metadata)
+
+    def _from_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
+        _check(value)
+        get = value.get
+        key, comment, metadata = get("key"), get("comment") or get("reasoning"), get("metadata") or {}
+        target = get("target") or target
+        comment = None if comment is None else str(comment)
+        metadata = metadata if self.details else {}
+        if (error := get("error")) is not None:
+            return self.feedback(target, key, outcome="error", error=str(error), comment=comment, metadata=metadata)
+        score, label = get("score"), get("label")
+        label = get("value") if label is None else label
+        if score is None:
+            score, label = label, None
+        if score is None:
+            why = comment or "the evaluator gave no score"
+            return self.feedback(target, key, outcome="skip", comment=why, metadata=metadata)
+        beside = label if isinstance(label, str) and not isinstance(score, str) else None
+        return self._from_value(score, target, key, comment, metadata, beside)
+
+    def _as_it_is(self, target: Target, key: str, **values: Any) -> Feedback:
+        return Feedback(target=target, key=key, source=self.source, evaluator=self.name, version=self.version, **values)
+
+
+def plain_number(value: Any) -> float | bool:
+    """A plain bool or float from any number, also from a scalar of numpy or torch. Raises `Nonsense`."""
+    if type(value) is bool or type(value) is float:
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    item = getattr(value, "item", None)
+    try:
+        plain = item() if callable(item) else float(value)  # Decimal has no place among the Reals
+    except (TypeError, ValueError) as error:
+        raise Nonsense(f"the evaluator returned {value!r:.200}, which is no score, label, dict or list") from error
+    return plain if isinstance(plain, bool) else float(plain)
+
+
+def missing_needs(names: list[str], case: Case) -> str:
+    """Why a case cannot be scored, in words."""
+    why = f"needs {' and '.join(names)}"
+    run = case.run
+    if "outputs" in names and run is not None and run.status == "error":
+        return f"{why}; the run failed: {run.error or 'no message'}"
+    if case.example is None and {"example", "reference_outputs", "expected_documents"} & set(names):
+        return f"{why}; the case belongs to no example"
+    if "reference_outputs" in names and case.example is not None and case.example.outputs is not None:
+        return f"{why}; {_CALLED_OUTPUTS}"
+    return f"{why}; the case has none"
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of somebody's own that cannot say what it is
+        return ""
+
+
+def _check(value: Mapping[str, Any]) -> None:
+    """What would break whoever reads the feedback later, long after the evaluator. Raises `Nonsense`."""
+    if not value.keys() <= FIELDS:
+        raise Nonsense(
+            f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in FIELDS)}; "
+            f"known are {', '.join(sorted(FIELDS))}"
+        )
+    for name, kind in KINDS:
+        given = value.get(name)
+        if given is not None and not isinstance(given, kind):
+            raise Nonsense(f"the evaluator returned the {name} {given!r:.200}, which is no {kind.__name__.lower()}")
+
+
+def _beyond_ours(error: BaseException) -> TracebackType | None:
+    """The traceback from the evaluator on; all of it when the error is in what called the evaluator."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
+        frames = frames.tb_next
+    return frames or error.__traceback__
+
+
+def _distinct(feedback: list[Feedback]) -> list[Feedback]:
+    if len({one.key for one in feedback}) == len(feedback):
+        return feedback
+    seen = set()
+    for one in feedback:
+        if (one.target, one.key) in seen:
+            raise Nonsense(f"the evaluator returned the key {one.key!r} twice: the second would overwrite the first")
+        seen.add((one.target, one.key))
+    return feedback

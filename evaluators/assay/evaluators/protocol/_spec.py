@@ -1,0 +1,64 @@
+"""What is said of an evaluator beside its code: needs, metrics, standards, sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from assay.collector.records import Source
+from assay.evaluators.protocol._metric import Metric
+
+Need = Literal["yes", "optional", "no"]
+COLUMNS: Mapping[str, frozenset[str]] = {
+    "question": frozenset({"inputs"}),
+    "expected": frozenset({"reference_outputs", "expected_documents"}),
+    "context": frozenset({"documents"}),
+    "actual": frozenset({"outputs"}),
+    "conditions": frozenset({"conditions", "guidelines"}),
+    "trace": frozenset({"trace", "run"}),
+}
+
+SAFE = "Safe (NIST AI RMF)"
+SECURE = "Secure and Resilient (NIST AI RMF)"
+PRIVACY = "Privacy Enhanced (NIST AI RMF)"
+FAIR = "Fair (NIST AI RMF)"
+TRANSPARENT = "Accountable and Transparent (NIST AI RMF)"
+VALID = "Valid and Reliable (NIST AI RMF)"
+SOUNDNESS = "Conceptual Soundness (SR 11-7)"
+MONITORING = "Ongoing Monitoring (SR 11-7)"  # every evaluator that a monitor rule runs
+OUTCOMES = "Outcomes Analysis (SR 11-7)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What the registry says of an evaluator. `needs` are the arguments that cases must have, `uses` those they may."""
+
+    id: str
+    group: str
+    metrics: tuple[Metric, ...]
+    needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    version: str = "1"
+    standards: tuple[str, ...] = ()
+    source: str = ""  # the document that defines it
+    canonical: str = ""  # the implementation whose numbers it gives
+    llm: bool = True  # makes sense for a model alone
+    rag: bool = True  # makes sense for retrieval and generation
+    judge: bool = False
+    agent: bool = False
+    model: bool = False
+    gpu: bool = False
+    summary: bool = False
+    kind: Source = "code"
+    example: str = ""  # arguments of `score(…)`, as code
+
+    @property
+    def needed(self) -> dict[str, Need]:
+        """The table of needs: which columns of a test case, and which machinery."""
+        columns = {name: self._need(fields) for name, fields in COLUMNS.items()}
+        machinery = {"judge": self.judge, "agent": self.agent, "model": self.model, "gpu": self.gpu}
+        return columns | {name: "yes" if needed else "no" for name, needed in machinery.items()}
+
+    def _need(self, fields: frozenset[str]) -> Need:
+        return "yes" if fields & set(self.needs) else "optional" if fields & set(self.uses) else "no"

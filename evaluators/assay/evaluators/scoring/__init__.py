@@ -1,0 +1,1 @@
+"""Cases out of traces and values, and evaluators on them."""
