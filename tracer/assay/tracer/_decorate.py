@@ -63,9 +63,8 @@ def _check(options: Mapping[str, Any]) -> None:
     known = _decorate.__kwdefaults__ or {}
     for name in options:
         if name not in known:
-            raise TypeError(
-                f"@trace has no option {name!r}{did_you_mean(name, known, form=' ({})')}; it takes {', '.join(known)}"
-            )
+            hint = did_you_mean(name, known, form=" ({})")
+            raise TypeError(f"@trace has no option {name!r}{hint}; it takes {', '.join(known)}")
 
 
 def _trace(function: Any, **options: Any) -> Any:

@@ -342,9 +342,9 @@ def evaluator(function: Callable[..., Any] | None = None, /, **known: Any) -> An
     """
     for name in known:
         if name not in (make.__kwdefaults__ or {}):
-            raise TypeError(
-                f"@evaluator has no option {name!r}{did_you_mean(name, SAID, form=' ({})')}; it takes {', '.join(SAID)}"
-            )
+            hint = did_you_mean(name, SAID, form=" ({})")
+            raise TypeError(f"@evaluator has no option {name!r}{hint}; it takes {', '.join(SAID)}")
+
     if function is not None:
         return make(function, **known)
     return lambda function: make(function, **known)

@@ -85,7 +85,7 @@ def builtin(id: str, *, metrics: tuple[Metric, ...], **said: Any) -> Callable[[C
 @cache
 def _load() -> Mapping[str, Entry]:
     for module in MODULES:
-        importlib.import_module(f"assay.evaluators.{module}")
+        importlib.import_module(f"assay.evaluators.builtin.{module}")
     return _entries
 
 
