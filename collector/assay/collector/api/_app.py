@@ -32,6 +32,7 @@ def create_app(
     app = FastAPI(
         title="Assay", version=metadata.version("assay"), description="Traces, feedback, datasets and experiments."
     )
+    app.state.store = store
     receiver = Receiver(store, metrics, limits)
     app.state.otlp = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
