@@ -14,10 +14,9 @@ from assay.collector.records._monitor import Decision, Lease, Rule
 from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
 from assay.collector.records._values import JSON, DatasetKind, Outcome, Source, Status, Verdict
 
-__all__ = [
-    "CHANGEABLE",
-    "JSON",
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Bucket",
+    "CHANGEABLE",
     "Case",
     "Dataset",
     "DatasetKind",
@@ -28,6 +27,7 @@ __all__ = [
     "Experiment",
     "Feedback",
     "FeedbackStats",
+    "JSON",
     "Key",
     "Lease",
     "Link",
