@@ -135,13 +135,13 @@ def _doubled(node: ast.UnaryOp) -> None:
     node.op, node.operand = ast.Not(), ast.UnaryOp(ast.Not(), node.operand)
 
 
-def drawn(seed: int, each: int) -> list[Mutant]:
-    """A sample of every module's mutants."""
-    pick = random.Random(seed)
+def drawn(seed: int, each: int, only: str) -> list[Mutant]:
+    """A sample of every module's mutants, each module's the same whichever others there are."""
     found = []
     for module in MODULES:
-        known = mutants(module)
-        found += pick.sample(known, min(each, len(known)))
+        if only in module:
+            known = mutants(module)
+            found += random.Random(f"{seed} {module}").sample(known, min(each, len(known)))
     return found
 
 
@@ -165,12 +165,15 @@ class Copy:
         original = path.read_text()
         path.write_text(mutant.source)
         try:
-            near = [name for name in MODULES[mutant.module].split() if (self.root / name).exists()]
-            if not self.passes(near, NEAR_SECONDS):
+            if not self.passes(self.near(mutant.module), NEAR_SECONDS):
                 return "near"
             return "alive" if self.passes([], SUITE_SECONDS) else "suite"
         finally:
             path.write_text(original)
+
+    def near(self, module: str) -> list[str]:
+        """The tests nearest to a module."""
+        return MODULES[module].split()
 
     def passes(self, tests: list[str], seconds: float) -> bool:
         """Whether tests pass in time."""
@@ -199,7 +202,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only modules whose path has this in it")
     parser.add_argument("--list", action="store_true", help="show them, and try none")
     args = parser.parse_args()
-    chosen = [one for one in drawn(args.seed, args.each) if args.only in one.module]
+    chosen = drawn(args.seed, args.each, args.only)
     if args.list:
         return print("\n".join(one.name for one in chosen))
     tried(chosen, args.jobs)
@@ -211,6 +214,9 @@ def tried(chosen: list[Mutant], jobs: int) -> None:
     began, verdicts = time.monotonic(), dict[str, str]()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         places = [Copy(Path(folder) / str(number)) for number in range(jobs)]
+        for module in dict.fromkeys(mutant.module for mutant in chosen):
+            if not places[0].passes(places[0].near(module), NEAR_SECONDS):
+                raise SystemExit(f"the tests nearest to {module} fail without any fault: they would kill everything")
 
         def work(mutant: Mutant) -> tuple[Mutant, str]:
             if mutant.name in EQUIVALENT:
