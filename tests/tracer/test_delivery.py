@@ -23,6 +23,7 @@ from assay.tracer import _runtime, configure, flush, span, stats, trace
 from assay.tracer._queue import Queue
 from assay.tracer._settings import Settings, salvaged
 from assay.tracer._span import open_local
+from assay.tracer._spool import Spool
 
 from .conftest import Sink, until
 
@@ -140,14 +141,15 @@ def test_what_one_process_leaves_the_next_one_sends(sink: Sink, tmp_path: Path) 
 
 
 def test_the_disk_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
-    runtime = _runtime.Runtime(Settings(url="http://127.0.0.1:9", spill_dir=tmp_path, spill_bytes=40_000))
+    runtime = _runtime.Runtime(Settings(url="http://127.0.0.1:9"))
+    runtime.delivery.spool = Spool(tmp_path, max_bytes=40_000)
     _runtime.replace(runtime)
     for i in range(5):
         with span(f"s{i}", inputs="x" * 15_000):
             pass
         flush(10)
     assert runtime.delivery.dropped() == {"disk_full": 3}
-    assert len(list(tmp_path.glob("*/*.traces"))) == 2
+    assert len(list(tmp_path.glob("*.traces"))) == 2
 
 
 def test_no_collector_and_no_disk_is_counted(tmp_path: Path) -> None:
