@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import assay.tracer
-from assay.tracer import capture, testing
+from assay.tracer import capture, spans, testing
 
 
 def test_all_is_sorted_and_true() -> None:
-    for module in (assay.tracer, capture, testing):
+    for module in (assay.tracer, capture, spans, testing):
         assert list(module.__all__) == sorted(module.__all__)
         assert all(hasattr(module, name) for name in module.__all__)
 
