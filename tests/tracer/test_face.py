@@ -11,7 +11,7 @@ from assay.tracer import capture, spans, testing
 
 def test_all_is_sorted_and_true() -> None:
     for module in (assay.tracer, capture, spans, testing):
-        assert list(module.__all__) == sorted(module.__all__)
+        assert list(module.__all__) == sorted(module.__all__, key=lambda name: (not name.isupper(), name))
         assert all(hasattr(module, name) for name in module.__all__)
 
 
