@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from integration.serving import environment
 
 from assay.tracer import _runtime, configure, flush, trace
+from integration.serving import environment
 
 AWAY = "http://127.0.0.1:9"  # where no collector is
 RECORD = "from assay.tracer import trace\n@trace\ndef work(): pass\nwork()"
