@@ -134,8 +134,7 @@ def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any
             try:
                 action, argument = inner.send, (yield item)
             except GeneratorExit:
-                _close(inner, stream)
-                raise
+                return _close(inner, stream)
             except BaseException as error:
                 action, argument = inner.throw, error
     except StopIteration as stop:  # of the inner generator: what the consumer throws is caught above
@@ -148,13 +147,15 @@ def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any
         raise
 
 
-def _close(inner: Generator[Any, Any, Any], stream: Stream) -> None:
+def _close(inner: Any, stream: Stream) -> Any:
+    """Close a generator; gives what it returned, as `close()` does since Python 3.13."""
     token = attach(stream.inside)
     try:
-        inner.close()
+        returned = inner.close()
     finally:
         detach(token)
     stream.end(closed=True)
+    return returned
 
 
 async def _async_generator(inner: AsyncGenerator[Any, Any], stream: Stream) -> AsyncGenerator[Any, Any]:
