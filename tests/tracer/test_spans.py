@@ -211,3 +211,8 @@ def test_an_application_that_seeds_random_repeats_none_of_our_ids() -> None:
         random.seed(0)
         ids.append(live().span_id)
     assert ids[0] != ids[1]
+
+
+def test_no_id_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clock, "bits", staticmethod(lambda bits: 0))
+    assert live().span_id == 1
