@@ -289,9 +289,9 @@ def test_a_late_span_carries_the_counts_of_then(sink: Sink) -> None:
     go_on.set()
     thread.join()
     assert flush(10)
-    found = {s.name: {a.key: a.value.int_value for a in s.attributes} for s in sink.spans()}
-    assert (found["root"]["assay.spans.started"], found["root"]["assay.spans.open"]) == (2, 1)
-    assert (found["late"]["assay.spans.started"], found["late"]["assay.spans.open"]) == (2, 0)
+    counts = {s.name: {a.key: a.value.int_value for a in s.attributes} for s in sink.spans()}
+    assert (counts["root"]["assay.spans.started"], counts["root"]["assay.spans.open"]) == (2, 1)
+    assert (counts["late"]["assay.spans.started"], counts["late"]["assay.spans.open"]) == (2, 0)
 
 
 def test_what_ends_after_the_exit_handlers_goes_to_disk(tmp_path: Path) -> None:
@@ -331,10 +331,10 @@ def test_one_bad_variable_costs_no_other(bad: dict[str, str], capture: str, monk
     good = {"ASSAY_URL": "http://127.0.0.1:9", "ASSAY_REDACT": "password", "ASSAY_PROJECT": "p", "ASSAY_SPILL_DIR": "s"}
     for name, value in {**good, **bad}.items():
         monkeypatch.setenv(name, value)
-    found = salvaged()
-    assert (found.url, found.project, found.spill_dir) == ("http://127.0.0.1:9", "p", Path("s"))
-    assert found.redact == (() if "ASSAY_REDACT" in bad else ("password",))
-    assert found.capture == capture
+    kept = salvaged()
+    assert (kept.url, kept.project, kept.spill_dir) == ("http://127.0.0.1:9", "p", Path("s"))
+    assert kept.redact == (() if "ASSAY_REDACT" in bad else ("password",))
+    assert kept.capture == capture
 
 
 def test_one_bad_variable_leaves_the_rest_of_the_set_up() -> None:

@@ -17,7 +17,7 @@ def test_all_is_sorted_and_true() -> None:
 
 def test_the_import_is_light() -> None:
     code = "import sys, assay.tracer; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"requests", "asyncio", "wrapt", "pytest", "numpy", "google.protobuf", "opentelemetry.exporter", "fastapi"}
-    assert heavy.isdisjoint(found)
-    assert not [name for name in found if name.startswith("assay.") and not name.startswith("assay.tracer")]
+    assert heavy.isdisjoint(modules)
+    assert not [name for name in modules if name.startswith("assay.") and not name.startswith("assay.tracer")]

@@ -73,8 +73,8 @@ class Text(str):
     ],
 )
 def test_every_value_leaves_as_one_that_otlp_carries(value: Any, as_it_leaves: Any) -> None:
-    found = left(Settings(), key=value)["key"]
-    assert (found, type(found)) == (as_it_leaves, type(as_it_leaves))
+    finished = left(Settings(), key=value)["key"]
+    assert (finished, type(finished)) == (as_it_leaves, type(as_it_leaves))
 
 
 def test_none_is_left_out_and_names_are_text() -> None:

@@ -192,9 +192,9 @@ def test_async_send_and_throw(traced: Spans) -> None:
 
     async def main() -> list[Any]:
         stream = echo()
-        found = [await anext(stream), await stream.asend(5), await stream.athrow(ValueError("thrown"))]
+        got = [await anext(stream), await stream.asend(5), await stream.athrow(ValueError("thrown"))]
         await stream.aclose()
-        return found
+        return got
 
     assert asyncio.run(main()) == [None, 5, "thrown"]
     assert traced.outputs("echo") == [None, 5, "thrown"]
