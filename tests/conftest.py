@@ -1,9 +1,41 @@
 """What holds for all tests."""
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+HOME_SPOOL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "assay", "spill")
+at_home_before = set(HOME_SPOOL.glob("*/*"))
 
 
 def pytest_configure() -> None:
-    """Let programs that tests start be interrupted: a shell's background job ignores SIGINT, and hands that down."""
+    """Let programs that tests start be interrupted, and keep the spool out of the user's home."""
+    # A shell's background job ignores SIGINT, and hands that down.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    spool_elsewhere()
+
+
+def spool_elsewhere() -> None:
+    """What no collector takes goes to a temporary folder, for this process and every one that a test starts.
+
+    Else the next traced program would send it from the user's cache into the user's own store.
+    """
+    folder = tempfile.mkdtemp(prefix="assay-tests-spool-")
+    os.environ["ASSAY_SPILL_DIR"] = folder
+    # Exit handlers run last first: this one comes after those of deliveries, which may still write.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A warning only: another program of the user's may be at work without a collector meanwhile."""
+    new = sorted(set(HOME_SPOOL.glob("*/*")) - at_home_before)
+    if new:
+        terminalreporter.write_line(
+            f"{len(new)} bodies appeared in {HOME_SPOOL} during the tests, as {new[0]}", red=True
+        )

@@ -18,9 +18,10 @@ COMMAND = [sys.executable, "-c", "from assay.cli import main; main()"]
 
 
 def environment() -> dict[str, str]:
-    """This one's, with the repository's folders on the path, and nothing that says where things go."""
+    """This one's, with the repository's folders on the path, and nothing that says where things go but the spool."""
     folders = [str(ROOT / name) for name in ("tracer", "collector", "evaluators", "cli")]
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ASSAY_", "OTEL_"))}
+    ours = {key for key in os.environ if key.startswith(("ASSAY_", "OTEL_"))} - {"ASSAY_SPILL_DIR"}
+    kept = {key: value for key, value in os.environ.items() if key not in ours}
     return kept | {"PYTHONPATH": os.pathsep.join(folders)}
 
 

@@ -29,12 +29,12 @@ class Sink:
 
     def spans(self) -> list[Any]:
         """Every span of every request answered so far, in protobuf."""
-        found = []
+        spans = []
         for path, _, body in list(self.requests):
             if path == "/v1/traces":
                 message = ExportTraceServiceRequest.FromString(body)
-                found += [s for r in message.resource_spans for scope in r.scope_spans for s in scope.spans]
-        return found
+                spans += [s for r in message.resource_spans for scope in r.scope_spans for s in scope.spans]
+        return spans
 
     def logs(self) -> list[Any]:
         """Every log record received."""
@@ -86,9 +86,9 @@ def _handler(sink: Sink) -> type[BaseHTTPRequestHandler]:
 
 @pytest.fixture
 def sink() -> Iterator[Sink]:
-    found = Sink()
-    yield found
-    found.close()
+    collector = Sink()
+    yield collector
+    collector.close()
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +109,8 @@ def until(condition: Callable[[], Any], timeout: float = 10.0) -> Any:
     """Wait for something to become true; fails after `timeout` seconds."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
+        value = condition()
+        if value:
+            return value
         time.sleep(0.005)
     raise AssertionError("it did not become true in time")

@@ -99,9 +99,9 @@ def test_options(traced: Spans) -> None:
         return secret
 
     work("s")
-    found = dict(traced.one("n").attributes or {})
-    assert (found["tag.tags"], found["metadata"], found["a"]) == (("t",), '{"m":1}', 2)
-    assert not {"input.value", "output.value"} & found.keys()
+    attributes = dict(traced.one("n").attributes or {})
+    assert (attributes["tag.tags"], attributes["metadata"], attributes["a"]) == (("t",), '{"m":1}', 2)
+    assert not {"input.value", "output.value"} & attributes.keys()
 
 
 def test_decorating_what_cannot_be_traced_says_so() -> None:
@@ -132,10 +132,10 @@ def test_a_run_describes_itself(traced: Spans) -> None:
         run.set_usage(10, 5, cost=0.25)
         run.set_documents(["d1", {"text": "d2", "id": 7}])
         assert current_run().span_id == run.span_id
-    found = dict(traced.one("renamed").attributes or {})
-    assert (found["tag.tags"], found["metadata"]) == (("a", "b"), '{"x":1,"y":[2]}')
-    assert (found["gen_ai.usage.input_tokens"], found["assay.cost"]) == (10, 0.25)
-    assert found["retrieval.documents.1.document.id"] == "7"
+    attributes = dict(traced.one("renamed").attributes or {})
+    assert (attributes["tag.tags"], attributes["metadata"]) == (("a", "b"), '{"x":1,"y":[2]}')
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["assay.cost"]) == (10, 0.25)
+    assert attributes["retrieval.documents.1.document.id"] == "7"
 
 
 def test_set_outputs_wins_over_the_return_value(traced: Spans) -> None:

@@ -128,8 +128,8 @@ assert flush(10)
 def test_a_pool_used_before_the_first_span_gets_the_context(sink: Sink, around: str) -> None:
     environment = {**os.environ, "ASSAY_URL": sink.url}
     subprocess.run([sys.executable, "-c", FIRST, around], check=True, env=environment)
-    (found,) = sink.spans()
-    assert {a.key: a.value.string_value for a in found.attributes}["session.id"] == "s"
+    (leaf_span,) = sink.spans()
+    assert {a.key: a.value.string_value for a in leaf_span.attributes}["session.id"] == "s"
 
 
 def work_elsewhere(n: int) -> int:
@@ -151,8 +151,8 @@ def test_process_pools_carry_the_context(sink: Sink, method: str, monkeypatch: p
     assert Counter(s.name for s in spans.values()) == {"root": 1, "middle": 100, "leaf": 200}
     parents = Counter(spans[s.parent_span_id].name for s in spans.values() if s.parent_span_id)
     assert parents == {"root": 100, "middle": 200}
-    found = {a.key: a.value for a in next(s for s in spans.values() if s.name == "leaf").attributes}
-    assert [v.string_value for v in found["tag.tags"].array_value.values] == ["t"]
+    attributes = {a.key: a.value for a in next(s for s in spans.values() if s.name == "leaf").attributes}
+    assert [v.string_value for v in attributes["tag.tags"].array_value.values] == ["t"]
 
 
 def many_elsewhere(n: int) -> None:
@@ -227,9 +227,9 @@ def test_inject_and_extract_carry_session_and_tags(traced: Spans) -> None:
     assert headers["tracestate"].startswith("assay=")
     with extract(headers):
         middle(1)
-    found = dict(traced.one("middle").attributes or {})
+    attributes = dict(traced.one("middle").attributes or {})
     assert traced.parent("middle") == "caller"
-    assert (found["session.id"], found["tag.tags"]) == ("s 1", ("a;b", "ü"))
+    assert (attributes["session.id"], attributes["tag.tags"]) == ("s 1", ("a;b", "ü"))
     assert dict(next(s for s in traced.spans if s.name == "leaf").attributes or {})["session.id"] == "s 1"
 
 
@@ -243,9 +243,9 @@ def test_inside_an_application_that_is_traced_already(traced: Spans, sampled: bo
         with tracer.start_as_current_span("SELECT"):
             leaf(1)
         run.set_outputs(1)
-    found = dict(traced.one("ours").attributes or {})
+    attributes = dict(traced.one("ours").attributes or {})
     assert shapes(traced) == {("ours",): 1, ("ours", "leaf"): 1}
-    assert found["assay.foreign.span_id"] == f"{server.get_span_context().span_id:016x}"
+    assert attributes["assay.foreign.span_id"] == f"{server.get_span_context().span_id:016x}"
     assert traced.one("ours").links[0].context.span_id == server.get_span_context().span_id
     their_parents = {s.name: s.parent and s.parent.span_id for s in theirs.get_finished_spans()}
     expected = {"GET /": None, "SELECT": server.get_span_context().span_id}
@@ -284,8 +284,8 @@ def test_foreign_application_continues_across_processes_by_tracestate(traced: Sp
 def test_a_foreign_traceparent_is_linked_not_obeyed(traced: Spans) -> None:
     with extract({"Traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-00"}):
         leaf(1)
-    found = dict(traced.one("leaf").attributes or {})
-    assert (found["assay.foreign.trace_id"], traced.one("leaf").parent) == ("a" * 32, None)
+    attributes = dict(traced.one("leaf").attributes or {})
+    assert (attributes["assay.foreign.trace_id"], traced.one("leaf").parent) == ("a" * 32, None)
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -300,16 +300,16 @@ def server() -> Iterator[Any]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def serve(application: Any) -> str:
-        found = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
-        thread = threading.Thread(target=found.run)
-        running.append((found, thread))
+        uvicorn_server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=uvicorn_server.run)
+        running.append((uvicorn_server, thread))
         thread.start()
-        until(lambda: found.started)
-        return f"http://127.0.0.1:{found.servers[0].sockets[0].getsockname()[1]}"
+        until(lambda: uvicorn_server.started)
+        return f"http://127.0.0.1:{uvicorn_server.servers[0].sockets[0].getsockname()[1]}"
 
     yield serve
-    for found, thread in running:
-        found.should_exit = True
+    for uvicorn_server, thread in running:
+        uvicorn_server.should_exit = True
         thread.join()
 
 

@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsPartialSuccess, ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 
-from assay.tracer import _runtime, configure, flush, span, stats, trace
+from assay.tracer import Flushed, _errors, _runtime, configure, flush, span, stats, trace
+from assay.tracer._delivery import Delivery, _batches
+from assay.tracer._post import Answer
 from assay.tracer._queue import Queue
 from assay.tracer._settings import Settings, salvaged
 from assay.tracer._span import open_local
+from assay.tracer._spool import Spool
+from assay.tracer.testing import capture_spans
 
 from .conftest import Sink, until
 
@@ -140,14 +145,15 @@ def test_what_one_process_leaves_the_next_one_sends(sink: Sink, tmp_path: Path) 
 
 
 def test_the_disk_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
-    runtime = _runtime.Runtime(Settings(url="http://127.0.0.1:9", spill_dir=tmp_path, spill_bytes=40_000))
+    runtime = _runtime.Runtime(Settings(url="http://127.0.0.1:9"))
+    runtime.delivery.spool = Spool(tmp_path, max_bytes=40_000)
     _runtime.replace(runtime)
     for i in range(5):
         with span(f"s{i}", inputs="x" * 15_000):
             pass
         flush(10)
     assert runtime.delivery.dropped() == {"disk_full": 3}
-    assert len(list(tmp_path.glob("*/*.traces"))) == 2
+    assert len(list(tmp_path.glob("*.traces"))) == 2
 
 
 def test_no_collector_and_no_disk_is_counted(tmp_path: Path) -> None:
@@ -283,9 +289,9 @@ def test_a_late_span_carries_the_counts_of_then(sink: Sink) -> None:
     go_on.set()
     thread.join()
     assert flush(10)
-    found = {s.name: {a.key: a.value.int_value for a in s.attributes} for s in sink.spans()}
-    assert (found["root"]["assay.spans.started"], found["root"]["assay.spans.open"]) == (2, 1)
-    assert (found["late"]["assay.spans.started"], found["late"]["assay.spans.open"]) == (2, 0)
+    counts = {s.name: {a.key: a.value.int_value for a in s.attributes} for s in sink.spans()}
+    assert (counts["root"]["assay.spans.started"], counts["root"]["assay.spans.open"]) == (2, 1)
+    assert (counts["late"]["assay.spans.started"], counts["late"]["assay.spans.open"]) == (2, 0)
 
 
 def test_what_ends_after_the_exit_handlers_goes_to_disk(tmp_path: Path) -> None:
@@ -325,10 +331,10 @@ def test_one_bad_variable_costs_no_other(bad: dict[str, str], capture: str, monk
     good = {"ASSAY_URL": "http://127.0.0.1:9", "ASSAY_REDACT": "password", "ASSAY_PROJECT": "p", "ASSAY_SPILL_DIR": "s"}
     for name, value in {**good, **bad}.items():
         monkeypatch.setenv(name, value)
-    found = salvaged()
-    assert (found.url, found.project, found.spill_dir) == ("http://127.0.0.1:9", "p", Path("s"))
-    assert found.redact == (() if "ASSAY_REDACT" in bad else ("password",))
-    assert found.capture == capture
+    kept = salvaged()
+    assert (kept.url, kept.project, kept.spill_dir) == ("http://127.0.0.1:9", "p", Path("s"))
+    assert kept.redact == (() if "ASSAY_REDACT" in bad else ("password",))
+    assert kept.capture == capture
 
 
 def test_one_bad_variable_leaves_the_rest_of_the_set_up() -> None:
@@ -336,3 +342,121 @@ def test_one_bad_variable_leaves_the_rest_of_the_set_up() -> None:
     environment = {**os.environ, "ASSAY_SAMPLE_RATE": "abc", "ASSAY_SPILL_DIR": "off"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("flushed", "is_all"),
+    [(Flushed(3), True), (Flushed(3, 1), False), (Flushed(3, 0, 1), False), (Flushed(3, 0, 0, 1), False)],
+)
+def test_a_flush_is_true_if_nothing_is_left_or_lost(flushed: Flushed, is_all: bool) -> None:
+    assert bool(flushed) is is_all
+
+
+def test_a_batch_is_bounded_in_spans_and_bytes() -> None:
+    with capture_spans() as spans:
+        for _ in range(514):
+            work()
+    assert [len(batch) for batch in _batches(spans.ended)] == [512, 2]
+    for item, weight in zip(spans.ended, (3 << 20, 1 << 20, 1, 5 << 20, 1), strict=False):
+        item.weight = weight  # type: ignore[attr-defined]
+    assert [len(batch) for batch in _batches(spans.ended[:5])] == [2, 1, 1, 1]
+
+
+def test_a_flush_that_runs_out_of_time_says_what_is_pending(sink: Sink) -> None:
+    go_on = threading.Event()
+    sink.answer = lambda path, body: (go_on.wait(10) and (200, {}, b"")) or (503, {}, b"")
+    configure(url=sink.url)
+    work()
+    work()
+    result = flush(0.05)
+    go_on.set()
+    assert (result.delivered, result.pending) == (0, 2)
+    assert flush(10).pending == 0
+    until(lambda: len(sink.spans()) == 2)
+
+
+def test_a_flush_does_not_wait_for_the_back_off(sink: Sink) -> None:
+    sink.answer = answers(503, headers={"Retry-After": "300"})
+    configure(url=sink.url)
+    work()
+    assert flush(10).spilled == 1
+    assert flush(10).delivered == 1
+
+
+def test_the_pause_doubles_up_to_a_minute_until_something_is_acknowledged() -> None:
+    delivery, pauses = Delivery(Settings(spill_dir=None)), []
+    for _ in range(9):
+        delivery._back_off(Answer("later"))
+        pauses.append(delivery._pause)
+        assert 0.7 * delivery._pause - 0.1 < delivery._not_before - time.monotonic() <= delivery._pause
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
+    delivery._acknowledged("/v1/traces", Answer("ok"), 1)
+    delivery._back_off(Answer("later", after=100.0))
+    assert delivery._pause == 0.5
+    assert 99 < delivery._not_before - time.monotonic() <= 100
+
+
+@pytest.mark.parametrize("status", [400, 413])
+def test_feedback_that_is_refused_is_counted(sink: Sink, status: int) -> None:
+    sink.answer = lambda path, body: (status if path == "/v1/logs" else 200, {}, b"")
+    configure(url=sink.url)
+    with span("s") as run:
+        run.feedback("a", 1)
+        run.feedback("b", 2)
+    result = flush(10)
+    assert (result.delivered, result.dropped, stats().dropped) == (1, 2, {f"http_{status}": 2})
+
+
+def test_feedback_waits_on_disk_like_spans(sink: Sink, tmp_path: Path) -> None:
+    sink.answer = lambda path, body: (503, {}, b"")
+    configure(url=sink.url, spill_dir=str(tmp_path))
+    with span("s") as run:
+        run.feedback("a", 1)
+    assert flush(10).spilled == 2
+    assert sorted(file.suffix for file in tmp_path.glob("*/*")) == [".logs", ".traces"]
+    sink.answer = lambda path, body: (200, {}, b"")
+    assert flush(10).delivered == 2
+    assert (len(sink.spans()), len(sink.logs())) == (1, 1)
+
+
+def test_what_is_refused_when_it_comes_from_the_disk_is_counted(sink: Sink, tmp_path: Path) -> None:
+    sink.answer = answers(503, 400)
+    configure(url=sink.url, spill_dir=str(tmp_path))
+    work()
+    assert flush(10).spilled == 1
+    assert flush(10).dropped == 1
+    assert (stats().dropped, list(tmp_path.glob("*/*"))) == ({"http_400": 1}, [])
+
+
+def test_rejected_feedback_is_counted(sink: Sink) -> None:
+    partial = ExportLogsServiceResponse(partial_success=ExportLogsPartialSuccess(rejected_log_records=5))
+    sink.answer = lambda path, body: (200, {}, partial.SerializeToString() if path == "/v1/logs" else b"")
+    configure(url=sink.url)
+    with span("s") as run:
+        run.feedback("a", 1)
+    assert (flush(10).delivered, stats().dropped) == (1, {"rejected": 1})
+
+
+def test_a_span_that_cannot_be_finished_is_counted_and_costs_no_other(sink: Sink) -> None:
+    class Name:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    _errors.strict = False
+    configure(url=sink.url)
+    work()
+    with span("s") as run:
+        run.set_name(Name())  # type: ignore[arg-type]
+    assert (flush(10).dropped, stats().dropped) == (1, {"not_finished": 1})
+    assert [s.name for s in sink.spans()] == ["work"]
+
+
+def test_what_is_queued_is_counted() -> None:
+    configure(url="http://127.0.0.1:9")
+    delivery = _runtime.current().delivery
+    delivery._thread = threading.current_thread()  # nobody takes anything out
+    work()
+    work()
+    assert (stats().queued, delivery.idle()) == (2, False)
+    assert flush(0.01).pending == 2
+    delivery._thread = None

@@ -108,8 +108,8 @@ def test_a_captured_trace_under_capture_none_is_its_root_alone(sink: Sink) -> No
     with capture("root", inputs={"q": 1}) as captured:
         assert leaf(1) == 1
         captured.run.feedback("k", 1)
-    found, still_open = captured.spans()
-    assert ([s.name for s in found], still_open) == (["root"], 0)
-    assert "input.value" not in (found[0].attributes or {})
+    spans, still_open = captured.spans()
+    assert ([s.name for s in spans], still_open) == (["root"], 0)
+    assert "input.value" not in (spans[0].attributes or {})
     assert flush(5)
     assert sink.requests == []

@@ -119,14 +119,14 @@ def test_a_joined_provider_leaks_neither_secrets_nor_memory(sink: Sink) -> None:
     provider = TracerProvider(resource=Resource({"host.password": SECRET}), shutdown_on_exit=False)
     configure(url=sink.url, provider=provider, project="p", redact=["password"])
     tracer = provider.get_tracer("web")
-    before = sum(type(thing) is Resource for thing in gc.get_objects())
+    before = sum(type(value) is Resource for value in gc.get_objects())
     for _ in range(300):
         first = tracer.start_span("first", attributes={"password": SECRET})
         link = Link(first.get_span_context(), {"password": SECRET})
         tracer.start_span("GET /", links=[link]).end()
         first.end()
     assert flush(10)
-    after = sum(type(thing) is Resource for thing in gc.get_objects())
+    after = sum(type(value) is Resource for value in gc.get_objects())
     assert len(sink.spans()) == 600
     assert SECRET.encode() not in sink.bytes()
     assert after - before < 50

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from opentelemetry.trace import StatusCode
 
-from assay.tracer import current_run, span, trace
-from assay.tracer.testing import Spans
+from assay.tracer import current_run, span, stats, trace
+from assay.tracer.testing import Spans, capture_spans
 
 
 @trace
@@ -192,9 +192,9 @@ def test_async_send_and_throw(traced: Spans) -> None:
 
     async def main() -> list[Any]:
         stream = echo()
-        found = [await anext(stream), await stream.asend(5), await stream.athrow(ValueError("thrown"))]
+        got = [await anext(stream), await stream.asend(5), await stream.athrow(ValueError("thrown"))]
         await stream.aclose()
-        return found
+        return got
 
     assert asyncio.run(main()) == [None, 5, "thrown"]
     assert traced.outputs("echo") == [None, 5, "thrown"]
@@ -270,3 +270,163 @@ def test_frameworks_still_see_generator_functions(traced: Spans) -> None:
     assert inspect.isgenerator(count(0))
     assert inspect.isasyncgen(acount(0))
     assert str(inspect.signature(count)) == "(n: 'int') -> 'Iterator[int]'"
+
+
+@pytest.mark.parametrize("reduce", [None, "".join])
+def test_outputs_that_a_generator_sets_itself_stay(traced: Spans, reduce: Any) -> None:
+    @trace(reduce=reduce)
+    def tokens() -> Iterator[str]:
+        yield "a"
+        current_run().set_outputs("its own")
+
+    assert list(tokens()) == ["a"]
+    assert traced.outputs("tokens") == "its own"
+
+
+def test_outputs_that_an_async_generator_sets_itself_stay(traced: Spans) -> None:
+    @trace
+    async def tokens() -> AsyncIterator[str]:
+        current_run().set_outputs("its own")
+        yield "a"
+
+    async def main() -> list[str]:
+        return [token async for token in tokens()]
+
+    assert asyncio.run(main()) == ["a"]
+    assert traced.outputs("tokens") == "its own"
+
+
+def test_outputs_that_a_deferred_coroutine_sets_itself_stay(traced: Spans) -> None:
+    async def work() -> str:
+        current_run().set_outputs("its own")
+        return "raw"
+
+    assert asyncio.run(trace(lambda: work())()) == "raw"
+    assert traced.outputs("<lambda>") == "its own"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_deferred_coroutine_gives_its_context_back(traced: Spans, fails: bool) -> None:
+    async def work() -> None:
+        if fails:
+            raise ValueError("no")
+
+    async def main() -> None:
+        with span("around"), contextlib.suppress(ValueError):
+            await trace(name="deferred")(lambda: work())()
+        with span("after"):
+            pass
+
+    asyncio.run(main())
+    assert [traced.parent(name) for name in ("deferred", "after")] == ["around", None]
+
+
+def test_a_generator_that_ignores_its_close_fails_as_it_would(traced: Spans) -> None:
+    @trace
+    def stubborn() -> Generator[int, None, None]:
+        for i in range(2):
+            with contextlib.suppress(GeneratorExit):
+                yield i
+
+    stream = stubborn()
+    next(stream)
+    with pytest.raises(RuntimeError, match="generator ignored GeneratorExit"):
+        stream.close()
+    assert traced.one("stubborn").status.description == "RuntimeError: generator ignored GeneratorExit"
+    assert (traced.outputs("stubborn"), closed(traced, "stubborn")) == ([0], None)
+
+
+def test_what_is_forgotten_is_marked_as_closed(traced: Spans) -> None:
+    stream = count(3)
+    next(stream)
+    del stream
+    gc.collect()
+    assert closed(traced, "count") is True
+
+
+def test_what_is_never_iterated_is_marked_as_closed(traced: Spans) -> None:
+    count(3)
+    gc.collect()
+    assert (traced.outputs("count"), closed(traced, "count")) == ([], True)
+
+
+def test_an_async_close_reaches_the_generator(traced: Spans) -> None:
+    seen = []
+
+    @trace
+    async def held() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            seen.append("released")
+
+    async def main() -> None:
+        stream: Any = held()
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(main())
+    assert (seen, closed(traced, "held")) == (["released"], True)
+
+
+def test_recorded_text_is_bounded(traced: Spans) -> None:
+    with capture_spans(max_value_bytes=10) as spans:
+
+        @trace
+        def words() -> Iterator[str]:
+            yield from ["12345", "67890", "never kept"]
+
+        assert len(list(words())) == 3
+    assert spans.outputs("words") == ["12345", "67890", "…[cut: 1 more items]"]
+
+
+def test_recorded_values_are_bounded(traced: Spans) -> None:
+    with capture_spans(max_value_bytes=10) as spans:
+
+        @trace
+        def rows() -> Iterator[list[int]]:
+            for _ in range(4):
+                yield [1, 2]
+
+        assert len(list(rows())) == 4
+    assert spans.outputs("rows") == [[1, 2], [1, 2], "…[cut: 2 more items]"]
+
+
+def test_exactly_as_many_items_as_are_kept_are_kept(traced: Spans) -> None:
+    assert sum(1 for _ in count(10_000)) == 10_000
+    assert traced.outputs("count")[-1] == 9999
+
+
+def test_a_text_that_is_no_unicode_does_not_cost_the_others(traced: Spans) -> None:
+    @trace
+    def texts() -> Iterator[Any]:
+        yield from ["a", "\ud800", 5]
+
+    list(texts())
+    assert traced.outputs("texts") == ["a", "?", "…"]
+
+
+def test_a_reducer_that_raises_is_counted_and_said(traced: Spans) -> None:
+    @trace(reduce=lambda items: items[5])
+    def tokens() -> Iterator[str]:
+        yield "a"
+
+    assert list(tokens()) == ["a"]
+    assert traced.outputs("tokens") == "[reduce raised IndexError: list index out of range]"
+    assert stats().errors == {"reduce": 1}
+
+
+def test_without_outputs_items_are_not_kept(traced: Spans) -> None:
+    @trace(capture_outputs=False, reduce=list)
+    def tokens() -> Iterator[str]:
+        yield "a"
+
+    assert list(tokens()) == ["a"]
+    assert "output.value" not in (traced.one("tokens").attributes or {})
+
+
+def test_where_nothing_is_captured_a_stream_is_the_original() -> None:
+    with capture_spans(capture="none") as spans:
+        assert list(count(2)) == [0, 1]
+    assert spans.names() == []

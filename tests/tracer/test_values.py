@@ -91,9 +91,9 @@ def test_cycles_depth_and_hostile_objects() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    found = orjson.loads(to_json([cycle, Hostile(), deep], MIB))
-    assert found[0] == {"me": "…[cycle]"}
-    assert found[1].startswith("[Hostile")
+    rewritten = orjson.loads(to_json([cycle, Hostile(), deep], MIB))
+    assert rewritten[0] == {"me": "…[cycle]"}
+    assert rewritten[1].startswith("[Hostile")
     assert "nested too deeply" in to_json(deep, MIB)
 
 
@@ -175,10 +175,10 @@ def test_third_party_attributes_are_bounded_and_stay_json(traced: Spans) -> None
         with span("s") as run:
             run.span.set_attribute("input.value", orjson.dumps({"a": ["x" * 50] * 500}).decode())
             run.span.set_attribute("odd", {1, 2})  # type: ignore[arg-type]
-        found = dict(spans.one("s").attributes or {})
-        assert len(str(found["input.value"])) < 2500
-        assert "more items" in orjson.loads(str(found["input.value"]))["a"][-1]
-        assert found["odd"] == "[1,2]"
+        attributes = dict(spans.one("s").attributes or {})
+        assert len(str(attributes["input.value"])) < 2500
+        assert "more items" in orjson.loads(str(attributes["input.value"]))["a"][-1]
+        assert attributes["odd"] == "[1,2]"
 
 
 class PageContent:
@@ -220,14 +220,14 @@ class Haystack:
 )
 def test_documents_by_duck_typing(traced: Spans, given: Any, expected: tuple[Any, ...]) -> None:
     flat = flatten(to_json(readable([given]), MIB))
-    found = {k.removeprefix("retrieval.documents.0.document."): v for k, v in flat.items()}
-    metadata = orjson.loads(found.get("metadata", "{}"))
-    assert (found["content"], found.get("id"), found.get("score"), metadata) == expected
+    fields = {k.removeprefix("retrieval.documents.0.document."): v for k, v in flat.items()}
+    metadata = orjson.loads(fields.get("metadata", "{}"))
+    assert (fields["content"], fields.get("id"), fields.get("score"), metadata) == expected
 
 
 def test_haystack_and_dict_results_hold_documents() -> None:
-    found = flatten(to_json(readable({"documents": [Haystack("h", "c", {}, 0.5, [])]}), MIB))
-    assert found["retrieval.documents.0.document.id"] == "h"
+    fields = flatten(to_json(readable({"documents": [Haystack("h", "c", {}, 0.5, [])]}), MIB))
+    assert fields["retrieval.documents.0.document.id"] == "h"
 
 
 def test_what_is_no_document_is_left_alone() -> None:
@@ -345,9 +345,9 @@ class Tensor:
 
 def test_of_a_large_tensor_or_series_the_beginning_is_kept() -> None:
     for value in (Tensor(), pd.Series(range(100_000))):
-        found = orjson.loads(to_json(value, 1 << 20))
-        assert len(found["head"]) == 1000
-        assert "more items" in found["…"]
+        array = orjson.loads(to_json(value, 1 << 20))
+        assert len(array["head"]) == 1000
+        assert "more items" in array["…"]
 
 
 def test_a_dict_that_another_thread_changes_is_still_recorded() -> None:

@@ -51,7 +51,7 @@ def parts(message: Any) -> list[Any]:
     """Resource, scope and span of every span, whatever the grouping."""
     groups = ((r, s) for r in message.resource_spans for s in r.scope_spans)
     return sorted(
-        ((r.resource, r.schema_url, s.scope, s.schema_url, one) for r, s in groups for one in s.spans),
+        ((r.resource, r.schema_url, s.scope, s.schema_url, sent) for r, s in groups for sent in s.spans),
         key=lambda part: part[-1].SerializeToString(deterministic=True),
     )
 
@@ -69,6 +69,6 @@ def test_our_own_spans_too_but_for_the_tracestate(traced: Spans) -> None:
     ours = ExportTraceServiceRequest.FromString(encode(traced.spans))
     standard = encode_spans(traced.spans)
     for resource in standard.resource_spans:
-        for one in resource.scope_spans[0].spans:
-            one.ClearField("trace_state")
+        for message in resource.scope_spans[0].spans:
+            message.ClearField("trace_state")
     assert parts(ours) == parts(standard)

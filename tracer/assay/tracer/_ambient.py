@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 from opentelemetry import baggage
 
-from assay.tracer import _context, _errors
+from assay.tracer import _context
 from assay.tracer import attributes as names
+from assay.tracer._errors import ours
 from assay.tracer._runtime import current
 
 
@@ -49,11 +50,9 @@ def _below(attributes: dict[str, Any]) -> Iterator[None]:
 def _context_with(attributes: dict[str, Any]) -> Any:
     ctx = _context.get_current()
     new = _context.with_value(ctx, _context.AMBIENT_KEY, {**_context.ambient(ctx), **attributes})
-    try:
+    with ours("baggage"):
         for key, value in attributes.items():
             new = baggage.set_baggage(_context.BAGGAGE[key], _text(value), new)
-    except Exception as error:
-        _errors.note("baggage", error)
     return new
 
 

@@ -42,15 +42,15 @@ def _binder(parameters: list[Parameter], skip: int) -> Bind:
         if len(args) == exact and not kwargs:
             return dict(zip(names, args[skip:] if skip else args, strict=True))
         given = args[skip:]
-        found = {**defaults, **dict(zip(names, given, strict=False))}
+        values = {**defaults, **dict(zip(names, given, strict=False))}
         if rest is not None:
-            found[rest] = given[len(names) :]
+            values[rest] = given[len(names) :]
         unknown = {k: v for k, v in kwargs.items() if k not in known}
-        found.update((k, v) for k, v in kwargs.items() if k in known)
+        values.update((k, v) for k, v in kwargs.items() if k in known)
         if extra is not None:
-            found[extra] = unknown
+            values[extra] = unknown
         elif unknown or (rest is None and len(given) > len(names)):
             return _loose(given, kwargs)
-        return {name: found[name] for name in order if name in found}
+        return {name: values[name] for name in order if name in values}
 
     return bind

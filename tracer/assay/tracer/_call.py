@@ -1,4 +1,8 @@
-"""One traced call: from its arguments to its outcome. Nothing in here raises into the caller."""
+"""One traced call: from its arguments to its outcome. Nothing in here raises into the caller.
+
+Two pairs: `start` and `finish` (or `fail`) are about the span alone; `enter` and `leave` also make it the current one.
+`try … except` and not `ours`, for every call passes here (see `_errors.ours`).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ class Call(NamedTuple):
     token: Any = None
 
 
-def opened(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def start(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """Start the span of a call. None if nothing is recorded."""
     try:
         runtime = current()
@@ -57,48 +61,42 @@ def opened(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call
         return None
 
 
-def begin(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    """Start the span of a call and make it current. None if nothing is recorded."""
-    call = opened(spec, args, kwargs)
-    return call and call._replace(token=_context.attach(call.inside))
-
-
-def ended(spec: Spec, call: Call, result: object) -> None:
-    """End the span of a call that returned."""
+def finish(spec: Spec, call: Call, result: object) -> None:
+    """Record what a call returned, and end its span."""
     try:
-        _context.detach(call.token)
-        finish(spec, call, result)
+        try:
+            if spec.outputs and call.runtime.content and call.span.is_recording():
+                set_outputs(spec, call, result)
+        finally:
+            call.span.end()
     except Exception as error:
         _errors.note("trace", error)
 
 
-def failed(call: Call, error: BaseException) -> None:
-    """End the span of a call that raised."""
-    try:
-        _context.detach(call.token)
-        fail(call, error)
-    except Exception as ours:
-        _errors.note("trace", ours)
-
-
-def finish(spec: Spec, call: Call, result: object) -> None:
-    """Record what came out and end the span; the context is given back already."""
-    try:
-        if spec.outputs and call.runtime.content and call.span.is_recording():
-            outputs(spec, call, result)
-    finally:
-        call.span.end()
-
-
+@_errors.ours("trace")
 def fail(call: Call, error: BaseException) -> None:
-    """Record what was raised and end the span."""
+    """Record what a call raised, and end its span."""
     try:
         call.runtime.fail(call.span, error)
     finally:
         call.span.end()
 
 
-def outputs(spec: Spec, call: Call, result: object) -> None:
+def enter(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """Start the span of a call and make it current. None if nothing is recorded."""
+    call = start(spec, args, kwargs)
+    return call and call._replace(token=_context.attach(call.inside))
+
+
+def leave(call: Call) -> None:
+    """Make current again what was before `enter`; the span stays open."""
+    try:
+        _context.detach(call.token)
+    except Exception as error:
+        _errors.note("trace", error)
+
+
+def set_outputs(spec: Spec, call: Call, result: object) -> None:
     """Record outputs, unless the function has set its own."""
     if names.OUTPUT_VALUE in (getattr(call.span, "_attributes", None) or ()):
         return
@@ -109,6 +107,6 @@ def outputs(spec: Spec, call: Call, result: object) -> None:
 
 
 def put_outputs(call: Call, text: str, mime: str) -> None:
-    """Set the two attributes of outputs."""
+    """Set the two attributes of outputs, over what was there."""
     call.span.set_attribute(names.OUTPUT_VALUE, text)
     call.span.set_attribute(names.OUTPUT_MIME, mime)

@@ -68,10 +68,10 @@ def foreign(ctx: Context) -> SpanContext | None:
     other = ctx.get(OTEL_KEY)
     if not isinstance(other, otel.Span) or isinstance(other, (LiveSpan, Unsampled)):
         return None
-    found = other.get_span_context()
-    entry = _entry(found)
-    is_ours = entry is not None and entry[:2] == (found.trace_id, found.span_id)  # our span in another process
-    return found if found.is_valid and not is_ours else None
+    context = other.get_span_context()
+    entry = _entry(context)
+    is_ours = entry is not None and entry[:2] == (context.trace_id, context.span_id)  # our span in another process
+    return context if context.is_valid and not is_ours else None
 
 
 def _trace_id(span: LiveSpan | Unsampled) -> int:
@@ -109,15 +109,15 @@ def with_value(ctx: Context, key: str, value: object) -> Context:
 
 def ambient(ctx: Context) -> Mapping[str, Any]:
     """Attributes that every span started in this context gets."""
-    found = ctx.get(AMBIENT_KEY)
-    return found if isinstance(found, dict) else {}
+    attributes = ctx.get(AMBIENT_KEY)
+    return attributes if isinstance(attributes, dict) else {}
 
 
 def from_baggage(entries: Mapping[str, object]) -> dict[str, Any]:
     """Attributes that a calling process of ours sent along."""
-    found = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
-    tags = found.pop(names.TAGS, "")
-    return {**found, names.TAGS: tuple(unquote(t) for t in tags.split(";"))} if tags else dict(found)
+    attributes = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
+    tags = attributes.pop(names.TAGS, "")
+    return {**attributes, names.TAGS: tuple(unquote(t) for t in tags.split(";"))} if tags else dict(attributes)
 
 
 def detach(token: Token[Context]) -> None:

@@ -8,9 +8,8 @@ import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from assay.tracer import _context
 from assay.tracer._bind import binder
-from assay.tracer._call import Call, Spec, begin, ended, fail, failed, opened
+from assay.tracer._call import Call, Spec, enter, fail, finish, leave, start
 from assay.tracer._run import template
 from assay.tracer._streams import DEFERRED, follow
 from assay.tracer.hints import did_you_mean
@@ -106,15 +105,15 @@ def _name(function: Any) -> str:
 
 def _wrapper(function: Any, spec: Spec) -> Any:
     """The wrapper for the kind of callable that it is."""
-    plain = _plain(function)
-    if inspect.iscoroutinefunction(plain):
+    inner = _innermost(function)
+    if inspect.iscoroutinefunction(inner):
         return _async(function, spec)
-    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
-        return _StreamFunction(function, plain, spec)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        return _StreamFunction(function, inner, spec)
     return _sync(function, spec)
 
 
-def _plain(function: Any) -> Any:
+def _innermost(function: Any) -> Any:
     """What decides the kind: the function behind partials, and the `__call__` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -123,18 +122,19 @@ def _plain(function: Any) -> Any:
 
 def _sync(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
     def traced(*args: Any, **kwargs: Any) -> Any:
-        call = begin(spec, args, kwargs)
+        call = enter(spec, args, kwargs)
         if call is None:
             return function(*args, **kwargs)
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
-            failed(call, error)
+            leave(call)
+            fail(call, error)
             raise
+        leave(call)
         if type(result) in DEFERRED:
-            _context.detach(call.token)
             return follow(spec, call, result)
-        ended(spec, call, result)
+        finish(spec, call, result)
         return result
 
     return traced
@@ -142,18 +142,19 @@ def _sync(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
 
 def _async(function: Callable[..., Awaitable[Any]], spec: Spec) -> Callable[..., Awaitable[Any]]:
     async def traced(*args: Any, **kwargs: Any) -> Any:
-        call = begin(spec, args, kwargs)
+        call = enter(spec, args, kwargs)
         if call is None:
             return await function(*args, **kwargs)
         try:
             result = await function(*args, **kwargs)
         except BaseException as error:
-            failed(call, error)
+            leave(call)
+            fail(call, error)
             raise
+        leave(call)
         if type(result) in DEFERRED:
-            _context.detach(call.token)
             return follow(spec, call, result)
-        ended(spec, call, result)
+        finish(spec, call, result)
         return result
 
     return traced
@@ -166,17 +167,18 @@ class _StreamFunction:
     (frameworks decide by them how to treat a handler).
     """
 
-    def __init__(self, function: Any, plain: Any, spec: Spec) -> None:
+    def __init__(self, function: Any, inner: Any, spec: Spec) -> None:
         self._function, self._spec = function, spec
         for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
-            setattr(self, name, getattr(plain, name, None))
+            setattr(self, name, getattr(inner, name, None))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = opened(self._spec, args, kwargs)
-        result = self._function(*args, **kwargs) if call is None else self._guarded(call, args, kwargs)
-        return result if call is None else follow(self._spec, call, result)
+        call = start(self._spec, args, kwargs)
+        if call is None:
+            return self._function(*args, **kwargs)
+        return follow(self._spec, call, self._made(call, args, kwargs))
 
-    def _guarded(self, call: Call, args: Any, kwargs: Any) -> Any:
+    def _made(self, call: Call, args: Any, kwargs: Any) -> Any:
         try:
             return self._function(*args, **kwargs)
         except BaseException as error:  # the arguments do not fit

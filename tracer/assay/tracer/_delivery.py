@@ -25,11 +25,15 @@ from assay.tracer._finish import Finisher
 from assay.tracer._post import Answer, Post
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
-from assay.tracer._spill import Spill
+from assay.tracer._spool import Spool, folder_of
 from assay.tracer._wire import encode
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
-_MAX_BODY = 4 << 20  # bytes of values in one request
+EXIT_TIMEOUT = 5.0  # seconds that the end of the process may wait for the collector
+_TIMEOUT = 10.0  # of one request
+_INTERVAL = 0.5  # between two rounds
+_BATCH_SPANS = 512
+_BATCH_BYTES = 4 << 20  # of values
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 _live: weakref.WeakSet[Delivery] = weakref.WeakSet()
 
@@ -68,8 +72,8 @@ class Delivery:
     def _fresh(self) -> None:
         """The state of a new process."""
         self.tally = Tally()
-        self.queue = Queue(self.settings.queue_spans, self.settings.queue_bytes)
-        self.spill = Spill(self.settings)
+        self.queue = Queue()
+        self.spool = Spool(folder_of(self.settings))
         self._post = Post(self.settings)
         self._wake = threading.Event()
         self._settled = threading.Condition()
@@ -84,8 +88,8 @@ class Delivery:
 
     def put(self, item: Item) -> None:
         """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
-        try:
-            if self.queue.put(item) >= self.settings.batch_spans:
+        try:  # every span passes here: not `ours`, which costs something
+            if self.queue.put(item) >= _BATCH_SPANS:
                 self._wake.set()
             if self._exiting:
                 self._rescue()
@@ -102,39 +106,35 @@ class Delivery:
             thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
             thread.start()
             self._thread = thread
-            _at_exit(self._exit, self.settings.exit_timeout)
+            _at_exit(self._exit)
 
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
         while True:
-            self._wake.wait(self.settings.interval)
+            self._wake.wait(_INTERVAL)
             self._wake.clear()
             asked, closed = self._asked, self._closed
-            try:
-                self._round(asked > self._done)
-            except Exception as error:
-                _errors.note("delivery", error)
+            self._round(asked > self._done)
             with self._settled:
                 self._done = asked
                 self._settled.notify_all()
             if closed:
                 return
 
+    @_errors.ours("delivery")
     def _round(self, urgent: bool) -> None:
         """Deliver everything queued now. An urgent round does not wait for the back-off."""
         if urgent:
             self._not_before = 0.0
         items = self.queue.take()
-        self._batches.extend(
-            _batches([i for i in items if not isinstance(i, FeedbackEvent)], self.settings.batch_spans)
-        )
+        self._batches.extend(_batches([i for i in items if not isinstance(i, FeedbackEvent)]))
         while self._batches:
             self._spans(self._batches.popleft())
         events = [i for i in items if isinstance(i, FeedbackEvent)]
         if events:
             self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
         if self._reachable():
-            self.spill.replay(self._replay)
+            self.spool.replay(self._replay)
 
     def _spans(self, spans: Sequence[ReadableSpan]) -> None:
         spans = self._finished(spans)
@@ -151,10 +151,10 @@ class Delivery:
         return None
 
     def _finished(self, spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
-        found = [f for f in map(self.finisher.span, spans) if f is not None]
-        if len(found) < len(spans):
-            self._drop("not_finished", len(spans) - len(found))
-        return found
+        finished = [span for span in map(self.finisher.span, spans) if span is not None]
+        if len(finished) < len(spans):
+            self._drop("not_finished", len(spans) - len(finished))
+        return finished
 
     def _one_by_one(self, spans: Sequence[ReadableSpan], error: Exception) -> None:
         """A span that cannot be encoded must not take its batch along."""
@@ -166,7 +166,7 @@ class Delivery:
         self._drop("not_encodable", 1)
 
     def _send(self, path: str, body: bytes, count: int) -> str:
-        """Send or spill a body. `too_large` is left to the caller, everything else is settled here."""
+        """Send or spool a body. `too_large` is left to the caller, everything else is settled here."""
         if not self._reachable():
             self._keep(path, body, count)
             return "later"
@@ -203,18 +203,18 @@ class Delivery:
             self._drop("rejected", refused)
 
     def _keep(self, path: str, body: bytes, count: int, reason: str = "") -> None:
-        kept, lost = self.spill.keep(path, body, count)
+        kept, lost = self.spool.keep(path, body, count)
         self.tally.spilled += kept
         if kept:
             self._say(reason)
-        for why, n in lost.items():
-            self._drop(reason if why == "collector_away" and reason.startswith("http_") else why, n)
+        for why, items in lost.items():
+            self._drop(reason if why == "collector_away" and reason.startswith("http_") else why, items)
 
     def _say(self, reason: str) -> None:
         url = self.settings.url
         if reason in ("http_401", "http_403"):
-            said = f"the collector at {url} refuses our key ({reason}): spans wait on disk until ASSAY_API_KEY is right"
-            _errors.say_once(reason, said)
+            refused = f"the collector at {url} refuses our key ({reason})"
+            _errors.say_once(reason, f"{refused}: spans wait on disk until ASSAY_API_KEY is right")
         else:
             _errors.say_once("spilled", f"no collector answers at {url}: spans wait on disk until one does")
 
@@ -230,7 +230,7 @@ class Delivery:
         self._not_before = time.monotonic() + max(answer.after, self._pause * _random.uniform(0.7, 1.0))
 
     def _timeout(self) -> float:
-        return min(self.settings.timeout, self._deadline - time.monotonic())
+        return min(_TIMEOUT, self._deadline - time.monotonic())
 
     def idle(self) -> bool:
         """Whether nothing waits."""
@@ -259,7 +259,7 @@ class Delivery:
             len(self.queue) + sum(map(len, tuple(self._batches))) + (flying[2] if flying else 0),
         )
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float = EXIT_TIMEOUT) -> None:
         """Deliver what there is within `timeout` seconds; what remains goes to the disk."""
         atexit.unregister(self._exit)
         if self._closed:
@@ -274,9 +274,9 @@ class Delivery:
             thread.join(max(0.0, end - time.monotonic()))
         self._rescue()
 
-    def _exit(self, timeout: float) -> None:
+    def _exit(self) -> None:
         """The process ends. What other exit handlers still trace goes to the disk: no thread would come to send it."""
-        self.close(timeout)
+        self.close()
         self._exiting = True
 
     def _rescue(self) -> None:
@@ -285,43 +285,40 @@ class Delivery:
         if flying:
             self._keep(*flying)
         self._not_before = float("inf")
-        try:
-            if len(self.queue) or self._batches:
-                self._round(False)
-        except Exception as error:
-            _errors.note("delivery", error)
+        if len(self.queue) or self._batches:
+            self._round(False)
 
 
 def flush_all(first: Delivery, timeout: float) -> Flushed:
     """Flush a delivery, and every other one of this process that a `configure` has replaced."""
     end = time.monotonic() + timeout
     others = [d for d in tuple(_live) if d is not first and not d.idle()]
-    found = [d.flush(max(0.0, end - time.monotonic())) for d in (first, *others)]
-    return Flushed(*(sum(counts) for counts in zip(*map(astuple, found), strict=True)))
+    flushed = [d.flush(max(0.0, end - time.monotonic())) for d in (first, *others)]
+    return Flushed(*(sum(counts) for counts in zip(*map(astuple, flushed), strict=True)))
 
 
-def _batches(spans: list[ReadableSpan], limit: int) -> list[list[ReadableSpan]]:
+def _batches(spans: list[ReadableSpan]) -> list[list[ReadableSpan]]:
     """Split by number of spans and by bytes of values."""
-    found: list[list[ReadableSpan]] = []
-    size = _MAX_BODY + 1
+    batches: list[list[ReadableSpan]] = []
+    size = _BATCH_BYTES + 1
     for span in spans:
         weight = getattr(span, "weight", 1000)
-        if size + weight > _MAX_BODY or len(found[-1]) >= limit:
-            found.append([])
+        if size + weight > _BATCH_BYTES or len(batches[-1]) >= _BATCH_SPANS:
+            batches.append([])
             size = 0
-        found[-1].append(span)
+        batches[-1].append(span)
         size += weight
-    return found
+    return batches
 
 
-def _at_exit(close: Callable[[float], None], timeout: float) -> None:
+def _at_exit(close: Callable[[], None]) -> None:
     """At the end of the process; children of `multiprocessing` do not run `atexit`, but finalizers of their own."""
-    atexit.register(close, timeout)
+    atexit.register(close)
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, close, (timeout,), exitpriority=0)
+        Finalize(None, close, exitpriority=0)
 
 
 def _after_fork() -> None:

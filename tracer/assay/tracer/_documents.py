@@ -9,7 +9,7 @@ import orjson
 
 from assay.tracer import attributes as names
 
-Plain: TypeAlias = dict[str, Any]
+Fields: TypeAlias = dict[str, Any]  # content, id, score, metadata
 
 _MOST = 1000  # documents looked at on the caller's thread, whose time is bounded
 _CONTENT = ("content", "page_content", "text")
@@ -28,8 +28,8 @@ def readable(value: Any) -> Any:
 
 def _readable(value: Any) -> Any:
     if isinstance(value, Mapping):
-        found = next((k for k in _LISTS if isinstance(value.get(k), (list, tuple))), None)
-        return value if found is None else {**value, found: readable(value[found])}
+        key = next((k for k in _LISTS if isinstance(value.get(k), (list, tuple))), None)
+        return value if key is None else {**value, key: readable(value[key])}
     if not isinstance(value, (list, tuple)):
         return value
     if all(type(v) in (str, dict) for v in value[:_MOST]):
@@ -53,14 +53,14 @@ def _as_dict(value: Any) -> Any:
     return document(value) or value
 
 
-def document(value: Any, nested: bool = False) -> Plain | None:
+def document(value: Any, nested: bool = False) -> Fields | None:
     """`{content, id, score, metadata}` of one document, None if the value is none. Absent fields are None or {}."""
     if isinstance(value, str):
         return {"content": value, "id": None, "score": None, "metadata": {}}
     inner = _get(value, ("node", "document"))
     if not (nested or inner is None or isinstance(inner, (str, int, float))):  # NodeWithScore: the score is outside
-        found = document(inner, nested=True)
-        return found and {**found, "score": _score(_get(value, ("score",)), found["score"])}
+        fields = document(inner, nested=True)
+        return fields and {**fields, "score": _score(_get(value, ("score",)), fields["score"])}
     content = _get(value, _CONTENT)
     if content is None:
         return None
@@ -76,8 +76,8 @@ def document(value: Any, nested: bool = False) -> Plain | None:
 def _get(value: Any, keys: Iterable[str]) -> Any:
     if isinstance(value, Mapping):
         return next((value[k] for k in keys if value.get(k) is not None), None)
-    found = (getattr(value, k, None) for k in keys if value is not None)
-    return next((v for v in found if v is not None and not callable(v)), None)
+    values = (getattr(value, k, None) for k in keys if value is not None)
+    return next((v for v in values if v is not None and not callable(v)), None)
 
 
 def _score(value: Any, otherwise: Any) -> float | None:
@@ -99,14 +99,14 @@ def flatten(text: str) -> dict[str, Any]:
         return {}
     if isinstance(value, dict):
         value = next((value[k] for k in _LISTS if isinstance(value.get(k), list)), [])
-    found = [document(v) for v in value] if isinstance(value, list) else []
+    documents = [document(v) for v in value] if isinstance(value, list) else []
     flat: dict[str, Any] = {}
-    for i, one in enumerate(d for d in found if d is not None):
-        flat.update(_one(f"{names.DOCUMENTS}.{i}.document.", one))
+    for i, fields in enumerate(d for d in documents if d is not None):
+        flat.update(_flat(f"{names.DOCUMENTS}.{i}.document.", fields))
     return flat
 
 
-def _one(prefix: str, document: Plain) -> dict[str, Any]:
+def _flat(prefix: str, document: Fields) -> dict[str, Any]:
     flat = {prefix + k: document[k] for k in ("id", "content", "score") if document[k] is not None}
     if document["metadata"]:
         flat[prefix + "metadata"] = orjson.dumps(document["metadata"]).decode()

@@ -34,10 +34,10 @@ def feedback_body(events: Iterable[FeedbackEvent]) -> bytes:
     from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs, ScopeLogs
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-    found = list(events)
-    records = [_record(event) for event in found]
+    listed = list(events)
+    records = [_record(event) for event in listed]
     scope = ScopeLogs(scope=InstrumentationScope(name="assay"), log_records=records)
-    resource = Resource(attributes=_pairs(found[0].resource)) if found else Resource()
+    resource = Resource(attributes=_pairs(listed[0].resource)) if listed else Resource()
     body: bytes = ExportLogsServiceRequest(
         resource_logs=[ResourceLogs(resource=resource, scope_logs=[scope])]
     ).SerializeToString()

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 logger = logging.getLogger("assay.tracer")
 counts: Counter[str] = Counter()
@@ -11,8 +18,47 @@ _logged: set[str] = set()
 strict = False  # set by our own tests: raise instead
 
 
+class ours:
+    """`with ours("stream"):` or `@ours("stream")`: an error of ours inside is noted and goes no further.
+
+    What follows the block is what holds then; a decorated function returns None. What is no `Exception` (Ctrl-C, the
+    end of a generator) passes. A `with` costs 0.12 µs and a decorator 0.06 µs, `try … except` nothing: the few places
+    that every call passes (`_call`, `Delivery.put`, `Finisher.span`, `Stream.record`) have that and call `note`.
+    """
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Nothing to prepare: one object serves any number of blocks, in any threads, one inside the other."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        note(self._where, error)
+        return True
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """The function, guarded."""
+
+        @wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                note(self._where, error)
+                return None
+
+        return guarded
+
+
 def note(where: str, error: BaseException) -> None:
-    """Count an error of ours under `where`, and log it the first time that this kind of error happens there."""
+    """Count an error of ours under `where`, and log it the first time that this kind of error happens there.
+
+    Raises it when `strict` is set, as it is under our own tests.
+    """
     counts[where] += 1
     if strict:
         raise error

@@ -48,7 +48,7 @@ class Finisher:
 
     def span(self, span: ReadableSpan) -> ReadableSpan | None:
         """The span as it leaves; None if it cannot be made safe to leave."""
-        try:
+        try:  # every span passes here: not `ours`, which costs something
             if isinstance(span, LiveSpan):
                 return span if span.finished else self._own(span)
             return self._foreign(span)
@@ -68,13 +68,13 @@ class Finisher:
         """The resource, redacted once."""
         if not self._redaction:
             return resource
-        known = self._resources.get(id(resource))
-        if known is None:
+        pair = self._resources.get(id(resource))
+        if pair is None:
             if len(self._resources) >= _MAX_RESOURCES:
                 self._resources.clear()
             clean = Resource(self._redaction.attributes(resource.attributes), resource.schema_url)
-            known = self._resources[id(resource)] = resource, clean
-        return known[1]
+            pair = self._resources[id(resource)] = resource, clean  # the first is kept, so that its id stays its own
+        return pair[1]
 
     def _own(self, span: LiveSpan) -> LiveSpan:
         if span.local.dropped and names.LOCAL_ROOT in span._attributes:
@@ -107,17 +107,17 @@ class Finisher:
         )
 
     def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(attributes)
-        _add_documents(found)
+        kept = dict(attributes)
+        _add_documents(kept)
         if not self._content:
-            found = {k: v for k, v in found.items() if not (_CONTENT.match(k) or (_is_long(v) and k != names.METADATA))}
+            kept = {k: v for k, v in kept.items() if not (_CONTENT.match(k) or (_is_long(v) and k != names.METADATA))}
         longest, value = self._limit, self._value
-        found = {
+        values = {
             _utf8(k): v if type(v) is str and len(v) <= longest and v.isascii() else value(v)
-            for k, v in found.items()
+            for k, v in kept.items()
             if v is not None
         }
-        return self._redaction.attributes(found) if self._redaction else found
+        return self._redaction.attributes(values) if self._redaction else values
 
     def _value(self, value: Any) -> Any:
         """A value that OTLP can carry."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from assay.tracer import _errors
+from assay.tracer._errors import ours
 
 _ready = threading.Lock()
 _threads_done = _sigterm_done = False
@@ -28,14 +28,12 @@ def carry_context_into_threads() -> None:
         if _threads_done:
             return
         _threads_done = True
-        try:
+        with ours("threads"):
             from opentelemetry.instrumentation.threading import ThreadingInstrumentor
 
             instrumentor = ThreadingInstrumentor()
             if not instrumentor.is_instrumented_by_opentelemetry:
                 instrumentor.instrument()
-        except Exception as error:
-            _errors.note("threads", error)
 
 
 def preload() -> None:
@@ -49,12 +47,10 @@ def flush_on_sigterm(flush: Callable[[], object]) -> None:
     global _sigterm_done
     if _sigterm_done or threading.current_thread() is not threading.main_thread():
         return
-    try:
+    with ours("sigterm"):  # an interpreter may be without signals
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _handler(flush))
             _sigterm_done = True
-    except (ValueError, OSError) as error:  # an interpreter without signals
-        _errors.note("sigterm", error)
 
 
 def _handler(flush: Callable[[], object]) -> Callable[[int, FrameType | None], None]:

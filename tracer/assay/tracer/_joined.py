@@ -9,9 +9,9 @@ from opentelemetry.context.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
-from assay.tracer import _errors
 from assay.tracer import attributes as names
-from assay.tracer._span import Local, closing, counted, new_local, open_local
+from assay.tracer._errors import ours
+from assay.tracer._span import Local, count_ended, count_started, new_local, open_local
 
 Put = Callable[[ReadableSpan], None]
 
@@ -25,40 +25,36 @@ class JoinedProcessor(SpanProcessor):
         self._merged: tuple[Resource, Resource] | None = None  # the provider's; with our identity: one for all
         self.active = active  # a provider cannot forget a processor; `configure` switches an old one off
 
+    @ours("joined")
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Count the span on its trace."""
-        try:
-            if self.active:
-                context = span.get_span_context()
-                local = open_local(context.trace_id)
-                if local is None:
-                    local = new_local(context.trace_id, self._put, self._resource)
-                counted(local, context.span_id)
-                span._assay_local = local  # type: ignore[attr-defined]
-        except Exception as error:
-            _errors.note("joined", error)
+        if self.active:
+            context = span.get_span_context()
+            local = open_local(context.trace_id)
+            if local is None:
+                local = new_local(context.trace_id, self._put, self._resource)
+            count_started(local, context.span_id)
+            span._assay_local = local  # type: ignore[attr-defined]
 
+    @ours("joined")
     def _on_ending(self, span: Span) -> None:
         """Nothing can be changed any more, but the live span is at hand: remember what to add to its copy."""
-        try:
-            local = getattr(span, "_assay_local", None)
-            if local is not None:
-                self._put_copy(span._readable_span(), local)
-        except Exception as error:
-            _errors.note("joined", error)
+        local = getattr(span, "_assay_local", None)
+        if local is not None:
+            self._put_copy(span._readable_span(), local)
 
     def _put_copy(self, span: ReadableSpan, local: Local) -> None:
-        extra = closing(local, span.context.span_id)
+        extra = count_ended(local, span.context.span_id)
         local.sink(_copy(span, extra, self._identified(span.resource)))
 
     def _identified(self, resource: Resource) -> Resource:
         """Project and environment are on the resource, which in a joined set-up is not ours."""
-        known = self._merged
-        if known is None or known[0] is not resource:
-            ours = self._resource.attributes
-            identity = {key: ours[key] for key in (names.PROJECT, names.ENVIRONMENT) if key in ours}
-            known = self._merged = resource, resource.merge(Resource(identity))
-        return known[1]
+        merged = self._merged
+        if merged is None or merged[0] is not resource:
+            own = self._resource.attributes
+            identity = {key: own[key] for key in (names.PROJECT, names.ENVIRONMENT) if key in own}
+            merged = self._merged = resource, resource.merge(Resource(identity))
+        return merged[1]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Delivery has its own flush."""

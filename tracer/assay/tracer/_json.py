@@ -39,9 +39,9 @@ def to_json(value: object, limit: int) -> str:
     """JSON text of at most `limit` bytes (and a marker's length) of any value."""
     try:
         if _is_light(value, limit):
-            found = orjson.dumps(value)
-            if len(found) <= limit:
-                return found.decode()
+            text = orjson.dumps(value)
+            if len(text) <= limit:
+                return text.decode()
     except (TypeError, RecursionError, RuntimeError):  # huge integers, lone surrogates, a dict that changes meanwhile
         pass
     return _rewritten(value, limit)
@@ -84,14 +84,14 @@ def _rewritten(value: object, limit: int) -> str:
     size = limit
     for _ in range(4):
         try:
-            found = orjson.dumps(_Rewriter(size).rewrite(value, 0), option=_OPTIONS)
+            text = orjson.dumps(_Rewriter(size).rewrite(value, 0), option=_OPTIONS)
         except Exception as error:
             _errors.counts["serialise"] += 1
             return orjson.dumps(f"[{_kind(value)} that could not be captured: {type(error).__name__}]").decode()
-        if len(found) <= limit + 200:
-            return found.decode()
-        size = int(size * limit / len(found) * 0.9)  # escapes and non-ASCII text take more bytes than characters
-    return orjson.dumps(f"…[cut {len(found):,} bytes]").decode()
+        if len(text) <= limit + 200:
+            return text.decode()
+        size = int(size * limit / len(text) * 0.9)  # escapes and non-ASCII text take more bytes than characters
+    return orjson.dumps(f"…[cut {len(text):,} bytes]").decode()
 
 
 class _Rewriter:
@@ -133,8 +133,8 @@ class _Rewriter:
     def convert(self, value: Any, depth: int) -> Any:
         fields = _fields_of(type(value))  # type: ignore[arg-type]
         if fields is not None:
-            found = fields(value)
-            return self.mapping(found.items(), len(found), depth)
+            named = fields(value)
+            return self.mapping(named.items(), len(named), depth)
         if type(value) in _MOVING and len(value) <= max(self.nodes, 0):
             value = value.copy()  # another thread may be changing it
         if isinstance(value, Mapping):
@@ -166,23 +166,23 @@ class _Rewriter:
         return {"shape": list(value.shape), "head": flat[:1000].tolist(), "…": f"[cut: {total - 1000:,} more items]"}
 
     def mapping(self, pairs: Iterable[tuple[Any, Any]], total: int, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        rewritten: dict[str, Any] = {}
         for key, value in islice(pairs, total):
             if self.nodes <= 0 or self.size <= 0:
-                found["…"] = f"[cut: {total - len(found):,} more keys]"
+                rewritten["…"] = f"[cut: {total - len(rewritten):,} more keys]"
                 break
             name = self.text(key if type(key) is str else _words(key))
-            found[name] = self.rewrite(value, depth + 1)
-        return found
+            rewritten[name] = self.rewrite(value, depth + 1)
+        return rewritten
 
     def items(self, values: Iterable[Any], total: int, depth: int) -> list[Any]:
-        found: list[Any] = []
+        rewritten: list[Any] = []
         for value in islice(values, total):
             if self.nodes <= 0 or self.size <= 0:
-                found.append(f"…[cut: {total - len(found):,} more items]")
+                rewritten.append(f"…[cut: {total - len(rewritten):,} more items]")
                 break
-            found.append(self.rewrite(value, depth + 1))
-        return found
+            rewritten.append(self.rewrite(value, depth + 1))
+        return rewritten
 
     def text(self, value: str) -> str:
         short = cut_text(value, self.size)
@@ -235,8 +235,8 @@ def _getter(names: list[str]) -> _Fields:
 
 
 def _dumped(model: Any) -> Mapping[str, Any]:
-    found = model.model_dump()
-    return found if isinstance(found, Mapping) else {"root": found}
+    fields = model.model_dump()
+    return fields if isinstance(fields, Mapping) else {"root": fields}
 
 
 def _words(value: object) -> str:

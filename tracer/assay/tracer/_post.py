@@ -48,11 +48,6 @@ class Post:
             return Answer("later", type(error).__name__)
         return _meaning(response)
 
-    def close(self) -> None:
-        """Let the connection go."""
-        if self._session is not None:
-            self._session.close()
-
 
 def _meaning(response: requests.Response) -> Answer:
     status = response.status_code

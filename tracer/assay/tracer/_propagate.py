@@ -20,8 +20,9 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.span import TraceState
 
-from assay.tracer import _context, _errors
+from assay.tracer import _context
 from assay.tracer._context import Remote, from_baggage
+from assay.tracer._errors import ours
 from assay.tracer._runtime import current
 from assay.tracer._span import VENDOR, span_context
 
@@ -37,29 +38,27 @@ def inject(carrier: MutableMapping[str, str] | None = None) -> MutableMapping[st
     Inside an application that another OpenTelemetry set-up traces, `traceparent` stays the one of that set-up; our ids
     travel in `tracestate`.
     """
-    found: MutableMapping[str, str] = {} if carrier is None else carrier
-    try:
+    headers: MutableMapping[str, str] = {} if carrier is None else carrier
+    with ours("inject"):
         ctx = _context.get_current()
         context = _outgoing(ctx)
         if context is not None:
-            _TRACE.inject(found, otel.set_span_in_context(NonRecordingSpan(context), Context()))
-        _BAGGAGE.inject(found, ctx)
-    except Exception as error:
-        _errors.note("inject", error)
-    return found
+            _TRACE.inject(headers, otel.set_span_in_context(NonRecordingSpan(context), Context()))
+        _BAGGAGE.inject(headers, ctx)
+    return headers
 
 
 def _outgoing(ctx: Context) -> SpanContext | None:
     own = _context.parent(ctx)
     if own is None:
         return _context.foreign(ctx)
-    ours = (
+    context = (
         span_context(own.trace_id, own.span_id, sampled=own.sampled)
         if isinstance(own, Remote)
         else own.get_span_context()
     )
     foreign = _context.foreign(ctx)
-    return ours if foreign is None else _with_entry(foreign, ours.trace_state[VENDOR])
+    return context if foreign is None else _with_entry(foreign, context.trace_state[VENDOR])
 
 
 def _with_entry(context: SpanContext, entry: str) -> SpanContext:
@@ -80,14 +79,12 @@ def extract(carrier: Mapping[str, str]) -> Iterator[None]:
 
 
 def _incoming(carrier: Mapping[str, str], ctx: Context) -> Context:
-    try:
-        plain = {str(k).lower(): str(v) for k, v in carrier.items()}
+    with ours("extract"):
+        headers = {str(k).lower(): str(v) for k, v in carrier.items()}
         bare = Context({k: v for k, v in ctx.items() if k not in (_context.OWN_KEY, _context.OTEL_KEY)})
-        found = _BAGGAGE.extract(plain, _TRACE.extract(plain, bare))
-        return _context.with_value(found, _context.AMBIENT_KEY, from_baggage(baggage.get_all(found)) or None)
-    except Exception as error:
-        _errors.note("extract", error)
-        return ctx
+        incoming = _BAGGAGE.extract(headers, _TRACE.extract(headers, bare))
+        return _context.with_value(incoming, _context.AMBIENT_KEY, from_baggage(baggage.get_all(incoming)) or None)
+    return ctx
 
 
 class carry(Generic[P, R]):

@@ -17,10 +17,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind
 
-from assay.tracer import _context, _errors
+from assay.tracer import _context
 from assay.tracer import attributes as names
 from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote, from_baggage
 from assay.tracer._encode import FeedbackEvent
+from assay.tracer._errors import ours
 from assay.tracer._span import Clock, LiveSpan, Unsampled, new_local, open_local, span_context
 
 Sink = Callable[[ReadableSpan], None]
@@ -149,10 +150,10 @@ class Spans:
 
 def merged(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     """A span's own attributes over those of everything around it; tags add up."""
-    found = {**given, **attributes}
+    both = {**given, **attributes}
     if names.TAGS in given and names.TAGS in attributes:
-        found[names.TAGS] = tuple(dict.fromkeys((*given[names.TAGS], *attributes[names.TAGS])))
-    return found
+        both[names.TAGS] = tuple(dict.fromkeys((*given[names.TAGS], *attributes[names.TAGS])))
+    return both
 
 
 def _unsampled(trace_id: int, hidden: bool) -> Unsampled:
@@ -191,12 +192,9 @@ class Tracer(sdk.Tracer):
         set_status_on_exception: bool = True,
     ) -> otel.Span:
         """Start a span, as the OpenTelemetry API has it. Never raises into the instrumentation that asks."""
-        try:
-            return self._start_span(name, context, kind, attributes, links, start_time)
-        except Exception as error:
-            _errors.note("span", error)
-            return otel.INVALID_SPAN
+        return self._start_span(name, context, kind, attributes, links, start_time) or otel.INVALID_SPAN
 
+    @ours("span")
     def _start_span(
         self, name: str, context: Context | None, kind: SpanKind, attributes: Any, links: Any, start_time: int | None
     ) -> otel.Span:
@@ -239,9 +237,9 @@ class Provider(sdk.TracerProvider):
         return self._own[scope]
 
     def _new(self, scope: InstrumentationScope) -> Tracer:
-        plain = super().get_tracer(scope.name, scope.version, scope.schema_url, scope.attributes)
+        theirs = super().get_tracer(scope.name, scope.version, scope.schema_url, scope.attributes)
         tracer = Tracer.__new__(Tracer)
-        tracer.__dict__.update(plain.__dict__)
+        tracer.__dict__.update(theirs.__dict__)
         tracer.provider, tracer.scope = self, scope
         return tracer
 

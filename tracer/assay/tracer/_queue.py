@@ -12,16 +12,19 @@ from typing import Any, TypeAlias
 from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer._encode import FeedbackEvent
-from assay.tracer._span import LiveSpan, dropped
+from assay.tracer._settings import MIB
+from assay.tracer._span import LiveSpan, count_dropped
 
 Item: TypeAlias = ReadableSpan | FeedbackEvent
+MAX_ITEMS = 50_000
+MAX_BYTES = 256 * MIB  # of values
 _ROOT, _INNER, _LEAF = 0, 1, 2
 
 
 class Queue:
     """First in, first out within each of three ranks. Bounded in spans and in bytes of their values."""
 
-    def __init__(self, max_items: int, max_bytes: int) -> None:
+    def __init__(self, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES) -> None:
         self.dropped: Counter[str] = Counter()
         self._max = max_items, max_bytes
         self._lock = threading.Lock()
@@ -45,11 +48,11 @@ class Queue:
     def take(self) -> list[Item]:
         """Everything queued, in the order of the ranks."""
         with self._lock:
-            found = [item for rank in self._ranks for item, _ in rank]
+            items = [item for rank in self._ranks for item, _ in rank]
             for rank in self._ranks:
                 rank.clear()
             self._count = self._bytes = 0
-        return found
+        return items
 
     def _evict(self) -> None:
         """The newest of the lowest rank goes, so that what is dropped is what the overload brought."""
@@ -60,7 +63,7 @@ class Queue:
             self._bytes -= weight
             self.dropped["queue_full"] += 1
             if isinstance(item, LiveSpan):
-                dropped(item)
+                count_dropped(item)
 
 
 def _rank(item: Any) -> int:

@@ -20,7 +20,7 @@ class Redaction:
 
     def __init__(self, redactors: Sequence[Redactor]) -> None:
         keys = [r for r in redactors if isinstance(r, str)]
-        self._keys = frozenset(map(_plain, keys))
+        self._keys = frozenset(map(_folded, keys))
         self._patterns = [r for r in redactors if isinstance(r, re.Pattern)]
         self._functions: list[Callable[[str, Any], Any]] = [
             r for r in redactors if not isinstance(r, (str, re.Pattern)) and callable(r)
@@ -37,12 +37,12 @@ class Redaction:
     def attribute(self, key: str, value: Any) -> Any:
         """One attribute's value, redacted."""
         try:
-            if _plain(key) in self._keys or _plain(key.rpartition(".")[2]) in self._keys:
+            if _folded(key) in self._keys or _folded(key.rpartition(".")[2]) in self._keys:
                 return REDACTED
             if isinstance(value, bytes):
                 value = value.decode("utf-8", "replace")
-            found = self._node(key, list(value) if isinstance(value, tuple) else value, top=True)
-            return found if _is_attribute(found) else orjson.dumps(found, default=repr).decode()
+            clean = self._node(key, list(value) if isinstance(value, tuple) else value, top=True)
+            return clean if _is_attribute(clean) else orjson.dumps(clean, default=repr).decode()
         except Exception as error:
             _errors.user("redact", error)
             return FAILED
@@ -51,8 +51,8 @@ class Redaction:
         """A free text (a name, a status description), redacted."""
         if not text:
             return text
-        found = self.attribute("", text)
-        return found if isinstance(found, str) else FAILED
+        clean = self.attribute("", text)
+        return clean if isinstance(clean, str) else FAILED
 
     def _node(self, key: str, value: Any, top: bool = False) -> Any:
         for function in self._functions:
@@ -71,13 +71,13 @@ class Redaction:
         return REDACTED if any(pattern.search(text) for pattern in self._patterns) else value
 
     def _entry(self, key: Any, value: Any) -> Any:
-        return REDACTED if _plain(str(key)) in self._keys else self._node(str(key), value)
+        return REDACTED if _folded(str(key)) in self._keys else self._node(str(key), value)
 
     def _name(self, key: Any) -> str:
-        found = str(key)
+        name = str(key)
         for pattern in self._patterns:
-            found = pattern.sub(REDACTED, found)
-        return found
+            name = pattern.sub(REDACTED, name)
+        return name
 
     def _string(self, key: str, text: str) -> str:
         inner = _decoded(text)
@@ -88,7 +88,7 @@ class Redaction:
         return self._assigned.sub(rf"\g<1>{REDACTED}", text) if self._assigned is not None else text
 
 
-def _plain(key: str) -> str:
+def _folded(key: str) -> str:
     """`api_key`, `apiKey` and `API-Key` are the same key."""
     return key.lower().replace("_", "").replace("-", "").replace(" ", "")
 
@@ -112,5 +112,5 @@ def _decoded(text: str) -> Any:
 
 
 def _is_attribute(value: Any) -> bool:
-    plain = (str, bool, int, float)
-    return isinstance(value, plain) or (isinstance(value, list) and all(isinstance(v, plain) for v in value))
+    scalars = (str, bool, int, float)
+    return isinstance(value, scalars) or (isinstance(value, list) and all(isinstance(v, scalars) for v in value))

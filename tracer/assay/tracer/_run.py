@@ -11,10 +11,11 @@ import orjson
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
 
-from assay.tracer import _context, _errors
+from assay.tracer import _context
 from assay.tracer import attributes as names
 from assay.tracer._documents import readable
 from assay.tracer._encode import FeedbackEvent
+from assay.tracer._errors import ours
 from assay.tracer._json import cut_text, to_json
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import Clock, LiveSpan, Unsampled
@@ -96,8 +97,8 @@ class Run:
 
     def set_attribute(self, key: str, value: object) -> None:
         """Record any other attribute; what OpenTelemetry cannot carry becomes JSON text."""
-        plain = type(value) in (str, bool, int, float)
-        self._guarded(key, lambda: value if plain else _attribute(value, self._runtime.limit))
+        is_plain = type(value) in (str, bool, int, float)
+        self._guarded(key, lambda: value if is_plain else _attribute(value, self._runtime.limit))
 
     def record_exception(self, error: BaseException) -> None:
         """Record an exception that the run has handled; its status stays as it is."""
@@ -115,11 +116,9 @@ class Run:
         metadata: Mapping[str, object] | None = None,
     ) -> None:
         """Attach feedback to this run: a number or bool is a score, a string a label."""
-        try:
-            self._feedback(key, value, comment, label, source, author, metadata)
-        except Exception as error:
-            _errors.note("feedback", error)
+        self._feedback(key, value, comment, label, source, author, metadata)
 
+    @ours("feedback")
     def _feedback(
         self, key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any
     ) -> None:
@@ -164,11 +163,9 @@ class Run:
     def _known(self, key: str) -> Any:
         return (getattr(self._span, "attributes", None) or {}).get(key)
 
+    @ours("attribute")
     def _guarded(self, key: str, make: Any) -> None:
-        try:
-            self._span.set_attribute(key, make())
-        except Exception as error:
-            _errors.note("attribute", error)
+        self._span.set_attribute(key, make())
 
 
 def _attribute(value: object, limit: int) -> Any:
@@ -180,10 +177,10 @@ def _attribute(value: object, limit: int) -> Any:
 
 def current_run() -> Run:
     """The run that is going on here. Outside of any it is a handle that does nothing."""
-    found = _context.parent(_context.get_current())
+    own = _context.parent(_context.get_current())
     runtime = current()
-    if isinstance(found, (LiveSpan, Unsampled)):
-        return Run(found, runtime)
+    if isinstance(own, (LiveSpan, Unsampled)):
+        return Run(own, runtime)
     return Run(otel.get_current_span() if runtime.joined else otel.INVALID_SPAN, runtime)
 
 
@@ -213,12 +210,10 @@ class span:
         runtime = current()
         self._token: Token[Context] | None = None
         self._run = Run(otel.INVALID_SPAN, runtime)
-        try:
-            self._open(runtime)
-        except Exception as error:
-            _errors.note("span", error)
+        self._open(runtime)
         return self._run
 
+    @ours("span")
     def _open(self, runtime: Runtime) -> None:
         if runtime.off:
             return
@@ -228,16 +223,13 @@ class span:
             self._run.set_inputs(self._inputs)
         self._token = _context.attach(ctx)
 
+    @ours("span")
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._token is None:
-            return
-        try:
+        if self._token is not None:
             _context.detach(self._token)
             if error is not None:
                 self._run._runtime.fail(self._run.span, error)
             self._run.span.end()
-        except Exception as ours:
-            _errors.note("span", ours)
 
     async def __aenter__(self) -> Run:
         return self.__enter__()
@@ -254,9 +246,9 @@ def template(
     """The attributes that every span of one decorator or block starts with. Raises `ValueError` for an unknown kind."""
     if kind not in names.KINDS:
         raise ValueError(f"kind is one of {', '.join(names.KINDS)}, not {kind!r}")
-    found: dict[str, Any] = {**(attributes or {}), names.KIND: kind.upper()}
+    fixed: dict[str, Any] = {**(attributes or {}), names.KIND: kind.upper()}
     if tags:
-        found[names.TAGS] = (tags,) if isinstance(tags, str) else tuple(map(str, tags))
+        fixed[names.TAGS] = (tags,) if isinstance(tags, str) else tuple(map(str, tags))
     if metadata:
-        found[names.METADATA] = to_json(dict(metadata), 1 << 20)
-    return found
+        fixed[names.METADATA] = to_json(dict(metadata), 1 << 20)
+    return fixed

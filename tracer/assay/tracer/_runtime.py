@@ -21,7 +21,7 @@ from assay.tracer._host import carry_context_into_threads, flush_on_sigterm
 from assay.tracer._joined import JoinedProcessor
 from assay.tracer._provider import CaptureSink, Provider, Spans, merged
 from assay.tracer._settings import Capture, Redactor, Settings
-from assay.tracer._span import Clock, LiveSpan, new_local, recorded
+from assay.tracer._span import Clock, LiveSpan, mark_recorded, new_local
 
 SCOPE = InstrumentationScope("assay", "0.1.0")
 
@@ -59,7 +59,7 @@ class Runtime:
         """Deliver what there is; this set-up is replaced by another one."""
         if self.joined is not None:
             self._processor.active = False
-        self.delivery.close(self.settings.exit_timeout)
+        self.delivery.close()
 
     def open(self, name: str, attributes: dict[str, Any], ctx: Context) -> tuple[otel.Span, Context]:
         """A started span, and the context in which it is the current one."""
@@ -84,7 +84,7 @@ class Runtime:
         if isinstance(span, LiveSpan):
             span.fail(error)
         elif span.is_recording():
-            if not recorded(error, span.get_span_context().trace_id):
+            if mark_recorded(error, span.get_span_context().trace_id):
                 span.record_exception(error, escaped=True)
             span.set_status(otel.Status(otel.StatusCode.ERROR, _errors.describe(error)))
 
@@ -119,17 +119,16 @@ def _first() -> Runtime:
 
 
 def _from_environment() -> Runtime:
-    try:
-        settings = _settings.resolve()
-    except Exception as error:
-        _errors.note("settings", error)
-        settings = _settings.salvaged()
-    runtime = Runtime(settings)
-    try:
+    runtime = Runtime(_settings_of_environment())
+    with _errors.ours("settings"):
         return _prepared(runtime)
-    except Exception as error:
-        _errors.note("settings", error)
-        return runtime
+    return runtime
+
+
+def _settings_of_environment() -> Settings:
+    with _errors.ours("settings"):
+        return _settings.resolve()
+    return _settings.salvaged()
 
 
 def replace(runtime: Runtime | None) -> Runtime | None:

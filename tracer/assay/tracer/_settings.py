@@ -18,7 +18,7 @@ DEFAULT_URL = "http://127.0.0.1:4318"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that `configure` takes, resolved."""
+    """Everything that `configure` takes but the provider, resolved."""
 
     url: str = DEFAULT_URL
     api_key: str | None = None
@@ -28,14 +28,7 @@ class Settings:
     redact: tuple[Redactor, ...] = ()
     sample_rate: float = 1.0
     max_value_bytes: int = MIB
-    queue_spans: int = 50_000
-    queue_bytes: int = 256 * MIB
-    interval: float = 0.5
-    batch_spans: int = 512
-    timeout: float = 10.0
-    exit_timeout: float = 5.0
     spill_dir: Path | None = None
-    spill_bytes: int = 256 * MIB
     threads: bool = True
     sigterm: bool = True
     resource: Mapping[str, Any] = field(default_factory=dict)
@@ -75,8 +68,8 @@ def salvaged() -> Settings:
 
 
 def _environment() -> dict[str, Any]:
-    found = {key: read() for key, read in _readers().items()}
-    return {key: value for key, value in found.items() if value not in _NOT_GIVEN or key == "spill_dir"}
+    values = {key: read() for key, read in _readers().items()}
+    return {key: value for key, value in values.items() if value not in _NOT_GIVEN or key == "spill_dir"}
 
 
 def _readers() -> dict[str, Callable[[], Any]]:
@@ -96,7 +89,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
 
 
 def _spill_dir(value: str | None) -> Path | None:
-    """`off` or an empty value switches spilling off; unset means the user's cache directory."""
+    """`off` or an empty value switches the spool off; unset means the user's cache directory."""
     if value is None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return Path(base, "assay", "spill")

@@ -56,17 +56,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 class Local:
     """This process's part of one trace: how many of its spans were started, are open, and were dropped."""
 
-    __slots__ = (
-        "closed",
-        "dropped",
-        "epoch",
-        "open",
-        "resource",
-        "root_id",
-        "sink",
-        "started",
-        "trace_id",
-    )
+    __slots__ = ("closed", "dropped", "epoch", "open", "resource", "root_id", "sink", "started", "trace_id")
 
     def __init__(self, trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource) -> None:
         self.trace_id = trace_id
@@ -83,8 +73,8 @@ _locals: dict[int, Local] = {}  # by trace id, while the local root is open
 
 def open_local(trace_id: int) -> Local | None:
     """This process's part of a trace, while its local root is open."""
-    found = _locals.get(trace_id)
-    return found if found is not None and found.epoch == Clock.epoch and not found.closed else None
+    local = _locals.get(trace_id)
+    return local if local is not None and local.epoch == Clock.epoch and not local.closed else None
 
 
 def new_local(trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource) -> Local:
@@ -138,10 +128,10 @@ class LiveSpan(ReadableSpan, otel.Span):
 
     @property
     def _context(self) -> SpanContext:  # type: ignore[override]
-        found = self.__dict__.get("_own_context")
-        if found is None:
-            found = self._own_context = span_context(self.local.trace_id, self.span_id)
-        return found
+        context = self.__dict__.get("_own_context")
+        if context is None:
+            context = self._own_context = span_context(self.local.trace_id, self.span_id)
+        return context
 
     @property
     def context(self) -> SpanContext:
@@ -203,7 +193,7 @@ class LiveSpan(ReadableSpan, otel.Span):
         self, exception: BaseException, attributes: Any = None, timestamp: int | None = None, escaped: bool = False
     ) -> None:
         """Append the exception as an event, unless a span of this trace below has recorded it already."""
-        if not recorded(exception, self.local.trace_id):
+        if mark_recorded(exception, self.local.trace_id):
             self.add_event("exception", {**_exception(exception, escaped), **(attributes or {})}, timestamp)
 
     def end(self, end_time: int | None = None) -> None:
@@ -215,7 +205,7 @@ class LiveSpan(ReadableSpan, otel.Span):
             self._end_time = end_time or Clock.now()
             local.open -= 1
             if self.span_id == local.root_id or local.closed:
-                self._attributes.update(_counts(local))
+                self._attributes.update(_close(local))
         if local.epoch == Clock.epoch:  # else the parent process has this span, and will end it
             local.sink(self)
 
@@ -231,8 +221,8 @@ class LiveSpan(ReadableSpan, otel.Span):
         self.set_status(Status(StatusCode.ERROR, _errors.describe(error)))
 
 
-def _counts(local: Local) -> dict[str, Any]:
-    """What a local root carries when it ends, and every span that ends after it."""
+def _close(local: Local) -> dict[str, Any]:
+    """The local root has ended: what it carries, and every span that ends after it. Called under the lock."""
     local.closed = True
     _locals.pop(local.trace_id, None)
     return {
@@ -242,7 +232,7 @@ def _counts(local: Local) -> dict[str, Any]:
     }
 
 
-def counted(local: Local, span_id: int) -> None:
+def count_started(local: Local, span_id: int) -> None:
     """Count a started span that is not a `LiveSpan`."""
     with _lock:
         local.started += 1
@@ -250,11 +240,11 @@ def counted(local: Local, span_id: int) -> None:
         local.root_id = local.root_id or span_id
 
 
-def closing(local: Local, span_id: int) -> dict[str, Any]:
+def count_ended(local: Local, span_id: int) -> dict[str, Any]:
     """Count the end of such a span; returns the attributes that it has to carry."""
     with _lock:
         local.open -= 1
-        return _counts(local) if span_id == local.root_id or local.closed else {}
+        return _close(local) if span_id == local.root_id or local.closed else {}
 
 
 class Unsampled(otel.NonRecordingSpan):
@@ -270,21 +260,21 @@ def span_context(trace_id: int, span_id: int, remote: bool = False, sampled: boo
     return SpanContext(trace_id, span_id, remote, _SAMPLED if sampled else _NOT_SAMPLED, state)
 
 
-def dropped(span: LiveSpan) -> None:
+def count_dropped(span: LiveSpan) -> None:
     """Count a span that will not be delivered on its trace."""
     with _lock:
         span.local.dropped += 1
 
 
-def recorded(error: BaseException, trace_id: int) -> bool:
-    """Whether this trace has recorded the exception already; marks it as recorded."""
+def mark_recorded(error: BaseException, trace_id: int) -> bool:
+    """Mark an exception as recorded by a trace; False if it was marked before."""
     try:
         if getattr(error, "__assay_recorded__", None) == trace_id:
-            return True
+            return False
         error.__assay_recorded__ = trace_id  # type: ignore[attr-defined]
     except Exception:  # an exception class that allows no attributes
         pass
-    return False
+    return True
 
 
 def _of_users(frames: TracebackType | None) -> TracebackType | None:

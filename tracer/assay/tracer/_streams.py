@@ -15,7 +15,7 @@ import orjson
 
 from assay.tracer import _errors
 from assay.tracer import attributes as names
-from assay.tracer._call import Call, Spec, fail, finish, outputs, put_outputs
+from assay.tracer._call import Call, Spec, fail, finish, put_outputs, set_outputs
 from assay.tracer._context import attach, detach, get_current
 from assay.tracer._json import to_json
 from assay.tracer._run import JSON_MIME
@@ -53,7 +53,7 @@ class Stream:
             self._room -= len(item)
             self._items.append(item)
             return
-        try:
+        try:  # not `ours`: it would add a tenth to the cost of an item
             self._items.append(self._snapshot(item))
         except Exception as error:
             _errors.note("stream", error)
@@ -65,6 +65,7 @@ class Stream:
         self._room -= len(text)
         return orjson.Fragment(text)
 
+    @_errors.ours("stream")
     def end(self, closed: bool = False) -> None:
         """The iteration is over; `closed` says that the consumer stopped before the generator did."""
         if self._open:
@@ -72,39 +73,27 @@ class Stream:
             try:
                 if closed:
                     self._call.span.set_attribute(names.STREAM_CLOSED, True)
-                self._outputs()
-            except Exception as error:
-                _errors.note("stream", error)
+                self._set_outputs()
             finally:
                 self._call.span.end()
 
+    @_errors.ours("stream")
     def fail(self, error: BaseException) -> None:
         """The generator raised."""
         if self._open:
             self._open = False
             try:
-                self._outputs()
-            except Exception as ours:
-                _errors.note("stream", ours)
+                self._set_outputs()
             finally:
-                self._failed(error)
+                fail(self._call, error)
 
-    def _failed(self, error: BaseException) -> None:
-        try:
-            fail(self._call, error)
-        except Exception as ours:
-            _errors.note("stream", ours)
-
-    def result(self, value: object) -> None:
+    def finish(self, value: object) -> None:
         """A coroutine returned."""
         if self._open:
             self._open = False
-            try:
-                finish(self._spec, self._call, value)
-            except Exception as error:
-                _errors.note("stream", error)
+            finish(self._spec, self._call, value)
 
-    def _outputs(self) -> None:
+    def _set_outputs(self) -> None:
         known = getattr(self._call.span, "attributes", None) or {}
         if self._records and self._spec.reduce is not None:
             self._reduced(self._spec.reduce)
@@ -117,7 +106,7 @@ class Stream:
         except Exception as error:
             _errors.user("reduce", error)
             value = f"[reduce raised {_errors.describe(error)}]"
-        outputs(self._spec, self._call, value)
+        set_outputs(self._spec, self._call, value)
 
     def _listed(self) -> str:
         missing = self._seen - len(self._items)
@@ -145,8 +134,7 @@ def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any
             try:
                 action, argument = inner.send, (yield item)
             except GeneratorExit:
-                _close(inner, stream)
-                raise
+                return _close(inner, stream)
             except BaseException as error:
                 action, argument = inner.throw, error
     except StopIteration as stop:  # of the inner generator: what the consumer throws is caught above
@@ -159,13 +147,15 @@ def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any
         raise
 
 
-def _close(inner: Generator[Any, Any, Any], stream: Stream) -> None:
+def _close(inner: Any, stream: Stream) -> Any:
+    """Close a generator; gives what it returned, as `close()` does since Python 3.13."""
     token = attach(stream.inside)
     try:
-        inner.close()
+        returned = inner.close()
     finally:
         detach(token)
     stream.end(closed=True)
+    return returned
 
 
 async def _async_generator(inner: AsyncGenerator[Any, Any], stream: Stream) -> AsyncGenerator[Any, Any]:
@@ -213,5 +203,5 @@ async def _coroutine(inner: Coroutine[Any, Any, Any], stream: Stream) -> Any:
         stream.fail(error)
         raise
     detach(token)
-    stream.result(value)
+    stream.finish(value)
     return value

@@ -24,12 +24,12 @@ _HAS_REMOTE, _IS_REMOTE = 0x100, 0x200  # SpanFlags: the remote bit is known; th
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    digits = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        digits.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    digits.append(value)
+    return bytes(digits)
 
 
 _SMALL = [_varint(i) for i in range(4096)]
@@ -69,11 +69,11 @@ def _any(value: Any) -> bytes:
 
 
 def _attributes(tag: bytes, attributes: Mapping[str, Any] | None) -> list[bytes]:
-    found = []
+    fields = []
     for key, value in (attributes or {}).items():
         pair = _key(key) + _field(b"\x12", _any(value))
-        found.append(tag + _size(len(pair)) + pair)
-    return found
+        fields.append(tag + _size(len(pair)) + pair)
+    return fields
 
 
 def _ids(span: ReadableSpan) -> list[bytes]:
@@ -141,10 +141,10 @@ def encode(spans: Iterable[ReadableSpan]) -> bytes:
 
 
 def _resource_spans(resource: Resource, scopes: dict[int, tuple[InstrumentationScope | None, list[bytes]]]) -> bytes:
-    found = [_field(b"\x0a", _resource(resource))]
+    fields = [_field(b"\x0a", _resource(resource))]
     for scope, spans in scopes.values():
         schema = _field(b"\x1a", _utf8(scope.schema_url)) if scope is not None and scope.schema_url else b""
-        found.append(_field(b"\x12", _field(b"\x0a", _scope(scope)) + b"".join(spans) + schema))
+        fields.append(_field(b"\x12", _field(b"\x0a", _scope(scope)) + b"".join(spans) + schema))
     if resource.schema_url:
-        found.append(_field(b"\x1a", _utf8(resource.schema_url)))
-    return b"".join(found)
+        fields.append(_field(b"\x1a", _utf8(resource.schema_url)))
+    return b"".join(fields)

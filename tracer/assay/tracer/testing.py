@@ -58,9 +58,9 @@ class Spans(Delivery):
 
     def one(self, name: str) -> ReadableSpan:
         """The one span of that name. Raises `AssertionError` if there is none, or several."""
-        found = [span for span in self.spans if span.name == name]
-        assert len(found) == 1, f"{len(found)} spans are named {name!r}, there are {self.names()!r}"
-        return found[0]
+        named = [span for span in self.spans if span.name == name]
+        assert len(named) == 1, f"{len(named)} spans are named {name!r}, there are {self.names()!r}"
+        return named[0]
 
     def inputs(self, name: str) -> Any:
         """What the one span of that name has as inputs, decoded."""

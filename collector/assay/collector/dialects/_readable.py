@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._read import read
 from assay.collector.records import JSON, Event, Link, Run
-from assay.tracer._span import LiveSpan
+from assay.tracer.spans import LiveSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

@@ -26,7 +26,7 @@ from assay.evaluators.engine._tally import Tally
 from assay.evaluators.engine._task import Task
 from assay.evaluators.engine._write import Spool
 from assay.evaluators.protocol._evaluator import Evaluator
-from assay.tracer._runtime import current as tracing
+from assay.tracer.spans import current as tracing
 
 Where: TypeAlias = "Store | str | PathLike[str] | None"
 

@@ -24,8 +24,8 @@ from assay.evaluators.engine._notes import feedback_of_run
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._task import Task, joined
 from assay.tracer import attributes as names
-from assay.tracer._json import to_json
 from assay.tracer.capture import Captured, capture
+from assay.tracer.spans import to_json
 
 Wait = Callable[[Awaitable[Any]], Any]
 FIRST_PAUSE = 0.25  # seconds before the first retry; doubles

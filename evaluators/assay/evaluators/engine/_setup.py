@@ -15,7 +15,7 @@ from assay.collector.records import JSON, Experiment
 from assay.evaluators.engine._code import code_of
 from assay.evaluators.engine._task import Task
 from assay.evaluators.protocol._evaluator import Evaluator
-from assay.tracer._runtime import SCOPE
+from assay.tracer.spans import SCOPE
 
 # What must be the same for a run to count as done, with the task's code and what the caller gave as metadata. Anything
 # else may change between an interruption and `resume`: concurrency, timeout, retries, the commit, installed packages.

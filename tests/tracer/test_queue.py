@@ -1,0 +1,90 @@
+"""The queue: bounded in items and bytes, and what is least needed goes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from assay.tracer._encode import FeedbackEvent
+from assay.tracer._queue import Queue
+from assay.tracer._span import LiveSpan, Local, span_context
+
+LOCAL = Local(1, lambda span: None, Resource({}))
+
+
+def made(name: str, rank: str, text: str = "") -> LiveSpan:
+    local = Local(1, lambda span: None, Resource({})) if rank == "root" else LOCAL
+    LOCAL.root_id = 1
+    span = LiveSpan(name, local, 0, {"text": text, "number": 5}, InstrumentationScope("t"))
+    span.has_children = rank == "inner"
+    return span
+
+
+def event() -> FeedbackEvent:
+    return FeedbackEvent(1, 2, 3, {"comment": "c"})
+
+
+def names(queue: Queue) -> list[Any]:
+    return [getattr(item, "name", item) for item in queue.take()]
+
+
+def test_roots_and_feedback_come_first_then_inner_spans_then_leaves() -> None:
+    queue, feedback = Queue(), event()
+    items = [made("leaf", "leaf"), made("inner", "inner"), made("root", "root"), feedback, made("leaf 2", "leaf")]
+    assert [queue.put(item) for item in items] == [1, 2, 3, 4, 5]
+    assert len(queue) == 5
+    assert names(queue) == ["root", feedback, "inner", "leaf", "leaf 2"]
+
+
+def test_spans_of_others_are_roots_or_inner() -> None:
+    queue, context = Queue(), span_context(1, 2)
+    for name, parent in (("child", context), ("root", None)):
+        queue.put(ReadableSpan(name, context, parent))
+    queue.put(made("leaf", "leaf"))
+    assert names(queue) == ["root", "child", "leaf"]
+
+
+def test_the_newest_of_the_lowest_rank_goes() -> None:
+    queue, dropped = Queue(max_items=3), LOCAL.dropped
+    for name, rank in (("a", "leaf"), ("b", "leaf"), ("c", "root"), ("d", "inner"), ("e", "root"), ("f", "root")):
+        queue.put(made(name, rank))
+    assert names(queue) == ["c", "e", "f"]
+    assert (queue.dropped, LOCAL.dropped - dropped) == ({"queue_full": 3}, 3)
+
+
+def test_what_fits_exactly_is_kept() -> None:
+    queue = Queue(max_items=2, max_bytes=1020)  # 500 bytes and its text each
+    assert [queue.put(made(name, "leaf", "x" * 10)) for name in "ab"] == [1, 2]
+    assert queue.dropped == {}
+
+
+@pytest.mark.parametrize("text", ["x" * 11, "x" * 600])
+def test_one_byte_too_many_costs_one_span(text: str) -> None:
+    queue = Queue(max_items=9, max_bytes=1020)
+    queue.put(made("a", "leaf", "x" * 10))
+    assert queue.put(made("b", "leaf", text)) == 1
+    assert names(queue) == ["a"]
+
+
+def test_what_was_taken_counts_no_more() -> None:
+    queue = Queue(max_items=2, max_bytes=1100)
+    for _ in range(3):
+        assert [queue.put(made(name, "leaf", "x")) for name in "ab"] == [1, 2]
+        assert (names(queue), len(queue)) == (["a", "b"], 0)
+    assert queue.dropped == {}
+
+
+def test_what_was_dropped_counts_no_more() -> None:
+    queue = Queue(max_items=9, max_bytes=1100)
+    queue.put(made("big", "leaf", "x" * 2000))
+    assert [queue.put(made(name, "leaf", "x")) for name in "ab"] == [1, 2]
+
+
+def test_the_weight_of_a_span_is_its_text() -> None:
+    queue, span = Queue(), made("a", "leaf", "x" * 70)
+    queue.put(span)
+    assert span.weight == 570
