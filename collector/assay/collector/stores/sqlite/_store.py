@@ -94,6 +94,11 @@ class SQLiteStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def where(self) -> str:
+        """The path of the file, as it was given."""
+        return self.path
+
     def announce(self, url: str | None) -> None:
         """Say beside the file where this process can be reached; `connect()` in others reads it there."""
         self._lock.announce(url)
