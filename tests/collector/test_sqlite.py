@@ -18,8 +18,8 @@ import pytest
 import zstandard
 
 from assay.collector.errors import NotFound, Refused, Unavailable
-from assay.collector.filters import Filter
 from assay.collector.records import Retention, Usage
+from assay.collector.stores._both import Gone
 from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
@@ -60,8 +60,10 @@ def test_closing_twice_is_harmless_and_writing_afterwards_is_refused(file: Path)
     store = SQLiteStore(file)
     store.close()
     store.close()
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(Refused, match="closed"):
         store.append([run()])
+    with pytest.raises(Refused, match="closed"):
+        store.traces()
 
 
 def test_what_is_queued_is_written_before_closing(file: Path) -> None:
@@ -390,14 +392,15 @@ def test_a_deleted_traces_words_leave_no_trace_in_the_file(store: SQLiteStore, f
 
 
 def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLiteStore) -> None:
-    store.append([run("gone", inputs="secret")])
+    store.append([gone := run("gone", inputs="secret")])
+    file = store._behind._file
 
-    def delete_slowly(_: sqlite3.Connection) -> int:
-        gone = _delete.some(store._own, store._appender, Filter(name="gone"), store._disturbed, set())
-        eventually(lambda: store._writer.depth > 0, True)  # its words were read meanwhile, and shall be written next
-        return gone
+    def delete_slowly(db: sqlite3.Connection) -> int:
+        count, _ = _delete.remove(file.appender, Gone([gone.trace_id]), db)
+        eventually(lambda: file.writer.depth > 0, True)  # its words were read meanwhile, and shall be written next
+        return count
 
-    assert store._writer.call(delete_slowly) == 1
+    assert file.write(delete_slowly) == 1
     store.append([run()])
     assert eventually(lambda: store.health()["text_index_waiting_traces"], 0)
     assert store.check() == []

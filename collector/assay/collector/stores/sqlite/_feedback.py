@@ -13,34 +13,14 @@ from typing import Any
 
 from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Feedback, Target, changed
-from assay.collector.stores.sqlite._append import Appender, find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._append import Appender
+from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._values import clean, dumps, loads
 
 COLUMNS = (
-    "id",
-    "trace",
-    "trace_id",
-    "span_id",
-    "document",
-    "session_id",
-    "experiment_id",
-    "key",
-    "score",
-    "is_bool",
-    "label",
-    "comment",
-    "outcome",
-    "error",
-    "source",
-    "author",
-    "evaluator",
-    "version",
-    "rule",
-    "judge_trace_id",
-    "metadata",
-    "created_ns",
-    "standing",
-)
+    "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
+    " author evaluator version rule judge_trace_id metadata created_ns standing"
+).split()
 SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
 
 
