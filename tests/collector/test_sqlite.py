@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from assay.collector.errors import NotFound, Refused, Unavailable
-from assay.collector.records import Retention, Usage
+from assay.collector.records import Feedback, Retention, Target, Usage
 from assay.collector.stores._both import Gone
 from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
 from collector import version_1
@@ -37,6 +37,50 @@ def file(tmp_path: Path) -> Path:
 def store(file: Path) -> Iterator[SQLiteStore]:
     with SQLiteStore(file) as made:
         yield made
+
+
+# the standing of feedback: what lists, filters and aggregates count
+
+
+def standing(file: Path) -> dict[str, int]:
+    """Standing of all feedback, by its comment."""
+    with closing(sqlite3.connect(file)) as db:
+        return dict(db.execute("SELECT comment, standing FROM feedback ORDER BY comment"))
+
+
+def of_version(n: int, target: Target, **fields: object) -> Feedback:
+    given = {"key": "k", "score": n / 10, "comment": str(n), "evaluator": "k", "version": str(n), "created_ns": n}
+    return Feedback(target=target, **{**given, **fields})  # type: ignore[arg-type]
+
+
+OTHERS = [Target(experiment_id="e"), Target(session_id="s"), Target(trace_id="1" * 32, span_id="2" * 16, document=0)]
+
+
+@pytest.mark.parametrize("target", OTHERS, ids=["experiment", "session", "document"])
+def test_what_deleted_feedback_stood_in_front_of_takes_its_place(
+    store: SQLiteStore, file: Path, target: Target
+) -> None:
+    made = [of_version(n, target) for n in (1, 2, 3)]
+    store.add_feedback(made)
+    assert standing(file) == {"1": 0, "2": 0, "3": 1}
+    store.delete_feedback([made[2].id])
+    assert standing(file) == {"1": 0, "2": 1}
+
+
+@pytest.mark.parametrize("target", [*OTHERS, Target(trace_id="1" * 32)])
+def test_feedback_that_moves_to_another_key_leaves_its_place_to_the_one_before(
+    store: SQLiteStore, file: Path, target: Target
+) -> None:
+    store.add_feedback([of_version(1, target), of_version(2, target, id="mine")])
+    store.add_feedback([of_version(2, target, id="mine", key="other")])
+    first, second = standing(file).values()
+    assert first == second > 0
+
+
+def test_rules_under_one_key_do_not_hide_each_other(store: SQLiteStore, file: Path) -> None:
+    on = Target(trace_id="1" * 32)
+    store.add_feedback([of_version(1, on, rule="a"), of_version(2, on, rule="b"), of_version(3, on, rule="b")])
+    assert standing(file) == {"1": 1, "2": 0, "3": 2}
 
 
 # the lock
