@@ -34,6 +34,17 @@ class TraceStore(Protocol):
         Raises `Unavailable` when the store cannot keep them now; then none of them is acknowledged.
         """
 
+    def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
+        """Fill in what is said of a run after it was stored, as content that a log record brings; False if it is away.
+
+        `fields` are inputs, outputs, documents, model, usage, cost, session_id, user_id or tags, which are set, and
+        metadata and attributes, which are merged key by key; as records or as JSON. Durable when it returns; roll-up,
+        text index, known values and filters follow. The run sent again as it was does not undo this; a later or fuller
+        one keeps what was amended, but for the fields that it brings itself. Raises `Refused` for any other field, or
+        a value that it cannot have.
+        """
+        ...
+
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         """Keep feedback; returns only when it is durable. The same id overwrites. The target need not have arrived."""
 
