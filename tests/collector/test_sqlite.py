@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -11,14 +12,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from assay.collector.errors import NotFound, Refused, Unavailable
-from assay.collector.records import Feedback, Retention, Target, Usage
+from assay.collector.records import (
+    Example,
+    Experiment,
+    Feedback,
+    Key,
+    QueueItem,
+    Retention,
+    Rule,
+    Target,
+    Usage,
+)
 from assay.collector.stores._both import Gone
 from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
 from collector import version_1
@@ -179,6 +190,44 @@ def test_a_file_of_version_1_goes_on(file: Path) -> None:
         store.append([run("late", trace_id=version_1.TRACE, parent_id="2" * 16, start_ns=6, end_ns=12)])
         [summary] = store.traces()
         assert (summary.span_count, summary.duration_ns, summary.input_tokens) == (2, 7, 3)
+
+
+RECORDS = {
+    "examples": (lambda store: store.examples("d"), Example(inputs="q", id="e1")),
+    "experiments": (lambda store: store.experiments(), Experiment(id="e1", name="n", dataset="d")),
+    "rules": (lambda store: store.rules(), Rule(name="r", version="1", evaluators=())),
+    "keys": (lambda store: store.keys(), Key(id="k", name="ci", sha256="0")),
+    "queue": (lambda store: store.queue("q"), QueueItem(queue="q", target=Target(trace_id="1" * 32), id="i")),
+}
+
+
+def save_one_of_each(store: SQLiteStore) -> None:
+    store.save_examples("d", [RECORDS["examples"][1]])
+    store.save_experiment(RECORDS["experiments"][1])
+    store.save_rule(RECORDS["rules"][1])
+    store.save_key(RECORDS["keys"][1])
+    store.enqueue([RECORDS["queue"][1]])
+
+
+@pytest.mark.parametrize("table", RECORDS)
+def test_a_record_of_an_older_or_newer_assay_is_read(store: SQLiteStore, file: Path, table: str) -> None:
+    read, record = RECORDS[table]
+    save_one_of_each(store)
+    needed = [one.name for one in fields(record) if one.default is one.default_factory is MISSING] + ["id"]
+    kept = {name: value for name, value in asdict(record).items() if name in needed}
+    with closing(sqlite3.connect(file)) as db:
+        db.execute(f"UPDATE {table} SET data = ?", (json.dumps({**kept, "not_yet_invented": 1}),))
+        db.commit()
+    [found] = read(store)
+    whole = type(record)(**{name: getattr(record, name) for name in kept})
+    times = {name: getattr(whole, name) for name in ("created_ns", "started_ns") if hasattr(whole, name)}
+    assert replace(found, **times) == whole
+
+
+def test_what_could_not_be_read_again_is_refused_when_it_is_saved(store: SQLiteStore) -> None:
+    with pytest.raises(Refused, match=r"Experiment.*cannot be kept.*evaluators"):
+        store.save_experiment(Experiment(id="e", name="n", dataset="d", evaluators=("exact",)))  # type: ignore[arg-type]
+    assert store.experiments() == []
 
 
 # crashes and full disks

@@ -28,15 +28,17 @@ def connect(where: str | os.PathLike[str] | None = None) -> Store:
     Without `where`: ASSAY_URL, else a collector that answers on port 4318 of this machine, else `./assay.db`. A file
     that another process is writing is reached through that process, if it serves. Raises `Refused`.
     """
-    place = os.fspath(where) if where is not None else default()
-    if place.startswith(("http://", "https://")):
-        return _client(place)
-    if "://" in place:
-        raise Refused(f"{place!r}: only http://, https:// and paths of SQLite files are known")
-    return _file(Path(place))
+    place = os.fspath(where) if where is not None else default_place()
+    scheme, divided, _ = place.partition("://")
+    if not divided:
+        return _file(Path(place))
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise Refused(f"{place!r}: only {known} and paths of SQLite files are known")
+    return SCHEMES[scheme](place)
 
 
-def default() -> str:
+def default_place() -> str:
     """Where things go when nobody says: ASSAY_URL, else a live collector on port 4318, else `assay.db` here."""
     if given := os.environ.get("ASSAY_URL"):
         return given
@@ -52,6 +54,10 @@ def _client(url: str) -> HTTPStore:
     from assay.collector.client import HTTPStore
 
     return HTTPStore(url, os.environ.get("ASSAY_API_KEY"))
+
+
+# What opens an address, by the scheme before `://`; each imports its store only when it is asked
+SCHEMES: Mapping[str, Callable[[str], Store]] = {"http": _client, "https": _client}
 
 
 def _file(path: Path) -> Store:
