@@ -231,3 +231,9 @@ def test_what_waits_in_a_queue_is_not_put_in_twice(store: Store) -> None:
     assert (store.queue("review"), store.queues()) == ([], {"review": 0})
     assert store.queue("review", status=None)[0].assignee == "ann"
     assert not store.resolve("unknown", "done")
+
+
+@pytest.mark.parametrize("verb", ["queue", "decisions"])
+def test_a_word_that_cannot_be_is_refused_not_found_nowhere(store: Store, verb: str) -> None:
+    with pytest.raises(Refused, match="'wating'"):
+        store.queue("review", status="wating") if verb == "queue" else store.decisions(verdict="wating")

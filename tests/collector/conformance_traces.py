@@ -17,6 +17,7 @@ from assay.collector.records import (
     Experiment,
     Feedback,
     Link,
+    QueueItem,
     Retention,
     Run,
     Target,
@@ -192,6 +193,106 @@ def test_foreign_traces_are_complete_after_a_quiet_period_only(store: Store) -> 
     assert not store.traces().items[0].complete
 
 
+# what is said later
+
+
+def test_what_comes_later_is_filled_in(store: Store) -> None:
+    store.append([bare := run("chat", kind="llm", metadata={"a": 1, "b": 1}, attributes={"x": 1})])
+    later = {
+        "inputs": {"q": "where?"},
+        "outputs": "here",
+        "documents": [Document("text", "d1", 0.5, {"page": 1})],
+        "usage": Usage(3, 4),
+        "cost": 0.5,
+        "metadata": {"b": 2, "c": 2},
+        "attributes": {"y": 2},
+        "model": "m",
+        "session_id": "s",
+        "user_id": "u",
+        "tags": ["t"],
+    }
+    assert store.amend(bare.trace_id, bare.span_id, later)
+    merged = {"metadata": {"a": 1, "b": 2, "c": 2}, "attributes": {"x": 1, "y": 2}}
+    wanted = {**later, **merged, "documents": tuple(later["documents"]), "tags": ("t",)}
+    assert store.trace(bare.trace_id).runs == (replace(bare, **wanted),)
+
+
+def test_lists_filters_and_menus_follow_what_was_amended(store: Store) -> None:
+    store.append([root := run(), call := child(root, kind="llm")])
+    fields = {"model": "m", "usage": {"input_tokens": 3, "output_tokens": 4}, "cost": 0.5, "tags": ["t"]}
+    assert store.amend(root.trace_id, call.span_id, fields)
+    assert store.amend(root.trace_id, root.span_id, {"session_id": "s", "metadata": {"tenant": "t1"}})
+    [summary] = store.traces(model="m", session="s", tags="t", tokens=7, metadata={"tenant": "t1"}).items
+    assert (summary.input_tokens, summary.cost, summary.tags, summary.session_id) == (3, 0.5, ("t",), "s")
+    assert (store.values("model"), store.values("tag"), store.values("session")) == (["m"], ["t"], ["s"])
+
+
+def test_words_follow_what_was_amended(store: Store) -> None:
+    store.append([root := run(outputs="provisional")])
+    assert eventually(lambda: len(store.traces(text="provisional")), 1)
+    store.amend(root.trace_id, root.span_id, {"outputs": "final words"})
+    assert eventually(lambda: len(store.traces(text="final")), 1)
+    assert (len(store.traces(text="provisional")), store.traces().items[0].outputs) == (0, "final words")
+
+
+@pytest.mark.parametrize("fields", [{"outputs": "here"}, {"model": "m"}, {"cost": 0.5}, {"outputs": ""}], ids=str)
+def test_the_same_run_sent_again_does_not_undo_what_was_amended(store: Store, fields: dict[str, Any]) -> None:
+    store.append([root := run(inputs="where?", outputs="a long provisional answer")])
+    store.amend(root.trace_id, root.span_id, fields)
+    store.append([root])
+    store.append([replace(root, end_ns=root.end_ns - 1, outputs="an older and longer provisional answer")])
+    assert store.trace(root.trace_id).root == replace(root, **fields)
+
+
+def test_a_later_run_keeps_what_was_amended_but_for_what_it_brings(store: Store) -> None:
+    store.append([started := run(status="unset", metadata={"a": 1})])
+    fields = {"inputs": "where?", "outputs": "here", "metadata": {"a": 2, "b": 2}, "tags": ("t",)}
+    store.amend(started.trace_id, started.span_id, fields)
+    ended = replace(started, end_ns=started.end_ns + 1, status="ok", outputs="there", metadata={"a": 3})
+    store.append([ended])
+    wanted = replace(ended, inputs="where?", metadata={"a": 3, "b": 2}, tags=("t",))
+    assert store.trace(started.trace_id).root == wanted
+    store.append([ended, started])
+    assert store.trace(started.trace_id).root == wanted
+
+
+def test_a_fuller_run_wins_over_the_one_that_was_sent_however_much_was_amended(store: Store) -> None:
+    store.append([root := run(inputs="where?")])
+    store.amend(root.trace_id, root.span_id, {"outputs": "a very long answer " * 10})
+    store.append([fuller := replace(root, inputs="where is it?")])
+    assert store.trace(root.trace_id).root == replace(fuller, outputs="a very long answer " * 10)
+
+
+def test_amending_twice_adds_up(store: Store) -> None:
+    store.append([root := run()])
+    for fields in ({"outputs": "a", "metadata": {"a": 1, "b": 1}}, {"inputs": "q", "metadata": {"b": 2}}):
+        assert store.amend(root.trace_id, root.span_id, fields)
+    store.append([ended := replace(root, end_ns=root.end_ns + 1)])
+    assert store.trace(root.trace_id).root == replace(ended, inputs="q", outputs="a", metadata={"a": 1, "b": 2})
+    assert store.count()["spans"] == 1
+
+
+def test_a_run_that_is_not_there_cannot_be_amended(store: Store) -> None:
+    store.append([root := run()])
+    store.feedback("f" * 32, "good", 1)
+    assert not store.amend(root.trace_id, "f" * 16, {"outputs": "a"})
+    assert not store.amend("f" * 32, root.span_id, {"outputs": "a"})
+    assert not store.amend("e" * 32, root.span_id, {"outputs": "a"})
+    assert store.count()["traces"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [({"inptus": 1}, "did you mean 'inputs'"), ({"start_ns": 1}, "'start_ns'"), ({"cost": "much"}, "'cost'.*'much'")],
+    ids=["typo", "fixed", "value"],
+)
+def test_what_a_run_cannot_be_amended_with_is_refused(store: Store, fields: dict[str, Any], told: str) -> None:
+    store.append([root := run()])
+    with pytest.raises(Refused, match=told):
+        store.amend(root.trace_id, root.span_id, fields)
+    assert store.trace(root.trace_id).root == root
+
+
 # lists
 
 
@@ -286,6 +387,23 @@ def test_filters(store: Store, conditions: dict[str, Any], passes: bool) -> None
         ]
     )
     assert len(store.traces(**conditions)) == passes
+
+
+@pytest.mark.parametrize("verb", ["traces", "feedbacks", "sessions", "aggregate", "delete"])
+def test_an_impossible_status_is_refused_wherever_it_is_asked_for(store: Store, verb: str) -> None:
+    store.append([run()])
+    with pytest.raises(ValueError, match=r"one of unset, ok, error, not 'eror'"):
+        getattr(store, verb)(status="eror")
+    assert store.count()["traces"] == 1
+
+
+def test_a_status_that_nobody_set_can_be_asked_for(store: Store) -> None:
+    store.append([run("ok"), run("unset", status="unset"), run("error", status="error", error="E")])
+    assert [names(store.traces(status=word)) for word in ("unset", "ok", "error")] == [
+        ["unset"],
+        ["unset", "ok"],
+        ["error"],
+    ]
 
 
 def test_an_unknown_condition_is_refused(store: Store) -> None:
@@ -533,6 +651,48 @@ def test_a_text_without_a_word_deletes_nothing(store: Store, text: str) -> None:
     with pytest.raises(Refused, match="holds no word"):
         store.delete(text=text)
     assert store.count()["traces"] == 1
+
+
+def test_an_error_without_a_word_deletes_nothing(store: Store) -> None:
+    store.append([run(status="error", error="E")])
+    with pytest.raises(Refused, match="holds no word"):
+        store.delete(error=" ")
+    assert store.count()["traces"] == 1
+
+
+def test_an_experiment_without_an_id_deletes_nothing(store: Store) -> None:
+    store.append([run()])
+    with pytest.raises(Refused):
+        store.delete_experiment("")
+    assert store.count()["traces"] == 1
+
+
+def test_items_of_queues_go_with_their_traces_and_with_the_last_of_a_session(store: Store) -> None:
+    store.append([first := run(session_id="s"), last := run(session_id="s")])
+    targets = [Target(trace_id=first.trace_id), Target(session_id="s"), Target(session_id="other")]
+    store.enqueue([QueueItem(queue="q", target=target, created_ns=n) for n, target in enumerate(targets)])
+    store.delete(trace_ids=(first.trace_id,))
+    assert [item.target for item in store.queue("q")] == targets[1:]
+    store.delete(trace_ids=(last.trace_id,))
+    assert [item.target for item in store.queue("q")] == targets[2:]
+
+
+def test_a_dataset_is_asked_for_like_any_condition(store: Store) -> None:
+    store.append([run(n, experiment_id=n, session_id=n) for n in "abc"])
+    for id, dataset in zip("abc", ("d", "d", "other"), strict=True):
+        store.save_experiment(Experiment(id=id, name=id, dataset=dataset))
+        store.feedback(store.traces(name=id).items[0].trace_id, id, 1)
+    assert names(store.traces(dataset="d")) == ["b", "a"]
+    assert names(store.traces(dataset="d", experiments=("b", "c"))) == ["b"]
+    assert names(store.traces(dataset="none")) == []
+    assert (
+        {f.key for f in store.feedbacks(dataset="d")}
+        == {one.session_id for one in store.sessions(dataset="d")}
+        == {"a", "b"}
+    )
+    assert store.aggregate(dataset="d")[0].traces == 2
+    assert store.delete(dataset="d") == 2
+    assert names(store.traces()) == ["c"]
 
 
 def test_deleting_many(store: Store) -> None:

@@ -13,6 +13,7 @@ from assay.collector.errors import NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
 from assay.collector.querystring import to_filter, to_items
 from assay.collector.server import Server
+from assay.collector.stores import Serving
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 
@@ -107,3 +108,13 @@ def test_a_file_that_nobody_serves_says_how_to_share_it(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with SQLiteStore(path), pytest.raises(Refused, match=r"which does not serve it; wait .* `assay serve --store"):
         SQLiteStore(path)
+
+
+def test_what_this_process_holds_can_be_served_and_what_it_reaches_cannot(tmp_path: Path) -> None:
+    store, away = connect(tmp_path / "a.db"), HTTPStore("http://127.0.0.1:9")
+    assert isinstance(store, Serving)
+    assert not isinstance(away, Serving)
+    assert (store.where, away.where) == (str(tmp_path / "a.db"), "http://127.0.0.1:9")
+    store.append_async([run()]).result(10)
+    assert store.health()["writable"]
+    store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -11,15 +12,25 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from assay.collector.errors import NotFound, Refused, Unavailable
-from assay.collector.filters import Filter
-from assay.collector.records import Retention, Usage
+from assay.collector.records import (
+    Example,
+    Experiment,
+    Feedback,
+    Key,
+    QueueItem,
+    Retention,
+    Rule,
+    Target,
+    Usage,
+)
+from assay.collector.stores._both import Gone
 from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
@@ -37,6 +48,50 @@ def file(tmp_path: Path) -> Path:
 def store(file: Path) -> Iterator[SQLiteStore]:
     with SQLiteStore(file) as made:
         yield made
+
+
+# the standing of feedback: what lists, filters and aggregates count
+
+
+def standing(file: Path) -> dict[str, int]:
+    """Standing of all feedback, by its comment."""
+    with closing(sqlite3.connect(file)) as db:
+        return dict(db.execute("SELECT comment, standing FROM feedback ORDER BY comment"))
+
+
+def of_version(n: int, target: Target, **fields: object) -> Feedback:
+    given = {"key": "k", "score": n / 10, "comment": str(n), "evaluator": "k", "version": str(n), "created_ns": n}
+    return Feedback(target=target, **{**given, **fields})  # type: ignore[arg-type]
+
+
+OTHERS = [Target(experiment_id="e"), Target(session_id="s"), Target(trace_id="1" * 32, span_id="2" * 16, document=0)]
+
+
+@pytest.mark.parametrize("target", OTHERS, ids=["experiment", "session", "document"])
+def test_what_deleted_feedback_stood_in_front_of_takes_its_place(
+    store: SQLiteStore, file: Path, target: Target
+) -> None:
+    made = [of_version(n, target) for n in (1, 2, 3)]
+    store.add_feedback(made)
+    assert standing(file) == {"1": 0, "2": 0, "3": 1}
+    store.delete_feedback([made[2].id])
+    assert standing(file) == {"1": 0, "2": 1}
+
+
+@pytest.mark.parametrize("target", [*OTHERS, Target(trace_id="1" * 32)])
+def test_feedback_that_moves_to_another_key_leaves_its_place_to_the_one_before(
+    store: SQLiteStore, file: Path, target: Target
+) -> None:
+    store.add_feedback([of_version(1, target), of_version(2, target, id="mine")])
+    store.add_feedback([of_version(2, target, id="mine", key="other")])
+    first, second = standing(file).values()
+    assert first == second > 0
+
+
+def test_rules_under_one_key_do_not_hide_each_other(store: SQLiteStore, file: Path) -> None:
+    on = Target(trace_id="1" * 32)
+    store.add_feedback([of_version(1, on, rule="a"), of_version(2, on, rule="b"), of_version(3, on, rule="b")])
+    assert standing(file) == {"1": 1, "2": 0, "3": 2}
 
 
 # the lock
@@ -60,8 +115,10 @@ def test_closing_twice_is_harmless_and_writing_afterwards_is_refused(file: Path)
     store = SQLiteStore(file)
     store.close()
     store.close()
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(Refused, match="closed"):
         store.append([run()])
+    with pytest.raises(Refused, match="closed"):
+        store.traces()
 
 
 def test_what_is_queued_is_written_before_closing(file: Path) -> None:
@@ -133,6 +190,44 @@ def test_a_file_of_version_1_goes_on(file: Path) -> None:
         store.append([run("late", trace_id=version_1.TRACE, parent_id="2" * 16, start_ns=6, end_ns=12)])
         [summary] = store.traces()
         assert (summary.span_count, summary.duration_ns, summary.input_tokens) == (2, 7, 3)
+
+
+RECORDS = {
+    "examples": (lambda store: store.examples("d"), Example(inputs="q", id="e1")),
+    "experiments": (lambda store: store.experiments(), Experiment(id="e1", name="n", dataset="d")),
+    "rules": (lambda store: store.rules(), Rule(name="r", version="1", evaluators=())),
+    "keys": (lambda store: store.keys(), Key(id="k", name="ci", sha256="0")),
+    "queue": (lambda store: store.queue("q"), QueueItem(queue="q", target=Target(trace_id="1" * 32), id="i")),
+}
+
+
+def save_one_of_each(store: SQLiteStore) -> None:
+    store.save_examples("d", [RECORDS["examples"][1]])
+    store.save_experiment(RECORDS["experiments"][1])
+    store.save_rule(RECORDS["rules"][1])
+    store.save_key(RECORDS["keys"][1])
+    store.enqueue([RECORDS["queue"][1]])
+
+
+@pytest.mark.parametrize("table", RECORDS)
+def test_a_record_of_an_older_or_newer_assay_is_read(store: SQLiteStore, file: Path, table: str) -> None:
+    read, record = RECORDS[table]
+    save_one_of_each(store)
+    needed = [one.name for one in fields(record) if one.default is one.default_factory is MISSING] + ["id"]
+    kept = {name: value for name, value in asdict(record).items() if name in needed}
+    with closing(sqlite3.connect(file)) as db:
+        db.execute(f"UPDATE {table} SET data = ?", (json.dumps({**kept, "not_yet_invented": 1}),))
+        db.commit()
+    [found] = read(store)
+    whole = type(record)(**{name: getattr(record, name) for name in kept})
+    times = {name: getattr(whole, name) for name in ("created_ns", "started_ns") if hasattr(whole, name)}
+    assert replace(found, **times) == whole
+
+
+def test_what_could_not_be_read_again_is_refused_when_it_is_saved(store: SQLiteStore) -> None:
+    with pytest.raises(Refused, match=r"Experiment.*cannot be kept.*evaluators"):
+        store.save_experiment(Experiment(id="e", name="n", dataset="d", evaluators=("exact",)))  # type: ignore[arg-type]
+    assert store.experiments() == []
 
 
 # crashes and full disks
@@ -390,14 +485,15 @@ def test_a_deleted_traces_words_leave_no_trace_in_the_file(store: SQLiteStore, f
 
 
 def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLiteStore) -> None:
-    store.append([run("gone", inputs="secret")])
+    store.append([gone := run("gone", inputs="secret")])
+    file = store._behind._file
 
-    def delete_slowly(_: sqlite3.Connection) -> int:
-        gone = _delete.some(store._own, store._appender, Filter(name="gone"), store._disturbed, set())
-        eventually(lambda: store._writer.depth > 0, True)  # its words were read meanwhile, and shall be written next
-        return gone
+    def delete_slowly(db: sqlite3.Connection) -> int:
+        count, _ = _delete.remove(file.appender, Gone([gone.trace_id]), db)
+        eventually(lambda: file.writer.depth > 0, True)  # its words were read meanwhile, and shall be written next
+        return count
 
-    assert store._writer.call(delete_slowly) == 1
+    assert file.write(delete_slowly) == 1
     store.append([run()])
     assert eventually(lambda: store.health()["text_index_waiting_traces"], 0)
     assert store.check() == []

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from assay.collector import connect, describe
-from assay.collector._connect import default
+from assay.collector import connect, default_place, describe
 from assay.collector.errors import Refused, StoreError
 from assay.collector.filters import Filter
 from assay.collector.querystring import pair, to_filter
@@ -55,7 +54,7 @@ def failing_in_one_line() -> Iterator[None]:
 @contextmanager
 def opened(where: str | None, *, make: bool = False) -> Iterator[Store]:
     """The store that a command speaks to; says on stderr which, and closes it. Only with `make` a new file is begun."""
-    place = where or default()
+    place = where or default_place()
     if not make:
         _refuse_absent(place, given=where is not None)
     store = connect(place)

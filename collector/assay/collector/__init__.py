@@ -1,6 +1,7 @@
 """Keep: records, intake of OTLP, dialects, stores, statistics, API, client, pages."""
 
+from assay.collector import errors
 from assay.collector._aio import AsyncStore, aio
-from assay.collector._connect import connect, describe
+from assay.collector._connect import connect, default_place, describe
 
-__all__ = ["AsyncStore", "aio", "connect", "describe"]
+__all__ = ["AsyncStore", "aio", "connect", "default_place", "describe", "errors"]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from assay.collector._ports import assay_at
 from assay.collector.errors import Refused
+from assay.collector.records import Run
 from assay.collector.stores import Store
 
 if TYPE_CHECKING:
     from assay.collector.client import HTTPStore
+    from assay.collector.stores.sqlite import SQLiteStore
 
 DEFAULT_URL = "http://127.0.0.1:4318"
 DEFAULT_FILE = "assay.db"
@@ -24,15 +28,17 @@ def connect(where: str | os.PathLike[str] | None = None) -> Store:
     Without `where`: ASSAY_URL, else a collector that answers on port 4318 of this machine, else `./assay.db`. A file
     that another process is writing is reached through that process, if it serves. Raises `Refused`.
     """
-    place = os.fspath(where) if where is not None else default()
-    if place.startswith(("http://", "https://")):
-        return _client(place)
-    if "://" in place:
-        raise Refused(f"{place!r}: only http://, https:// and paths of SQLite files are known")
-    return _file(Path(place))
+    place = os.fspath(where) if where is not None else default_place()
+    scheme, divided, _ = place.partition("://")
+    if not divided:
+        return _file(Path(place))
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise Refused(f"{place!r}: only {known} and paths of SQLite files are known")
+    return SCHEMES[scheme](place)
 
 
-def default() -> str:
+def default_place() -> str:
     """Where things go when nobody says: ASSAY_URL, else a live collector on port 4318, else `assay.db` here."""
     if given := os.environ.get("ASSAY_URL"):
         return given
@@ -41,7 +47,7 @@ def default() -> str:
 
 def describe(store: Store) -> str:
     """Where a store is, in words for people: its address or its path."""
-    return str(getattr(store, "url", None) or getattr(store, "path", None) or store)
+    return store.where
 
 
 def _client(url: str) -> HTTPStore:
@@ -50,15 +56,19 @@ def _client(url: str) -> HTTPStore:
     return HTTPStore(url, os.environ.get("ASSAY_API_KEY"))
 
 
+# What opens an address, by the scheme before `://`; each imports its store only when it is asked
+SCHEMES: Mapping[str, Callable[[str], Store]] = {"http": _client, "https": _client}
+
+
 def _file(path: Path) -> Store:
     from assay.collector.stores.sqlite import holder
 
     with _lock:
         if shared := _open.get(path.resolve()):
             return cast(Store, shared.handle())
-        found = holder(path)
-        if found and found.get("url"):
-            return _client(found["url"])
+        process = holder(path)
+        if process and process.get("url"):
+            return _client(process["url"])
         shared = _open[path.resolve()] = _Shared(path)
         return cast(Store, shared.handle())
 
@@ -90,10 +100,34 @@ class _Handle:
     def __init__(self, shared: _Shared) -> None:
         self._shared, self._closed = shared, False
 
-    def __getattr__(self, name: str) -> Any:
+    @property
+    def _store(self) -> SQLiteStore:
         if self._closed:
-            raise Refused(f"this connection to {self._shared.store.path!r} is closed")
-        return getattr(self._shared.store, name)
+            raise Refused(f"this connection to {self.where!r} is closed")
+        return self._shared.store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    # What `Serving` asks for stands here, because Python 3.12 looks for it past `__getattr__`
+
+    @property
+    def where(self) -> str:
+        """The path of the file."""
+        return self._shared.store.where
+
+    def announce(self, url: str | None) -> None:
+        """Say where this process can be reached."""
+        self._store.announce(url)
+
+    def health(self) -> Mapping[str, float]:
+        """Numbers for whoever watches."""
+        return self._store.health()
+
+    @property
+    def append_async(self) -> Callable[[Sequence[Run]], Future[None]]:
+        """The store's own, so that spans take no further step."""
+        return self._store.append_async
 
     def __repr__(self) -> str:
         return repr(self._shared.store)

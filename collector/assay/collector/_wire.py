@@ -28,10 +28,10 @@ def _mended(value: Any) -> Any:
 
 
 @overload
-def decode(kind: type[T], body: bytes) -> T: ...
+def decode(kind: type[T], body: bytes | str) -> T: ...
 @overload
-def decode(kind: Any, body: bytes) -> Any: ...
-def decode(kind: Any, body: bytes) -> Any:
+def decode(kind: Any, body: bytes | str) -> Any: ...
+def decode(kind: Any, body: bytes | str) -> Any:
     """What a body holds. Raises `ValueError`, saying where in the body the fault is."""
     try:
         return _decoder(kind).decode(body)

@@ -1,14 +1,40 @@
-"""What can go wrong, as exceptions of ours."""
+"""What can go wrong, as exceptions of ours: all of them have one root, so that one `except` catches them.
+
+    AssayError
+      StoreError                     a store could not do something
+        Refused                      permanent: it can never work as it was asked
+          NotFound                   what was named is not there
+        Unavailable                  may work later; says when to try again
+      ItemRefused(ValueError)        one span or log record of a request cannot be kept
+      RequestRefused                 a request to the collector is answered with an error
+      BadQuery(ValueError)           a field of a page's form cannot be understood
+      BindingError(TypeError)        an evaluator asks for an argument that no case has
+      Nonsense(TypeError)            an evaluator returned what is no outcome
+      TaskError(ValueError)          a task cannot be called with the inputs of an example
+      CannotResume(ValueError)       the runs that an experiment has stored do not count any more
+      BadRow(ValueError)             a row of a data file cannot become an example
+      SchemaError(ValueError)        an example does not follow its dataset's schema, or the schema is none
+      ModelSaid(ValueError)          a model's reply holds no examples
+      ConditionError(ValueError)     a condition of an evaluator is malformed
+      InvalidJSON(ValueError)        a text is no JSON, or not the JSON that a schema asks for
+
+Those that stand here are the store's; each of the others is defined where it is raised, and is what Python calls such
+a thing, too (in brackets). `docs/errors.md` says of each what to do.
+"""
 
 from __future__ import annotations
 
 
-class StoreError(Exception):
+class AssayError(Exception):
+    """The root of all errors of ours."""
+
+
+class StoreError(AssayError):
     """Something that a store could not do."""
 
 
 class Refused(StoreError):
-    """Permanent: what was asked can never work as it stands (bad input, unknown name, a newer file)."""
+    """Permanent: what was asked can never work as it stands (bad input, unknown name, a closed store, a newer file)."""
 
 
 class NotFound(Refused):

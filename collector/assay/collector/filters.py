@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+from assay.collector.errors import Refused
+from assay.collector.records import Status
 from assay.tracer.hints import did_you_mean
 
 Operator = Literal["<", "<=", "=", "!=", ">=", ">"]
@@ -32,7 +36,7 @@ class Filter:
     kind: str | None = None
     any_name: str | None = None
     any_kind: str | None = None
-    status: str | None = None  # "ok" holds for every trace whose root has no error; "error" for the others
+    status: str | None = None  # "error"; "ok" holds for every other, "unset" for those of them that say nothing
     error: str | None = None  # words of the error's text
     model: str | None = None  # some run used this model
     latency_ms: Comparison | None = None
@@ -54,7 +58,12 @@ class Filter:
     complete: bool | None = None
     trace_ids: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.status is not None and self.status not in STATUSES:  # every trace without an error would pass
+            raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
 
+
+STATUSES = get_args(Status)
 LISTS = ("tags", "missing", "failed", "skipped", "trace_ids", "experiments")
 COMPARISONS = ("latency_ms", "tokens", "cost")
 
@@ -69,16 +78,36 @@ def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None 
     return replace(filter or Filter(), **given)
 
 
+def deletable(filter: Filter) -> Filter:
+    """The same filter. Raises `Refused` for one that says nothing: what passes it is about to be deleted."""
+    if filter == Filter():
+        raise Refused("an empty filter would delete every trace; name at least one condition")
+    if filter.text is not None and not words(filter.text):
+        raise Refused(f"text {filter.text!r} holds no word, so that every trace would pass; name one")
+    if filter.error is not None and not filter.error.split():
+        raise Refused(f"error {filter.error!r} holds no word, so that every trace with an error would pass; name one")
+    return filter
+
+
+# What SQLite's unicode61 takes for one word; a few letters of New Tai Lue and Vedic it knows as marks between words.
+_WORD = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
+
+
+def words(text: str) -> list[tuple[str, str]]:
+    """The words that a text condition asks for, all of them, and `*` after one that stands for a beginning."""
+    return _WORD.findall(unicodedata.normalize("NFC", text))
+
+
 def _normal(name: str, value: Any) -> Any:
-    if name not in _NAMES:
-        raise ValueError(f"{name!r} is no condition on traces{did_you_mean(name, _NAMES, form=': {}')}")
+    if name not in CONDITIONS:
+        raise ValueError(f"{name!r} is no condition on traces{did_you_mean(name, CONDITIONS, form=': {}')}")
     if value is None:
         return _DEFAULTS.get(name)
     if name in LISTS:
         return (value,) if isinstance(value, str) else tuple(value)
     if name == "feedback":
-        found = (value,) if value and isinstance(value[0], str) else value
-        return tuple(_feedback(condition) for condition in found)
+        conditions = (value,) if value and isinstance(value[0], str) else value
+        return tuple(_feedback(condition) for condition in conditions)
     return _comparison(name, value) if name in COMPARISONS else value
 
 
@@ -101,5 +130,5 @@ def _operator(name: str, operator: str) -> Operator:
     return operator
 
 
-_NAMES = tuple(one.name for one in fields(Filter))
-_DEFAULTS = {name: getattr(Filter(), name) for name in _NAMES}
+CONDITIONS = tuple(condition.name for condition in fields(Filter))
+_DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}

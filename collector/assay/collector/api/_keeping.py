@@ -7,10 +7,10 @@ from fastapi import APIRouter, Response
 from assay.collector import _wire
 from assay.collector.api._http import Body, reply, wire
 from assay.collector.records import Retention
-from assay.collector.stores import TraceStore
+from assay.collector.stores import Store
 
 
-def router(store: TraceStore) -> APIRouter:
+def router(store: Store) -> APIRouter:
     """The routes over a store."""
     routes = APIRouter(prefix="/api", tags=["keeping"])
 

@@ -9,7 +9,7 @@ from assay.collector.api._http import Body, Conditions, Limit, Number, reply, wi
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.intake import check_ids
-from assay.collector.records import Bucket, Page, Run, SessionSummary, Trace, TraceSummary
+from assay.collector.records import JSON, Bucket, Page, Run, SessionSummary, Trace, TraceSummary
 from assay.collector.stores import TraceStore
 
 
@@ -59,6 +59,12 @@ def router(store: TraceStore) -> APIRouter:
             check_ids(run.trace_id, run.span_id, run.parent_id or "")
         store.append(runs)
         return reply({"stored": len(runs)})
+
+    @routes.patch("/runs/{trace_id}/{span_id}")
+    @wire(takes=dict[str, JSON], returns=bool)
+    def amend(trace_id: str, span_id: str, body: Body) -> Response:
+        """Fill in what is said of a stored run later, such as inputs, outputs, usage; false if it is away."""
+        return reply(store.amend(trace_id, span_id, _wire.decode(dict[str, JSON], body)))
 
     @routes.get("/sessions")
     @wire(returns=Page[SessionSummary])

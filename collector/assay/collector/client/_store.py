@@ -26,6 +26,11 @@ class HTTPStore(Traces, Control):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def where(self) -> str:
+        """The server's address."""
+        return self.url
+
     def close(self) -> None:
         """Let go of the connections; every write was durable when it returned."""
         self._transport.close()

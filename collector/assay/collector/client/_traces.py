@@ -8,7 +8,18 @@ from typing import Any, TypeVar
 from assay.collector import _wire
 from assay.collector.client._transport import Params, Transport, segment
 from assay.collector.filters import Filter, combined
-from assay.collector.records import Bucket, Feedback, Page, Retention, Run, SessionSummary, Target, Trace, TraceSummary
+from assay.collector.records import (
+    JSON,
+    Bucket,
+    Feedback,
+    Page,
+    Retention,
+    Run,
+    SessionSummary,
+    Target,
+    Trace,
+    TraceSummary,
+)
 
 T = TypeVar("T")
 # Of one request: far below what the server takes, so that no batch is refused for its size alone
@@ -24,6 +35,10 @@ class Traces:
         """See `TraceStore.append`."""
         for batch in batches(runs):
             self._transport.ask(Any, "POST", "/api/runs", body=batch)
+
+    def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
+        """See `TraceStore.amend`."""
+        return self._transport.ask(bool, "PATCH", f"/api/runs/{segment(trace_id)}/{segment(span_id)}", body=fields)
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         """See `TraceStore.add_feedback`."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from assay.collector.errors import Refused, Unavailable
+from assay.collector.errors import AssayError, Refused, Unavailable
 
 # HTTP status → google.rpc.Code, as OTLP's error bodies carry it
 CODES = {400: 3, 401: 16, 403: 7, 405: 12, 413: 8, 415: 3, 429: 8, 500: 13, 503: 14}
 RETRYABLE = (429, 503)
 
 
-class ItemRefused(ValueError):
+class ItemRefused(AssayError, ValueError):
     """One span or log record cannot be kept; the others of the request can. `reason` is a short word for counters."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -19,7 +19,7 @@ class ItemRefused(ValueError):
         self.reason = reason
 
 
-class RequestRefused(Exception):
+class RequestRefused(AssayError):
     """The request as a whole is answered with an error: `reason` is a short word for counters."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:

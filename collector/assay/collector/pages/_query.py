@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 from urllib.parse import urlencode
 
+from assay.collector.errors import AssayError
 from assay.collector.filters import Filter, Operator
 from assay.collector.pages import _format
 
@@ -53,7 +54,7 @@ _OPEN = ("traffic", "text", "project", "environment", "status", "range", "cursor
 _LABELS = {"range": "time", "latency_ms": "latency", "traffic": "traffic"}
 
 
-class BadQuery(ValueError):
+class BadQuery(AssayError, ValueError):
     """A field of the form that cannot be understood."""
 
 

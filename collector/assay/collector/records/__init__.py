@@ -12,7 +12,7 @@ from assay.collector.records._feedback import Feedback, Target, feedback_id, sco
 from assay.collector.records._lists import Bucket, FeedbackStats, Page, SessionSummary, TraceSummary
 from assay.collector.records._monitor import Decision, Lease, Rule
 from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
-from assay.collector.records._values import JSON, DatasetKind, Outcome, Source, Status, Verdict
+from assay.collector.records._values import JSON, DatasetKind, Outcome, QueueStatus, Source, Status, Verdict
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Bucket",
@@ -34,6 +34,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Outcome",
     "Page",
     "QueueItem",
+    "QueueStatus",
     "Retention",
     "Rule",
     "Run",

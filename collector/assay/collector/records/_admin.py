@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
 
 from assay.collector.records._feedback import Target
+from assay.collector.records._values import QueueStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class QueueItem:
 
     queue: str
     target: Target
-    status: Literal["waiting", "done", "skipped"] = "waiting"
+    status: QueueStatus = "waiting"
     assignee: str | None = None
     note: str = ""
     created_ns: int = field(default_factory=time.time_ns)

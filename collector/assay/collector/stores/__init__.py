@@ -1,5 +1,18 @@
-"""What every store promises, and the stores."""
+"""What every store promises, and the stores.
 
-from assay.collector.stores._protocols import ControlStore, Store, TraceStore
+One conformance suite for each contract runs over every implementation. All verbs are synchronous and safe to call from
+several threads; `assay.collector.aio(store)` gives the same verbs as coroutines. A store raises `StoreError` or one of
+its kinds, never an error of its driver.
+"""
 
-__all__ = ["ControlStore", "Store", "TraceStore"]
+from typing import Protocol
+
+from assay.collector.stores._control import ControlStore
+from assay.collector.stores._serving import Serving
+from assay.collector.stores._traces import TraceStore
+
+__all__ = ["ControlStore", "Serving", "Store", "TraceStore"]
+
+
+class Store(TraceStore, ControlStore, Protocol):
+    """What `connect()` returns: both contracts in one object."""

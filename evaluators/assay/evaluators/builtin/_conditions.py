@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
+from assay.collector.errors import AssayError
 from assay.evaluators.builtin._patterns import compiled, search
 
 Step: TypeAlias = tuple[Literal["string", "regexp", "AND", "OR", "NOT"], str]
@@ -24,7 +25,7 @@ _TOKEN = re.compile(
 _BINDS = {"OR": 1, "AND": 2, "NOT": 3}
 
 
-class ConditionError(ValueError):
+class ConditionError(AssayError, ValueError):
     """A malformed condition; the message points at the column, counted from 1."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.collector.errors import AssayError
 from assay.collector.records import Document
 from assay.evaluators.builtin._patterns import search
 from assay.evaluators.builtin._verdicts import family, verdict
@@ -18,7 +19,7 @@ from assay.evaluators.protocol._spec import SECURE, VALID
 _FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
-class InvalidJSON(ValueError):
+class InvalidJSON(AssayError, ValueError):
     """A text that is no JSON, or not the JSON that the schema asks for."""
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Document, Example
 from assay.evaluators.scoring._cases import documents_of
 
@@ -52,7 +53,7 @@ _WITH_PARTS = ("inputs", "outputs", "reference_outputs", "metadata")
 _SCALARS = ("base_id", "split", "id")
 
 
-class BadRow(ValueError):
+class BadRow(AssayError, ValueError):
     """A row of a dataset that cannot become an example; says which, what, and the way out."""
 
 

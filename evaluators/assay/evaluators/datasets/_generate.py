@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Document, Example
 from assay.evaluators.datasets._columns import BadRow, to_example
 from assay.evaluators.scoring._cases import documents_of
@@ -33,7 +34,7 @@ Reference: {reference}
 """
 
 
-class ModelSaid(ValueError):
+class ModelSaid(AssayError, ValueError):
     """A model's reply that holds no examples; shows the reply."""
 
 

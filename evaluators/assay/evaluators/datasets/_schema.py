@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Example
 
 PARTS = ("inputs", "reference_outputs")
 Schema = Mapping[str, JSON]
 
 
-class SchemaError(ValueError):
+class SchemaError(AssayError, ValueError):
     """An example that does not follow its dataset's schema, named with the field; or a schema that is none."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from assay.collector import connect, describe
-from assay.collector.errors import NotFound
+from assay.collector.errors import AssayError, NotFound
 from assay.collector.records import JSON, Example
 from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
@@ -31,7 +31,7 @@ from assay.tracer.spans import current as tracing
 Where: TypeAlias = "Store | str | PathLike[str] | None"
 
 
-class CannotResume(ValueError):
+class CannotResume(AssayError, ValueError):
     """An experiment whose stored runs do not count any more; says what has changed."""
 
 

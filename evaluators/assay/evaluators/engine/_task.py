@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Example
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-class TaskError(ValueError):
+class TaskError(AssayError, ValueError):
     """A task that cannot be called with the inputs of an example."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from assay.collector.errors import AssayError
 from assay.collector.records import Case
 
 Getter: TypeAlias = Callable[[Case], Any]
@@ -53,7 +54,7 @@ FIELDS: Mapping[str, Getter] = {
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
 
 
-class BindingError(TypeError):
+class BindingError(AssayError, TypeError):
     """A callable asks for something that no case has."""
 
 

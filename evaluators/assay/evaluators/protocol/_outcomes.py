@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from assay.collector.errors import AssayError
 from assay.collector.records import Case, Feedback, Source, Target, scored
 
 FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "error", "metadata", "target", "results"})
@@ -25,7 +26,7 @@ TRACEBACK_LIMIT = 8000  # characters kept of a traceback
 _OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_outcomes")}
 
 
-class Nonsense(TypeError):
+class Nonsense(AssayError, TypeError):
     """An evaluator returned something that is no score, label, skip, or list of these."""
 
 

@@ -1,72 +1,29 @@
-"""Write batches: inside the writer's transaction, in few statements, with integer keys given out here.
-
-Rows go in by statements of many rows each: SQLite gives up the interpreter's lock for every statement, and where other
-threads compute, getting it back costs more than the row.
-"""
+"""Write batches: inside the writer's transaction, in few statements, with integer keys given out here."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact
+from assay.collector.records import JSON
+from assay.collector.stores import _amend
+from assay.collector.stores.sqlite import _words
+from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
+from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
+from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._values import loads
 
-ROWS = 50  # per statement
 CACHED_SPANS = 20_000
 
-SPAN_COLUMNS = (
-    "id",
-    "trace",
-    "resource",
-    "payload",
-    "span_id",
-    "parent_id",
-    "name",
-    "kind",
-    "status",
-    "error",
-    "start_ns",
-    "end_ns",
-    "model",
-    "input_tokens",
-    "output_tokens",
-    "cost",
-    "session_id",
-    "user_id",
-    "size",
-)
+SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS])
 TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", *RollUp._fields)
 
 
-def overwrite(columns: Sequence[str]) -> str:
-    """The clause that puts a row in place of the one with its key (the first column), touching indexes where needed."""
-    return f"ON CONFLICT ({columns[0]}) DO UPDATE SET " + ",".join(f"{name}=excluded.{name}" for name in columns[1:])
-
-
-def insert_many(
-    db: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], conflict: str = ""
-) -> None:
-    """Insert rows, `ROWS` at a time; `conflict` is an `ON CONFLICT` clause."""
-    for start in range(0, len(rows), ROWS):
-        chunk = rows[start : start + ROWS]
-        marks = ",".join(["(" + ",".join("?" * len(columns)) + ")"] * len(chunk))
-        sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES {marks} {conflict}"
-        db.execute(sql, [value for row in chunk for value in row])
-
-
-def find_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> list[Any]:
-    """Rows of a statement with `IN (%s)` for any number of values; `before` fills the marks that stand in front."""
-    rest, found = list(values), []
-    for start in range(0, len(rest), 500):
-        chunk = rest[start : start + 500]
-        found.extend(db.execute(sql % ",".join("?" * len(chunk)), (*before, *chunk)).fetchall())
-    return found
-
-
+_KEYS = "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)"
 _OVERWRITE_SPAN = overwrite(SPAN_COLUMNS)
 _OVERWRITE_TRACE = overwrite(TRACE_COLUMNS)
 
@@ -93,15 +50,15 @@ class _Row(NamedTuple):
 
 
 class Appender:
-    """Writes batches for the one writer. Remembers the traces that were written last, so that a late span is cheap."""
+    """Writes batches for the one writer, on whose connection `reader` is.
 
-    def __init__(
-        self, db: sqlite3.Connection, load: Callable[[str, int], Known], before_replacing: Callable[[int], None]
-    ) -> None:
-        self._db = db
-        self._load = load  # a trace from the file
-        self._compressor = Compressor()
-        self._before_replacing = before_replacing  # told the key of a trace of which a run will be overwritten
+    Remembers the traces that were written last, so that a late span is cheap.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self._db = reader, reader.db
+        self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
+        self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._cached_spans = 0
         self._resources: dict[str, int] = {}
@@ -117,7 +74,7 @@ class Appender:
         self._next_trace = self._highest("traces") + 1
         self._next_span = self._highest("spans") + 1
 
-    def adopt(self, dictionary: bytes | None) -> None:
+    def adopt(self, dictionary: bytes) -> None:
         """Compress with this dictionary from now on. From any thread."""
         self._compressor = Compressor(dictionary)
 
@@ -127,10 +84,10 @@ class Appender:
     def keys(self, trace_ids: Iterable[str]) -> dict[str, int]:
         """Integer keys of traces; those that are new get a row without spans, which no list shows."""
         wanted = list(dict.fromkeys(trace_ids))
-        found = dict(find_many(self._db, "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)", wanted))
-        new = [(trace_id, self._take_trace()) for trace_id in wanted if trace_id not in found]
+        stored = dict(find_many(self._db, _KEYS, wanted))
+        new = [(trace_id, self._take_trace()) for trace_id in wanted if trace_id not in stored]
         insert_many(self._db, "traces", ("trace_id", "id"), new)
-        return {**found, **dict(new)}
+        return {**stored, **dict(new)}
 
     def _take_trace(self) -> int:
         self._next_trace += 1
@@ -157,20 +114,40 @@ class Appender:
         self._keep_values([row.fact for row in spans])
         self._trim()
 
+    def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
+        """Fill in fields of a stored run (see `_amend`); whether it is here."""
+        if not find_many(self._db, _KEYS, [trace_id]):
+            return False
+        state = self._known([trace_id])[trace_id]
+        row = state.rows.get(span_id)
+        if row is None:
+            return False
+        stored = self.reader.stored(trace_id, row)
+        run, every = _amend.amended(stored.run, fields), _amend.together(stored.amended, fields)
+        if (run, every) != (stored.run, stored.amended):
+            self._disturb(state.key)
+            old = state.facts[span_id]
+            fact, payload = encode_amended(run, every, old.size if old.sent is None else old.sent)
+            state.facts[span_id] = fact
+            self._insert_spans([_Row(row, state.key, stored.resource, fact, payload)])
+            self._insert_traces({trace_id: state})
+            self._keep_values([fact])
+        return True
+
     def _insert_spans(self, rows: Sequence[_Row]) -> None:
         payloads = self._compressor.all([row.payload for row in rows])
-        found = [
+        values = [
             (row.id, row.trace, row.resource, payload, *row.fact[:COLUMNS])
             for row, payload in zip(rows, payloads, strict=True)
         ]
-        insert_many(self._db, "spans", SPAN_COLUMNS, found, _OVERWRITE_SPAN)
+        insert_many(self._db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
     def _insert_traces(self, touched: Mapping[str, Known]) -> None:
         now = time.time_ns()
         rows = []
         for trace_id, state in touched.items():
-            found, root = roll_up(list(state.facts.values()))
-            rows.append((state.key, trace_id, now, list(state.rows.values())[root], *found))
+            rolled, root = roll_up(list(state.facts.values()))
+            rows.append((state.key, trace_id, now, list(state.rows.values())[root], *rolled))
         insert_many(self._db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         waiting = [(row[0], now) for row in rows]
         insert_many(self._db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
@@ -181,41 +158,62 @@ class Appender:
         """Add rows for the runs that are new or fuller than what is known; whether there are any."""
         before = len(out)
         for position in positions:
-            fact = batch.facts[position]
+            fact, payload = batch.facts[position], batch.payloads[position]
             old = state.facts.get(fact.span_id)
             if old is None:
                 row, self._next_span = self._next_span, self._next_span + 1
                 self._cached_spans += 1
             elif _supersedes(fact, old):
                 row = state.rows[fact.span_id]
-                self._before_replacing(state.key)
+                self._disturb(state.key)
+                if old.sent is not None:
+                    fact, payload = self._still_amended(row, fact, payload)
             else:
                 continue
             state.facts[fact.span_id] = fact
             state.rows[fact.span_id] = row
-            out.append(_Row(row, state.key, resources[batch.resources[position]], fact, batch.payloads[position]))
+            out.append(_Row(row, state.key, resources[batch.resources[position]], fact, payload))
         return len(out) > before
+
+    def _disturb(self, key: int) -> None:
+        """What must be done before a run of a trace is overwritten: its words are found by the old payloads."""
+        _words.remove(self.reader, [key])
+        self.disturbed.add(key)
+
+    def _still_amended(self, row: int, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
+        """A later version of a run that was amended, with what it does not bring itself."""
+        fields = self.reader.stored("", row).amended
+        run = _amend.kept(decode("", fact, loads(payload), {}), fields)
+        return encode_amended(run, fields, fact.size)
 
     def _known(self, trace_ids: Iterable[str]) -> dict[str, Known]:
         """What is known of these traces: remembered, read from the file, or new."""
-        found = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
-        for trace_id in found:
+        known = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
+        for trace_id in known:
             self._cache.move_to_end(trace_id)
-        missing = [trace_id for trace_id in trace_ids if trace_id not in found]
-        stored = dict(find_many(self._db, "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)", missing))
+        missing = [trace_id for trace_id in trace_ids if trace_id not in known]
+        keys = dict(find_many(self._db, _KEYS, missing))
         for trace_id in missing:
-            key = stored.get(trace_id)
+            key = keys.get(trace_id)
             state = Known(self._take_trace()) if key is None else self._load(trace_id, key)
             self._cached_spans += len(state.facts)
-            self._cache[trace_id] = found[trace_id] = state
-        return found
+            self._cache[trace_id] = known[trace_id] = state
+        return known
+
+    def _load(self, trace_id: str, key: int) -> Known:
+        """A trace as the file has it."""
+        known = Known(key)
+        for stored in self.reader.in_order(trace_id, key):
+            known.facts[stored.run.span_id] = stored.fact
+            known.rows[stored.run.span_id] = stored.row
+        return known
 
     def _keep_values(self, facts: Sequence[Fact]) -> None:
         """Note values that menus offer and no index can list."""
-        found = {("kind", fact.kind) for fact in facts} | {("environment", fact.environment) for fact in facts}
-        found |= {("model", fact.model) for fact in facts if fact.model is not None}
-        found |= {("tag", tag) for fact in facts for tag in fact.tags}
-        if new := found - self._values:
+        values = {("kind", fact.kind) for fact in facts} | {("environment", fact.environment) for fact in facts}
+        values |= {("model", fact.model) for fact in facts if fact.model is not None}
+        values |= {("tag", tag) for fact in facts for tag in fact.tags}
+        if new := values - self._values:
             insert_many(self._db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
@@ -233,7 +231,15 @@ class Appender:
         return key
 
 
+def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
+    """The dictionary that payloads are compressed with now."""
+    row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
+    return row[0] if row else None
+
+
 def _supersedes(new: Fact, old: Fact) -> bool:
-    """Later and fuller wins; the same run sent twice changes nothing."""
+    """Later and fuller wins; the same run sent twice changes nothing, nor does it undo what was amended since."""
+    if old.sent is not None:
+        return (new.end_ns, new.size) > (old.end_ns, old.sent)
     rank_new, rank_old = (new.end_ns, new.size), (old.end_ns, old.size)
     return rank_new > rank_old or (rank_new == rank_old and new != old)

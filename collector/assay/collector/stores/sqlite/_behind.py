@@ -13,8 +13,7 @@ import zstandard
 from assay.collector.errors import Unavailable
 from assay.collector.stores.sqlite import _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
-from assay.collector.stores.sqlite._reader import Reader, Readers
-from assay.collector.stores.sqlite._writer import Writer
+from assay.collector.stores.sqlite._file import File
 
 log = logging.getLogger("assay.collector")
 
@@ -29,21 +28,12 @@ DICTIONARY_BYTES = 65_536
 
 
 class Behind:
-    """Runs until `close`. What it does not finish is found again by the next start."""
+    """Runs until `close`. What it does not finish is found again by the next start. `prune` is called about hourly."""
 
-    def __init__(
-        self,
-        readers: Readers,
-        own: Reader,
-        writer: Writer,
-        disturbed: set[int],
-        adopt: Callable[[bytes], None],
-        prune: Callable[[], None],
-        checkpointer: Checkpointer,
-    ) -> None:
-        self._readers, self._own, self._writer = readers, own, writer
-        self._disturbed, self._adopt, self._prune = disturbed, adopt, prune
-        self._checkpointer = checkpointer
+    def __init__(self, file: File, prune: Callable[[], None]) -> None:
+        self._file, self._prune = file, prune
+        self._appender, self._writer = file.appender, file.writer
+        self._checkpointer = Checkpointer(file.path, file.writer)
         self._looked, self._written, self._under_load = time.monotonic(), 0, False
         self._next_prune = time.monotonic() + PRUNE_AFTER
         self._stop = threading.Event()
@@ -84,13 +74,14 @@ class Behind:
         """Index the traces whose time it is, `_words.ROUND` of them at most; whether there were any."""
         with self._lock:
             # Between two commits: a trace that the one under way disturbs is not yet so in what is read below
-            if self._disturbed:
-                self._writer.call(lambda _: self._disturbed.clear())
-            with self._readers.one() as reader:
+            disturbed = self._appender.disturbed
+            if disturbed:
+                self._writer.call(lambda _: disturbed.clear())
+            with self._file.read() as reader:
                 keys = _words.waiting(reader, overdue_only=self._busy())
-                found = _words.entries(reader, keys)
+                entries = _words.entries(reader, keys)
             if keys:
-                self._writer.call(lambda _: _words.put(self._own, keys, found, self._disturbed))
+                self._writer.call(lambda _: _words.put(self._appender.reader, keys, entries, disturbed))
             return bool(keys)
 
     def _busy(self) -> bool:
@@ -103,7 +94,7 @@ class Behind:
 
     def train_if_due(self) -> None:
         """Make the next dictionary if enough spans are stored."""
-        with self._readers.one() as reader:
+        with self._file.read() as reader:
             if self._dictionaries is None:
                 self._dictionaries = reader.db.execute("SELECT count(*) FROM dictionaries").fetchone()[0]
             stored = reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0]
@@ -117,7 +108,7 @@ class Behind:
             self._prune()
 
     def _train(self) -> None:
-        with self._readers.one() as reader:
+        with self._file.read() as reader:
             blobs = reader.db.execute(
                 "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (SAMPLE_BYTES, SAMPLES)
             ).fetchall()
@@ -132,13 +123,7 @@ class Behind:
             return
         data = trained.as_bytes()
         self._writer.call(lambda db: _keep(db, number, data))
-        self._adopt(data)
-
-
-def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
-    """The dictionary that payloads are compressed with now."""
-    row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
-    return row[0] if row else None
+        self._appender.adopt(data)
 
 
 def _touch(db: sqlite3.Connection) -> None:

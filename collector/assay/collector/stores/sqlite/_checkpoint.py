@@ -2,7 +2,7 @@
 
 SQLite would do it within a commit, and whoever waits for that commit would wait for the disk, too. Here another
 connection copies what is there while the writer goes on, and the writer copies the little that has come since, so that
-the log begins anew. Should this ever fall behind, SQLite does it as it always would (`LAST_RESORT` pages).
+the log begins anew. Should this ever fall behind, SQLite does it as it always would (`_open.LAST_RESORT` pages).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from assay.collector.stores.sqlite._writer import Writer
 
 DUE_SPANS = 4_000
 DUE_SECONDS = 30.0
-LAST_RESORT = 16_000  # pages: 256 MB
 
 
 class Checkpointer:

@@ -16,8 +16,6 @@ from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 from assay.tracer import attributes as names
 
 LEVEL = 3  # measured with a dictionary: a sixth smaller than level 1, 2 us a span dearer; 4 and 5 gain nothing
-
-
 TOKENS_MAX = 2**40  # of one run; no model has it, and sums over many traces still fit into 64 bits
 
 
@@ -48,6 +46,7 @@ class Fact(NamedTuple):
     metadata: str | None  # JSON object of its plain values
     local_root: str | None
     counts: tuple[int, int, int] | None  # spans started, open and dropped under the local root, as of this span's end
+    sent: int | None = None  # of a run that was amended: `size` as it was sent
 
 
 COLUMNS = 15  # of a Fact, how many are columns of `spans`
@@ -96,6 +95,13 @@ class Compressor:
 def facts(run: Run) -> Fact:
     """What columns and roll-ups need of a run."""
     return _encode(run)[0]
+
+
+def encode_amended(run: Run, fields: Mapping[str, JSON], sent: int) -> tuple[Fact, bytes]:
+    """The row of a run with what was amended, which its payload keeps apart, too; `sent` is the size without it."""
+    fact, payload = _encode(run)
+    whole = payload[:-1] + b',"amended":' + dumps([sent, fields]).encode() + b"}"
+    return fact._replace(size=len(whole), sent=sent), whole
 
 
 def _encode(run: Run) -> tuple[Fact, bytes]:
@@ -278,4 +284,4 @@ class Decoder:
         return self._by_id[number]
 
 
-__all__ = ["COLUMNS", "Batch", "Compressor", "Decoder", "Fact", "decode", "encode", "facts"]
+__all__ = ["COLUMNS", "Batch", "Compressor", "Decoder", "Fact", "decode", "encode", "encode_amended", "facts"]

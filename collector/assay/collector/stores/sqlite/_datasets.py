@@ -12,44 +12,91 @@ from typing import Any
 
 from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Dataset, Example
-from assay.collector.stores.sqlite._records import example as read_example
-from assay.collector.stores.sqlite._records import to_text
+from assay.collector.stores.sqlite._half import Half, reads, writes
+from assay.collector.stores.sqlite._records import from_text, to_text
 from assay.collector.stores.sqlite._values import dumps, loads
 from assay.tracer.hints import did_you_mean
 
 _COLUMNS = "name, version, kind, schema, description, metadata, created_ns, example_count"
+_DESCRIBED = ("kind", "schema", "description", "metadata")
 
 
-def save(
-    db: sqlite3.Connection,
-    name: str,
-    examples: Sequence[Example],
-    *,
-    replace: bool,
-    remove: Sequence[str],
-    about: Mapping[str, JSON],
-) -> Dataset:
-    """A new version if anything changed, else the current one. `about`: what else was given (None: unchanged)."""
-    current = _newest(db, name)
-    version = current.version + 1 if current else 1
-    changed = _write(db, name, version, examples, replace, remove)
-    described = _described(current, about)
-    if current and not changed and described == _described(current, {}):
-        return current
-    return _insert(db, name, version, described)
+class Datasets(Half):
+    """A part of `ControlStore`."""
+
+    @writes
+    def save_examples(
+        self,
+        db: sqlite3.Connection,
+        /,
+        dataset: str,
+        examples: Sequence[Example],
+        *,
+        replace: bool = False,
+        remove: Sequence[str] = (),
+        kind: str | None = None,
+        schema: Mapping[str, JSON] | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+    ) -> Dataset:
+        about = {"kind": kind, "schema": schema, "description": description, "metadata": metadata}
+        current = _newest(db, dataset)
+        version = current.version + 1 if current else 1
+        changed = _write(db, dataset, version, examples, replace, remove)
+        described = _described(current, about)
+        if current and not changed and described == _described(current, {}):
+            return current
+        return _insert(db, dataset, version, described)
+
+    @reads
+    def dataset(self, db: sqlite3.Connection, /, name: str, version: int | None = None) -> Dataset:
+        return _one(db, name, version)
+
+    @reads
+    def datasets(self, db: sqlite3.Connection, /) -> list[Dataset]:
+        sql = f"SELECT {_COLUMNS}, max(version) FROM datasets GROUP BY name ORDER BY name"
+        return [_read(row) for row in db.execute(sql)]
+
+    @reads
+    def versions(self, db: sqlite3.Connection, /, name: str) -> list[Dataset]:
+        sql = f"SELECT {_COLUMNS} FROM datasets WHERE name = ? ORDER BY version DESC"
+        return [_read(row) for row in db.execute(sql, (name,))]
+
+    @reads
+    def examples(
+        self,
+        db: sqlite3.Connection,
+        /,
+        dataset: str,
+        version: int | None = None,
+        *,
+        split: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Example]:
+        at = _one(db, dataset, version).version
+        sql = (
+            "SELECT data FROM examples WHERE dataset = ? AND since <= ? AND (until IS NULL OR until > ?)"
+            " AND (? IS NULL OR split = ?) ORDER BY position LIMIT ? OFFSET ?"
+        )
+        values = (dataset, at, at, split, split, -1 if limit is None else limit, offset)
+        return [from_text(Example, row[0]) for row in db.execute(sql, values)]
+
+    @writes
+    def delete_dataset(self, db: sqlite3.Connection, /, name: str) -> bool:
+        db.execute("DELETE FROM examples WHERE dataset = ?", (name,))
+        return db.execute("DELETE FROM datasets WHERE name = ?", (name,)).rowcount > 0
 
 
 def _described(current: Dataset | None, about: Mapping[str, JSON]) -> tuple[Any, ...]:
     base = current or Dataset(name="")
-    values = {key: getattr(base, key) for key in ("kind", "schema", "description", "metadata")}
-    values.update({key: value for key, value in about.items() if value is not None})
-    return tuple(values[key] for key in ("kind", "schema", "description", "metadata"))
+    return tuple(getattr(base, name) if about.get(name) is None else about[name] for name in _DESCRIBED)
 
 
 def _insert(db: sqlite3.Connection, name: str, version: int, described: tuple[Any, ...]) -> Dataset:
     kind, schema, description, metadata = described
     count = db.execute("SELECT count(*) FROM examples WHERE dataset = ? AND until IS NULL", (name,)).fetchone()[0]
-    found = Dataset(
+    dataset = Dataset(
         name=name,
         version=version,
         kind=kind,
@@ -68,11 +115,11 @@ def _insert(db: sqlite3.Connection, name: str, version: int, described: tuple[An
             dumps(schema) if schema is not None else None,
             description,
             dumps(metadata),
-            found.created_ns,
+            dataset.created_ns,
             count,
         ),
     )
-    return found
+    return dataset
 
 
 def _write(
@@ -121,16 +168,16 @@ def _read(row: Sequence[Any]) -> Dataset:
     )
 
 
-def one(db: sqlite3.Connection, name: str, version: int | None) -> Dataset:
+def _one(db: sqlite3.Connection, name: str, version: int | None) -> Dataset:
     """A dataset at a version. Raises `NotFound`."""
     if version is None:
-        found = _newest(db, name)
+        dataset = _newest(db, name)
     else:
         row = db.execute(f"SELECT {_COLUMNS} FROM datasets WHERE name = ? AND version = ?", (name, version)).fetchone()
-        found = _read(row) if row else None
-    if found is None:
+        dataset = _read(row) if row else None
+    if dataset is None:
         raise NotFound(_absent(db, name, version))
-    return found
+    return dataset
 
 
 def _absent(db: sqlite3.Connection, name: str, version: int | None) -> str:
@@ -138,34 +185,3 @@ def _absent(db: sqlite3.Connection, name: str, version: int | None) -> str:
     if name in names:
         return f"dataset {name!r} has no version {version!r}"
     return f"there is no dataset {name!r} in this store{did_you_mean(name, names, 3)}"
-
-
-def newest(db: sqlite3.Connection) -> list[Dataset]:
-    """All datasets at their newest version, by name."""
-    sql = f"SELECT {_COLUMNS}, max(version) FROM datasets GROUP BY name ORDER BY name"
-    return [_read(row) for row in db.execute(sql)]
-
-
-def versions(db: sqlite3.Connection, name: str) -> list[Dataset]:
-    """Every version, newest first."""
-    sql = f"SELECT {_COLUMNS} FROM datasets WHERE name = ? ORDER BY version DESC"
-    return [_read(row) for row in db.execute(sql, (name,))]
-
-
-def examples(
-    db: sqlite3.Connection, name: str, version: int | None, split: str | None, limit: int | None, offset: int
-) -> list[Example]:
-    """Examples of a version in their order. Raises `NotFound` for a dataset that is not there."""
-    at = one(db, name, version).version
-    sql = (
-        "SELECT data FROM examples WHERE dataset = ? AND since <= ? AND (until IS NULL OR until > ?)"
-        " AND (? IS NULL OR split = ?) ORDER BY position LIMIT ? OFFSET ?"
-    )
-    values = (name, at, at, split, split, -1 if limit is None else limit, offset)
-    return [read_example(row[0]) for row in db.execute(sql, values)]
-
-
-def delete(db: sqlite3.Connection, name: str) -> bool:
-    """Remove a dataset with its versions and examples."""
-    db.execute("DELETE FROM examples WHERE dataset = ?", (name,))
-    return db.execute("DELETE FROM datasets WHERE name = ?", (name,)).rowcount > 0

@@ -1,88 +1,60 @@
-"""Taking traces out, with everything that speaks of them."""
+"""Taking traces out, with everything of the trace half that speaks of them."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections import Counter
 
-from assay.collector.errors import Refused
 from assay.collector.filters import Filter
+from assay.collector.stores._both import Gone
 from assay.collector.stores.sqlite import _words
-from assay.collector.stores.sqlite._append import Appender, find_many
+from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._plan import plan
-from assay.collector.stores.sqlite._reader import Reader
+from assay.collector.stores.sqlite._sql import delete_many, find_many
 from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._where import matching
 
 CHUNK = 200  # traces per transaction, so that what arrives meanwhile is not held up
 
 
-def some(writer: Reader, appender: Appender, filter: Filter, disturbed: set[int], tags: set[str]) -> int:
-    """Remove up to `CHUNK` of the traces that pass; returns how many, and adds their tags to `tags`.
-
-    Raises `Refused` for a filter that every trace passes.
-    """
-    _check(filter)
-    found = plan(writer.db, filter)
-    sql = f"SELECT t.id, t.trace_id, t.session_id, t.tags FROM {found.source} WHERE {found.where} LIMIT ?"
-    rows = writer.db.execute(sql, (*found.values, CHUNK)).fetchall()
-    _traces(writer, appender, {row[0]: row[1] for row in rows}, disturbed)
-    _sessions(writer.db, {row[2] for row in rows if row[2] is not None})
-    tags.update(tag for row in rows if row[3] is not None for tag in loads(row[3]))
-    return len(rows)
+def passing(db: sqlite3.Connection, filter: Filter) -> Gone | None:
+    """Up to `CHUNK` of the traces that pass, and the sessions that end with them; None if there are none."""
+    chosen = plan(db, filter)
+    sql = f"SELECT t.trace_id, t.session_id FROM {chosen.source} WHERE {chosen.where} LIMIT ?"
+    rows = db.execute(sql, (*chosen.values, CHUNK)).fetchall()
+    going = Counter(session for _, session in rows if session is not None)
+    counted = "SELECT session_id, count(*) FROM traces WHERE session_id IN (%s) GROUP BY session_id"
+    ending = [session for session, count in find_many(db, counted, going) if count == going[session]]
+    return Gone([trace_id for trace_id, _ in rows], ending) if rows else None
 
 
-def _check(filter: Filter) -> None:
-    if filter == Filter():
-        raise Refused("an empty filter would delete every trace; name at least one condition")
-    if filter.text is not None and not matching(filter.text):
-        raise Refused(f"text {filter.text!r} holds no word, so that every trace would pass; name one")
+def remove(appender: Appender, gone: Gone, db: sqlite3.Connection) -> tuple[int, set[str]]:
+    """Remove these traces, and feedback on these sessions; returns how many traces, and their tags."""
+    rows = find_many(db, "SELECT id, tags FROM traces WHERE trace_id IN (%s)", gone.traces)
+    keys = [row[0] for row in rows]
+    appender.disturbed.update(keys)
+    _words.remove(appender.reader, keys)
+    for table in ("unindexed", "feedback", "spans"):
+        delete_many(db, table, "trace", keys)
+    delete_many(db, "traces", "id", keys)
+    delete_many(db, "feedback", "session_id", gone.sessions)
+    appender.evict(gone.traces)
+    return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}
 
 
-def forget_tags(db: sqlite3.Connection, appender: Appender, tags: set[str]) -> None:
+def forget_tags(appender: Appender, tags: set[str]) -> None:
     """Take tags that no trace has any more out of the menus: a tag may name a person."""
+    db = appender.reader.db
     left = {row[0] for row in db.execute("SELECT DISTINCT value FROM traces, json_each(tags) WHERE tags IS NOT NULL")}
-    find_many(db, "DELETE FROM known WHERE field = 'tag' AND value IN (%s)", tags - left)
+    delete_many(db, "known", "field = 'tag' AND value", tags - left)
     appender.forget()
 
 
-def _traces(writer: Reader, appender: Appender, traces: dict[int, str], disturbed: set[int]) -> None:
-    disturbed.update(traces)
-    _words.remove(writer, traces)
-    for sql in (
-        "DELETE FROM unindexed WHERE trace IN (%s)",
-        "DELETE FROM feedback WHERE trace IN (%s)",
-        "DELETE FROM spans WHERE trace IN (%s)",
-        "DELETE FROM traces WHERE id IN (%s)",
-    ):
-        find_many(writer.db, sql, traces)
-    find_many(writer.db, "DELETE FROM decisions WHERE trace_id IN (%s)", traces.values())
-    find_many(writer.db, "DELETE FROM queue WHERE json_extract(data, '$.target.trace_id') IN (%s)", traces.values())
-    appender.evict(traces.values())
-
-
-def _sessions(db: sqlite3.Connection, sessions: set[str]) -> None:
-    """Feedback on sessions of which no trace is left."""
-    left = {
-        row[0] for row in find_many(db, "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)", sessions)
-    }
-    find_many(db, "DELETE FROM feedback WHERE session_id IN (%s)", sessions - left)
-    find_many(db, "DELETE FROM queue WHERE json_extract(data, '$.target.session_id') IN (%s)", sessions - left)
-
-
-def experiment(db: sqlite3.Connection, id: str) -> bool:
-    """Remove an experiment's record and the feedback on it; its traces are removed by `some`."""
-    db.execute("DELETE FROM feedback WHERE experiment_id = ?", (id,))
-    return db.execute("DELETE FROM experiments WHERE id = ?", (id,)).rowcount > 0
-
-
-def feedback_without_trace(db: sqlite3.Connection, before_ns: int) -> int:
-    """Remove feedback older than a time whose trace has never arrived; returns how many traces that were."""
+def feedback_without_trace(db: sqlite3.Connection, before_ns: int) -> None:
+    """Remove feedback older than a time whose trace has never arrived."""
     sql = (
         "SELECT t.id FROM traces t WHERE t.span_count = 0 AND NOT EXISTS"
         " (SELECT 1 FROM feedback f WHERE f.trace = t.id AND f.created_ns >= ?)"
     )
-    keys: Sequence[int] = [row[0] for row in db.execute(sql, (before_ns,))]
-    find_many(db, "DELETE FROM feedback WHERE trace IN (%s)", keys)
-    find_many(db, "DELETE FROM traces WHERE id IN (%s)", keys)
-    return len(keys)
+    keys = [row[0] for row in db.execute(sql, (before_ns,))]
+    delete_many(db, "feedback", "trace", keys)
+    delete_many(db, "traces", "id", keys)

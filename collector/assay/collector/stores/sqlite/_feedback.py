@@ -1,45 +1,31 @@
 """Feedback: kept with its standing, so that lists, filters and aggregates need not search for the newest.
 
 Standing 2: the newest of its key on the trace and its spans. 1: the newest version of its kind, which is (target, key,
-source, author): what aggregates count. 0: an older version. Feedback on a document, a session or an experiment has 1
-at most.
+source, author, rule): what aggregates count. 0: an older version. Feedback on a document, a session or an experiment
+has 1 at most.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Feedback, Target, changed
-from assay.collector.stores.sqlite._append import Appender, find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._append import Appender
+from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._values import clean, dumps, loads
 
 COLUMNS = (
-    "id",
-    "trace",
-    "trace_id",
-    "span_id",
-    "document",
-    "session_id",
-    "experiment_id",
-    "key",
-    "score",
-    "is_bool",
-    "label",
-    "comment",
-    "outcome",
-    "error",
-    "source",
-    "author",
-    "evaluator",
-    "version",
-    "rule",
-    "judge_trace_id",
-    "metadata",
-    "created_ns",
-    "standing",
+    "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
+    " author evaluator version rule judge_trace_id metadata created_ns standing"
+).split()
+_TRACE, _KEY = COLUMNS.index("trace"), COLUMNS.index("key")
+_OTHERS = ("session_id", "experiment_id", "key", "source", "author", "rule")
+_KIND_OF_OTHERS = tuple(map(COLUMNS.index, _OTHERS))
+_OVERWRITE = f"{overwrite(COLUMNS)} WHERE " + " AND ".join(
+    f"feedback.{name} IS excluded.{name}" for name in ("trace", *_OTHERS)
 )
 SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
 
@@ -48,16 +34,31 @@ def write(db: sqlite3.Connection, appender: Appender, feedback: Sequence[Feedbac
     """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these."""
     keys = appender.keys(f.target.trace_id for f in feedback if f.target.trace_id is not None)
     rows = {f.id: _row(f, keys) for f in feedback}
-    insert_many(db, "feedback", COLUMNS, list(rows.values()), overwrite(COLUMNS))
-    settle(db, {(row[1], row[7]) for row in rows.values() if row[1] is not None})
-    _settle_others(db, [f for f in feedback if f.target.trace_id is None])
+    if not _insert(db, rows.values()):
+        delete(db, list(rows))  # with an id of their own some have moved: what they stood in front of takes their place
+        _insert(db, rows.values())
+    _settle_all(db, rows.values())
+
+
+def _insert(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> bool:
+    """Insert or overwrite; whether each row that was there before was about the same under the same key."""
+    before = db.total_changes
+    insert_many(db, "feedback", COLUMNS, list(rows), _OVERWRITE)
+    return db.total_changes - before == len(rows)
+
+
+def _settle_all(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> None:
+    """Settle the standing of all that share a trace or target and a key with rows, which may be gone by now."""
+    rows = list(rows)
+    settle(db, {(row[_TRACE], row[_KEY]) for row in rows if row[_TRACE] is not None})
+    _settle_others(db, {tuple(row[i] for i in _KIND_OF_OTHERS) for row in rows if row[_TRACE] is None})
 
 
 def _row(feedback: Feedback, keys: dict[str, int]) -> tuple[Any, ...]:
     target = feedback.target
     trace = keys[target.trace_id] if target.trace_id is not None else None
     score = float(feedback.score) if feedback.score is not None else None
-    found = (
+    row = (
         feedback.id,
         trace,
         target.trace_id,
@@ -82,17 +83,17 @@ def _row(feedback: Feedback, keys: dict[str, int]) -> tuple[Any, ...]:
         feedback.created_ns,
         2 if trace is not None and target.document is None else 1,  # the most likely: `settle` then changes nothing
     )
-    return tuple(clean(value) if isinstance(value, str) and not value.isascii() else value for value in found)
+    return tuple(clean(value) if isinstance(value, str) and not value.isascii() else value for value in row)
 
 
 def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
     """Give every feedback of these (trace, key) its standing."""
-    found = _sharing(db, pairs)
-    found.sort(key=lambda row: row[2:4], reverse=True)
+    rows = _sharing(db, pairs)
+    rows.sort(key=lambda row: row[2:4], reverse=True)
     changes: list[tuple[int, int]] = []
     kinds: set[Any] = set()
     latest: set[Any] = set()
-    for row in found:
+    for row in rows:
         standing = _standing(row, kinds, latest)
         if standing != row[4]:
             changes.append((standing, row[3]))
@@ -105,7 +106,7 @@ def _sharing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[A
     for trace, key in dict.fromkeys(pairs):
         by_key.setdefault(key, []).append(trace)
     sql = (
-        "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author FROM feedback"
+        "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author, rule FROM feedback"
         " WHERE key = ? AND trace IN (%s)"
     )
     return [row for key, traces in by_key.items() for row in find_many(db, sql, traces, (key,))]
@@ -123,31 +124,30 @@ def _standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> int:
     return 2
 
 
-def _settle_others(db: sqlite3.Connection, feedback: Sequence[Feedback]) -> None:
-    """Sessions and experiments: of each (target, key, source, author) only the newest counts."""
-    for f in feedback:
-        same = (f.target.session_id, f.target.experiment_id, f.key, f.source, f.author)
-        where = "session_id IS ? AND experiment_id IS ? AND key = ? AND source = ? AND author IS ?"
-        newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
-        db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", same * 2)
+def _settle_others(db: sqlite3.Connection, kinds: Iterable[Sequence[Any]]) -> None:
+    """Sessions and experiments: of each kind only the newest counts."""
+    where = " AND ".join(f"{name} IS ?" for name in _OTHERS)
+    newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
+    for kind in kinds:
+        db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
 
 
 def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
     """Overwrite some fields by id. Raises `NotFound`, `Refused`."""
-    found = {row[0]: read(row) for row in find_many(db, SELECT + " WHERE f.id IN (%s)", changes)}
+    stored = {row[0]: read(row) for row in find_many(db, SELECT + " WHERE f.id IN (%s)", changes)}
     for id in changes:
-        if id not in found:
+        if id not in stored:
             raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
-    made = [changed(found[id], fields) for id, fields in changes.items()]
+    made = [changed(stored[id], fields) for id, fields in changes.items()]
     write(db, appender, made)
     return made
 
 
 def delete(db: sqlite3.Connection, ids: Sequence[str]) -> int:
     """Remove by id; what they stood in front of takes their place."""
-    gone = find_many(db, "SELECT id, trace, key FROM feedback WHERE id IN (%s)", ids)
-    db.executemany("DELETE FROM feedback WHERE id = ?", [row[:1] for row in gone])
-    settle(db, {(row[1], row[2]) for row in gone if row[1] is not None})
+    gone = find_many(db, SELECT + " WHERE f.id IN (%s)", ids)
+    delete_many(db, "feedback", "id", ids)
+    _settle_all(db, gone)
     return len(gone)
 
 

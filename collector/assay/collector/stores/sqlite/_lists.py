@@ -11,8 +11,8 @@ from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Feedback, Page, SessionSummary, Target
 from assay.collector.stores.sqlite import _feedback
-from assay.collector.stores.sqlite._control import position
 from assay.collector.stores.sqlite._plan import plan
+from assay.collector.stores.sqlite._sql import page, position, text_position
 from assay.collector.stores.sqlite._where import conditions
 
 
@@ -31,16 +31,16 @@ def feedbacks(
         values.extend(position(cursor))
     sql = f"{_feedback.SELECT.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
     by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few: its own index, then sorting
-    rows = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
-    next = f"{rows[limit - 1][21]}.{rows[limit - 1][-1]}" if len(rows) > limit else None
-    return Page(items=tuple(_feedback.read(row) for row in rows[:limit]), next=next)
+    found = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
+    rows, next = page(found, limit, time=21, key=-1)
+    return Page(items=tuple(map(_feedback.read, rows)), next=next)
 
 
 def _on_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
     if filter == Filter():
         return [], []
-    found = plan(db, filter)
-    return [f"f.trace IN (SELECT t.id FROM {found.source} WHERE {found.where})"], list(found.values)
+    chosen = plan(db, filter)
+    return [f"f.trace IN (SELECT t.id FROM {chosen.source} WHERE {chosen.where})"], list(chosen.values)
 
 
 def _on_target(target: Target, where: list[str], values: list[Any]) -> None:
@@ -63,14 +63,14 @@ FROM traces t INDEXED BY traces_by_session WHERE t.session_id IN ({marks}) AND {
 
 def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None) -> Page[SessionSummary]:
     """Latest first: traces are walked from the latest on, and each session that comes up is summed up."""
-    after = _session_position(cursor) if cursor is not None else None
-    found: list[Any] = []
+    after = text_position(cursor) if cursor is not None else None
+    rows: list[Any] = []
     for chunk in _chunks(_sessions_from(db, filter, after), limit + 1):
-        found.extend(row for row in _summed(db, filter, chunk) if after is None or (row[10], row[0]) < after)
-        if len(found) > limit:
+        rows.extend(row for row in _summed(db, filter, chunk) if after is None or (row[10], row[0]) < after)
+        if len(rows) > limit:
             break
-    next = f"{found[limit - 1][10]}.{found[limit - 1][0]}" if len(found) > limit else None
-    return Page(items=tuple(_session(row) for row in found[:limit]), next=next)
+    shown, next = page(rows, limit, time=10, key=0)
+    return Page(items=tuple(map(_session, shown)), next=next)
 
 
 # Without this, a page far back would sum up the sessions of all pages before it that began earlier. It only looks for a
@@ -83,12 +83,12 @@ _ENDED = (
 
 def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str] | None) -> Iterator[str]:
     """Sessions in the order of their latest trace; after a position, some of before it come up again."""
-    found = plan(db, filter)
+    chosen = plan(db, filter)
     bound = "" if after is None else " AND t.start_ns <= ?" + (_ENDED if filter == Filter() else "")
     values = () if after is None else after[:1] * bound.count("?")
-    sql = f"SELECT t.session_id FROM {found.source} WHERE {found.where} AND t.session_id IS NOT NULL{bound}"
+    sql = f"SELECT t.session_id FROM {chosen.source} WHERE {chosen.where} AND t.session_id IS NOT NULL{bound}"
     seen: set[str] = set()
-    for (session,) in db.execute(f"{sql} ORDER BY t.start_ns DESC, t.session_id DESC", (*found.values, *values)):
+    for (session,) in db.execute(f"{sql} ORDER BY t.start_ns DESC, t.session_id DESC", (*chosen.values, *values)):
         if session not in seen:
             seen.add(session)
             yield session
@@ -105,11 +105,6 @@ def _summed(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str]) -> li
 def _chunks(items: Iterator[str], size: int) -> Iterator[list[str]]:
     while chunk := list(islice(items, size)):
         yield chunk
-
-
-def _session_position(cursor: str) -> tuple[int, str]:
-    latest, _, session = cursor.partition(".")
-    return position(f"{latest}.0")[0], session
 
 
 def _session(row: Any) -> SessionSummary:

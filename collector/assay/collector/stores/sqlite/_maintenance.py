@@ -85,20 +85,6 @@ def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int)
     return cutoff
 
 
-def set_retention(db: sqlite3.Connection, rule: Retention) -> None:
-    """Keep a rule; one without limits takes the project's rule away."""
-    db.execute("DELETE FROM retention WHERE project = ?", (rule.project or "",))
-    if rule.max_age_ns is not None or rule.max_bytes is not None:
-        row = (rule.project or "", rule.max_age_ns, rule.max_bytes)
-        db.execute("INSERT INTO retention (project, max_age_ns, max_bytes) VALUES (?, ?, ?)", row)
-
-
-def retention(db: sqlite3.Connection) -> list[Retention]:
-    """The rules that are kept."""
-    rows = db.execute("SELECT project, max_age_ns, max_bytes FROM retention ORDER BY project").fetchall()
-    return [Retention(project=row[0] or None, max_age_ns=row[1], max_bytes=row[2]) for row in rows]
-
-
 _INVARIANTS = (
     (
         "spans without a trace",

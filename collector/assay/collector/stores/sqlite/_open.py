@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
-from assay.collector.errors import Refused, StoreError
-from assay.collector.stores.sqlite._checkpoint import LAST_RESORT
+from assay.collector.errors import Refused
+from assay.collector.stores.sqlite._errors import explained
 from assay.collector.stores.sqlite._schema import PAGE_SIZE, migrate
-from assay.collector.stores.sqlite._writer import translate
 
 OLDEST = (3, 35, 0)
+LAST_RESORT = 16_000  # pages (256 MB) in the log after which SQLite checkpoints within a commit: see `_checkpoint`
 
 
 def open_writable(path: str) -> sqlite3.Connection:
@@ -26,15 +25,6 @@ def open_writable(path: str) -> sqlite3.Connection:
             db.close()
             raise
         return db
-
-
-@contextmanager
-def explained(path: str) -> Iterator[None]:
-    """A driver's error about a file as one of the contract's, which names the file."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _explained(path, error) from error
 
 
 def _check_library() -> None:
@@ -62,10 +52,3 @@ def _configure(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA cache_size = -65536")
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten, whatever SQLite was built with
-
-
-def _explained(path: str, error: sqlite3.Error) -> Exception:
-    if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error):
-        return Refused(f"cannot open {path!r}: is its folder there, and may this user write in it?")
-    found = translate(error)
-    return type(found)(f"{path!r}: {found}") if isinstance(found, StoreError) else error

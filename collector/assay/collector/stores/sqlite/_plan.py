@@ -65,7 +65,7 @@ def _index(filter: Filter) -> str:
     for value, index in (
         (filter.session, "traces_by_session"),
         (filter.user, "traces_by_user"),
-        (filter.experiment or filter.experiments or filter.dataset, "traces_by_experiment"),
+        (filter.experiment or filter.experiments is not None, "traces_by_experiment"),
         (filter.error or filter.status == "error", "traces_with_errors"),
         (filter.name, "traces_by_name"),
         (filter.project, "traces_by_project"),

@@ -7,20 +7,31 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, LifoQueue
-from typing import Any
+from typing import Any, NamedTuple
 
+from assay.collector.errors import Refused
 from assay.collector.records import JSON, Run
-from assay.collector.stores.sqlite._append import find_many
-from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode
+from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
+from assay.collector.stores.sqlite._errors import translate
+from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._writer import translate
 
 _SPAN = ",".join(f"s.{name}" for name in Fact._fields[:COLUMNS])
-_RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.%s IN (%%s)"
-
+_RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.trace IN (%s)"
+_STORED = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "
 
 READERS = 8  # more would only share the same cores, and each has a page cache
 CACHE_KB = 8192
+
+
+class Stored(NamedTuple):
+    """A run as the file has it."""
+
+    row: int
+    resource: int  # its row in `resources`
+    run: Run
+    fact: Fact
+    amended: dict[str, JSON]  # fields that came later, which are in the run, too
 
 
 class Reader:
@@ -33,23 +44,34 @@ class Reader:
 
     def runs_of(self, traces: dict[int, str]) -> dict[int, list[Run]]:
         """All runs of traces (key: trace id), by start time."""
-        found: dict[int, list[Run]] = {key: [] for key in traces}
-        for row in find_many(self.db, _RUNS % "trace", traces):
-            found[row[0]].append(self.run(traces[row[0]], row))
-        for runs in found.values():
+        by_trace: dict[int, list[Run]] = {key: [] for key in traces}
+        for row in find_many(self.db, _RUNS, traces):
+            by_trace[row[0]].append(self.run(traces[row[0]], row))
+        for runs in by_trace.values():
             runs.sort(key=lambda run: (run.start_ns, -run.end_ns))
-        return found
+        return by_trace
 
-    def rows_in_order(self, key: int) -> list[tuple[int, Run]]:
-        """Row ids and runs of a trace in order of arrival."""
-        trace_id = self.db.execute("SELECT trace_id FROM traces WHERE id = ?", (key,)).fetchone()[0]
-        sql = f"SELECT s.id, s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.trace = ? ORDER BY s.id"
-        return [(row[0], self.run(trace_id, row[1:])) for row in self.db.execute(sql, (key,)).fetchall()]
+    def in_order(self, trace_id: str, key: int) -> list[Stored]:
+        """Runs of a trace in order of arrival."""
+        rows = self.db.execute(f"{_STORED} s.trace = ? ORDER BY s.id", (key,)).fetchall()
+        return [self._stored(trace_id, row) for row in rows]
+
+    def stored(self, trace_id: str, row: int) -> Stored:
+        """The run in a row."""
+        return self._stored(trace_id, self.db.execute(f"{_STORED} s.id = ?", (row,)).fetchone())
+
+    def _stored(self, trace_id: str, row: Sequence[Any]) -> Stored:
+        payload = self.payload(row[2])
+        run = decode(trace_id, row[3:], payload, self._resource(row[1]))
+        fact, (sent, amended) = facts(run), payload.get("amended", (None, {}))
+        if sent is not None:
+            fact = fact._replace(size=row[3 + Fact._fields.index("size")], sent=sent)
+        return Stored(row[0], row[1], run, fact, amended)
 
     def payloads(self, rows: Sequence[int]) -> dict[int, dict[str, JSON]]:
         """Payloads of spans, by row id."""
-        found = find_many(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows)
-        return {row: self.payload(blob) for row, blob in found}
+        blobs = find_many(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows)
+        return {row: self.payload(blob) for row, blob in blobs}
 
     def run(self, trace_id: str, row: Sequence[Any]) -> Run:
         """The run of a row: trace, resource, payload and the columns of a fact."""
@@ -82,11 +104,14 @@ class Readers:
         self._places = threading.BoundedSemaphore(READERS)
         self._free: LifoQueue[Reader] = LifoQueue()
         self._all: list[Reader] = []
+        self._closed = False
 
     @contextmanager
     def one(self) -> Iterator[Reader]:
-        """A reader in one consistent snapshot of the file."""
+        """A reader in one consistent snapshot of the file. Raises `Refused` once the store is closed."""
         with self._places:
+            if self._closed:
+                raise Refused("the store is closed")
             try:
                 reader = self._take()
                 reader.db.execute("BEGIN")
@@ -111,7 +136,8 @@ class Readers:
         self._free.put(reader)
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, and give no more."""
+        self._closed = True
         for reader in self._all:
             reader.db.close()
 

@@ -1,57 +1,36 @@
-"""Small records as JSON text and back: what the control tables keep in their `data` columns."""
+"""Small records as JSON text and back: what the control tables keep in their `data` columns.
+
+A row may be older or newer than this program: a field that it does not know is left out, one that is missing has its
+default.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
-from assay.collector.records import Document, Example, Experiment, Key, QueueItem, Rule, Target
-from assay.collector.stores.sqlite._values import dumps, loads
+from assay.collector import _wire
+from assay.collector.errors import Refused
+from assay.collector.stores.sqlite._values import dumps
+
+T = TypeVar("T")
 
 
-def to_text(record: Example | Experiment | Rule | Key | QueueItem) -> str:
-    """A record as JSON."""
+def to_text(record: Any) -> str:
+    """A record as JSON; the same record always as the same text. Raises `Refused` for one that could not be read."""
     try:
-        return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
+        text = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
     except (TypeError, ValueError, RecursionError):
-        return dumps(asdict(record))
+        text = dumps(asdict(record))
+    try:
+        from_text(type(record), text)
+    except ValueError as error:
+        raise Refused(f"{record!r:.200} cannot be kept: {error}") from error
+    return text
 
 
-def example(text: str) -> Example:
-    """An example from its JSON."""
-    data = loads(text)
-    data["expected_documents"] = _documents(data["expected_documents"])
-    data["documents"] = _documents(data["documents"])
-    data["categories"] = tuple(data["categories"])
-    return Example(**data)
-
-
-def _documents(data: list[Mapping[str, Any]] | None) -> tuple[Document, ...] | None:
-    return None if data is None else tuple(Document(**document) for document in data)
-
-
-def experiment(text: str) -> Experiment:
-    """An experiment from its JSON."""
-    data = loads(text)
-    return Experiment(**{**data, "evaluators": tuple(data["evaluators"])})
-
-
-def rule(text: str) -> Rule:
-    """A rule from its JSON."""
-    data = loads(text)
-    return Rule(**{**data, "evaluators": tuple(data["evaluators"])})
-
-
-def key(text: str) -> Key:
-    """An API key's record from its JSON."""
-    data = loads(text)
-    return Key(**{**data, "scopes": tuple(data["scopes"])})
-
-
-def queue_item(text: str) -> QueueItem:
-    """An item of an annotation queue from its JSON."""
-    data = loads(text)
-    return QueueItem(**{**data, "target": Target(**data["target"])})
+def from_text(kind: type[T], text: str) -> T:
+    """A record from its JSON."""
+    return _wire.decode(kind, text)

@@ -1,119 +1,172 @@
-"""Lists of traces, and traces themselves."""
+"""The trace half: runs, feedback, and questions about them. `TraceStore` says what each verb promises."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 
-from assay.collector.errors import NotFound
-from assay.collector.filters import Filter
-from assay.collector.records import JSON, Feedback, Page, Trace, TraceSummary
-from assay.collector.stores.sqlite import _feedback
-from assay.collector.stores.sqlite._append import find_many
-from assay.collector.stores.sqlite._control import position
-from assay.collector.stores.sqlite._plan import Plan, plan
-from assay.collector.stores.sqlite._reader import Reader
-from assay.collector.stores.sqlite._values import dumps, loads
-from assay.collector.stores.sqlite._where import complete_sql
-
-PREVIEW = 300  # characters of inputs and outputs in a summary
-
-_SUMMARY = (
-    "t.id, t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
-    " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
-    f" t.example_id, t.repetition, t.root, {complete_sql()}"
+from assay.collector.filters import Filter, combined
+from assay.collector.records import (
+    JSON,
+    Bucket,
+    Feedback,
+    Page,
+    Retention,
+    Run,
+    SessionSummary,
+    Target,
+    Trace,
+    TraceSummary,
 )
+from assay.collector.stores import _amend
+from assay.collector.stores._both import Gone
+from assay.collector.stores.sqlite import _aggregate, _delete, _feedback, _lists, _maintenance, _summaries
+from assay.collector.stores.sqlite._codec import Batch, encode
+from assay.collector.stores.sqlite._half import Half, reads, writes
+from assay.collector.stores.sqlite._writer import Job
 
 
-def page(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[TraceSummary]:
-    """One page, latest start first."""
-    found = plan(reader.db, filter)
-    if cursor is not None:
-        found = found.after(*position(cursor))
-    rows = _rows(reader, found, limit + 1)
-    more = len(rows) > limit
-    rows = rows[:limit]
-    return Page(items=_summaries(reader, rows), next=f"{rows[-1][4]}.{rows[-1][0]}" if more else None)
+class SQLiteTraces(Half):
+    """Implements `TraceStore` on a file, but for `delete` and `prune`, and what `Both` asks of such a half."""
 
+    # runs
 
-def _rows(reader: Reader, found: Plan, limit: int) -> list[Any]:
-    sql = f"SELECT {_SUMMARY} FROM {found.source} WHERE {found.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
-    return reader.db.execute(sql, (*found.values, limit)).fetchall()
+    def write(self, batch: Batch) -> Future[None]:
+        """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
+        return self._file.writer.put(Job(weight=len(batch.facts), batch=batch))
 
+    def append_async(self, runs: Sequence[Run]) -> Future[None]:
+        """As `append`, without waiting. Raises `Unavailable` if too much waits."""
+        return self.write(encode(runs))
 
-def _summaries(reader: Reader, rows: Sequence[Any]) -> tuple[TraceSummary, ...]:
-    roots = reader.payloads([row[21] for row in rows])
-    latest: dict[int, dict[str, float | str | None]] = {}
-    sql = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
-    for trace, key, score, label in find_many(reader.db, sql, [row[0] for row in rows]):
-        latest.setdefault(trace, {})[key] = score if score is not None else label
-    return tuple(_summary(row, roots.get(row[21], {}), latest.get(row[0], {})) for row in rows)
+    def append(self, runs: Sequence[Run]) -> None:
+        if runs:
+            self.append_async(runs).result()
 
+    def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
+        plain = _amend.as_json(fields)
+        return self._file.write(lambda _: self._file.appender.amend(trace_id, span_id, plain))
 
-def _summary(row: Sequence[Any], root: dict[str, JSON], latest: dict[str, float | str | None]) -> TraceSummary:
-    return TraceSummary(
-        trace_id=row[1],
-        name=row[2],
-        kind=row[3],
-        start_ns=row[4],
-        duration_ns=max(0, row[5] - row[4]),
-        status=row[6],
-        error=row[7],
-        project=row[8],
-        environment=row[9],
-        span_count=row[10],
-        error_count=row[11],
-        input_tokens=row[12],
-        output_tokens=row[13],
-        cost=row[14],
-        session_id=row[15],
-        user_id=row[16],
-        tags=tuple(loads(row[17])) if row[17] else (),
-        experiment_id=row[18],
-        example_id=row[19],
-        repetition=row[20],
-        complete=bool(row[22]),
-        inputs=preview(root.get("inputs")),
-        outputs=preview(root.get("outputs")),
-        feedback=latest,
-    )
+    # feedback
 
+    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
+        kept = list(feedback)
+        if kept:
+            self._file.write(lambda db: _feedback.write(db, self._file.appender, kept))
 
-def preview(value: JSON) -> str:
-    """The beginning of a value, for display: text as it is, a single text argument without its name, else JSON."""
-    if isinstance(value, dict) and len(value) == 1 and isinstance(only := next(iter(value.values())), str):
-        value = only
-    text = "" if value is None else value if isinstance(value, str) else dumps(value)
-    return text if len(text) <= PREVIEW else text[: PREVIEW - 1] + "…"
+    def feedback(
+        self,
+        target: str | Target,
+        key: str,
+        score: float | bool | None = None,
+        *,
+        label: str | None = None,
+        comment: str | None = None,
+        author: str | None = None,
+        span_id: str | None = None,
+    ) -> Feedback:
+        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
+        kept = Feedback(target=aim, key=key, score=score, label=label, comment=comment, author=author, source="human")
+        self.add_feedback([kept])
+        return kept
 
+    @writes
+    def change_feedback(self, db: sqlite3.Connection, /, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+        return _feedback.change(db, self._file.appender, changes)
 
-def one(reader: Reader, trace_id: str) -> Trace:
-    """One trace. Raises `NotFound`."""
-    found = many(reader, [trace_id])
-    if not found:
-        raise NotFound(f"there is no trace {trace_id!r} in this store")
-    return found[0]
+    @writes
+    def delete_feedback(self, db: sqlite3.Connection, /, ids: Sequence[str]) -> int:
+        return _feedback.delete(db, ids)
 
+    # questions
 
-def many(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
-    """Several traces in the order asked."""
-    sql = f"SELECT t.trace_id, t.id, t.root, {complete_sql()} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
-    rows = {row[0]: row[1:] for row in find_many(reader.db, sql, dict.fromkeys(trace_ids))}
-    runs = reader.runs_of({row[0]: trace_id for trace_id, row in rows.items()})
-    roots = dict(find_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [r[1] for r in rows.values()]))
-    feedback = _feedback_of(reader, [row[0] for row in rows.values()])
-    found = []
-    for trace_id in dict.fromkeys(trace_ids):
-        if trace_id in rows:
-            key, root, complete = rows[trace_id]
-            top = next(run for run in runs[key] if run.span_id == roots[root])
-            found.append(Trace(top, tuple(runs[key]), tuple(feedback.get(key, ())), bool(complete)))
-    return found
+    def traces(
+        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+    ) -> Page[TraceSummary]:
+        with self._file.read() as reader:
+            return _summaries.page(reader, combined(filter, conditions), limit, cursor)
 
+    def trace(self, trace_id: str) -> Trace:
+        with self._file.read() as reader:
+            return _summaries.one(reader, trace_id)
 
-def _feedback_of(reader: Reader, keys: Sequence[int]) -> dict[int, list[Feedback]]:
-    found: dict[int, list[Feedback]] = {}
-    sql = _feedback.SELECT + " WHERE f.trace IN (%s) ORDER BY f.created_ns, f.rowid"
-    for row in find_many(reader.db, sql, keys):
-        found.setdefault(row[1], []).append(_feedback.read(row))
-    return found
+    def many(self, trace_ids: Sequence[str]) -> list[Trace]:
+        with self._file.read() as reader:
+            return _summaries.many(reader, trace_ids)
+
+    @reads
+    def feedbacks(
+        self,
+        db: sqlite3.Connection,
+        /,
+        filter: Filter | None = None,
+        *,
+        key: str | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        target: Target | None = None,
+        **conditions: object,
+    ) -> Page[Feedback]:
+        return _lists.feedbacks(db, combined(filter, conditions), key, target, limit, cursor)
+
+    @reads
+    def sessions(
+        self,
+        db: sqlite3.Connection,
+        /,
+        filter: Filter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        **conditions: object,
+    ) -> Page[SessionSummary]:
+        return _lists.sessions(db, combined(filter, conditions), limit, cursor)
+
+    @reads
+    def aggregate(
+        self,
+        db: sqlite3.Connection,
+        /,
+        filter: Filter | None = None,
+        *,
+        bucket_ns: int | None = None,
+        group_by: str | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:
+        return _aggregate.buckets(db, combined(filter, conditions), bucket_ns, group_by)
+
+    @reads
+    def values(self, db: sqlite3.Connection, /, field: str, *, limit: int = 100) -> list[str]:
+        return _lists.values(db, field, limit)
+
+    @reads
+    def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
+        return _lists.count(db)
+
+    # deletion
+
+    @reads
+    def passing(self, db: sqlite3.Connection, /, filter: Filter) -> Gone | None:
+        return _delete.passing(db, filter)
+
+    def remove(self, gone: Iterable[Gone]) -> int:
+        appender, total, tags = self._file.appender, 0, set[str]()
+        for lot in gone:
+            count, theirs = self._file.write(partial(_delete.remove, appender, lot))
+            total, tags = total + count, tags | theirs
+        if tags:
+            self._file.write(lambda _: _delete.forget_tags(appender, tags))
+        return total
+
+    def expire(self, rule: Retention) -> Filter | None:
+        with self._file.read() as reader:
+            expired = _maintenance.too_old(reader.db, rule)
+        if expired is not None and rule.project is None:
+            before = expired.until_ns or 0
+            self._file.write(lambda db: _delete.feedback_without_trace(db, before))
+        return expired
+
+    def vacuum(self) -> int:
+        return self._file.vacuum()

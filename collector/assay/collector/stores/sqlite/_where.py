@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from assay.collector.errors import Refused
-from assay.collector.filters import OPERATORS, Filter
+from assay.collector.filters import OPERATORS, Filter, words
 from assay.collector.stores.sqlite._values import dumps
 
 
@@ -26,12 +24,12 @@ _NOTHING = Filter()
 
 def conditions(filter: Filter) -> list[Condition]:
     """What must hold, all of it. Traces of which only feedback has arrived never pass."""
-    found = [Condition("t.span_count > 0")]
+    wanted = [Condition("t.span_count > 0")]
     for name in Filter.__slots__:
         value = getattr(filter, name)
         if value != getattr(_NOTHING, name):
-            found.extend(_WRITERS[name](value))
-    return found
+            wanted.extend(_WRITERS[name](value))
+    return wanted
 
 
 def _equals(column: str) -> Callable[[Any], list[Condition]]:
@@ -58,17 +56,19 @@ def _operator(operator: str) -> str:
     return "<>" if operator == "!=" else operator
 
 
-def _status(value: str) -> list[Condition]:
-    # The first half says nothing new, but lets SQLite use the index over traces with errors
-    return [Condition("t.error_count > 0 AND t.status = 'error'" if value == "error" else "t.status <> 'error'")]
+_STATUSES = {
+    "error": "t.error_count > 0 AND t.status = 'error'",  # the first half lets SQLite use the index over such traces
+    "ok": "t.status <> 'error'",
+    "unset": "t.status = 'unset'",
+}
 
 
 def _error(value: str) -> list[Condition]:
     """All words somewhere in the error of one run."""
-    words = value.split()
-    like = " AND ".join(["s.error LIKE ? ESCAPE '\\'"] * len(words)) or "1"
+    asked = value.split()
+    like = " AND ".join(["s.error LIKE ? ESCAPE '\\'"] * len(asked)) or "1"
     sql = f"t.error_count > 0 AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND {like})"
-    return [Condition(sql, tuple(f"%{_escaped(word)}%" for word in words))]
+    return [Condition(sql, tuple(f"%{_escaped(word)}%" for word in asked))]
 
 
 def _escaped(word: str) -> str:
@@ -126,21 +126,20 @@ def _text(value: str) -> list[Condition]:
     return [Condition(f"t.id IN ({ids})", (match,), ids, (match,))]
 
 
-# What FTS5's unicode61 takes for one word; a few letters of New Tai Lue and Vedic it knows as marks between words.
-_WORD = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
-
-
 def matching(text: str) -> str:
     """FTS5's form of "all of these words"; a word that ends in `*` stands for every word that begins so.
 
     What FTS5 would split has to come split, since the index knows no phrases: `e-mail` is `e` and `mail`.
     """
-    words = _WORD.findall(unicodedata.normalize("NFC", text))
-    return " ".join(f'"{word}"{star}' for word, star in words)
+    return " ".join(f'"{word}"{star}' for word, star in words(text))
 
 
 def _experiment(value: str) -> list[Condition]:
     return [Condition("t.experiment_id = ?", (value,)) if value else Condition("t.experiment_id IS NULL")]
+
+
+def _dataset(name: str) -> list[Condition]:
+    raise Refused(f"which experiments ran over dataset {name!r} is known to the control records: see `Both`")
 
 
 def _complete(value: bool) -> list[Condition]:
@@ -169,7 +168,7 @@ _WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
     "kind": _equals("kind"),
     "any_name": _element("names"),
     "any_kind": _element("kinds"),
-    "status": _status,
+    "status": lambda value: [Condition(_STATUSES[value])],
     "error": _error,
     "model": _model,
     "latency_ms": _compared("(t.end_ns - t.start_ns) / 1e6"),
@@ -185,10 +184,8 @@ _WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
     "skipped": _outcome("skip"),
     "text": _text,
     "experiment": _experiment,
-    "experiments": _one_of("experiment_id"),
-    "dataset": lambda name: [
-        Condition("t.experiment_id IN (SELECT e.id FROM experiments e WHERE e.dataset = ?)", (name,))
-    ],
+    "experiments": lambda ids: [Condition("t.experiment_id IN (SELECT value FROM json_each(?))", (dumps(ids),))],
+    "dataset": _dataset,
     "example": _equals("example_id"),
     "complete": _complete,
     "trace_ids": _one_of("trace_id"),

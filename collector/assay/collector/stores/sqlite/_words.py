@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from assay.collector.records import JSON
-from assay.collector.stores.sqlite._append import find_many, insert_many
 from assay.collector.stores.sqlite._reader import Reader
+from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many
 
 CHARACTERS = 200_000  # of one trace that are indexed, counted from its first span
 ROUND = 100  # traces per transaction; appends wait for it, some 10 ms
@@ -101,7 +101,7 @@ def put(writer: Reader, keys: Sequence[int], new: Sequence[Entry], disturbed: se
     last = dict(find_many(writer.db, "SELECT trace, max(id) FROM spans WHERE trace IN (%s) GROUP BY trace", keys))
     upto = {entry.trace: entry.upto for entry in new}
     done = [key for key in keys if key not in disturbed and last.get(key, 0) <= upto.get(key, 0)]
-    find_many(writer.db, "DELETE FROM unindexed WHERE trace IN (%s)", done)
+    delete_many(writer.db, "unindexed", "trace", done)
 
 
 def remove(writer: Reader, keys: Iterable[int]) -> None:
@@ -111,4 +111,4 @@ def remove(writer: Reader, keys: Iterable[int]) -> None:
     writer.db.executemany(
         "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", [(entry.trace, entry.text) for entry in gone]
     )
-    find_many(writer.db, "DELETE FROM indexed WHERE trace IN (%s)", upto)
+    delete_many(writer.db, "indexed", "trace", upto)

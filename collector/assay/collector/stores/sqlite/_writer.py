@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.stores.sqlite._codec import Batch
+from assay.collector.stores.sqlite._errors import translate
 
 T = TypeVar("T")
 
@@ -21,7 +22,6 @@ QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most;
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
 SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
 MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
-FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 @dataclass(slots=True)
@@ -66,10 +66,10 @@ class Writer:
         return self._weight
 
     def put(self, job: Job) -> Future[Any]:
-        """Queue a job. Raises `Unavailable` if too much waits already."""
+        """Queue a job. Raises `Unavailable` if too much waits already, `Refused` once the store is closed."""
         with self._ready:
             if self._closing:
-                raise Unavailable("the store is closed")
+                raise Refused("the store is closed")
             if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
                 raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
             self._jobs.append(job)
@@ -208,17 +208,3 @@ def _settle(job: Job) -> None:
         job.future.set_exception(job.result)
     else:
         job.future.set_result(job.result)
-
-
-def translate(error: Exception) -> Exception:
-    """A driver's error as the contract's: what may work later is `Unavailable`, a damaged file is `Refused`."""
-    if not isinstance(error, sqlite3.Error):
-        return error
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in FULL_CODES:
-        return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Unavailable(f"the database is locked by another program: {error}")
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Refused(f"the database is damaged: {error}; look with `assay db check`, or restore a copy of the file")
-    return StoreError(f"the database refused: {error}")

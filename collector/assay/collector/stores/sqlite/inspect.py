@@ -10,9 +10,9 @@ from typing import Any
 
 from assay.collector.errors import Refused
 from assay.collector.stores.sqlite import _maintenance
+from assay.collector.stores.sqlite._errors import translate
 from assay.collector.stores.sqlite._reader import Reader, connect_read_only
 from assay.collector.stores.sqlite._schema import APPLICATION_ID
-from assay.collector.stores.sqlite._writer import translate
 
 TABLES = """
 SELECT m.name AS "table", group_concat(c.name, ', ') AS columns FROM sqlite_schema m, pragma_table_info(m.name) c

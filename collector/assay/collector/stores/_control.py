@@ -1,143 +1,32 @@
-"""The two contracts that every store keeps. One conformance suite each runs over every implementation.
-
-Both are synchronous and safe to call from several threads. `assay.collector.aio(store)` gives the same verbs as
-coroutines. A store raises `StoreError` or one of its kinds, never an error of its driver.
-"""
+"""What a store of control records promises: datasets, experiments, rules and what rules share, keys, queues."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from assay.collector.filters import Filter
 from assay.collector.records import (
     JSON,
-    Bucket,
     Dataset,
     Decision,
     Example,
     Experiment,
-    Feedback,
     Key,
     Lease,
     Page,
     QueueItem,
     Retention,
     Rule,
-    Run,
-    SessionSummary,
-    Target,
-    Trace,
-    TraceSummary,
 )
-
-
-class TraceStore(Protocol):
-    """Spans and feedback. Appending is idempotent on (trace_id, span_id) and on the feedback's id."""
-
-    def append(self, runs: Sequence[Run]) -> None:
-        """Keep runs; returns only when they are durable. A run seen before is replaced by a fuller or later one.
-
-        Raises `Unavailable` when the store cannot keep them now; then none of them is acknowledged.
-        """
-
-    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        """Keep feedback; returns only when it is durable. The same id overwrites. The target need not have arrived."""
-
-    def feedback(
-        self,
-        target: str | Target,
-        key: str,
-        score: float | bool | None = None,
-        *,
-        label: str | None = None,
-        comment: str | None = None,
-        author: str | None = None,
-        span_id: str | None = None,
-    ) -> Feedback:
-        """Attach a person's feedback to a trace (its id) or any other target, and return what was kept."""
-
-    def change_feedback(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
-        """Change score, label, comment or metadata by id, `{id: {"score": 0.5}}`; returns what they are now.
-
-        A score or label makes the outcome "score". What it is about and whose it is cannot change (`Refused`). All or
-        nothing: an unknown id raises `NotFound`, which names it.
-        """
-
-    def delete_feedback(self, ids: Sequence[str]) -> int:
-        """Remove feedback by id; returns how many there were."""
-
-    def traces(
-        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
-    ) -> Page[TraceSummary]:
-        """Traces that pass, latest start first. `conditions` are `Filter` fields: `feedback=("concise", "<", 0.5)`."""
-
-    def trace(self, trace_id: str) -> Trace:
-        """One trace with all its runs and feedback. Raises `NotFound`."""
-
-    def many(self, trace_ids: Sequence[str]) -> list[Trace]:
-        """Several traces at once, in the order asked; those that are not there are left out."""
-
-    def feedbacks(
-        self,
-        filter: Filter | None = None,
-        *,
-        key: str | None = None,
-        limit: int = 1000,
-        cursor: str | None = None,
-        target: Target | None = None,
-        **conditions: object,
-    ) -> Page[Feedback]:
-        """Feedback on traces that pass (or on one target), newest first."""
-
-    def sessions(
-        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
-    ) -> Page[SessionSummary]:
-        """Sessions of the traces that pass, latest first."""
-
-    def aggregate(
-        self,
-        filter: Filter | None = None,
-        *,
-        bucket_ns: int | None = None,
-        group_by: str | None = None,
-        **conditions: object,
-    ) -> list[Bucket]:
-        """Counts, error rate, latency, tokens, cost and feedback over time; one bucket in all if `bucket_ns` is None.
-
-        `group_by` is one of project, environment, name, model, user, session, experiment.
-        """
-
-    def values(self, field: str, *, limit: int = 100) -> list[str]:
-        """Known values of project, environment, name, kind, model, tag, session, user or feedback (keys)."""
-
-    def count(self) -> Mapping[str, int]:
-        """How many spans, traces and feedbacks are stored and visible."""
-
-    def delete(self, filter: Filter | None = None, **conditions: object) -> int:
-        """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
-
-        An empty filter is refused, and so is a text without a word.
-        """
-
-    def prune(self, rule: Retention) -> int:
-        """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
-
-    def set_retention(self, rule: Retention) -> None:
-        """Keep a project's rule: `prune` is done with it about once an hour. One without limits takes it away."""
-
-    def retention(self) -> list[Retention]:
-        """The rules that are kept."""
-
-    def vacuum(self) -> int:
-        """Give the space of what was deleted back to the disk; returns how many bytes. Writing waits meanwhile."""
-
-    def close(self) -> None:
-        """Write what is queued, then let go. Closing twice is harmless."""
 
 
 class ControlStore(Protocol):
     """Datasets, experiments, rules, decisions, leases, budgets, keys and annotation queues: small and transactional."""
+
+    @property
+    def where(self) -> str:
+        """Where the store is, in words for people: its address or its path."""
+        ...
 
     def save_examples(
         self,
@@ -270,9 +159,11 @@ class ControlStore(Protocol):
     def resolve(self, item_id: str, status: str, assignee: str | None = None) -> bool:
         """Mark an item of a queue as done or skipped."""
 
+    def set_retention(self, rule: Retention) -> None:
+        """Keep a project's rule: `prune` is done with it about once an hour. One without limits takes it away."""
+
+    def retention(self) -> list[Retention]:
+        """The rules that are kept."""
+
     def close(self) -> None:
         """Write what is queued, then let go. Closing twice is harmless."""
-
-
-class Store(TraceStore, ControlStore, Protocol):
-    """What `connect()` returns: both contracts in one object."""

@@ -1,0 +1,166 @@
+"""Two halves as one store, and everything that crosses from one into the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any, NamedTuple, Protocol
+
+from assay.collector.errors import Refused
+from assay.collector.filters import CONDITIONS, Filter, combined, deletable
+from assay.collector.records import Experiment, Feedback, Page, Retention, Target
+
+OVER_TRACES = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
+EXPERIMENTS = 1_000_000  # of one dataset, at most
+
+
+class Gone(NamedTuple):
+    """Traces that go, and the sessions of which none is left then."""
+
+    traces: Sequence[str]
+    sessions: Sequence[str] = ()
+
+
+class TraceHalf(Protocol):
+    """What `Both` asks of a half that keeps traces, beside the verbs of `TraceStore` but `delete` and `prune`."""
+
+    @property
+    def where(self) -> str:
+        """Where it is, in words for people."""
+        ...
+
+    def passing(self, filter: Filter) -> Gone | None:
+        """Some of the traces that pass, a transaction's worth; None if there are none."""
+
+    def remove(self, gone: Iterable[Gone]) -> int:
+        """Remove traces with spans, text index and feedback, each lot as it comes; returns how many traces."""
+        ...
+
+    def expire(self, rule: Retention) -> Filter | None:
+        """The traces that a rule gives up now, if any; feedback of that age whose trace never came is removed here."""
+
+    def feedbacks(self, *, limit: int, target: Target) -> Page[Feedback]:
+        """As of `TraceStore`."""
+        ...
+
+    def delete_feedback(self, ids: Sequence[str]) -> int:
+        """As of `TraceStore`."""
+        ...
+
+    def close(self) -> None:
+        """Let go."""
+
+
+class ControlHalf(Protocol):
+    """What `Both` asks of a half that keeps control records, beside the verbs of `ControlStore`."""
+
+    @property
+    def where(self) -> str:
+        """Where it is, in words for people."""
+        ...
+
+    def forget(self, gone: Gone) -> None:
+        """Remove decisions and items of queues about traces and sessions that go."""
+
+    def experiments(self, *, dataset: str | None, limit: int) -> list[Experiment]:
+        """As of `ControlStore`."""
+        ...
+
+    def delete_experiment(self, id: str) -> bool:
+        """Remove an experiment's record; False if there was none."""
+        ...
+
+    def retention(self) -> list[Retention]:
+        """As of `ControlStore`."""
+        ...
+
+    def close(self) -> None:
+        """Let go."""
+
+
+class Both:
+    """A store of two halves: each verb is that of the half that has it, but for those that concern both.
+
+    Across its halves a store promises order and idempotence, never one transaction. The order is such that whatever
+    a crash leaves behind is found by doing the same again:
+
+    - Deleting (and pruning): first the control half forgets decisions and queues' items about some traces, then the
+      trace half removes these traces. After a crash in between the traces still pass, and are deleted next time.
+    - Deleting an experiment: its traces, then the feedback on it, last its record, by which it is found again.
+    - A condition on a dataset is looked up first, as the ids of its experiments: what is saved meanwhile is not seen.
+    """
+
+    def __init__(self, traces: TraceHalf, control: ControlHalf) -> None:
+        self._traces, self._control = traces, control
+        for half in (control, traces):
+            for name in dir(half):
+                if not name.startswith("_") and not hasattr(type(self), name):
+                    setattr(self, name, getattr(half, name))  # once, so that a verb costs nothing more
+        for name in OVER_TRACES:
+            setattr(self, name, self._over_datasets(getattr(traces, name)))
+
+    @property
+    def where(self) -> str:
+        """Where the halves are."""
+        return " and ".join(dict.fromkeys((self._traces.where, self._control.where)))
+
+    def __enter__(self) -> Both:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what is queued, then let go. Closing twice is harmless."""
+        self._traces.close()
+        self._control.close()
+
+    def delete(self, filter: Filter | None = None, **conditions: object) -> int:
+        """Remove the traces that pass, with all that speaks of them; returns how many traces."""
+        wanted = self._resolved(deletable(combined(filter, conditions)))
+        return self._traces.remove(self._forgotten(wanted))
+
+    def _forgotten(self, filter: Filter) -> Iterator[Gone]:
+        """What passes, lot by lot, each forgotten by the control half before it is given out to be removed."""
+        while gone := self._traces.passing(filter):
+            self._control.forget(gone)
+            yield gone
+
+    def prune(self, rule: Retention) -> int:
+        """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
+        expired = self._traces.expire(rule)
+        return 0 if expired is None else self.delete(expired)
+
+    def prune_by_rules(self) -> None:
+        """Do what the rules say that are kept."""
+        for rule in self._control.retention():
+            self.prune(rule)
+
+    def delete_experiment(self, id: str) -> bool:
+        """Remove an experiment with its traces and the feedback on it; False if there was none."""
+        if not id:  # as a condition it would mean all traces that belong to none
+            raise Refused("an experiment is deleted by its id, and an id is not empty")
+        self.delete(experiment=id)
+        while page := self._traces.feedbacks(target=Target(experiment_id=id), limit=1000):
+            self._traces.delete_feedback([feedback.id for feedback in page])
+        return self._control.delete_experiment(id)
+
+    def _over_datasets(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+        """A verb over the traces that pass, which may also be asked for those of a dataset."""
+
+        @wraps(verb)
+        def over(filter: Filter | None = None, **named: Any) -> Any:
+            conditions = {name: named.pop(name) for name in CONDITIONS if name in named}
+            return verb(self._resolved(combined(filter, conditions)), **named)
+
+        return over
+
+    def _resolved(self, filter: Filter) -> Filter:
+        """The same filter, with its dataset as the experiments over it."""
+        if filter.dataset is None:
+            return filter
+        ids = tuple(one.id for one in self._control.experiments(dataset=filter.dataset, limit=EXPERIMENTS))
+        if filter.experiments is not None:
+            ids = tuple(id for id in ids if id in filter.experiments)
+        return replace(filter, dataset=None, experiments=ids)

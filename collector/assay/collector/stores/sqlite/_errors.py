@@ -1,0 +1,41 @@
+"""The driver's errors as the contract's."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from assay.collector.errors import Refused, StoreError, Unavailable
+
+FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+
+
+def translate(error: Exception) -> Exception:
+    """What may work later is `Unavailable`, a damaged file is `Refused`; what is no error of SQLite stays as it is."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in FULL_CODES:
+        return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(f"the database is locked by another program: {error}")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Refused(f"the database is damaged: {error}; look with `assay db check`, or restore a copy of the file")
+    return StoreError(f"the database refused: {error}")
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """A driver's error about a file as one of the contract's, which names the file."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _about(path, error) from error
+
+
+def _about(path: str, error: sqlite3.Error) -> Exception:
+    if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error):
+        return Refused(f"cannot open {path!r}: is its folder there, and may this user write in it?")
+    translated = translate(error)
+    return type(translated)(f"{path!r}: {translated}") if isinstance(translated, StoreError) else error

@@ -1,0 +1,98 @@
+"""One SQLite file that this process holds: read on connections of their own, written by the one writer."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from assay.collector.stores.sqlite import _maintenance
+from assay.collector.stores.sqlite._append import Appender
+from assay.collector.stores.sqlite._errors import explained
+from assay.collector.stores.sqlite._lock import Lock
+from assay.collector.stores.sqlite._open import open_writable
+from assay.collector.stores.sqlite._reader import Reader, Readers
+from assay.collector.stores.sqlite._writer import Writer
+
+T = TypeVar("T")
+
+
+class File:
+    """Holds the file at `path`, which it makes if there is none, until `close`.
+
+    Raises `Refused` when another process (or another store in this one) writes the file, when the file is damaged,
+    newer than this Assay, or not Assay's.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        self._closed = threading.Lock()
+        with ExitStack() as opened:  # closes what was opened if the rest cannot be
+            self._lock = Lock(self.path)
+            opened.callback(self._lock.undo)
+            self._db = opened.enter_context(closing(open_writable(self.path)))
+            self._readers = opened.enter_context(closing(Readers(self.path)))
+            with explained(self.path):
+                self.appender = Appender(Reader(self._db))
+            opened.pop_all()
+        self.announce = self._lock.announce
+        self.writer = Writer(self._db, self.appender.write, self.appender.forget)
+
+    def read(self) -> AbstractContextManager[Reader]:
+        """A reader in one consistent snapshot of the file. Not to be asked for twice by one thread."""
+        return self._readers.one()
+
+    def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """Do something on the writing connection and wait until it is durable. May raise `Unavailable`."""
+        return self.writer.call(action)
+
+    def health(self) -> dict[str, float]:
+        """Numbers for whoever watches: what waits, how fast it is written, how far the text index is behind."""
+        with self.read() as reader:
+            waiting, since = reader.db.execute("SELECT count(*), min(since_ns) FROM unindexed").fetchone()
+        return {
+            "queued_spans": self.writer.depth,
+            "commits": self.writer.commits,
+            "last_commit_seconds": self.writer.last_commit_ns / 1e9,
+            "writable": int(self.writer.writable),
+            "text_index_waiting_traces": waiting,
+            "text_index_lag_seconds": max(0.0, (time.time_ns() - since) / 1e9) if since else 0.0,
+            "file_bytes": os.path.getsize(self.path),
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes, counts of rows, and projects with their share of the file."""
+        with self.read() as reader:
+            return _maintenance.stats(reader.db, self.path)
+
+    def check(self, *, deep: bool = False) -> list[str]:
+        """What is wrong with the file, in words; empty if it is sound. `deep` also reads every payload."""
+        with self.read() as reader:
+            return _maintenance.check(reader, deep)
+
+    def checkpoint(self) -> None:
+        """Move what the write-ahead log holds into the file, and cut the log to nothing."""
+        self.writer.alone(lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+
+    def vacuum(self) -> int:
+        """Drop what nothing refers to any more, and give its space back; returns how many bytes."""
+        self.checkpoint()
+        before = os.path.getsize(self.path)
+        self.write(_maintenance.drop_unused)
+        self.writer.alone(lambda db: db.execute("VACUUM"))
+        self.checkpoint()
+        return max(0, before - os.path.getsize(self.path))
+
+    def close(self) -> None:
+        """Write what is queued, then let go. Closing twice is harmless."""
+        if not self._closed.acquire(blocking=False):
+            return
+        self.writer.close()
+        self._readers.close()
+        self._db.close()
+        self._lock.release()

@@ -1,0 +1,113 @@
+"""Lists of traces, and traces themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from assay.collector.errors import NotFound
+from assay.collector.filters import Filter
+from assay.collector.records import JSON, Feedback, Page, Trace, TraceSummary
+from assay.collector.stores.sqlite import _feedback, _sql
+from assay.collector.stores.sqlite._plan import plan
+from assay.collector.stores.sqlite._reader import Reader
+from assay.collector.stores.sqlite._sql import find_many, position
+from assay.collector.stores.sqlite._values import dumps, loads
+from assay.collector.stores.sqlite._where import complete_sql
+
+PREVIEW = 300  # characters of inputs and outputs in a summary
+
+_SUMMARY = (
+    "t.id, t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
+    " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
+    f" t.example_id, t.repetition, t.root, {complete_sql()}"
+)
+
+
+def page(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[TraceSummary]:
+    """One page, latest start first."""
+    chosen = plan(reader.db, filter)
+    if cursor is not None:
+        chosen = chosen.after(*position(cursor))
+    sql = f"SELECT {_SUMMARY} FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
+    found = reader.db.execute(sql, (*chosen.values, limit + 1)).fetchall()
+    rows, next = _sql.page(found, limit, time=4, key=0)
+    return Page(items=_summaries(reader, rows), next=next)
+
+
+def _summaries(reader: Reader, rows: Sequence[Any]) -> tuple[TraceSummary, ...]:
+    roots = reader.payloads([row[21] for row in rows])
+    latest: dict[int, dict[str, float | str | None]] = {}
+    sql = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
+    for trace, key, score, label in find_many(reader.db, sql, [row[0] for row in rows]):
+        latest.setdefault(trace, {})[key] = score if score is not None else label
+    return tuple(_summary(row, roots.get(row[21], {}), latest.get(row[0], {})) for row in rows)
+
+
+def _summary(row: Sequence[Any], root: dict[str, JSON], latest: dict[str, float | str | None]) -> TraceSummary:
+    return TraceSummary(
+        trace_id=row[1],
+        name=row[2],
+        kind=row[3],
+        start_ns=row[4],
+        duration_ns=max(0, row[5] - row[4]),
+        status=row[6],
+        error=row[7],
+        project=row[8],
+        environment=row[9],
+        span_count=row[10],
+        error_count=row[11],
+        input_tokens=row[12],
+        output_tokens=row[13],
+        cost=row[14],
+        session_id=row[15],
+        user_id=row[16],
+        tags=tuple(loads(row[17])) if row[17] else (),
+        experiment_id=row[18],
+        example_id=row[19],
+        repetition=row[20],
+        complete=bool(row[22]),
+        inputs=preview(root.get("inputs")),
+        outputs=preview(root.get("outputs")),
+        feedback=latest,
+    )
+
+
+def preview(value: JSON) -> str:
+    """The beginning of a value, for display: text as it is, a single text argument without its name, else JSON."""
+    if isinstance(value, dict) and len(value) == 1 and isinstance(only := next(iter(value.values())), str):
+        value = only
+    text = "" if value is None else value if isinstance(value, str) else dumps(value)
+    return text if len(text) <= PREVIEW else text[: PREVIEW - 1] + "…"
+
+
+def one(reader: Reader, trace_id: str) -> Trace:
+    """One trace. Raises `NotFound`."""
+    traces = many(reader, [trace_id])
+    if not traces:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return traces[0]
+
+
+def many(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
+    """Several traces in the order asked."""
+    sql = f"SELECT t.trace_id, t.id, t.root, {complete_sql()} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
+    rows = {row[0]: row[1:] for row in find_many(reader.db, sql, dict.fromkeys(trace_ids))}
+    runs = reader.runs_of({row[0]: trace_id for trace_id, row in rows.items()})
+    roots = dict(find_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [r[1] for r in rows.values()]))
+    feedback = _feedback_of(reader, [row[0] for row in rows.values()])
+    traces = []
+    for trace_id in dict.fromkeys(trace_ids):
+        if trace_id in rows:
+            key, root, complete = rows[trace_id]
+            top = next(run for run in runs[key] if run.span_id == roots[root])
+            traces.append(Trace(top, tuple(runs[key]), tuple(feedback.get(key, ())), bool(complete)))
+    return traces
+
+
+def _feedback_of(reader: Reader, keys: Sequence[int]) -> dict[int, list[Feedback]]:
+    by_trace: dict[int, list[Feedback]] = {}
+    sql = _feedback.SELECT + " WHERE f.trace IN (%s) ORDER BY f.created_ns, f.rowid"
+    for row in find_many(reader.db, sql, keys):
+        by_trace.setdefault(row[1], []).append(_feedback.read(row))
+    return by_trace

@@ -1,0 +1,96 @@
+"""What crosses from one half of a store into the other: nothing of it leans on both being in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from assay.collector.errors import Unavailable
+from assay.collector.filters import Filter
+from assay.collector.records import Decision, Experiment, Retention, Target
+from assay.collector.stores import Serving, Store
+from assay.collector.stores._both import Both, Gone
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._control import SQLiteControl
+from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._traces import SQLiteTraces
+from collector.conformance_traces import (  # noqa: F401  run here over two files
+    names,
+    test_a_dataset_is_asked_for_like_any_condition,
+    test_an_empty_filter_deletes_nothing,
+    test_an_experiment_goes_with_its_traces_and_feedback,
+    test_deleting_many,
+    test_items_of_queues_go_with_their_traces_and_with_the_last_of_a_session,
+    test_pruning_by_age,
+    test_rules_of_retention_and_space,
+)
+from collector.making import SECOND, run
+
+
+class Stumbling(SQLiteTraces):
+    """Is away once what it shall remove has been forgotten elsewhere."""
+
+    def remove(self, gone: Iterable[Gone]) -> int:
+        next(iter(gone))
+        raise Unavailable("away")
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> Iterator[tuple[File, File]]:
+    files = File(tmp_path / "traces.db"), File(tmp_path / "control.db")
+    yield files
+    for file in files:
+        file.close()
+
+
+@pytest.fixture
+def store(halves: tuple[File, File]) -> Store:
+    return cast(Store, Both(SQLiteTraces(halves[0]), SQLiteControl(halves[1])))
+
+
+@pytest.fixture
+def stumbling(halves: tuple[File, File]) -> Store:
+    return cast(Store, Both(Stumbling(halves[0]), SQLiteControl(halves[1])))
+
+
+def test_two_halves_say_where_they_are_and_one_file_once(store: Store, tmp_path: Path) -> None:
+    assert store.where == f"{tmp_path / 'traces.db'} and {tmp_path / 'control.db'}"
+    with SQLiteStore(tmp_path / "assay.db") as one:
+        assert one.where == str(tmp_path / "assay.db")
+        assert isinstance(one, Serving)
+
+
+def test_a_deletion_that_was_cut_off_is_done_by_repeating_it(store: Store, stumbling: Store) -> None:
+    store.append([gone := run("gone"), run("stays")])
+    store.save_decisions([Decision(trace_id=gone.trace_id, rule="r", rule_version="1", verdict="done")])
+    with pytest.raises(Unavailable):
+        stumbling.delete(name="gone")
+    assert (names(store.traces()), len(store.decisions())) == (["stays", "gone"], 0)
+    assert store.delete(name="gone") == 1
+    assert names(store.traces()) == ["stays"]
+
+
+def test_the_deletion_of_an_experiment_that_was_cut_off_is_done_by_repeating_it(store: Store, stumbling: Store) -> None:
+    store.append([run(experiment_id="e")])
+    store.save_experiment(Experiment(id="e", name="n", dataset="d"))
+    store.feedback(Target(experiment_id="e"), "f1", 0.5)
+    with pytest.raises(Unavailable):
+        stumbling.delete_experiment("e")
+    assert store.experiment("e").name == "n"
+    assert store.delete_experiment("e")
+    assert store.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
+
+
+def test_pruning_by_the_rules_that_are_kept(store: Store) -> None:
+    store.append([run("old", project="p"), run("old", project="q"), run("new", project="p", start_ns=2**62)])
+    store.set_retention(Retention(project="p", max_age_ns=SECOND))
+    store.prune_by_rules()  # type: ignore[attr-defined]
+    assert [(one.name, one.project) for one in store.traces()] == [("new", "p"), ("old", "q")]
+
+
+def test_a_half_alone_does_not_know_datasets(halves: tuple[File, File]) -> None:
+    with pytest.raises(Exception, match="'d' is known to the control records"):
+        SQLiteTraces(halves[0]).traces(Filter(dataset="d"))
