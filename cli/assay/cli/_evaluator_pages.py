@@ -15,8 +15,7 @@ from typing import Any
 
 from assay.collector.records import Feedback, Run, Target, Trace, Usage
 from assay.evaluators import Metric, get, score
-from assay.evaluators.protocol._registry import factory, spec, specs
-from assay.evaluators.protocol._spec import Spec
+from assay.evaluators.protocol import Spec, factory, spec, specs
 
 TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
 root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)

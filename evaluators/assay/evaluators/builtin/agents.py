@@ -9,10 +9,8 @@ from typing import Any, Literal
 from assay.collector.records import JSON, Run, Trace
 from assay.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
 from assay.evaluators.builtin.json import InvalidJSON, loads
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, SECURE, TRANSPARENT, VALID
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, SECURE, TRANSPARENT, VALID
 
 Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
 MATCHES = ("strict", "unordered", "subset", "superset", "ordered")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from assay.evaluators.builtin._texts import text_of
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, SOUNDNESS, VALID
+from assay.evaluators.protocol import Metric, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
 
 Average = Literal["macro", "micro", "weighted", "binary"]
 AVERAGES = ("macro", "micro", "weighted", "binary")

@@ -7,10 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from assay.collector.records import Feedback, Trace
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import MONITORING, OUTCOMES
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import MONITORING, OUTCOMES
 
 
 @builtin(

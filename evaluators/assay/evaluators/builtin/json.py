@@ -11,9 +11,8 @@ from typing import Any
 from assay.collector.records import Document
 from assay.evaluators.builtin._patterns import search
 from assay.evaluators.builtin._verdicts import family, verdict
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import SECURE, VALID
+from assay.evaluators.protocol import Metric, builtin
+from assay.evaluators.protocol.standards import SECURE, VALID
 
 _FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 

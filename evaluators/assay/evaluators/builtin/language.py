@@ -12,9 +12,8 @@ from typing import Any
 from assay.collector.records import Document
 from assay.evaluators.builtin._texts import question_of, text_of
 from assay.evaluators.builtin._verdicts import family, verdict
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import VALID
+from assay.evaluators.protocol import Skip, builtin
+from assay.evaluators.protocol.standards import VALID
 
 Detector = Callable[[str], str | None]
 

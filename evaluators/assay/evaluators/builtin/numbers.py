@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 from assay.collector.records import Run, Trace
 from assay.evaluators.builtin._texts import text_of
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, SOUNDNESS, VALID
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
 
 Decimal = Literal[".", ","]
 Amount = Literal["input", "output", "total"]

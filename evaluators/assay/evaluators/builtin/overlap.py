@@ -15,10 +15,8 @@ from typing import Any, cast
 
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.builtin._tokens import tokenizer as tokenizer_of
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, VALID
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, VALID
 
 Rouge = tuple[float, float, float]  # precision, recall, F1
 

@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.collector.records import Case
-from assay.evaluators.protocol._binding import FIELDS
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import VALID
+from assay.evaluators.protocol import FIELDS, Metric, Skip, builtin
+from assay.evaluators.protocol.standards import VALID
 
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _SCORE = re.compile(

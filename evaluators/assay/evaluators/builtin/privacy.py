@@ -15,9 +15,8 @@ from assay.evaluators.builtin._phones import Regions, check_regions
 from assay.evaluators.builtin._texts import all_text_of
 from assay.evaluators.builtin._verdicts import family, verdict
 from assay.evaluators.builtin.text_matching import conditions_of
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import PRIVACY, SAFE, SECURE
+from assay.evaluators.protocol import Skip, builtin
+from assay.evaluators.protocol.standards import PRIVACY, SAFE, SECURE
 
 Find = Callable[[str], list[Finding]]
 ENCODINGS = ("base64", "base32", "base16", "hex", "encoding", "encoded")

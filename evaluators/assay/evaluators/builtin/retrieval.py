@@ -16,11 +16,8 @@ from math import isfinite, log2
 from typing import Any, Literal, TypeAlias
 
 from assay.collector.records import Document
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
-from assay.evaluators.scoring._cases import documents_of
+from assay.evaluators.protocol import Metric, Skip, builtin, documents_of
+from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 
 Mode = Literal["single_hit", "multi_hit"]
 Finder: TypeAlias = Callable[[Document], int | None]  # to the position among the distinct expected documents

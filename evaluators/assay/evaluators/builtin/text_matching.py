@@ -10,9 +10,8 @@ from assay.collector.records import Document
 from assay.evaluators.builtin._conditions import Condition, parse
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.builtin._verdicts import family, verdict
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import VALID
+from assay.evaluators.protocol import Skip, builtin
+from assay.evaluators.protocol.standards import VALID
 
 
 def matches(condition: str, text: str, *, seconds: float = 1.0) -> bool:

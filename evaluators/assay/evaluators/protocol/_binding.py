@@ -166,6 +166,14 @@ def is_of_a_set(function: Callable[..., Any]) -> bool:
     return any(parameter.name in PLURALS for parameter in _parameters(function))
 
 
+def asked_by(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a case that instances of a class must get when they are called, and those that they may."""
+    call = list(inspect.signature(kind.__call__).parameters.values())[1:]  # without self
+    asked = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
+    needs = tuple(parameter.name for parameter in asked if parameter.default is parameter.empty)
+    return needs, tuple(parameter.name for parameter in asked if parameter.default is not parameter.empty)
+
+
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from assay.evaluators.protocol._binding import FIELDS
-from assay.evaluators.protocol._evaluator import Evaluator, make
+from assay.evaluators.protocol._binding import asked_by
+from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol._make import make
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._spec import Spec
 
@@ -56,8 +55,7 @@ def describe(point: EntryPoint) -> Spec:
     """What can be read off it without parameters. Raises `ValueError` where it cannot be loaded."""
     thing = load(point)
     if isinstance(thing, type):
-        call = list(inspect.signature(thing.__call__).parameters.values())[1:]  # without self
-        needs, uses = arguments(call)
+        needs, uses = asked_by(thing)
         return _spec(point, needs, metrics=_metrics(point, thing), uses=uses)
     found = made(point, {}, {})
     return _spec(
@@ -75,13 +73,6 @@ def describe(point: EntryPoint) -> Spec:
 def _spec(point: EntryPoint, needs: tuple[str, ...], **said: Any) -> Spec:
     source = f"{point.value} of {package(point)}"
     return Spec(id=point.name, group=package(point), needs=needs, llm="documents" not in needs, source=source, **said)
-
-
-def arguments(parameters: Iterable[inspect.Parameter]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a case that a callable must get, and those that it may."""
-    fields = [one for one in parameters if one.name in FIELDS and one.name != "case"]
-    needs = tuple(one.name for one in fields if one.default is one.empty)
-    return needs, tuple(one.name for one in fields if one.default is not one.empty)
 
 
 def _instance(point: EntryPoint, kind: type, own: dict[str, Any]) -> Any:
