@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.collector.records import Case
-from assay.evaluators.protocol import FIELDS, Metric, Skip, builtin
+from assay.evaluators.protocol import Metric, Skip, builtin, value_of
 from assay.evaluators.protocol.standards import VALID
 
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
@@ -92,7 +92,7 @@ class Pipeline:
         offered = outputs if isinstance(outputs, Mapping) else {}
         arguments = dict(offered) if self._takes_all else {}
         for name, needed in self._asks:
-            value = offered[name] if name in offered else FIELDS[name](case) if name in FIELDS else None
+            value = offered[name] if name in offered else value_of(case, name)
             if value is not None:
                 arguments[name] = value
             elif needed:

@@ -4,7 +4,7 @@
 feedback; `_own` and `_table` hold our own evaluators, `_foreign` those of other packages, `_registry` finds them all.
 """
 
-from assay.evaluators.protocol._binding import FIELDS, Binding, BindingError
+from assay.evaluators.protocol._binding import Binding, BindingError, value_of
 from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._documents import document_of, documents_of
 from assay.evaluators.protocol._evaluator import Batch, Evaluator
@@ -18,7 +18,6 @@ from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import in_thread
 
 __all__ = [
-    "FIELDS",
     "Batch",
     "Binding",
     "BindingError",
@@ -45,4 +44,5 @@ __all__ = [
     "pause",
     "spec",
     "specs",
+    "value_of",
 ]

@@ -161,6 +161,11 @@ def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> Non
         raise BindingError(f"map: {unknown[0]!r} is no argument of the evaluator; it has {', '.join(sorted(asked))}")
 
 
+def value_of(case: Case, name: str) -> Any:
+    """What an argument of that name gets from a case; None where the case lacks it, or no case has such a field."""
+    return FIELDS[name](case) if name in FIELDS else None
+
+
 def is_of_a_set(function: Callable[..., Any]) -> bool:
     """Whether a callable asks for all cases at once: `cases`, or LangSmith's `runs` and `examples`."""
     return any(parameter.name in PLURALS for parameter in _parameters(function))
