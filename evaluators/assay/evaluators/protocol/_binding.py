@@ -69,18 +69,18 @@ class Binding:
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """The arguments, and the names of those that are required and missing."""
-        found: Arguments = dict(self.prepare(case)) if self.prepare else {}
+        arguments: Arguments = dict(self.prepare(case)) if self.prepare else {}
         missing = []
         for name, get in self.required:
-            value = found[name] if name in found else get(case)
+            value = arguments[name] if name in arguments else get(case)
             if value is None:
                 missing.append(name)
             else:
-                found[name] = value
+                arguments[name] = value
         for name, get in self.optional:
-            if name not in found and (value := get(case)) is not None:
-                found[name] = value
-        return found, missing
+            if name not in arguments and (value := get(case)) is not None:
+                arguments[name] = value
+        return arguments, missing
 
     def taken(self, arguments: Arguments) -> Sequence[Any]:
         """Those that are given by position, taken out of the arguments."""
@@ -101,14 +101,14 @@ class Binding:
         taken = left_out = 0
         lacking: set[str] = set()
         for case in cases:
-            found, missing = self.arguments(case)
+            arguments, missing = self.arguments(case)
             if missing:
                 left_out += 1
                 lacking.update(missing)
                 continue
             taken += 1
             for name, values in columns.items():
-                values.append(found.get(name))
+                values.append(arguments.get(name))
         absent = [name for name, _ in self.optional if all(value is None for value in columns[name])]
         return {name: columns[name] for name in columns if name not in absent}, taken, left_out, sorted(lacking)
 

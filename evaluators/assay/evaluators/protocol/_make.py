@@ -35,6 +35,15 @@ class Options(TypedDict, total=False):
     min_cases: int
 
 
+RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
+    "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
+    "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
+    "retries": ("a whole number, 0 or more", lambda value: isinstance(value, int) and value >= 0),
+    "max_cases": ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1),
+}
+
+
 class Origin(Options, total=False):
     """What the registry adds: under which name it is found again, and what else is known."""
 
@@ -101,14 +110,7 @@ def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[O
 
 def _check(options: Origin) -> None:
     """What would fail on every case, or be ignored on all. Raises `ValueError`."""
-    rules: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
-        "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
-        "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
-        "retries": ("a whole number, 0 or more", lambda value: isinstance(value, int) and value >= 0),
-        "max_cases": ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1),
-    }
-    for name, (words, holds) in rules.items():
+    for name, (words, holds) in RULES.items():
         value = options.get(name)
         if value is not None and not holds(value):
             raise ValueError(f"{name} is {words}, not {value!r:.200}")
