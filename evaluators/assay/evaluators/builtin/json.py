@@ -106,7 +106,7 @@ class JSONSchema:
                 for rank, document in enumerate(documents)
                 if _looks_like_json(document.content)
             ]
-            bad = [f"document {rank}: {found}" for rank, text in fragments if (found := self._problem(text))]
+            bad = [f"document {rank}: {wrong}" for rank, text in fragments if (wrong := self._problem(text))]
             context = not bad if fragments else None
         return verdict(
             "json_schema",
@@ -226,9 +226,9 @@ def _integer(digits: str) -> int | float:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
         raise InvalidJSON(f"the key {repeated!r} comes twice in one object")
-    return found
+    return members

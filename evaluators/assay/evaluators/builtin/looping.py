@@ -27,8 +27,8 @@ def repeated_share(text: str) -> float:
     """Length × count of the longest part that comes at least twice without overlaps, over the length of the text."""
     if not text:
         raise Skip("the text is empty")
-    found = longest_repeat(text)
-    return len(found.text) * found.count / len(text)
+    repeat = longest_repeat(text)
+    return len(repeat.text) * repeat.count / len(text)
 
 
 def compression_ratio(text: str) -> float:

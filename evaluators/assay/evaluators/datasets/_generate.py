@@ -55,16 +55,16 @@ def generate(
     """
     if isinstance(model, str):
         written = generate(source, _asking(model, client), per_source=per_source, on_error=on_error)
-        return [replace(one, metadata={**one.metadata, "model": model}) for one in written]
-    found: dict[str, Example] = {}
-    for one in source:
+        return [replace(example, metadata={**example.metadata, "model": model}) for example in written]
+    examples: dict[str, Example] = {}
+    for seed in source:
         try:
-            found.update({example.id: example for example in _of_one(one, model, per_source)})
+            examples.update({example.id: example for example in _of_one(seed, model, per_source)})
         except ModelSaid as error:
             if on_error is None:
                 raise
             on_error(error)
-    return list(found.values())
+    return list(examples.values())
 
 
 def _asking(name: str, client: Any) -> Model:
@@ -80,14 +80,14 @@ def _asking(name: str, client: Any) -> Model:
     return ask
 
 
-def _of_one(one: Any, model: Model, n: int) -> Iterator[Example]:
-    if isinstance(one, Example):
-        reference = _dumps(one.reference_outputs)
-        reply = model(LIKE_EXAMPLE.format(n=n, inputs=_dumps(one.inputs), reference=reference))
+def _of_one(seed: Any, model: Model, n: int) -> Iterator[Example]:
+    if isinstance(seed, Example):
+        reference = _dumps(seed.reference_outputs)
+        reply = model(LIKE_EXAMPLE.format(n=n, inputs=_dumps(seed.inputs), reference=reference))
         for row in _rows(reply):
-            yield replace(_example(row, reply), base_id=one.id, id="")
+            yield replace(_example(row, reply), base_id=seed.id, id="")
     else:
-        (document,) = documents_of([one])
+        (document,) = documents_of([seed])
         reply = model(ABOUT_DOCUMENT.format(n=n, content=document.content))
         for row in _rows(reply):
             yield replace(_example(row, reply), expected_documents=(_without_score(document),), id="")
