@@ -11,7 +11,7 @@ from assay.cli import _evaluator_pages as made
 from assay.cli._app import app
 from assay.collector.records import Run
 from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators.protocol._registry import specs
+from assay.evaluators.protocol import specs
 
 DOCS = Path(__file__).parents[2] / "docs" / "evaluators"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.collector.records import Feedback, Run, Target, Trace, Usage
-from assay.evaluators import Metric, get, score
-from assay.evaluators.protocol._registry import factory, spec, specs
-from assay.evaluators.protocol._spec import Spec
+from assay.evaluators import Metric, get, protocol, score
+from assay.evaluators.protocol import Spec
 
 TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
 root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)
@@ -30,48 +29,49 @@ votes = [
 trace = Trace(root, (root, search, plan, send), tuple(votes))
 """
 IMPORT = "from assay.evaluators import get, score\n"
+SHOW = "for feedback in results:\n    print(feedback.key, feedback.outcome, feedback.score)"
 HEADER = "from assay.collector.records import Feedback, Run, Target, Trace, Usage\n"
 
 
 def page(id: str, *, example: bool = True) -> str:
     """One evaluator as Markdown: definition, source, needs, parameters, metrics, an executed example."""
-    said = spec(id)
-    parts = [f"# {id}", _definition(id), _facts(said), "## Metrics", _metrics(said.metrics), *_parameters(id)]
-    if example and said.example:
-        parts += ["## Example", *_example(said)]
+    spec = protocol.spec(id)
+    parts = [f"# {id}", _definition(id), _facts(spec), "## Metrics", _metrics(spec.metrics), *_parameters(id)]
+    if example and spec.example:
+        parts += ["## Example", *_example(spec)]
     return "\n\n".join(parts) + "\n"
 
 
 def index() -> str:
     """All evaluators as a table, by group."""
     rows = ["| id | group | needs | metrics | for |", "|---|---|---|---|---|"]
-    for said in sorted(specs(), key=lambda one: (one.group, one.id)):
-        keys = ", ".join(metric.key for metric in said.metrics)
-        rows.append(f"| [{said.id}]({said.id}.md) | {said.group} | {needs(said)} | {keys} | {compatible(said)} |")
+    for spec in sorted(protocol.specs(), key=lambda spec: (spec.group, spec.id)):
+        keys = ", ".join(metric.key for metric in spec.metrics)
+        rows.append(f"| [{spec.id}]({spec.id}.md) | {spec.group} | {needs(spec)} | {keys} | {compatible(spec)} |")
     return "\n".join([_INTRODUCTION, *rows, ""])
 
 
 def pages() -> dict[str, str]:
     """The file names of docs/evaluators and what stands in them."""
-    return {"README.md": index(), **{f"{said.id}.md": page(said.id) for said in specs()}}
+    return {"README.md": index(), **{f"{spec.id}.md": page(spec.id) for spec in protocol.specs()}}
 
 
-def needs(said: Spec) -> str:
+def needs(spec: Spec) -> str:
     """What must be there and, in parentheses, what is used if it is."""
-    table = said.needed
+    table = spec.needed
     must = [name for name, need in table.items() if need == "yes"]
     may = [f"({name})" for name, need in table.items() if need == "optional"]
     return ", ".join([*must, *may])
 
 
-def compatible(said: Spec) -> str:
+def compatible(spec: Spec) -> str:
     """Whether it makes sense for a model alone, for retrieval and generation, or both."""
-    return ", ".join(name for name, holds in (("LLM", said.llm), ("RAG", said.rag)) if holds)
+    return ", ".join(name for name, holds in (("LLM", spec.llm), ("RAG", spec.rag)) if holds)
 
 
 def parameters(id: str) -> dict[str, Any]:
     """The evaluator's own parameters with their defaults; `inspect.Parameter.empty` where there is none."""
-    made_by = factory(id)
+    made_by = protocol.factory(id)
     if dataclasses.is_dataclass(made_by):
         return {field.name: _default(field) for field in dataclasses.fields(made_by) if field.init}
     known = inspect.signature(made_by).parameters if isinstance(made_by, type) else {}
@@ -90,19 +90,19 @@ what is used when it is there. A case that lacks a need is skipped, never scored
 
 
 def _definition(id: str) -> str:
-    return inspect.getdoc(factory(id)) or ""
+    return inspect.getdoc(protocol.factory(id)) or ""
 
 
-def _facts(said: Spec) -> str:
-    checked = [("Numbers checked against", said.canonical)] if said.canonical else []
+def _facts(spec: Spec) -> str:
+    checked = [("Numbers checked against", spec.canonical)] if spec.canonical else []
     rows = [
-        ("Defined by", said.source),
+        ("Defined by", spec.source),
         *checked,
-        ("Needs", needs(said)),
-        ("Makes sense for", compatible(said)),
-        ("Level", "all cases together" if said.summary else "each case"),
-        ("Standards (our reading)", ", ".join(said.standards)),
-        ("Version", said.version),
+        ("Needs", needs(spec)),
+        ("Makes sense for", compatible(spec)),
+        ("Level", "all cases together" if spec.summary else "each case"),
+        ("Standards (our reading)", ", ".join(spec.standards)),
+        ("Version", spec.version),
     ]
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
@@ -143,11 +143,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return inspect.Parameter.empty
 
 
-def _example(said: Spec) -> Iterator[str]:
-    trace = f"{HEADER}{IMPORT}\n{TRACE}\n" if said.example.endswith(", trace") else f"{IMPORT}\n"
-    code = f"{trace}{_call(said.example)}\nfor one in found:\n    print(one.key, one.outcome, one.score)"
-    yield f"```python\n{code}\n```"
-    lines = [f"{one.key} {one.outcome} {one.score}" for one in run_example(said)]
+def _example(spec: Spec) -> Iterator[str]:
+    trace = f"{HEADER}{IMPORT}\n{TRACE}\n" if spec.example.endswith(", trace") else f"{IMPORT}\n"
+    yield f"```python\n{trace}{_call(spec.example)}\n{SHOW}\n```"
+    lines = [f"{feedback.key} {feedback.outcome} {feedback.score}" for feedback in run_example(spec)]
     yield "```text\n" + "\n".join(lines) + "\n```"
 
 
@@ -156,12 +155,12 @@ def _call(example: str) -> str:
     source = f"score({example})"
     call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
-    values = [ast.get_source_segment(source, one) for one in call.args]
-    values += [f"{one.arg}={ast.get_source_segment(source, one.value)}" for one in call.keywords]
-    return "\n".join(["found = score(", *(f"    {value}," for value in values), ")"])
+    values = [ast.get_source_segment(source, argument) for argument in call.args]
+    values += [f"{keyword.arg}={ast.get_source_segment(source, keyword.value)}" for keyword in call.keywords]
+    return "\n".join(["results = score(", *(f"    {value}," for value in values), ")"])
 
 
-def run_example(said: Spec) -> list[Feedback]:
+def run_example(spec: Spec) -> list[Feedback]:
     """What the evaluator says of its example."""
     names: dict[str, Any] = {
         "Feedback": Feedback,
@@ -173,8 +172,8 @@ def run_example(said: Spec) -> list[Feedback]:
         "score": score,
     }
     exec(TRACE, names)
-    found: list[Feedback] = eval(f"score({said.example})", names)
-    return found
+    feedback: list[Feedback] = eval(f"score({spec.example})", names)
+    return feedback
 
 
 def write(folder: Path) -> None:

@@ -11,8 +11,7 @@ import typer
 
 from assay.cli._common import JsonOption, StoreOption, console, emit, notes, opened, short, table
 from assay.evaluators import get, names, score
-from assay.evaluators.protocol._registry import spec, specs
-from assay.evaluators.protocol._spec import Spec
+from assay.evaluators.protocol import Spec, spec, specs
 
 app = typer.Typer(
     help="Evaluators: what there is, what they need, one by hand.",

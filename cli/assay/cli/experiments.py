@@ -208,7 +208,7 @@ def _cells(record: Record) -> tuple[str, ...]:
 
 def _write(experiment: Any, file: Path) -> int:
     """Write runs in the way that the file's ending says; returns how many there were."""
-    from assay.evaluators.datasets._write import write_rows
+    from assay.evaluators.datasets import write_rows
 
     ending = file.suffix.lower()
     if ending == ".html":

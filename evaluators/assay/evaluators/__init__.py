@@ -4,10 +4,7 @@ from assay.collector._extras import needing
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
-    from assay.evaluators.protocol._evaluator import Evaluator, as_evaluator, evaluator
-    from assay.evaluators.protocol._metric import Metric
-    from assay.evaluators.protocol._outcomes import Skip
-    from assay.evaluators.protocol._registry import from_dict, get, names
+    from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
     from assay.evaluators.scoring._cases import case_of
     from assay.evaluators.scoring._score import ascore, score
 

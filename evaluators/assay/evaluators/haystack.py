@@ -15,8 +15,7 @@ from typing import Any
 
 from assay.collector.records import Document
 from assay.evaluators.builtin import retrieval
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.scoring._cases import documents_of
+from assay.evaluators.protocol import Skip, documents_of
 
 Documents = Sequence[Sequence[Any]]
 
@@ -46,7 +45,7 @@ class AnswerExactMatchEvaluator:
     def run(self, ground_truth_answers: Sequence[str], predicted_answers: Sequence[str]) -> dict[str, Any]:
         """`individual_scores` (0 or 1 each) and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
         _check("answers", ground_truth_answers, predicted_answers)
-        scores = [int(truth == said) for truth, said in zip(ground_truth_answers, predicted_answers, strict=True)]
+        scores = [int(truth == answer) for truth, answer in zip(ground_truth_answers, predicted_answers, strict=True)]
         return {"individual_scores": scores, "score": sum(scores) / len(scores)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,24 +168,25 @@ def _name(mode: str | RecallMode) -> retrieval.Mode:
     return "single_hit" if str(mode) == "single_hit" else "multi_hit"
 
 
-def _over(score: Callable[..., float], wanted: Documents, found: Documents) -> dict[str, Any]:
-    _check("documents", wanted, found)
-    scores = [_or_zero(score, documents_of(got), documents_of(truth)) for truth, got in zip(wanted, found, strict=True)]
+def _over(score: Callable[..., float], wanted: Documents, retrieved: Documents) -> dict[str, Any]:
+    _check("documents", wanted, retrieved)
+    pairs = zip(wanted, retrieved, strict=True)
+    scores = [_or_zero(score, documents_of(given), documents_of(truths)) for truths, given in pairs]
     return {"score": sum(scores) / len(scores), "individual_scores": scores}
 
 
-def _or_zero(score: Callable[..., float], found: Sequence[Document], wanted: Sequence[Document]) -> float:
+def _or_zero(score: Callable[..., float], retrieved: Sequence[Document], wanted: Sequence[Document]) -> float:
     try:
-        return score(found, wanted)
+        return score(retrieved, wanted)
     except Skip:  # nothing is expected: 0 in Haystack
         return 0.0
 
 
-def _check(what: str, truths: Sequence[Any], found: Sequence[Any]) -> None:
-    if not truths or not found:
+def _check(what: str, truths: Sequence[Any], given: Sequence[Any]) -> None:
+    if not truths or not given:
         raise ValueError(f"the lists of expected and given {what} must not be empty")
-    if len(truths) != len(found):
-        raise ValueError(f"{len(truths)} lists of expected {what} for {len(found)} given ones: they must be as many")
+    if len(truths) != len(given):
+        raise ValueError(f"{len(truths)} lists of expected {what} for {len(given)} given ones: they must be as many")
 
 
 def _to_dict(evaluator: object, **parameters: Any) -> dict[str, Any]:

@@ -38,13 +38,13 @@ class Artifact:
 def artifacts_of(outputs: Any, directory: str | None) -> list[Artifact]:
     """Artifacts named in outputs, and all files below a directory. Raises `ValueError` for what is no artifact."""
     named = outputs.get("artifacts", []) if isinstance(outputs, Mapping) else outputs
-    found = [_artifact(one, directory) for one in named] if isinstance(named, list | tuple) else []
+    artifacts = [_artifact(item, directory) for item in named] if isinstance(named, list | tuple) else []
     if directory is not None:
-        known = {artifact.path for artifact in found}
+        known = {artifact.path for artifact in artifacts}
         root = Path(directory)
         files = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-        found += [Artifact(path, directory=directory) for path in files if path not in known]
-    return found
+        artifacts += [Artifact(path, directory=directory) for path in files if path not in known]
+    return artifacts
 
 
 def check(artifact: Artifact, expected: Mapping[str, Any]) -> list[str]:
@@ -79,7 +79,7 @@ def _check_file(artifact: Artifact, expected: Mapping[str, Any]) -> list[str]:
     if not data.strip():
         return ["is empty"]
     checks: list[Callable[[Artifact, bytes, Mapping[str, Any]], list[str]]] = [_size, _texts, _json, _pages]
-    return [problem for one in checks for problem in one(artifact, data, expected)]
+    return [problem for find in checks for problem in find(artifact, data, expected)]
 
 
 def _size(artifact: Artifact, data: bytes, expected: Mapping[str, Any]) -> list[str]:
@@ -106,12 +106,12 @@ def _json(artifact: Artifact, data: bytes, expected: Mapping[str, Any]) -> list[
 
 
 def _field(row: Any, path: str, value: Any) -> str | None:
-    found = row
+    inner = row
     for step in path.split("."):
-        if not isinstance(found, Mapping) or step not in found:
+        if not isinstance(inner, Mapping) or step not in inner:
             return f"has no field {path!r}"
-        found = found[step]
-    return None if found == value else f"has {path!r} {found!r:.100}, not {value!r:.100}"
+        inner = inner[step]
+    return None if inner == value else f"has {path!r} {inner!r:.100}, not {value!r:.100}"
 
 
 def _pages(artifact: Artifact, data: bytes, expected: Mapping[str, Any]) -> list[str]:
@@ -123,14 +123,14 @@ def _pages(artifact: Artifact, data: bytes, expected: Mapping[str, Any]) -> list
     return [] if count >= expected["pages"] else [f"has {count} pages, fewer than {expected['pages']}"]
 
 
-def _artifact(one: Any, directory: str | None) -> Artifact:
-    if isinstance(one, str):
-        return Artifact(one, directory=directory)
-    if isinstance(one, Mapping) and isinstance(one.get("path"), str):
-        content = one.get("content")
+def _artifact(item: Any, directory: str | None) -> Artifact:
+    if isinstance(item, str):
+        return Artifact(item, directory=directory)
+    if isinstance(item, Mapping) and isinstance(item.get("path"), str):
+        content = item.get("content")
         known = content is None or isinstance(content, str | bytes)
-        return Artifact(one["path"], content if known else _written(content), directory)
-    raise ValueError(f"an artifact is a path or {{'path': …, 'content': …}}, not {one!r:.200}")
+        return Artifact(item["path"], content if known else _written(content), directory)
+    raise ValueError(f"an artifact is a path or {{'path': …, 'content': …}}, not {item!r:.200}")
 
 
 def _written(content: Any) -> str:

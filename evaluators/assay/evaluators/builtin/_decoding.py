@@ -19,13 +19,13 @@ _WRAPPED = re.compile(r"(?:[A-Za-z0-9+/]{60,76}\r?\n)+[A-Za-z0-9+/]{1,76}={0,2}"
 
 def decoded(text: str, depth: int = DEPTH) -> list[str]:
     """The readable texts that are encoded in a text, outer ones first."""
-    found: list[str] = []
+    texts: list[str] = []
     for hidden in _candidates(text):
-        if hidden not in found:
-            found.append(hidden)
+        if hidden not in texts:
+            texts.append(hidden)
             if depth > 1:
-                found += [deeper for deeper in decoded(hidden, depth - 1) if deeper not in found]
-    return found
+                texts += [deeper for deeper in decoded(hidden, depth - 1) if deeper not in texts]
+    return texts
 
 
 def _candidates(text: str) -> list[str]:

@@ -173,13 +173,13 @@ def ibans(text: str) -> Iterator[tuple[int, int]]:
             yield match.start(), match.start() + length  # else it is the middle of something longer
 
 
-def _length_of_iban(found: str) -> int:
+def _length_of_iban(text: str) -> int:
     """How much of what was found is the number, for a word may follow; 0 if none is there."""
-    wanted = _IBAN_LENGTHS.get(found[:2], 0)
-    taken = [place for place, character in enumerate(found) if character.isalnum()][:wanted]
+    wanted = _IBAN_LENGTHS.get(text[:2], 0)
+    taken = [place for place, character in enumerate(text) if character.isalnum()][:wanted]
     if not wanted or len(taken) < wanted:
         return 0
-    account = "".join(found[place] for place in taken)
+    account = "".join(text[place] for place in taken)
     remainder = int("".join(str(int(character, 36)) for character in account[4:] + account[:4])) % 97
     return taken[-1] + 1 if remainder == 1 else 0
 
@@ -280,29 +280,29 @@ def find_pii(text: str, kinds: str | Sequence[str] | None = None, *, region: Reg
     """Personal data in a text, by place (not counting characters of no width). Raises `ValueError` for an unknown kind
     or region.
     """
-    found = []
-    text = text if text.isascii() else _plain(text)
+    findings = []
+    text = text if text.isascii() else _plainly_written(text)
     for kind in check_kinds(kinds, PII):
         finder = PII[kind]
         places = phones(text, region) if kind == "phone" else finder(text)
-        found += [Finding(kind, start, end) for start, end in places]
-    return _without_overlaps(found)
+        findings += [Finding(kind, start, end) for start, end in places]
+    return _without_overlaps(findings)
 
 
-def _plain(text: str) -> str:
+def _plainly_written(text: str) -> str:
     text = _OTHER_DIGIT.sub(lambda match: str(unicodedata.decimal(match.group())), text.translate(_PLAIN))
     return _BESIDE.sub(" ", text)
 
 
 def find_secrets(text: str, kinds: str | Sequence[str] | None = None) -> list[Finding]:
     """Secrets in a text, by place. Raises `ValueError` for an unknown kind."""
-    found = []
+    findings = []
     lower = text.lower()
     for kind in check_kinds(kinds, SECRETS):
         hints, pattern = SECRETS[kind]
         if any(hint in lower for hint in hints):
-            found += [Finding(kind, *match.span()) for match in pattern.finditer(text)]
-    return sorted(found, key=lambda finding: finding.start)
+            findings += [Finding(kind, *match.span()) for match in pattern.finditer(text)]
+    return sorted(findings, key=lambda finding: finding.start)
 
 
 def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
@@ -315,11 +315,11 @@ def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) 
     return list(known) if kinds is None else list(kinds)
 
 
-def _without_overlaps(found: list[Finding]) -> list[Finding]:
+def _without_overlaps(findings: list[Finding]) -> list[Finding]:
     """A card's digits may read as a telephone number: what was found first, in the order of kinds, stays."""
     kept: list[Finding] = []  # by place, so that thousands in a text are no thousands squared
-    for one in found:
-        place = bisect_left(kept, one.end, key=lambda finding: finding.start)
-        if place == 0 or kept[place - 1].end <= one.start:
-            kept.insert(place, one)
+    for finding in findings:
+        place = bisect_left(kept, finding.end, key=lambda earlier: earlier.start)
+        if place == 0 or kept[place - 1].end <= finding.start:
+            kept.insert(place, finding)
     return kept

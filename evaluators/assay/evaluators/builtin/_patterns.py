@@ -12,10 +12,10 @@ def search(pattern: str, text: str, *, flags: str = "", seconds: float = 1.0) ->
     Raises `TimeoutError` when the search takes longer than `seconds`, `ValueError` for a pattern that is none.
     """
     try:
-        found = compiled(pattern, flags).search(text, timeout=seconds)
+        match = compiled(pattern, flags).search(text, timeout=seconds)
     except TimeoutError as error:
         raise TimeoutError(f"searching for {pattern!r} took more than {seconds} s") from error
-    return None if found is None else str(found.group())
+    return None if match is None else str(match.group())
 
 
 @lru_cache(maxsize=1024)

@@ -47,17 +47,17 @@ def phones(text: str, region: Regions = None) -> Iterator[Span]:
         yield from _moved(match.start(), _numbers(re.sub(r"\A00", " +", match.group()), ""))
     if region is None:
         yield from _at_home(text)
-    for one in (region,) if isinstance(region, str) else region or ():
-        yield from _numbers(text, one)
+    for country in (region,) if isinstance(region, str) else region or ():
+        yield from _numbers(text, country)
 
 
 def check_regions(region: Regions) -> None:
     """Raises `ValueError` for a region that phonenumbers does not know."""
     import phonenumbers
 
-    for one in (region,) if isinstance(region, str) else region or ():
-        if one not in phonenumbers.SUPPORTED_REGIONS:
-            raise ValueError(f"a region is a country in two capital letters, such as 'US', not {one!r}")
+    for country in (region,) if isinstance(region, str) else region or ():
+        if country not in phonenumbers.SUPPORTED_REGIONS:
+            raise ValueError(f"a region is a country in two capital letters, such as 'US', not {country!r}")
 
 
 def _at_home(text: str) -> Iterator[Span]:
@@ -101,7 +101,7 @@ def _numbers(text: str, region: str, *, grouped: bool = False) -> list[Span]:
     from phonenumbers import Leniency, PhoneNumberMatcher
 
     leniency = Leniency.STRICT_GROUPING if grouped else Leniency.VALID
-    return [(one.start, one.end) for one in PhoneNumberMatcher(text, region or None, leniency=leniency)]
+    return [(match.start, match.end) for match in PhoneNumberMatcher(text, region or None, leniency=leniency)]
 
 
 def _moved(by: int, spans: Iterable[Span]) -> Iterator[Span]:

@@ -124,13 +124,13 @@ _NEVER_ENDS = frozenset(
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text, stripped, none empty."""
-    found, start = [], 0
+    parts, start = [], 0
     for match in _END.finditer(text):
         if _ends(text, start, match):
-            found.append(text[start : match.end()].strip())
+            parts.append(text[start : match.end()].strip())
             start = match.end()
-    found.append(text[start:].strip())
-    return [sentence for sentence in found if sentence]
+    parts.append(text[start:].strip())
+    return [sentence for sentence in parts if sentence]
 
 
 def _ends(text: str, start: int, match: re.Match[str]) -> bool:

@@ -43,13 +43,13 @@ def all_text_of(value: Any) -> str:
         value = value[-1]
     lines, waiting = [], [("", value)]
     while waiting:
-        name, one = waiting.pop()
-        if isinstance(one, Mapping):
-            waiting += [(f"{key}: ", inner) for key, inner in list(one.items())[::-1]]
-        elif isinstance(one, list | tuple):
-            waiting += [(name, inner) for inner in reversed(one)]
+        name, inner = waiting.pop()
+        if isinstance(inner, Mapping):
+            waiting += [(f"{key}: ", member) for key, member in list(inner.items())[::-1]]
+        elif isinstance(inner, list | tuple):
+            waiting += [(name, member) for member in reversed(inner)]
         else:
-            lines.append(f"{name}{one}")
+            lines.append(f"{name}{inner}")
     return "\n".join(lines)
 
 

@@ -59,10 +59,10 @@ def _nltk() -> Tokenizer:
     from nltk.tokenize import NLTKWordTokenizer as Theirs
 
     inner = [*Theirs.STARTING_QUOTES, *Theirs.PUNCTUATION, Theirs.PARENS_BRACKETS, Theirs.DOUBLE_DASHES]
-    apart = [(one, r" \1 \2 ") for one in (*Theirs.CONTRACTIONS2, *Theirs.CONTRACTIONS3)]
+    apart = [(pattern, r" \1 \2 ") for pattern in (*Theirs.CONTRACTIONS2, *Theirs.CONTRACTIONS3)]
     theirs = cast(Tokenizer, Theirs().tokenize)
     first, then = (
-        [(re.compile(one.pattern).sub, by) for one, by in steps] for steps in (inner, Theirs.ENDING_QUOTES + apart)
+        [(re.compile(rule.pattern).sub, by) for rule, by in steps] for steps in (inner, Theirs.ENDING_QUOTES + apart)
     )
 
     def split(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol import Metric
 
 SUFFIXES = ("", "_fail", "_retrieval_fail", "_generation_fail", "_parse_fail")
 

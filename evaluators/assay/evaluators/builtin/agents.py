@@ -9,10 +9,8 @@ from typing import Any, Literal
 from assay.collector.records import JSON, Run, Trace
 from assay.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
 from assay.evaluators.builtin.json import InvalidJSON, loads
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, SECURE, TRANSPARENT, VALID
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, SECURE, TRANSPARENT, VALID
 
 Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
 MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
@@ -49,7 +47,7 @@ class ToolCalls:
         _check_match(self.match, self.expected)
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> list[dict[str, Any]]:
-        wanted = [_call(one) for one in _expected(self.expected, reference_outputs, "tool_calls")]
+        wanted = [_call(call) for call in _expected(self.expected, reference_outputs, "tool_calls")]
         made = [(run.name, _arguments(run)) for run in _runs(trace) if run.kind == "tool"]
         hits = _assigned(made, wanted, self._same)
         passed = _matches(made, wanted, self.match, self._same)
@@ -63,7 +61,7 @@ class ToolCalls:
     def _same(self, made: tuple[str, list[Any]], wanted: tuple[str, Any]) -> bool:
         if made[0] != wanted[0] or wanted[1] is None:
             return made[0] == wanted[0]
-        return any(self._same_arguments(one, wanted[1]) for one in made[1])
+        return any(self._same_arguments(arguments, wanted[1]) for arguments in made[1])
 
     def _same_arguments(self, made: Any, wanted: Any) -> bool:
         if self.all_arguments or not isinstance(wanted, Mapping) or not isinstance(made, Mapping):
@@ -202,11 +200,11 @@ class AgentSanity:
         artifacts = artifacts_of(outputs, self.directory)
         known = {artifact.path for artifact in artifacts}
         artifacts += [Artifact(path, directory=self.directory) for path in self.expectations if path not in known]
-        checked = [(one.path, check(one, self.expectations.get(one.path, {}))) for one in artifacts]
-        failed = [(path, found) for path, found in checked if found]
+        checked = [(artifact.path, check(artifact, self.expectations.get(artifact.path, {}))) for artifact in artifacts]
+        failed = [(path, problems) for path, problems in checked if problems]
         if not artifacts:
             return {"score": 0.0, "comment": "the agent left no artifacts"}
-        shown = "; ".join(f"{path}: {', '.join(found)}" for path, found in failed)
+        shown = "; ".join(f"{path}: {', '.join(problems)}" for path, problems in failed)
         problems = {"problems": dict(failed)}
         return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": problems}
 
@@ -218,31 +216,31 @@ def _runs(trace: Trace) -> list[Run]:
 def _expected(parameter: Sequence[Any] | None, reference: Any, name: str) -> Sequence[Any]:
     if parameter is not None:
         return parameter
-    found = reference.get(name) if isinstance(reference, Mapping) else reference
-    if not isinstance(found, list | tuple):
+    listed = reference.get(name) if isinstance(reference, Mapping) else reference
+    if not isinstance(listed, list | tuple):
         raise Skip(f"needs reference_outputs with {name!r} (or the parameter expected); the case has none")
-    return found
+    return listed
 
 
-def _call(one: Any) -> tuple[str, Any]:
-    if isinstance(one, str):
-        return one, None
-    if isinstance(one, Mapping) and isinstance(one.get("function"), Mapping):  # as OpenAI writes tool calls
-        one = one["function"]
-    if isinstance(one, Mapping) and isinstance(one.get("name"), str):
-        return one["name"], _plain(one.get("arguments", one.get("args")))
-    raise ValueError(f"an expected tool call is a name or {{'name': …, 'arguments': {{…}}}}, not {one!r:.200}")
+def _call(call: Any) -> tuple[str, Any]:
+    if isinstance(call, str):
+        return call, None
+    if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):  # as OpenAI writes tool calls
+        call = call["function"]
+    if isinstance(call, Mapping) and isinstance(call.get("name"), str):
+        return call["name"], _values(call.get("arguments", call.get("args")))
+    raise ValueError(f"an expected tool call is a name or {{'name': …, 'arguments': {{…}}}}, not {call!r:.200}")
 
 
 def _arguments(run: Run) -> list[Any]:
     """The arguments of a call; where a tool takes one dict, that may be them as well, or the value of one of them."""
-    given = _plain(run.inputs)
+    given = _values(run.inputs)
     alone = isinstance(given, Mapping) and len(given) == 1
-    inner = _plain(next(iter(given.values()))) if alone else None
+    inner = _values(next(iter(given.values()))) if alone else None
     return [given, inner] if isinstance(inner, Mapping) else [given]
 
 
-def _plain(arguments: Any) -> Any:
+def _values(arguments: Any) -> Any:
     """Models give arguments as JSON in a text."""
     if not isinstance(arguments, str) or not arguments.lstrip().startswith("{"):
         return arguments
@@ -257,8 +255,8 @@ def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Any) -> int:
     taken: dict[int, int] = {}  # made → wanted
 
     def place(index: int, seen: set[int]) -> bool:
-        for position, one in enumerate(made):
-            if position in seen or not same(one, wanted[index]):
+        for position, call in enumerate(made):
+            if position in seen or not same(call, wanted[index]):
                 continue
             seen.add(position)
             if position not in taken or place(taken[position], seen):
@@ -274,7 +272,7 @@ def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Any
         return len(made) == len(wanted) and all(map(same, made, wanted))
     if match == "ordered":
         rest = iter(made)
-        return all(any(same(one, each) for one in rest) for each in wanted)
+        return all(any(same(call, each) for call in rest) for each in wanted)
     hits = _assigned(made, wanted, same)
     if match == "superset":
         return hits == len(wanted)

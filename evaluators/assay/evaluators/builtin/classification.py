@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from assay.evaluators.builtin._texts import text_of
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, SOUNDNESS, VALID
+from assay.evaluators.protocol import Metric, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
 
 Average = Literal["macro", "micro", "weighted", "binary"]
 AVERAGES = ("macro", "micro", "weighted", "binary")
@@ -83,9 +82,9 @@ class Classification:
     def __call__(self, outputs: Sequence[Any], reference_outputs: Sequence[Any]) -> list[dict[str, Any]]:
         predicted = [self._normal(_said(value)) for value in outputs]
         expected = [self._normal(text_of(value)) for value in reference_outputs]
-        found = report(predicted, expected, average=self.average, positive=self._positive())
-        matrix = {"labels": list(found.labels), "confusion": [list(row) for row in found.confusion]}
-        values = {name: getattr(found, name) for name in ("accuracy", "precision", "recall", "f1")}
+        numbers = report(predicted, expected, average=self.average, positive=self._positive())
+        matrix = {"labels": list(numbers.labels), "confusion": [list(row) for row in numbers.confusion]}
+        values = {name: getattr(numbers, name) for name in ("accuracy", "precision", "recall", "f1")}
         return [
             {"key": f"classification_{name}", "score": value, "metadata": matrix if name == "accuracy" else {}}
             for name, value in values.items()
@@ -121,7 +120,7 @@ def _averaged(
     each = [_ratios(right[label], called[label], support[label]) for label in labels]
     weights = [1.0 if average == "macro" else float(support[label]) for label in labels]
     total = sum(weights)
-    mean = [sum(w * one[i] for w, one in zip(weights, each, strict=True)) / total for i in range(3)]
+    mean = [sum(w * ratios[i] for w, ratios in zip(weights, each, strict=True)) / total for i in range(3)]
     return mean[0], mean[1], mean[2]
 
 

@@ -7,10 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from assay.collector.records import Feedback, Trace
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import MONITORING, OUTCOMES
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import MONITORING, OUTCOMES
 
 
 @builtin(
@@ -33,20 +31,20 @@ class HumanFeedback:
     of: str
 
     def __call__(self, trace: Trace) -> dict[str, Any]:
-        votes = _newest([one for one in trace.feedback if _counts(one, self.of)])
+        votes = _newest([feedback for feedback in trace.feedback if _counts(feedback, self.of)])
         if not votes:
             raise Skip(f"nobody has given feedback under {self.of!r}")
-        metadata = {"votes": [_vote(one) for one in votes]}
-        scores = [float(one.score) for one in votes if one.score is not None]
+        metadata = {"votes": [_vote(vote) for vote in votes]}
+        scores = [float(vote.score) for vote in votes if vote.score is not None]
         if scores:
             return {"score": fmean(scores), "comment": f"{len(scores)} votes", "metadata": metadata}
-        labels = [one.label for one in votes if one.label is not None]
+        labels = [vote.label for vote in votes if vote.label is not None]
         return {"label": max(sorted(set(labels)), key=labels.count), "metadata": metadata}
 
 
-def _counts(one: Feedback, key: str) -> bool:
-    of_a_person = one.source == "human" or (one.author is not None and one.evaluator is None)
-    return one.key == key and of_a_person and one.outcome == "score"
+def _counts(feedback: Feedback, key: str) -> bool:
+    of_a_person = feedback.source == "human" or (feedback.author is not None and feedback.evaluator is None)
+    return feedback.key == key and of_a_person and feedback.outcome == "score"
 
 
 def _newest(votes: list[Feedback]) -> list[Feedback]:
@@ -56,5 +54,5 @@ def _newest(votes: list[Feedback]) -> list[Feedback]:
     return list(by_author.values())
 
 
-def _vote(one: Feedback) -> dict[str, Any]:
-    return {"author": one.author, "score": one.score, "label": one.label, "comment": one.comment}
+def _vote(vote: Feedback) -> dict[str, Any]:
+    return {"author": vote.author, "score": vote.score, "label": vote.label, "comment": vote.comment}

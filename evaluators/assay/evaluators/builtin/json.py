@@ -12,9 +12,8 @@ from assay.collector.errors import AssayError
 from assay.collector.records import Document
 from assay.evaluators.builtin._patterns import search
 from assay.evaluators.builtin._verdicts import family, verdict
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import SECURE, VALID
+from assay.evaluators.protocol import Metric, builtin
+from assay.evaluators.protocol.standards import SECURE, VALID
 
 _FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
@@ -108,7 +107,7 @@ class JSONSchema:
                 for rank, document in enumerate(documents)
                 if _looks_like_json(document.content)
             ]
-            bad = [f"document {rank}: {found}" for rank, text in fragments if (found := self._problem(text))]
+            bad = [f"document {rank}: {wrong}" for rank, text in fragments if (wrong := self._problem(text))]
             context = not bad if fragments else None
         return verdict(
             "json_schema",
@@ -228,9 +227,9 @@ def _integer(digits: str) -> int | float:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
         raise InvalidJSON(f"the key {repeated!r} comes twice in one object")
-    return found
+    return members

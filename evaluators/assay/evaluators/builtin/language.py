@@ -12,9 +12,8 @@ from typing import Any
 from assay.collector.records import Document
 from assay.evaluators.builtin._texts import question_of, text_of
 from assay.evaluators.builtin._verdicts import family, verdict
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import VALID
+from assay.evaluators.protocol import Skip, builtin
+from assay.evaluators.protocol.standards import VALID
 
 Detector = Callable[[str], str | None]
 
@@ -101,15 +100,15 @@ class LanguageMismatch:
             raise Skip("few Chinese characters may be Japanese, too")
         context = None
         if documents and self.evaluate_retrieved_context:
-            found = (self.detect or language)("\n".join(document.content for document in documents))
-            context = None if found is None else found == asked
+            code = (self.detect or language)("\n".join(document.content for document in documents))
+            context = None if code is None else code == asked
         return verdict("language_mismatch", answered == asked, context, comment=f"question {asked}, answer {answered}")
 
     def _told(self, what: str, text: str) -> str:
-        found = (self.detect or language)(text)
-        if found is None:
+        code = (self.detect or language)(text)
+        if code is None:
             raise Skip(f"the language of the {what} cannot be told{self._why(text)}")
-        return found
+        return code
 
     def _why(self, text: str) -> str:
         count = len(_letters(_prose(text)))

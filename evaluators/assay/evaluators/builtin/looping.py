@@ -9,10 +9,8 @@ from typing import Any
 from assay.evaluators.builtin._repeats import longest_repeat
 from assay.evaluators.builtin._sentences import sentences
 from assay.evaluators.builtin._texts import text_of
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import SECURE, VALID
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import SECURE, VALID
 
 SHORTEST = 10  # characters of a sentence that counts
 
@@ -29,8 +27,8 @@ def repeated_share(text: str) -> float:
     """Length × count of the longest part that comes at least twice without overlaps, over the length of the text."""
     if not text:
         raise Skip("the text is empty")
-    found = longest_repeat(text)
-    return len(found.text) * found.count / len(text)
+    repeat = longest_repeat(text)
+    return len(repeat.text) * repeat.count / len(text)
 
 
 def compression_ratio(text: str) -> float:

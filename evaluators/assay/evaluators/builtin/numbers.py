@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 from assay.collector.records import Run, Trace
 from assay.evaluators.builtin._texts import text_of
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, SOUNDNESS, VALID
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
 
 Decimal = Literal[".", ","]
 Amount = Literal["input", "output", "total"]
@@ -47,7 +45,7 @@ def numbers_in(text: str, *, decimal: Decimal = ".") -> list[float]:
 
     A unit may be glued to its number ("10km", "2.5GB"); a number with another word glued to it ("v2", "10k") is none.
     """
-    return [_read(found, decimal) for found in _IN_TEXT[decimal].findall(text)]
+    return [_read(digits, decimal) for digits in _IN_TEXT[decimal].findall(text)]
 
 
 def close(value: float, expected: float, *, absolute: float = 0.0, relative: float = 0.0) -> bool:
@@ -64,10 +62,10 @@ def number_of(value: Any, *, decimal: Decimal = ".") -> float:
     if isinstance(value, Real | decimal_.Decimal) and not isinstance(value, bool):
         return float(value)
     text = text_of(value)
-    found = numbers_in(text, decimal=decimal)
-    if len(set(found)) != 1:
-        raise ValueError(f"{text!r:.200} holds {len(found)} numbers, not one")
-    return found[0]
+    numbers = numbers_in(text, decimal=decimal)
+    if len(set(numbers)) != 1:
+        raise ValueError(f"{text!r:.200} holds {len(numbers)} numbers, not one")
+    return numbers[0]
 
 
 @builtin(
@@ -186,7 +184,7 @@ def _lowest(trace: Trace, holders: Sequence[Run]) -> Iterable[Run]:
     return [run for run in holders if run.span_id not in above]
 
 
-def _read(found: str, decimal: Decimal) -> float:
-    plain = re.sub(r"[\u00a0\u202f' ]", "", found).replace("−", "-")
+def _read(digits: str, decimal: Decimal) -> float:
+    plain = re.sub(r"[\u00a0\u202f' ]", "", digits).replace("−", "-")
     plain = plain.replace(",", "") if decimal == "." else plain.replace(".", "").replace(",", ".")
     return float(plain)

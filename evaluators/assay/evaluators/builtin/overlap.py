@@ -15,10 +15,8 @@ from typing import Any, cast
 
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.builtin._tokens import tokenizer as tokenizer_of
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, VALID
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, VALID
 
 Rouge = tuple[float, float, float]  # precision, recall, F1
 
@@ -36,12 +34,12 @@ def bleus(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: s
     """BLEU-1 to BLEU-n at once. Raises `Skip` when there is no reference."""
     tokens_of = tokenizer_of(tokenizer)
     candidate = tokens_of(text)
-    references = [tokens_of(one) for one in ([reference] if isinstance(reference, str) else reference)]
+    references = [tokens_of(text) for text in ([reference] if isinstance(reference, str) else reference)]
     if not references:
         raise Skip("the list of references is empty")
     if not candidate:
         return [0.0] * n
-    penalty = _brevity(len(candidate), [len(one) for one in references])
+    penalty = _brevity(len(candidate), [len(tokens) for tokens in references])
     return _cumulative([_precision(candidate, references, order) for order in range(1, n + 1)], penalty)
 
 
@@ -54,8 +52,7 @@ def rouge_parts(
     text: str, reference: str, *, kind: str = "L", tokenizer: str = "rouge", stemmer: bool = False
 ) -> Rouge:
     """Precision, recall and F1 of one kind of ROUGE."""
-    found, wanted = _stemmed(text, tokenizer, stemmer), _stemmed(reference, tokenizer, stemmer)
-    return _rouge(found, wanted, kind)
+    return _rouge(_stemmed(text, tokenizer, stemmer), _stemmed(reference, tokenizer, stemmer), kind)
 
 
 def levenshtein(text: str, reference: str) -> float:
@@ -123,12 +120,11 @@ class RougeF1:
         tokenizer_of(self.tokenizer)
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> list[dict[str, Any]]:
-        found = _stemmed(text_of(outputs), self.tokenizer, self.stemmer)
-        wanted = [_stemmed(one, self.tokenizer, self.stemmer) for one in references_of(reference_outputs)]
-        kinds = ("1", "2", "L")
+        candidate = _stemmed(text_of(outputs), self.tokenizer, self.stemmer)
+        references = [_stemmed(text, self.tokenizer, self.stemmer) for text in references_of(reference_outputs)]
         return [
-            {"key": f"rouge_{kind.lower()}", "score": max(_rouge(found, one, kind)[2] for one in wanted)}
-            for kind in kinds
+            {"key": f"rouge_{kind.lower()}", "score": max(_rouge(candidate, tokens, kind)[2] for tokens in references)}
+            for kind in ("1", "2", "L")
         ]
 
 
@@ -150,8 +146,7 @@ class LevenshteinSimilarity:
     ignore_case: bool = False
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> float:
-        text = _folded(text_of(outputs), self.ignore_case)
-        return max(levenshtein(text, _folded(one, self.ignore_case)) for one in references_of(reference_outputs))
+        return _closest(levenshtein, outputs, reference_outputs, self.ignore_case)
 
 
 @builtin(
@@ -172,8 +167,7 @@ class FuzzyRatio:
     ignore_case: bool = False
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> float:
-        text = _folded(text_of(outputs), self.ignore_case)
-        return max(fuzzy(text, _folded(one, self.ignore_case)) for one in references_of(reference_outputs))
+        return _closest(fuzzy, outputs, reference_outputs, self.ignore_case)
 
 
 def references_of(value: Any) -> list[str]:
@@ -181,7 +175,7 @@ def references_of(value: Any) -> list[str]:
     if isinstance(value, list | tuple) and not (value and isinstance(value[0], dict)):
         if not value:
             raise Skip("the list of references is empty")
-        return [text_of(one) for one in value]
+        return [text_of(text) for text in value]
     return [text_of(value)]
 
 
@@ -212,13 +206,13 @@ def _cumulative(precisions: list[tuple[int, int]], penalty: float) -> list[float
     return scores
 
 
-def _rouge(found: list[str], wanted: list[str], kind: str) -> Rouge:
+def _rouge(candidate: list[str], reference: list[str], kind: str) -> Rouge:
     if kind.upper() == "L":
-        return _f1(_common_subsequence(found, wanted), len(found), len(wanted))
+        return _f1(_common_subsequence(candidate, reference), len(candidate), len(reference))
     order = int(kind)
-    left, right = _ngrams(found, order), _ngrams(wanted, order)
+    left, right = _ngrams(candidate, order), _ngrams(reference, order)
     common = sum(min(count, right[ngram]) for ngram, count in left.items() if ngram in right)
-    return _f1(common, max(1, len(found) - order + 1), max(1, len(wanted) - order + 1))
+    return _f1(common, max(1, len(candidate) - order + 1), max(1, len(reference) - order + 1))
 
 
 @cache
@@ -235,9 +229,9 @@ def _common_subsequence(left: list[str], right: list[str]) -> int:
     return int(LCSseq.similarity(left, right))
 
 
-def _f1(common: int, found: int, wanted: int) -> Rouge:
-    precision = common / found if found else 0.0
-    recall = common / wanted if wanted else 0.0
+def _f1(common: int, given: int, expected: int) -> Rouge:
+    precision = common / given if given else 0.0
+    recall = common / expected if expected else 0.0
     return precision, recall, 2 * precision * recall / (precision + recall) if common else 0.0
 
 
@@ -251,5 +245,8 @@ def _stemmed(text: str, tokenizer: str, stemmer: bool) -> list[str]:
     return [stem(token) if len(token) > 3 else token for token in tokens]  # short words as they are: rouge-score's way
 
 
-def _folded(text: str, fold: bool) -> str:
-    return text.casefold() if fold else text
+def _closest(similarity: Callable[[str, str], float], outputs: Any, reference: Any, ignore_case: bool) -> float:
+    """How similar the answer is to the nearest of the references."""
+    fold = str.casefold if ignore_case else str
+    answer = fold(text_of(outputs))
+    return max(similarity(answer, fold(text)) for text in references_of(reference))

@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.collector.records import Case
-from assay.evaluators.protocol._binding import FIELDS
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import VALID
+from assay.evaluators.protocol import Metric, Skip, builtin, value_of
+from assay.evaluators.protocol.standards import VALID
 
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _SCORE = re.compile(
@@ -22,16 +19,16 @@ _SCORE = re.compile(
 )
 
 
-def parse_number(said: Any) -> float:
+def parse_number(answer: Any) -> float:
     """The number in what a judge said: a number, a text that is one, or JSON (curly quotes are fine) with a "score".
 
     Raises `ValueError` for anything else; a text with several numbers is not guessed at.
     """
-    if isinstance(said, bool | int | float):
-        return float(said)
-    if isinstance(said, Mapping):
-        return _of_mapping(said)
-    text = str(said).strip()
+    if isinstance(answer, bool | int | float):
+        return float(answer)
+    if isinstance(answer, Mapping):
+        return _of_mapping(answer)
+    text = str(answer).strip()
     whole = _NUMBER.fullmatch(text)
     scores = _SCORE.findall(text)
     if whole or len(set(scores)) == 1:
@@ -72,7 +69,7 @@ class Pipeline:
             raise ValueError(f"minimum {self.minimum!r} is above maximum {self.maximum!r}")
         object.__setattr__(self, "_asks", _asks(self.function))
         parameters = inspect.signature(self.function).parameters.values()
-        object.__setattr__(self, "_takes_all", any(one.kind is one.VAR_KEYWORD for one in parameters))
+        object.__setattr__(self, "_takes_all", any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters))
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -81,21 +78,21 @@ class Pipeline:
         return (Metric("pipeline", (self.minimum, self.maximum) if declared else None, primary=True),)
 
     async def __call__(self, case: Case, outputs: Any) -> dict[str, Any]:
-        said = self.function(**self._arguments(case, outputs))
-        if inspect.isawaitable(said):
-            said = await said
-        if said is None:
+        answer = self.function(**self._arguments(case, outputs))
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer is None:
             raise Skip("the judging pipeline gave nothing")
-        score = parse_number(said)
+        score = parse_number(answer)
         if not self.minimum <= score <= self.maximum:
             raise ValueError(f"the judging pipeline gave {score!r}, outside [{self.minimum!r}, {self.maximum!r}]")
-        return {"score": score, "comment": None if isinstance(said, int | float) else f"{said}"[:1000]}
+        return {"score": score, "comment": None if isinstance(answer, int | float) else f"{answer}"[:1000]}
 
     def _arguments(self, case: Case, outputs: Any) -> dict[str, Any]:
         offered = outputs if isinstance(outputs, Mapping) else {}
         arguments = dict(offered) if self._takes_all else {}
         for name, needed in self._asks:
-            value = offered[name] if name in offered else FIELDS[name](case) if name in FIELDS else None
+            value = offered[name] if name in offered else value_of(case, name)
             if value is not None:
                 arguments[name] = value
             elif needed:
@@ -104,13 +101,14 @@ class Pipeline:
         return arguments
 
 
-def _of_mapping(said: Mapping[str, Any]) -> float:
-    if "score" not in said:
-        raise ValueError(f"the judging pipeline gave {dict(said)!r:.200}, which has no 'score'")
-    return parse_number(said["score"])
+def _of_mapping(answer: Mapping[str, Any]) -> float:
+    if "score" not in answer:
+        raise ValueError(f"the judging pipeline gave {dict(answer)!r:.200}, which has no 'score'")
+    return parse_number(answer["score"])
 
 
 def _asks(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
     parameters = inspect.signature(function).parameters.values()
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    return tuple((one.name, one.default is one.empty) for one in named)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [parameter for parameter in parameters if parameter.kind in kinds]
+    return tuple((parameter.name, parameter.default is parameter.empty) for parameter in named)

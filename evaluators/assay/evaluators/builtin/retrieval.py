@@ -16,11 +16,8 @@ from math import isfinite, log2
 from typing import Any, Literal, TypeAlias
 
 from assay.collector.records import Document
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
-from assay.evaluators.scoring._cases import documents_of
+from assay.evaluators.protocol import Metric, Skip, builtin, documents_of
+from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 
 Mode = Literal["single_hit", "multi_hit"]
 Finder: TypeAlias = Callable[[Document], int | None]  # to the position among the distinct expected documents
@@ -48,7 +45,7 @@ def average_precision(
 ) -> float:
     """The mean over all expected documents of the precision at their rank; those not retrieved add 0 (trec_eval)."""
     hits, total = _hits(documents, expected, by, k)
-    return sum([(found + 1) / (rank + 1) for found, (rank, _) in enumerate(hits)]) / total
+    return sum([(hits_before + 1) / (rank + 1) for hits_before, (rank, _) in enumerate(hits)]) / total
 
 
 def reciprocal_rank(
@@ -69,8 +66,8 @@ def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = N
     find, total = _expected(wanted, by)
     gains = _gains(wanted, find, total)
     ideal = _discounted(enumerate(sorted(gains, reverse=True)[:k]))
-    found = _discounted((rank, gains[position]) for rank, position in _found(documents, find, k))
-    return found / ideal if ideal > 0 else 0.0
+    gained = _discounted((rank, gains[position]) for rank, position in _found(documents, find, k))
+    return gained / ideal if ideal > 0 else 0.0
 
 
 def gain(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
@@ -286,8 +283,8 @@ def _finder(expected: Sequence[Document], by: str) -> tuple[Finder, int]:
     value = _value(by)
     known: dict[Hashable, int] = {}
     for document in expected:
-        if (found := value(document)) is not None:
-            known.setdefault(found, len(known))
+        if (name := value(document)) is not None:
+            known.setdefault(name, len(known))
     return lambda document: known.get(value(document)), len(known)
 
 
@@ -310,12 +307,12 @@ def _auto_finder(expected: Sequence[Document]) -> tuple[Finder, int]:
         name = document.id
         if name is None:
             return contents.get(document.content, ids.get(document.content))
-        found = ids.get(name)
-        if found is None and texts:
-            found = texts.get(name)
-        if found is None and document.metadata:  # Databricks' doc_uri beside an id of its own
-            found = ids.get(str(document.metadata.get("doc_uri", "")))
-        return texts.get(document.content) if found is None and texts else found
+        position = ids.get(name)
+        if position is None and texts:
+            position = texts.get(name)
+        if position is None and document.metadata:  # Databricks' doc_uri beside an id of its own
+            position = ids.get(str(document.metadata.get("doc_uri", "")))
+        return texts.get(document.content) if position is None and texts else position
 
     return find, total
 
@@ -349,10 +346,10 @@ def _value(by: str) -> Callable[[Document], Hashable | None]:
     steps = by.split(".")[1:]
 
     def value(document: Document) -> Hashable | None:
-        found: Any = document.metadata
+        inner: Any = document.metadata
         for step in steps:
-            found = found.get(step) if isinstance(found, dict) else None
-        return found if isinstance(found, Hashable) else repr(found)
+            inner = inner.get(step) if isinstance(inner, dict) else None
+        return inner if isinstance(inner, Hashable) else repr(inner)
 
     return value
 

@@ -9,10 +9,8 @@ from assay.evaluators.builtin._patterns import compiled, search
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.builtin.looping import compression_ratio, repeated_share, unique_sentences
 from assay.evaluators.builtin.overlap import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
-from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import OUTCOMES, VALID
+from assay.evaluators.protocol import Metric, Skip, builtin
+from assay.evaluators.protocol.standards import OUTCOMES, VALID
 
 __all__ = [
     "Contains",

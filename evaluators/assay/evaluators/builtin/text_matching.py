@@ -10,9 +10,8 @@ from assay.collector.records import Document
 from assay.evaluators.builtin._conditions import Condition, parse
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.builtin._verdicts import family, verdict
-from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.protocol._registry import builtin
-from assay.evaluators.protocol._spec import VALID
+from assay.evaluators.protocol import Skip, builtin
+from assay.evaluators.protocol.standards import VALID
 
 
 def matches(condition: str, text: str, *, seconds: float = 1.0) -> bool:
@@ -53,11 +52,11 @@ class TextMatching:
         self, outputs: Any, documents: Sequence[Document] | None = None, conditions: Any = None
     ) -> list[dict[str, Any]]:
         wanted = conditions_of(self.condition, conditions)
-        answer = all(one.holds(text_of(outputs), seconds=self.seconds) for one in wanted)
+        answer = all(condition.holds(text_of(outputs), seconds=self.seconds) for condition in wanted)
         context = None
         if documents is not None and self.evaluate_retrieved_context:
             whole = "\n".join(document.content for document in documents)
-            context = all(one.holds(whole, seconds=self.seconds) for one in wanted)
+            context = all(condition.holds(whole, seconds=self.seconds) for condition in wanted)
         return verdict("text_matching", answer, context)
 
 
@@ -68,7 +67,7 @@ def conditions_of(parameter: str | None, conditions: Any) -> list[Condition]:
     if conditions is None or conditions == [] or conditions == "":
         raise Skip("needs conditions; the case has none")
     listed = conditions if isinstance(conditions, list | tuple) else [conditions]
-    for one in listed:
-        if not isinstance(one, str):
-            raise ValueError(f'a condition is a string such as \'"a" AND NOT "b"\', not {one!r:.200}')
-    return [parse(one) for one in listed]
+    for condition in listed:
+        if not isinstance(condition, str):
+            raise ValueError(f'a condition is a string such as \'"a" AND NOT "b"\', not {condition!r:.200}')
+    return [parse(condition) for condition in listed]

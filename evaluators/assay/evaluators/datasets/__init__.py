@@ -1,19 +1,21 @@
 """Datasets: read from and written to files, DataFrames, other products' exports and traces; checked, compared, kept."""
 
-from assay.evaluators.datasets._columns import BadRow
+from assay.evaluators.datasets._columns import BadRow, to_example
+from assay.evaluators.datasets._files import cell
 from assay.evaluators.datasets._generate import ModelSaid, generate
 from assay.evaluators.datasets._keep import Diff, deduplicate, diff, save
-from assay.evaluators.datasets._kinds import check_kind, kind_of, messages
+from assay.evaluators.datasets._kinds import check_kind, kind_of, messages, only, view, view_outputs
 from assay.evaluators.datasets._read import is_file, iterate, read
 from assay.evaluators.datasets._schema import SchemaError, check_schema, infer_schema
 from assay.evaluators.datasets._traces import example_of_trace, from_traces, stored_traces
-from assay.evaluators.datasets._write import to_databricks, to_openai, to_pandas, to_row, write
+from assay.evaluators.datasets._write import to_databricks, to_openai, to_pandas, to_row, write, write_rows
 
 __all__ = [
     "BadRow",
     "Diff",
     "ModelSaid",
     "SchemaError",
+    "cell",
     "check_kind",
     "check_schema",
     "deduplicate",
@@ -26,12 +28,17 @@ __all__ = [
     "iterate",
     "kind_of",
     "messages",
+    "only",
     "read",
     "save",
     "stored_traces",
     "to_databricks",
+    "to_example",
     "to_openai",
     "to_pandas",
     "to_row",
+    "view",
+    "view_outputs",
     "write",
+    "write_rows",
 ]

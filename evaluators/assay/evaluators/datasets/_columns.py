@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Document, Example
-from assay.evaluators.scoring._cases import documents_of
+from assay.evaluators.protocol import documents_of
 
 Row = Mapping[str, JSON]
 
@@ -92,13 +92,13 @@ def _laid_out(row: dict[str, JSON]) -> dict[str, JSON]:
 
 def _of_conversation(row: dict[str, JSON]) -> dict[str, JSON]:
     """A line for fine-tuning: what the assistant says last is the reference, everything before is what it is given."""
-    said = row["messages"]
-    if not isinstance(said, list) or not said or not isinstance(said[-1], Mapping):
+    turns = row["messages"]
+    if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
         return row
     rest = {name: value for name, value in row.items() if name != "messages"}
-    if said[-1].get("role") != "assistant":
-        return {"inputs": {"input": said}, **rest}
-    return {"inputs": {"input": said[:-1]}, "reference_outputs": {"output": said[-1]}, **rest}
+    if turns[-1].get("role") != "assistant":
+        return {"inputs": {"input": turns}, **rest}
+    return {"inputs": {"input": turns[:-1]}, "reference_outputs": {"output": turns[-1]}, **rest}
 
 
 def _of_prefixes(row: dict[str, JSON]) -> dict[str, JSON]:
@@ -165,7 +165,7 @@ def _split_of_langsmith(known: dict[str, Any]) -> None:
     split = known.get("metadata", {}).get("dataset_split")
     if split and "split" not in known:
         several = split if isinstance(split, list) else [split]  # LangSmith keeps splits in the metadata,
-        known["split"] = next((one for one in several if one != "base"), several[0])  # and all examples in "base"
+        known["split"] = next((split for split in several if split != "base"), several[0])  # and all examples in "base"
 
 
 def _documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:
@@ -177,7 +177,7 @@ def _documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:
 
 def _texts(value: JSON) -> tuple[str, ...]:
     values = value.split(",") if isinstance(value, str) else value
-    return tuple(str(one).strip() for one in (values if isinstance(values, list | tuple) else [values]))
+    return tuple(str(text).strip() for text in (values if isinstance(values, list | tuple) else [values]))
 
 
 def _mapping(value: JSON, name: str, where: str) -> dict[str, JSON]:

@@ -35,7 +35,7 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
 
 def _near(path: Path) -> str:
     """A hint at files beside it that are called alike."""
-    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     return did_you_mean(path.name, beside)
 
 
@@ -75,7 +75,7 @@ def _delimiter(lines: TextIO, usual: str) -> str:
     except UnicodeDecodeError:  # told when the rows are read
         head = ""
     lines.seek(0)
-    return next((one for one in (usual, ";", "\t") if one in head), usual)
+    return next((mark for mark in (usual, ";", "\t") if mark in head), usual)
 
 
 def cell(text: str) -> JSON:

@@ -12,7 +12,7 @@ import orjson
 from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Document, Example
 from assay.evaluators.datasets._columns import BadRow, to_example
-from assay.evaluators.scoring._cases import documents_of
+from assay.evaluators.protocol import documents_of
 
 Model = Callable[[str], str]
 _BLOCK = re.compile(r"\[.*\]", re.DOTALL)
@@ -56,16 +56,16 @@ def generate(
     """
     if isinstance(model, str):
         written = generate(source, _asking(model, client), per_source=per_source, on_error=on_error)
-        return [replace(one, metadata={**one.metadata, "model": model}) for one in written]
-    found: dict[str, Example] = {}
-    for one in source:
+        return [replace(example, metadata={**example.metadata, "model": model}) for example in written]
+    examples: dict[str, Example] = {}
+    for seed in source:
         try:
-            found.update({example.id: example for example in _of_one(one, model, per_source)})
+            examples.update({example.id: example for example in _of_one(seed, model, per_source)})
         except ModelSaid as error:
             if on_error is None:
                 raise
             on_error(error)
-    return list(found.values())
+    return list(examples.values())
 
 
 def _asking(name: str, client: Any) -> Model:
@@ -81,14 +81,14 @@ def _asking(name: str, client: Any) -> Model:
     return ask
 
 
-def _of_one(one: Any, model: Model, n: int) -> Iterator[Example]:
-    if isinstance(one, Example):
-        reference = _dumps(one.reference_outputs)
-        reply = model(LIKE_EXAMPLE.format(n=n, inputs=_dumps(one.inputs), reference=reference))
+def _of_one(seed: Any, model: Model, n: int) -> Iterator[Example]:
+    if isinstance(seed, Example):
+        reference = _dumps(seed.reference_outputs)
+        reply = model(LIKE_EXAMPLE.format(n=n, inputs=_dumps(seed.inputs), reference=reference))
         for row in _rows(reply):
-            yield replace(_example(row, reply), base_id=one.id, id="")
+            yield replace(_example(row, reply), base_id=seed.id, id="")
     else:
-        (document,) = documents_of([one])
+        (document,) = documents_of([seed])
         reply = model(ABOUT_DOCUMENT.format(n=n, content=document.content))
         for row in _rows(reply):
             yield replace(_example(row, reply), expected_documents=(_without_score(document),), id="")

@@ -90,7 +90,7 @@ def _fingerprint(value: JSON) -> str:
     if isinstance(value, str):
         return repr(" ".join(value.casefold().split()))
     if isinstance(value, Mapping):
-        return repr(sorted((str(key), _fingerprint(one)) for key, one in value.items()))
+        return repr(sorted((str(key), _fingerprint(inner)) for key, inner in value.items()))
     if isinstance(value, list | tuple):
-        return repr([_fingerprint(one) for one in value])
+        return repr([_fingerprint(inner) for inner in value])
     return repr(value)

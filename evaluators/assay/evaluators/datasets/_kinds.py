@@ -43,8 +43,8 @@ def messages(value: JSON) -> list[dict[str, Any]]:
         value = value.get("messages", [value])
     if not isinstance(value, list | tuple) or not value:
         return []
-    found = [_message(one) for one in value]
-    return [one for one in found if one] if all(found) else []
+    read = [_message(item) for item in value]
+    return [message for message in read if message] if all(read) else []
 
 
 def view(example: Example, kind: str) -> dict[str, JSON]:
@@ -61,8 +61,8 @@ def view_outputs(outputs: JSON, kind: str) -> JSON:
     """What evaluators see of a task's outputs."""
     if kind == "kv":
         return outputs
-    found = messages(only(outputs)) if kind == "chat" else []
-    return found[-1].get("content") if found else only(outputs)
+    turns = messages(only(outputs)) if kind == "chat" else []
+    return turns[-1].get("content") if turns else only(outputs)
 
 
 def only(value: JSON) -> JSON:

@@ -50,11 +50,11 @@ def _rows(source: Any) -> Iterable[tuple[str, Any]]:
 def _frame(frame: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     names = [str(name) for name in frame.columns]
     for number, cells in enumerate(frame.itertuples(index=False, name=None), 1):
-        row = {name: _plain(value) for name, value in zip(names, cells, strict=True)}
+        row = {name: _python_value(value) for name, value in zip(names, cells, strict=True)}
         yield f"row {number}", {name: value for name, value in row.items() if value is not None}
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
     """Python's own types for numpy's; missing values (NaN, NaT, NA) are None."""
     if hasattr(value, "tolist"):
         value = value.tolist()

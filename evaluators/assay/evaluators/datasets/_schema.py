@@ -20,8 +20,8 @@ def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
     """The narrowest schema that all examples follow: the types of every field, and which of them are always there."""
     rows = list(examples)
     references = [row.reference_outputs for row in rows if row.reference_outputs is not None]
-    found = {"inputs": [row.inputs for row in rows], "reference_outputs": references}
-    return {part: _tidied(_joined([_of(value) for value in values])) for part, values in found.items() if values}
+    parts = {"inputs": [row.inputs for row in rows], "reference_outputs": references}
+    return {part: _tidied(_joined([_of(value) for value in values])) for part, values in parts.items() if values}
 
 
 def check_schema(examples: Iterable[Example], schema: Schema) -> None:
@@ -63,10 +63,10 @@ def _hold(check: Any, value: JSON, part: str, where: str) -> None:
 
 def _of(value: JSON) -> dict[str, Any]:
     if isinstance(value, Mapping):
-        properties = {str(key): _of(one) for key, one in value.items()}
+        properties = {str(key): _of(inner) for key, inner in value.items()}
         return {"type": ["object"], "properties": properties, "required": sorted(properties)}
     if isinstance(value, list | tuple):
-        return {"type": ["array"], **({"items": _joined([_of(one) for one in value])} if value else {})}
+        return {"type": ["array"], **({"items": _joined([_of(inner) for inner in value])} if value else {})}
     return {"type": [_scalar(value)]}
 
 

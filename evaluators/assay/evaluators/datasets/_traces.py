@@ -27,9 +27,9 @@ def from_traces(
     `corrections` maps trace ids to reference outputs; with `outputs_are_references` what was answered is the reference
     of the others. What was answered and retrieved is kept as the example's given outputs and documents.
     """
-    found = stored_traces(store, trace_ids, limit=limit, filter=filter, **conditions)
+    traces = stored_traces(store, trace_ids, limit=limit, filter=filter, **conditions)
     known = corrections or {}
-    return [example_of_trace(trace, known.get(trace.trace_id), outputs_are_references) for trace in found]
+    return [example_of_trace(trace, known.get(trace.trace_id), outputs_are_references) for trace in traces]
 
 
 def stored_traces(

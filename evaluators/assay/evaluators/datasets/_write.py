@@ -60,7 +60,7 @@ def write_rows(rows: list[dict[str, JSON]], path: Path) -> int:
 def to_row(example: Example) -> dict[str, JSON]:
     """An example as one plain dict without what it has not; `read` understands it."""
     filled = {name: getattr(example, name) for name in _ORDER if name not in _MAY_BE_EMPTY or getattr(example, name)}
-    return {name: _plain(value) for name, value in filled.items() if value is not None or name == "inputs"}
+    return {name: _json_value(value) for name, value in filled.items() if value is not None or name == "inputs"}
 
 
 def to_openai(example: Example) -> dict[str, JSON]:
@@ -101,9 +101,9 @@ ROWS: Mapping[str, Callable[[Example], dict[str, JSON]]] = {
 }
 
 
-def _plain(value: Any) -> JSON:
+def _json_value(value: Any) -> JSON:
     if isinstance(value, tuple):
-        return [_document(one) if isinstance(one, Document) else one for one in value]
+        return [_document(item) if isinstance(item, Document) else item for item in value]
     return value
 
 
@@ -114,7 +114,9 @@ def _document(document: Document) -> dict[str, JSON]:
 def _uris(documents: tuple[Document, ...] | None) -> list[dict[str, JSON]] | None:
     if documents is None:
         return None
-    return [{"content": one.content, **({"doc_uri": one.id} if one.id else {})} for one in documents]
+    return [
+        {"content": document.content, **({"doc_uri": document.id} if document.id else {})} for document in documents
+    ]
 
 
 def _conversation(example: Example) -> list[JSON]:
@@ -122,15 +124,15 @@ def _conversation(example: Example) -> list[JSON]:
     earlier = messages(example.history)
     if isinstance(asked, str):
         return [*earlier, {"role": "user", "content": asked}]
-    if found := messages(asked):
-        return [*earlier, *found]
+    if turns := messages(asked):
+        return [*earlier, *turns]
     raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither one text nor messages")
 
 
 def _answer(example: Example) -> list[JSON]:
     reference = only(example.reference_outputs)
-    if found := messages(reference):
-        return list(found)
+    if turns := messages(reference):
+        return list(turns)
     text = reference if isinstance(reference, str) else orjson.dumps(reference).decode()
     return [{"role": "assistant", "content": text}]
 

@@ -22,7 +22,7 @@ from assay.evaluators.engine._task import as_task
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Spool, Unstored, Writer
-from assay.evaluators.protocol._evaluator import Evaluator, as_evaluator
+from assay.evaluators.protocol import Evaluator, as_evaluator
 
 
 async def run(

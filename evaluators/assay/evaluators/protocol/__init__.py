@@ -1,1 +1,48 @@
-"""The one protocol: any callable becomes an evaluator, found by name, whose outcomes are values."""
+"""The one protocol: any callable becomes an evaluator, found by name, whose outcomes are values.
+
+`_binding` says what a callable asks for, `_make` makes an `Evaluator` of it, `_outcomes` turns what it returns into
+feedback; `_own` and `_table` hold our own evaluators, `_foreign` those of other packages, `_registry` finds them all.
+"""
+
+from assay.evaluators.protocol._binding import Binding, BindingError, value_of
+from assay.evaluators.protocol._bridge import finish
+from assay.evaluators.protocol._documents import document_of, documents_of
+from assay.evaluators.protocol._evaluator import Batch, Evaluator
+from assay.evaluators.protocol._make import Options, evaluator, make
+from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, missing_needs
+from assay.evaluators.protocol._own import builtin
+from assay.evaluators.protocol._registry import as_evaluator, factory, from_dict, get, names, spec, specs
+from assay.evaluators.protocol._retry import pause
+from assay.evaluators.protocol._spec import Spec
+from assay.evaluators.protocol._threads import in_thread
+
+__all__ = [
+    "Batch",
+    "Binding",
+    "BindingError",
+    "Evaluator",
+    "Maker",
+    "Metric",
+    "Nonsense",
+    "Options",
+    "Skip",
+    "Spec",
+    "as_evaluator",
+    "builtin",
+    "document_of",
+    "documents_of",
+    "evaluator",
+    "factory",
+    "finish",
+    "from_dict",
+    "get",
+    "in_thread",
+    "make",
+    "missing_needs",
+    "names",
+    "pause",
+    "spec",
+    "specs",
+    "value_of",
+]

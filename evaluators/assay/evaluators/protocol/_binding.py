@@ -70,18 +70,18 @@ class Binding:
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """The arguments, and the names of those that are required and missing."""
-        found: Arguments = dict(self.prepare(case)) if self.prepare else {}
+        arguments: Arguments = dict(self.prepare(case)) if self.prepare else {}
         missing = []
         for name, get in self.required:
-            value = found[name] if name in found else get(case)
+            value = arguments[name] if name in arguments else get(case)
             if value is None:
                 missing.append(name)
             else:
-                found[name] = value
+                arguments[name] = value
         for name, get in self.optional:
-            if name not in found and (value := get(case)) is not None:
-                found[name] = value
-        return found, missing
+            if name not in arguments and (value := get(case)) is not None:
+                arguments[name] = value
+        return arguments, missing
 
     def taken(self, arguments: Arguments) -> Sequence[Any]:
         """Those that are given by position, taken out of the arguments."""
@@ -102,14 +102,14 @@ class Binding:
         taken = left_out = 0
         lacking: set[str] = set()
         for case in cases:
-            found, missing = self.arguments(case)
+            arguments, missing = self.arguments(case)
             if missing:
                 left_out += 1
                 lacking.update(missing)
                 continue
             taken += 1
             for name, values in columns.items():
-                values.append(found.get(name))
+                values.append(arguments.get(name))
         absent = [name for name, _ in self.optional if all(value is None for value in columns[name])]
         return {name: columns[name] for name in columns if name not in absent}, taken, left_out, sorted(lacking)
 
@@ -162,9 +162,22 @@ def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> Non
         raise BindingError(f"map: {unknown[0]!r} is no argument of the evaluator; it has {', '.join(sorted(asked))}")
 
 
+def value_of(case: Case, name: str) -> Any:
+    """What an argument of that name gets from a case; None where the case lacks it, or no case has such a field."""
+    return FIELDS[name](case) if name in FIELDS else None
+
+
 def is_of_a_set(function: Callable[..., Any]) -> bool:
     """Whether a callable asks for all cases at once: `cases`, or LangSmith's `runs` and `examples`."""
     return any(parameter.name in PLURALS for parameter in _parameters(function))
+
+
+def asked_by(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a case that instances of a class must get when they are called, and those that they may."""
+    call = list(inspect.signature(kind.__call__).parameters.values())[1:]  # without self
+    asked = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
+    needs = tuple(parameter.name for parameter in asked if parameter.default is parameter.empty)
+    return needs, tuple(parameter.name for parameter in asked if parameter.default is not parameter.empty)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -8,32 +8,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from assay.collector.records import Case, Feedback, Source, Target
-from assay.evaluators.protocol._binding import Binding, bind, is_of_a_set
+from assay.collector.records import Case, Feedback, Target
+from assay.evaluators.protocol._binding import Binding
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
+from assay.evaluators.protocol._retry import pause
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import in_thread
-from assay.tracer.hints import did_you_mean
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
-FIRST_PAUSE = 0.25  # seconds before the first retry; doubles
-SAID = (  # what people say of their own evaluators
-    "key",
-    "threshold",
-    "higher_is_better",
-    "range",
-    "metrics",
-    "summary",
-    "timeout",
-    "retries",
-    "map",
-    "prepare_data",
-    "source",
-    "version",
-)
 
 
 @runtime_checkable
@@ -221,7 +206,7 @@ class Evaluator:
             except Skip:
                 raise
             except Exception:
-                await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+                await asyncio.sleep(pause(attempt))
         return await self._call(function, arguments)
 
     async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -248,158 +233,12 @@ class Evaluator:
         return await returned if inspect.isawaitable(returned) else returned
 
 
-def as_evaluator(thing: Any) -> Evaluator:
-    """An `Evaluator` from an evaluator, a callable, the id of a registered one, or the dict of `to_dict`."""
-    from assay.evaluators.protocol import _registry
-
-    if isinstance(thing, Evaluator):
-        return thing
-    if isinstance(thing, str):
-        return _registry.get(thing)
-    if isinstance(thing, Mapping):
-        return _registry.from_dict(thing)
-    if isinstance(thing, type) or not callable(thing):
-        raise TypeError(f"an evaluator is a callable or the id of one (see assay.evaluators.names()), not {thing!r}")
-    registered = _registry.wrap_builtin(thing)
-    return registered if registered is not None else make(thing)
-
-
-def make(
-    function: Callable[..., Any],
-    *,
-    key: str | None = None,
-    name: str | None = None,
-    version: str = "1",
-    threshold: float | None = None,
-    higher_is_better: bool = True,
-    range: tuple[float, float] | None = None,
-    metrics: Sequence[Metric] = (),
-    summary: bool | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-    map: Mapping[str, Any] | None = None,
-    prepare_data: Callable[..., Mapping[str, Any]] | None = None,
-    source: Source = "code",
-    details: bool = True,
-    origin: Mapping[str, Any] | None = None,
-    max_cases: int | None = None,
-    min_cases: int = 0,
-    spec: Spec | None = None,
-) -> Evaluator:
-    """Wrap a callable. Raises `BindingError` when it asks for something that no case has, `ValueError` for options."""
-    _check_options(key=key, threshold=threshold, timeout=timeout, retries=retries, max_cases=max_cases)
-    own = name or _name_of(function)
-    renamed = _renamed(own, key, metrics)
-    declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in metrics)
-    key = key or own
-    declared = declared or (Metric(key, range, higher_is_better, threshold, primary=True),)
-    if metrics and threshold is not None:
-        declared = tuple(replace(one, threshold=threshold) if _takes(one, declared) else one for one in declared)
-    keys = tuple(metric.key for metric in declared)
-    return Evaluator(
-        key=key,
-        function=function,
-        binding=bind(function, where=map, prepare_data=prepare_data, name=own),
-        make=Maker(key, keys, name or key, version, source, renamed, details),
-        version=version,
-        metrics=declared,
-        summary=is_of_a_set(function) if summary is None else summary,
-        timeout=timeout,
-        retries=retries,
-        max_cases=max_cases,
-        min_cases=min_cases,
-        origin=_importable(function) if origin is None else origin,
-        spec=spec,
-    )
-
-
-@overload
-def evaluator(function: Callable[..., Any], /) -> Evaluator: ...
-@overload
-def evaluator(
-    function: None = None,
-    /,
-    *,
-    key: str | None = ...,
-    version: str = ...,
-    threshold: float | None = ...,
-    higher_is_better: bool = ...,
-    range: tuple[float, float] | None = ...,
-    metrics: Sequence[Metric] = ...,
-    summary: bool | None = ...,
-    timeout: float | None = ...,
-    retries: int = ...,
-    map: Mapping[str, Any] | None = ...,
-    prepare_data: Callable[..., Mapping[str, Any]] | None = ...,
-    source: Source = ...,
-) -> Callable[[Callable[..., Any]], Evaluator]: ...
-def evaluator(function: Callable[..., Any] | None = None, /, **known: Any) -> Any:
-    """Say what is known about an evaluator: `@evaluator(key="concise", threshold=0.5, higher_is_better=True)`.
-
-    `metrics` describes several keys; `summary=True` asks for lists over all cases; `timeout` (seconds) and `retries`
-    hold per call; `map={"question": "inputs.question"}` says where an argument is, `prepare_data` is a function of the
-    same arguments that returns them as a dict. Raises `TypeError` for an option that there is not.
-    """
-    for name in known:
-        if name not in (make.__kwdefaults__ or {}):
-            hint = did_you_mean(name, SAID, form=" ({})")
-            raise TypeError(f"@evaluator has no option {name!r}{hint}; it takes {', '.join(SAID)}")
-
-    if function is not None:
-        return make(function, **known)
-    return lambda function: make(function, **known)
-
-
-def _check_options(**options: Any) -> None:
-    """What would fail on every case, or be ignored on all."""
-    rules: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
-        "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
-        "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
-        "retries": ("a whole number, 0 or more", lambda value: isinstance(value, int) and value >= 0),
-        "max_cases": ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1),
-    }
-    for name, (words, holds) in rules.items():
-        if options[name] is not None and not holds(options[name]):
-            raise ValueError(f"{name} is {words}, not {options[name]!r:.200}")
-
-
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and _is_plain(one) for name, one in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, str | int | float)
-
-
-def _takes(metric: Metric, metrics: Sequence[Metric]) -> bool:
-    """A threshold given for the whole evaluator is its primary metric's, or every metric's if none is primary."""
-    return metric.primary or not any(one.primary for one in metrics)
-
-
-def _renamed(own: str, key: str | None, metrics: Sequence[Metric]) -> dict[str, str]:
-    """With another key an evaluator's further metrics follow: `pii_fail` of `pii` under "mine" is `mine_fail`."""
-    if key is None or key == own:
-        return {}
-    return {
-        metric.key: key + metric.key.removeprefix(own) if metric.key.startswith(own) else f"{key}_{metric.key}"
-        for metric in metrics
-    }
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    name = getattr(function, "key", None) or getattr(function, "__name__", None)
-    if not isinstance(name, str):
-        inner = getattr(function, "func", function)  # functools.partial
-        name = getattr(inner, "__name__", None) or type(inner).__name__
-    return str(name)
-
-
-def _importable(function: Callable[..., Any]) -> dict[str, Any]:
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if not module or not name or "<" in name or module == "__main__":
-        return {}
-    return {"type": f"{module}.{name}", "init_parameters": {}}
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

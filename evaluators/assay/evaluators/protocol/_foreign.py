@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from assay.evaluators.protocol._binding import FIELDS
-from assay.evaluators.protocol._evaluator import Evaluator, make
+from assay.evaluators.protocol._binding import asked_by
+from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol._make import make
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._spec import Spec
 
-GROUP = "assay.evaluators"  # name = "package.module:thing", a callable, a class or an Evaluator
+GROUP = "assay.evaluators"  # id = "package.module:name", of a callable, a class or an Evaluator
 
 
 def points() -> dict[str, EntryPoint]:
@@ -21,13 +20,13 @@ def points() -> dict[str, EntryPoint]:
 
 
 def load(point: EntryPoint) -> Any:
-    """The thing itself. Raises `ValueError` where it cannot be imported."""
+    """What the entry point names. Raises `ValueError` where it cannot be imported."""
     try:
         return point.load()
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"evaluator {point.name!r} ({point.value} of {package(point)}) cannot be loaded: {said}"
+            f"evaluator {point.name!r} ({point.value} of {package(point)}) cannot be loaded: {why}"
         ) from error
 
 
@@ -37,51 +36,43 @@ def package(point: EntryPoint) -> str:
 
 
 def made(point: EntryPoint, own: dict[str, Any], options: dict[str, Any]) -> Evaluator:
-    """An evaluator with its own parameters and those of `make`. Raises `ValueError`."""
-    thing = load(point)
-    if isinstance(thing, Evaluator):
+    """An evaluator with its own parameters and the options of `make`. Raises `ValueError`."""
+    offered = load(point)
+    if isinstance(offered, Evaluator):
         if given := ", ".join(name for name in (*own, *options) if name != "origin"):
             raise ValueError(f"evaluator {point.name!r} is a finished one and takes no parameters, got {given}")
-        return thing
-    if isinstance(thing, type):
-        thing = _instance(point, thing, own)
+        return offered
+    if isinstance(offered, type):
+        offered = _instance(point, offered, own)
     elif own:
         raise ValueError(f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
-    if not callable(thing):
-        raise ValueError(f"evaluator {point.name!r} of {point.value!r} is no callable: {thing!r:.200}")
-    return make(thing, name=point.name, **options)
+    if not callable(offered):
+        raise ValueError(f"evaluator {point.name!r} of {point.value!r} is no callable: {offered!r:.200}")
+    return make(offered, name=point.name, **options)
 
 
 def describe(point: EntryPoint) -> Spec:
     """What can be read off it without parameters. Raises `ValueError` where it cannot be loaded."""
-    thing = load(point)
-    if isinstance(thing, type):
-        call = list(inspect.signature(thing.__call__).parameters.values())[1:]  # without self
-        needs, uses = arguments(call)
-        return _spec(point, needs, metrics=_metrics(point, thing), uses=uses)
-    found = made(point, {}, {})
+    offered = load(point)
+    if isinstance(offered, type):
+        needs, uses = asked_by(offered)
+        return _spec(point, needs, metrics=_metrics(point, offered), uses=uses)
+    evaluator = made(point, {}, {})
     return _spec(
         point,
-        found.needs,
-        metrics=found.metrics,
-        uses=found.uses,
-        version=found.version,
-        standards=found.standards,
-        summary=found.summary,
-        kind=found.make.source,
+        evaluator.needs,
+        metrics=evaluator.metrics,
+        uses=evaluator.uses,
+        version=evaluator.version,
+        standards=evaluator.standards,
+        summary=evaluator.summary,
+        kind=evaluator.make.source,
     )
 
 
-def _spec(point: EntryPoint, needs: tuple[str, ...], **said: Any) -> Spec:
+def _spec(point: EntryPoint, needs: tuple[str, ...], **facts: Any) -> Spec:
     source = f"{point.value} of {package(point)}"
-    return Spec(id=point.name, group=package(point), needs=needs, llm="documents" not in needs, source=source, **said)
-
-
-def arguments(parameters: Iterable[inspect.Parameter]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a case that a callable must get, and those that it may."""
-    fields = [one for one in parameters if one.name in FIELDS and one.name != "case"]
-    needs = tuple(one.name for one in fields if one.default is one.empty)
-    return needs, tuple(one.name for one in fields if one.default is not one.empty)
+    return Spec(id=point.name, group=package(point), needs=needs, llm="documents" not in needs, source=source, **facts)
 
 
 def _instance(point: EntryPoint, kind: type, own: dict[str, Any]) -> Any:
@@ -92,5 +83,5 @@ def _instance(point: EntryPoint, kind: type, own: dict[str, Any]) -> Any:
 
 
 def _metrics(point: EntryPoint, kind: type) -> tuple[Metric, ...]:
-    said = getattr(kind, "metrics", None)
-    return said if isinstance(said, tuple) else (Metric(point.name, None, primary=True),)
+    declared = getattr(kind, "metrics", None)
+    return declared if isinstance(declared, tuple) else (Metric(point.name, None, primary=True),)

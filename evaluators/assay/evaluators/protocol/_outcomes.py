@@ -60,29 +60,28 @@ class Maker:
         if isinstance(error, Skip):
             return self.skip(target, str(error))
         words = _words(error)
-        said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        told = f"{type(error).__name__}: {words}" if words else type(error).__name__
         text = "".join(traceback.format_exception(type(error), error, _beyond_ours(error)))[-TRACEBACK_LIMIT:]
         metadata = {"traceback": text}
-        return [self._as_it_is(target, key, outcome="error", error=said, metadata=metadata) for key in self.keys]
+        return [self._as_it_is(target, key, outcome="error", error=told, metadata=metadata) for key in self.keys]
 
     def wrap(self, returned: Any, target: Target) -> list[Feedback]:
         """Feedback for a returned value. Raises `Nonsense`."""
         kind = type(returned)
         if kind is bool or (kind is float and math.isfinite(returned)):  # most are: the shortest way
-            made = scored(target, self.key, returned, source=self.source, evaluator=self.name, version=self.version)
-            return [made]
+            return [scored(target, self.key, returned, source=self.source, evaluator=self.name, version=self.version)]
         if kind in PLAIN:
             return [self._from_value(returned, target)]
         if (type(returned) is dict or isinstance(returned, Mapping)) and "results" in returned:
             returned = returned["results"]
         if not isinstance(returned, list | tuple):
-            return [self._one(returned, target)]
-        feedback = [self._one(item, target) for item in returned]
+            return [self._from_item(returned, target)]
+        feedback = [self._from_item(item, target) for item in returned]
         if not feedback:
             return self.skip(target, "the evaluator returned an empty list")
         return _distinct(feedback)
 
-    def _one(self, value: Any, target: Target) -> Feedback:
+    def _from_item(self, value: Any, target: Target) -> Feedback:
         if type(value) is dict or isinstance(value, Mapping):
             return self._from_mapping(value, target)
         if value is None:
@@ -213,11 +212,11 @@ def _beyond_ours(error: BaseException) -> TracebackType | None:
 
 
 def _distinct(feedback: list[Feedback]) -> list[Feedback]:
-    if len({one.key for one in feedback}) == len(feedback):
+    if len({given.key for given in feedback}) == len(feedback):
         return feedback
     seen = set()
-    for one in feedback:
-        if (one.target, one.key) in seen:
-            raise Nonsense(f"the evaluator returned the key {one.key!r} twice: the second would overwrite the first")
-        seen.add((one.target, one.key))
+    for given in feedback:
+        if (given.target, given.key) in seen:
+            raise Nonsense(f"the evaluator returned the key {given.key!r} twice: the second would overwrite the first")
+        seen.add((given.target, given.key))
     return feedback

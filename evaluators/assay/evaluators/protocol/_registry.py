@@ -1,38 +1,20 @@
-"""The evaluators that have a name: our own, and those that other packages offer by entry points."""
+"""The evaluators that have a name, ours and those that other packages offer, and whatever can be made one."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from typing import Any
 
 from assay.evaluators.protocol import _foreign, _typed
-from assay.evaluators.protocol._evaluator import Evaluator, make
-from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol._make import make
+from assay.evaluators.protocol._own import Entry, entry, entry_of
 from assay.evaluators.protocol._spec import Spec
+from assay.evaluators.protocol._table import TABLE
 from assay.tracer.hints import did_you_mean
-
-MODULES = (  # where our own are registered
-    "agents",
-    "classification",
-    "human",
-    "json",
-    "language",
-    "looping",
-    "numbers",
-    "overlap",
-    "pipeline",
-    "privacy",
-    "retrieval",
-    "text",
-    "text_matching",
-)
-
-C = TypeVar("C", bound=type)
 
 # Parameters that every registered evaluator takes, and what they are called when the evaluator is made.
 OPTIONS = {
@@ -58,68 +40,49 @@ ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A registered class and what is said of it."""
+def as_evaluator(judge: Any) -> Evaluator:
+    """An `Evaluator` from an evaluator, a callable, the id of a registered one, or the dict of `to_dict`.
 
-    spec: Spec
-    factory: type
-
-
-_entries: dict[str, Entry] = {}
-
-
-def builtin(id: str, *, metrics: tuple[Metric, ...], **said: Any) -> Callable[[C], C]:
-    """Register a frozen dataclass whose instances are evaluators: `@builtin("exact", metrics=(…), source="…")`."""
-
-    def register(cls: C) -> C:
-        group = cls.__module__.rpartition(".")[2]
-        call = list(inspect.signature(cls.__call__).parameters.values())[1:]  # without self
-        needs, uses = _foreign.arguments(call)
-        _entries[id] = Entry(Spec(id=id, group=group, metrics=metrics, needs=needs, uses=uses, **said), cls)
-        return cls
-
-    return register
-
-
-@cache
-def _load() -> Mapping[str, Entry]:
-    for module in MODULES:
-        importlib.import_module(f"assay.evaluators.builtin.{module}")
-    return _entries
+    Raises `TypeError` for anything else, and what `get`, `from_dict` and `evaluator` raise.
+    """
+    if isinstance(judge, Evaluator):
+        return judge
+    if isinstance(judge, str):
+        return get(judge)
+    if isinstance(judge, Mapping):
+        return from_dict(judge)
+    if isinstance(judge, type) or not callable(judge):
+        raise TypeError(f"an evaluator is a callable or the id of one (see assay.evaluators.names()), not {judge!r}")
+    return _of_instance(judge) or make(judge)
 
 
 def names() -> list[str]:
     """The ids of all evaluators that `get` knows, in alphabetical order."""
-    return sorted({*_load(), *_foreign.points()})
+    return sorted({*TABLE, *_foreign.points()})
 
 
 def spec(id: str) -> Spec:
     """What is known of an evaluator. Raises `ValueError`, naming the closest ids."""
-    entry = _load().get(id)
-    if entry is not None:
-        return entry.spec
-    if id in (theirs := _foreign.points()):
-        return _foreign.describe(theirs[id])
-    raise _no_such(id)
+    if own := entry(id):
+        return own.spec
+    return _foreign.describe(_point(id))
 
 
 def specs() -> list[Spec]:
     """What is known of all of our own, by id."""
-    return [entry.spec for _, entry in sorted(_load().items())]
+    return [spec(id) for id in sorted(TABLE)]
 
 
 def factory(id: str) -> Any:
     """The class behind an id: its docstring defines the evaluator, its fields are the parameters.
 
-    Of another package's, what its entry point names: a class, a function, or an evaluator's function.
+    Of another package's, what its entry point names: a class, a function, or an evaluator's function. Raises
+    `ValueError`, naming the closest ids.
     """
-    entry = _load().get(id)
-    if entry is not None:
-        return entry.factory
-    spec(id)
-    thing = _foreign.load(_foreign.points()[id])
-    return thing.function if isinstance(thing, Evaluator) else thing
+    if own := entry(id):
+        return own.factory
+    offered = _foreign.load(_point(id))
+    return offered.function if isinstance(offered, Evaluator) else offered
 
 
 def get(id: str, **parameters: Any) -> Evaluator:
@@ -130,67 +93,72 @@ def get(id: str, **parameters: Any) -> Evaluator:
     """
     id, defaults = ALIASES.get(id, (id, {}))
     parameters = {**defaults, **parameters}
-    entry = _load().get(id)
-    if entry is None:
-        return _from_entry_point(id, parameters)
-    options, own = _split(parameters)
-    known = [field.name for field in dataclasses.fields(entry.factory) if field.init]
-    for name in own:
-        if name not in known:
-            raise ValueError(f"evaluator {id!r} has no parameter {name!r}; it has {', '.join([*known, *OPTIONS])}")
-    if lacking := _required(entry.factory) - own.keys():
-        raise ValueError(f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get({id!r}, {min(lacking)}=…)")
-    _typed.check(id, entry.factory, own)
-    instance = entry.factory(**own)
-    return _made(entry, instance, options, {"type": id, "init_parameters": parameters})
-
-
-def _required(factory: type) -> set[str]:
-    missing = dataclasses.MISSING
-    fields = (field for field in dataclasses.fields(factory) if field.init)
-    return {field.name for field in fields if field.default is missing and field.default_factory is missing}
+    origin = {"type": id, "init_parameters": parameters}
+    options = {OPTIONS[name]: value for name, value in parameters.items() if name in OPTIONS}
+    own = {name: value for name, value in parameters.items() if name not in OPTIONS}
+    registered = entry(id)
+    if registered is None:
+        return _foreign.made(_point(id), own, {**options, "origin": origin})
+    _check(id, registered.factory, own)
+    return _made(registered, registered.factory(**own), origin, options)
 
 
 def from_dict(data: Mapping[str, Any]) -> Evaluator:
     """An evaluator from what `to_dict` gave: an id with parameters, or the dotted name of a decorated function.
 
     Only functions under `@evaluator` are found by a dotted name, so that data cannot name any callable it likes.
+    Raises `ValueError`.
     """
     name, parameters = str(data.get("type", "")), dict(data.get("init_parameters") or {})
     if "." not in name:
         return get(name, **parameters)
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        decorated = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"there is no evaluator {name!r}: {error}") from error
-    if not isinstance(found, Evaluator):
+    if not isinstance(decorated, Evaluator):
         raise ValueError(f"{name!r} is no evaluator: put @evaluator above it")
-    return found
+    return decorated
 
 
-def wrap_builtin(instance: object) -> Evaluator | None:
-    """The evaluator around an instance of a registered class; None for anything else."""
-    for entry in list(_entries.values()):
-        if type(instance) is entry.factory:
-            return _made(entry, instance, {}, {"type": entry.spec.id, "init_parameters": _parameters(instance)})
-    return None
+def _of_instance(instance: object) -> Evaluator | None:
+    """The evaluator around an instance of a registered class, such as `Exact()`; None for anything else."""
+    known = entry_of(instance)
+    if known is None:
+        return None
+    return _made(known, instance, {"type": known.spec.id, "init_parameters": _parameters(instance)}, {})
 
 
-def _made(entry: Entry, instance: Any, options: dict[str, Any], origin: dict[str, Any]) -> Evaluator:
-    said = entry.spec
-    metrics = getattr(instance, "metrics", None) or said.metrics  # some depend on the parameters
+def _made(entry: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
+    spec = entry.spec
     return make(
         instance,
-        name=said.id,
-        version=said.version,
-        metrics=metrics,
-        source=said.kind,
-        summary=said.summary,
+        name=spec.id,
+        version=spec.version,
+        metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
+        source=spec.kind,
+        summary=spec.summary,
         origin=origin,
-        spec=said,
+        spec=spec,
         **options,
     )
+
+
+def _check(id: str, factory: type, parameters: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for a parameter that there is not, one that is missing, and one of the wrong kind."""
+    fields = [field for field in dataclasses.fields(factory) if field.init]
+    known = [field.name for field in fields]
+    for name in parameters:
+        if name not in known:
+            raise ValueError(f"evaluator {id!r} has no parameter {name!r}; it has {', '.join([*known, *OPTIONS])}")
+    if lacking := {field.name for field in fields if _is_required(field)} - parameters.keys():
+        raise ValueError(f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get({id!r}, {min(lacking)}=…)")
+    _typed.check(id, factory, parameters)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _parameters(instance: Any) -> dict[str, Any]:
@@ -198,19 +166,10 @@ def _parameters(instance: Any) -> dict[str, Any]:
     return {field.name: value for field, value in pairs if value != field.default}
 
 
-def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    options = {OPTIONS[name]: value for name, value in parameters.items() if name in OPTIONS}
-    return options, {name: value for name, value in parameters.items() if name not in OPTIONS}
-
-
-def _from_entry_point(id: str, parameters: dict[str, Any]) -> Evaluator:
-    point = _foreign.points().get(id)
-    if point is None:
-        raise _no_such(id)
-    options, own = _split(parameters)
-    return _foreign.made(point, own, {**options, "origin": {"type": id, "init_parameters": parameters}})
-
-
-def _no_such(id: str) -> ValueError:
+def _point(id: str) -> EntryPoint:
+    """Where another package offers it. Raises `ValueError`, naming the closest ids of all that there are."""
+    offered = _foreign.points()
+    if id in offered:
+        return offered[id]
     hint = did_you_mean(id, names(), 3) or "; `assay evaluators list` shows all"
-    return ValueError(f"there is no evaluator {id!r}{hint}")
+    raise ValueError(f"there is no evaluator {id!r}{hint}")

@@ -20,11 +20,11 @@ def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of an annotated kind; a string is no sequence of strings, a bool no number."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, one) for one in inner)
+        return any(fits(value, choice) for choice in inner)
     if origin is Literal:
         return value in inner
     if origin in (Sequence, tuple):
-        return isinstance(value, list | tuple) and all(fits(one, inner[0]) for one in value)
+        return isinstance(value, list | tuple) and all(fits(member, inner[0]) for member in value)
     if origin is Callable:
         return callable(value)
     if hint in (int, float):

@@ -1,0 +1,157 @@
+"""An evaluator from a callable and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack, overload
+
+from assay.collector.records import Source
+from assay.evaluators.protocol._binding import bind, is_of_a_set
+from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol._outcomes import Maker
+from assay.evaluators.protocol._spec import Spec
+from assay.tracer.hints import did_you_mean
+
+
+class Options(TypedDict, total=False):
+    """What people say of their own evaluators; what is left out has the default of `Evaluator`, or is read off it."""
+
+    key: str | None
+    threshold: float | None
+    higher_is_better: bool
+    range: tuple[float, float] | None
+    metrics: Sequence[Metric]
+    summary: bool | None
+    timeout: float | None  # seconds per attempt
+    retries: int
+    map: Mapping[str, Any] | None
+    prepare_data: Callable[..., Mapping[str, Any]] | None
+    source: Source
+    version: str
+    details: bool  # False: metadata of scores is not kept
+    max_cases: int | None
+    min_cases: int
+
+
+RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
+    "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
+    "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
+    "retries": ("a whole number, 0 or more", lambda value: isinstance(value, int) and value >= 0),
+    "max_cases": ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1),
+}
+
+
+class Origin(Options, total=False):
+    """What the registry adds: under which name it is found again, and what else is known."""
+
+    name: str
+    origin: Mapping[str, Any]
+    spec: Spec
+
+
+def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
+    """Wrap a callable. Raises `BindingError` when it asks for something that no case has, `ValueError` for options."""
+    _check(options)
+    own = options.get("name") or _name_of(function)
+    key = options.get("key") or own
+    renamed = _renamed(own, key, options.get("metrics", ()))
+    metrics = _metrics(key, renamed, options)
+    version = options.get("version", "1")
+    summary, origin = options.get("summary"), options.get("origin")
+    return Evaluator(
+        key=key,
+        function=function,
+        binding=bind(function, where=options.get("map"), prepare_data=options.get("prepare_data"), name=own),
+        make=Maker(
+            key=key,
+            keys=tuple(metric.key for metric in metrics),
+            name=options.get("name") or key,
+            version=version,
+            source=options.get("source", "code"),
+            renamed=renamed,
+            details=options.get("details", True),
+        ),
+        version=version,
+        metrics=metrics,
+        summary=is_of_a_set(function) if summary is None else summary,
+        timeout=options.get("timeout"),
+        retries=options.get("retries", 0),
+        max_cases=options.get("max_cases"),
+        min_cases=options.get("min_cases", 0),
+        origin=_importable(function) if origin is None else origin,
+        spec=options.get("spec"),
+    )
+
+
+@overload
+def evaluator(function: Callable[..., Any], /, **options: Unpack[Options]) -> Evaluator: ...
+@overload
+def evaluator(function: None = None, /, **options: Unpack[Options]) -> Callable[[Callable[..., Any]], Evaluator]: ...
+def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[Options]) -> Any:
+    """Say what is known about an evaluator: `@evaluator(key="concise", threshold=0.5, higher_is_better=True)`.
+
+    `metrics` describes several keys; `summary=True` asks for lists over all cases; `timeout` (seconds) and `retries`
+    hold per call; `map={"question": "inputs.question"}` says where an argument is, `prepare_data` is a function of the
+    same arguments that returns them as a dict. Raises `TypeError` for an option that there is not.
+    """
+    known = Options.__annotations__
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known, form=" ({})")
+            raise TypeError(f"@evaluator has no option {name!r}{hint}; it takes {', '.join(known)}")
+
+    if function is not None:
+        return make(function, **options)
+    return lambda function: make(function, **options)
+
+
+def _check(options: Origin) -> None:
+    """What would fail on every case, or be ignored on all. Raises `ValueError`."""
+    for name, (words, holds) in RULES.items():
+        value = options.get(name)
+        if value is not None and not holds(value):
+            raise ValueError(f"{name} is {words}, not {value!r:.200}")
+
+
+def _metrics(key: str, renamed: Mapping[str, str], options: Origin) -> tuple[Metric, ...]:
+    """The metrics under the keys that they get, with a threshold given for the whole evaluator where it belongs."""
+    threshold = options.get("threshold")
+    declared = tuple(replace(one, key=renamed.get(one.key, one.key)) for one in options.get("metrics", ()))
+    if not declared:
+        return (Metric(key, options.get("range"), options.get("higher_is_better", True), threshold, primary=True),)
+    if threshold is None:
+        return declared
+    return tuple(replace(metric, threshold=threshold) if _takes(metric, declared) else metric for metric in declared)
+
+
+def _takes(metric: Metric, metrics: Sequence[Metric]) -> bool:
+    """A threshold given for the whole evaluator is its primary metric's, or every metric's if none is primary."""
+    return metric.primary or not any(other.primary for other in metrics)
+
+
+def _renamed(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:
+    """With another key an evaluator's further metrics follow: `pii_fail` of `pii` under "mine" is `mine_fail`."""
+    if key == own:
+        return {}
+    return {
+        metric.key: key + metric.key.removeprefix(own) if metric.key.startswith(own) else f"{key}_{metric.key}"
+        for metric in metrics
+    }
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "key", None) or getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        inner = getattr(function, "func", function)  # functools.partial
+        name = getattr(inner, "__name__", None) or type(inner).__name__
+    return str(name)
+
+
+def _importable(function: Callable[..., Any]) -> dict[str, Any]:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or not name or "<" in name or module == "__main__":
+        return {}
+    return {"type": f"{module}.{name}", "init_parameters": {}}

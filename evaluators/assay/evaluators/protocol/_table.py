@@ -1,0 +1,20 @@
+"""Which module holds which of our evaluators, so that naming them all imports none, and getting one imports its own."""
+
+from collections.abc import Mapping
+
+_HELD = {  # module below `assay.evaluators` → ids
+    "builtin.agents": "agent_sanity has_span step_limit tool_calls trajectory_match",
+    "builtin.classification": "classification",
+    "builtin.human": "human_feedback",
+    "builtin.json": "is_json json_schema",
+    "builtin.language": "language_mismatch",
+    "builtin.looping": "looping",
+    "builtin.numbers": "cost latency numeric tokens",
+    "builtin.overlap": "bleu fuzzy levenshtein rouge",
+    "builtin.pipeline": "pipeline",
+    "builtin.privacy": "encoding_guardrail pii sensitive_data",
+    "builtin.retrieval": "document_recall hit_at_k ir_map ir_mrr ir_ndcg precision_at_k",
+    "builtin.text": "contains exact length not_empty regex",
+    "builtin.text_matching": "text_matching",
+}
+TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}

@@ -1,0 +1,91 @@
+"""Whether a parameter is of the kind that an evaluator declares, and the words for what it should have been."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from assay.evaluators.protocol._typed import check, fits
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (1, int),
+        (1, float),
+        (0.5, float),
+        (True, bool),
+        (None, int | None),
+        ("all", Literal["all", "any"]),
+        (["a"], Sequence[str]),
+        (("a", "b"), tuple[str, ...]),
+        ([], Sequence[str]),
+        ([1, None], Sequence[int | None]),
+        (len, Callable[[str], int]),
+        ({"a": 1}, Mapping[str, Any]),
+        (object(), Any),
+        ("a", str | Sequence[str]),
+    ],
+)
+def test_values_that_fit(value, hint):
+    assert fits(value, hint)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (True, int),
+        (True, float),
+        (0.5, int),
+        ("1", int),
+        (1, bool),
+        ("some", Literal["all", "any"]),
+        ("ab", Sequence[str]),
+        (["a", 1], Sequence[str]),
+        ({"a"}, Sequence[str]),
+        (5, Callable[[str], int]),
+        ([("a", 1)], Mapping[str, Any]),
+        (None, str),
+        (5, str | None),
+    ],
+)
+def test_values_that_do_not(value, hint):
+    assert not fits(value, hint)
+
+
+@dataclass
+class Declared:
+    text: str = ""
+    count: int | None = None
+    share: float = 0.0
+    strict: bool = False
+    kind: Literal["a", "b"] = "a"
+    names: Sequence[str] | None = None
+    detect: Callable[[str], str] | None = None
+    schema: Mapping[str, Any] | str = ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("text", 5, "text is a text, not 5"),
+        ("count", "5", "count is a whole number or None, not '5'"),
+        ("share", "x", "share is a number, not 'x'"),
+        ("strict", 1, "strict is true or false, not 1"),
+        ("kind", "c", "kind is 'a' or 'b', not 'c'"),
+        ("names", 5, "names is a list of a text or None, not 5"),
+        ("detect", 5, "detect is a function or None, not 5"),
+        ("schema", 5, "schema is a dict or a text, not 5"),
+    ],
+)
+def test_what_should_have_been_given_is_told_in_words(name, value, words):
+    with pytest.raises(ValueError) as caught:
+        check("judge", Declared, {name: value})
+    assert str(caught.value) == f"evaluator 'judge': {words}"
+
+
+def test_every_parameter_is_looked_at():
+    check("judge", Declared, {"text": "a", "count": 3})
+    with pytest.raises(ValueError, match="count is"):
+        check("judge", Declared, {"text": "a", "count": "3"})
