@@ -75,7 +75,7 @@ def experiment(store: Store, request: Request) -> Response:
         page_size=PAGE,
         result=aggregates(store, [asked]).get(asked.id),
         chips=chips.by_trace(store, [row.trace for row in shown]),
-        of_whole=chips.newest(store.feedbacks(target=Target(experiment_id=asked.id))),
+        of_whole=chips.latest(store.feedbacks(target=Target(experiment_id=asked.id))),
         others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
     )
 

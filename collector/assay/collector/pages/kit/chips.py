@@ -42,19 +42,19 @@ def chip(feedback: Feedback, more: int = 0) -> Chip:
     return Chip(feedback, both, float(feedback.score) if inside else None, more)
 
 
-def newest(feedbacks: Iterable[Feedback]) -> dict[str, Chip]:
-    """The newest feedback per key, with how many others there are."""
+def latest(feedbacks: Iterable[Feedback]) -> dict[str, Chip]:
+    """The last word per key, whoever said it, with how many others there are (`statistics.newest` is everybody's)."""
     groups: dict[str, list[Feedback]] = {}
     for feedback in feedbacks:
         groups.setdefault(feedback.key, []).append(feedback)
-    latest = {key: max(group, key=lambda feedback: feedback.created_ns) for key, group in groups.items()}
-    return {key: chip(latest[key], len(groups[key]) - 1) for key in sorted(groups)}
+    last = {key: max(group, key=lambda feedback: feedback.created_ns) for key, group in groups.items()}
+    return {key: chip(last[key], len(groups[key]) - 1) for key in sorted(groups)}
 
 
 def voices(feedbacks: Iterable[Feedback]) -> list[Chip]:
     """Everybody's newest word, by key: people's votes side by side, without an evaluator's older versions."""
-    latest = statistics.newest(feedbacks)
-    return [chip(feedback) for feedback in sorted(latest, key=lambda feedback: (feedback.key, feedback.created_ns))]
+    words = statistics.newest(feedbacks)
+    return [chip(feedback) for feedback in sorted(words, key=lambda feedback: (feedback.key, feedback.created_ns))]
 
 
 def by_trace(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str, Chip]]:
@@ -70,7 +70,7 @@ def by_trace(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str
         cursor = page.next
         if cursor is None:
             break
-    return {trace_id: newest(feedbacks) for trace_id, feedbacks in of_traces.items()}
+    return {trace_id: latest(feedbacks) for trace_id, feedbacks in of_traces.items()}
 
 
 def columns(chips: Mapping[str, Mapping[str, Chip]], most: int = 5) -> list[str]:
