@@ -158,6 +158,16 @@ def test_an_address_speaks_the_grammar_of_every_query_string():
     assert "sort" not in query.fields
 
 
+def test_a_comparison_without_an_equals_sign_is_all_name():
+    query = at("/?latency_ms>5&name=a")
+    assert query.filter == Filter(latency_ms=(">", 5.0), name="a", experiment="")
+    assert at(query.address()) == query
+    assert [(mark.label, mark.without) for mark in query.marks()] == [
+        ("latency_ms>5", "/?name=a"),
+        ("name", "/?latency_ms%3E5="),
+    ]
+
+
 @pytest.mark.parametrize("address", ["/?name=a&name=b&name=+b+", "/?name=b&name=&kind=", "/?name=+b"])
 def test_of_what_cannot_add_up_the_last_counts(address):
     wanted = {"/?name=b&name=&kind=": None}.get(address, "b")

@@ -7,7 +7,7 @@ fields (`feedback_key`, `feedback_op`, `feedback_value`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import urlencode
@@ -67,7 +67,7 @@ class Query:
     def address(self, path: str = "/", **changes: str | None) -> str:
         """The page's address with some fields changed; paging starts anew unless `cursor` is given."""
         kept = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
-        return _address(path, [*kept, *changes.items()])
+        return _address(path, [*kept, *((name, text) for name, text in changes.items() if text)])
 
     @property
     def detailed(self) -> bool:
@@ -93,9 +93,8 @@ class Query:
         return _address("/", kept)
 
 
-def _address(path: str, items: Iterable[tuple[str, str | None]]) -> str:
-    fields = [(name, text) for name, text in items if text]
-    return f"{path}?{urlencode(fields, errors='replace')}" if fields else path
+def _address(path: str, items: Sequence[tuple[str, str]]) -> str:
+    return f"{path}?{urlencode(items, errors='replace')}" if items else path
 
 
 def read(params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | None = None) -> Query:
@@ -124,7 +123,8 @@ def _relevant(params: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, text)
         for name, text in dict.fromkeys(stripped)
-        if text and (querystring.field_of(name) in querystring.JOINED or last[name] == text)
+        if (text or querystring.TERM.fullmatch(name))  # `latency_ms>5` is all name
+        and (querystring.field_of(name) in querystring.JOINED or last[name] == text)
     )
 
 
