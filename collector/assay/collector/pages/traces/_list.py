@@ -90,9 +90,9 @@ def overview(store: Store, filter: Filter, since_ns: int, until_ns: int) -> Over
 
 def stretch(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
     """The time that the charts cover: what was asked for, else a round stretch that holds the traces shown."""
-    newest = max(trace.start_ns for trace in shown)
-    until = filter.until_ns or (time.time_ns() if filter.since_ns else newest)
+    starts = [trace.start_ns for trace in shown]
+    until = filter.until_ns or (time.time_ns() if filter.since_ns else max(starts))
     if filter.since_ns is not None:
         return filter.since_ns, max(until, filter.since_ns)
-    needed = newest - min(trace.start_ns for trace in shown)
+    needed = until - min(starts)
     return until - next((length for length in _LENGTHS if length >= needed), _LONGEST), until
