@@ -247,7 +247,7 @@ FORMS = strategies.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(FORMS)
 def test_what_the_form_says_is_said_by_a_query_string_as_well(fields):
     filter = read(fields).filter
@@ -255,14 +255,14 @@ def test_what_the_form_says_is_said_by_a_query_string_as_well(fields):
     assert to_filter(parse_qsl(urlencode(to_items(filter)), keep_blank_values=True)) == filter
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(FORMS)
 def test_a_page_leads_back_to_itself(fields):
     query = read(fields, now_ns=10**18)
     assert at(query.address(), now_ns=10**18) == query
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(FORMS)
 def test_every_mark_takes_one_condition_away(fields):
     query = read(fields, now_ns=10**18)

@@ -133,12 +133,12 @@ def _conditions(name: str, text: str, fields: Mapping[str, str], now_ns: int | N
     if name in _SILENT or (name == "range" and "since" in fields):
         return []
     try:
-        condition = _condition(name, text, fields, now_ns)
-        querystring.gathered([condition])  # what the filter itself refuses is a problem of this pair, too
+        field, value = _condition(name, text, fields, now_ns)
+        Filter(**{field: value})  # what the filter itself refuses is a problem of this pair, too
     except ValueError as error:
         hint = _HINTS.get(name)
         raise ValueError(hint.format(name=_LABELS.get(name, name), text=text) if hint else str(error)) from None
-    return [condition]
+    return [(field, value)]
 
 
 def _condition(name: str, text: str, fields: Mapping[str, str], now_ns: int | None) -> Condition:
