@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 
 from assay.cli._app import app
 from assay.cli._common import failing_in_one_line
-from assay.cli._when import length, shown
 from assay.collector.records import Document, Feedback, Target, Usage
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
@@ -91,11 +90,6 @@ def test_faults_of_the_user_cost_one_line(url: str) -> None:
     assert "did you mean 'name'" in refusal("traces", "list", "--store", url, "-w", "nmae=x")
     assert "f" * 32 in refusal("traces", "show", "f" * 32, "--store", url)
     assert "'yesterday' is no time" in refusal("traces", "list", "--store", url, "--since", "yesterday")
-
-
-def test_moments_and_lengths() -> None:
-    assert shown(2**63 - 1) > "2262"
-    assert [length(n) for n in (1500, 2 * 10**6, 3 * 10**10)] == ["2 µs", "2 ms", "30.0 s"]
 
 
 def test_the_beginning_of_an_id_will_do(url: str) -> None:

@@ -4,7 +4,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from assay.collector.filters import Filter, combined
-from assay.collector.querystring import moment, parse, to_filter, to_items
+from assay.collector.querystring import bound, duration, field_of, moment, parse, term, to_filter, to_items
 
 
 def test_conditions_in_short_forms():
@@ -33,6 +33,17 @@ def test_a_typo_is_named(conditions, told):
     with pytest.raises(ValueError) as caught:
         combined(None, conditions)
     assert told in str(caught.value)
+
+
+def test_words_alone_are_no_terms():
+    assert parse(["lost", "parcel"]) == Filter(text="lost parcel")
+    with pytest.raises(ValueError, match="'name' is no condition, such as name=answer or latency_ms>200"):
+        term("name")
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("yes", True), ("1", True), ("TRUE", True), ("no", False), ("0", False)])
+def test_truths(text, wanted):
+    assert to_filter([("complete", text)]).complete is wanted
 
 
 @pytest.mark.parametrize(
@@ -72,8 +83,78 @@ def test_a_date_is_one_of_this_machines_time_zone(monkeypatch):
         time.tzset()
 
 
-def test_durations_count_back_from_now():
-    assert moment("90s", now_ns=100 * 10**9) == 10 * 10**9
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("2m", 120), ("3 h", 10_800), ("1d", 86_400), ("2w", 1_209_600), ("0s", 0)]
+)
+def test_durations_count_back_from_now(text, seconds):
+    assert duration(text) == seconds * 10**9
+    assert moment(text, now_ns=10**17) == 10**17 - seconds * 10**9
+
+
+@pytest.mark.parametrize("text", ["", "1", "h", "1y", "-1h", "1h 30m", "1.5h", "1h\n"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ValueError, match="is no duration; write 90s, 30m, 1h, 7d or 2w"):
+        duration(text)
+
+
+def test_eight_digits_are_a_date_and_more_are_nanoseconds():
+    assert moment("20260131") == moment("2026-01-31")
+    assert moment("123456789") == 123_456_789
+    assert to_filter([("since_ns", "20260131"), ("until_ns", "-5")]) == Filter(since_ns=20_260_131, until_ns=-5)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2026", "-123456789", "9999-12-31", "1600-01-01", str(2**63), "99999999w", "1" * 30]
+)
+def test_what_is_no_time_or_too_far_away(text):
+    with pytest.raises(ValueError) as caught:
+        moment(text)
+    assert str(caught.value) == f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00"
+
+
+@pytest.mark.parametrize("nanoseconds", [-(2**63), 2**63 - 1])
+def test_the_ends_of_time(nanoseconds):
+    assert to_filter([("since_ns", str(nanoseconds))]).since_ns == nanoseconds
+    with pytest.raises(ValueError, match="is no time"):
+        to_filter([("since_ns", str(nanoseconds * 2))])
+
+
+def test_a_moment_is_exact_to_the_microsecond():
+    assert moment("2026-01-31T00:00:00.000001+00:00") == 1769817600 * 10**9 + 1000
+    assert moment(str(2**63 - 1)) == 2**63 - 1
+
+
+def test_what_feedback_is_compared_with():
+    assert [bound(text) for text in ("True", "FALSE", "0.5", "1e3", "kind", "")] == [1.0, 0.0, 0.5, 1000.0, "kind", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("name", "name"),
+        ("tag", "tags"),
+        ("since", "since_ns"),
+        ("metadata.k", "metadata"),
+        ("latency_ms>", "latency_ms"),
+    ],
+)
+def test_the_field_that_a_name_speaks_of(name, field):
+    assert field_of(name) == field
+    assert field_of(name.upper()) is field_of("") is field_of("sort") is None
+
+
+def test_lists_and_metadata_add_up_and_of_the_rest_the_last_counts():
+    items = parse_qsl(
+        "tag=a&tags=b&metadata=k:1&metadata.k=2&metadata.l=3&missing=m&missing=n&name=a&name=b&tokens=1&tokens=2"
+    )
+    assert to_filter(items) == Filter(
+        tags=("a", "b"), metadata={"k": "2", "l": "3"}, missing=("m", "n"), name="b", tokens=("=", 2)
+    )
+
+
+@pytest.mark.parametrize("metadata", [{"a:b": "c"}, {"a": ""}, {"a:b": ""}, {"": "x"}, {"a.b": "c=d<e"}])
+def test_metadata_of_all_kinds_goes_through_a_query_string(metadata):
+    assert to_filter(to_items(Filter(metadata=metadata))) == Filter(metadata=metadata)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +162,13 @@ def test_durations_count_back_from_now():
     [
         ("since=soon", "'soon' is no time"),
         ("nam=x", "did you mean 'name'"),
-        ("name>x", "only be compared with ="),
+        ("name>x", "'name>x': 'name' can only be compared with ="),
+        ("metadata.tenant!=t1", "'metadata' can only be compared with ="),
+        ("feedback=concise", "feedback='concise' holds no comparison, such as feedback=concise<0.5"),
+        ("feedback=<1", "feedback='<1' holds no comparison, such as feedback=concise<0.5"),
+        ("latency_ms=!5", "latency_ms='!5' holds no comparison, such as latency_ms=>=100"),
+        ("tokens>few", "tokens='few' is not a number"),
+        ("complete=maybe", "complete='maybe' is neither true nor false"),
         ("latency_ms=fast", "not a number"),
     ],
 )

@@ -1,6 +1,6 @@
 """Puts the commands together. Each command group is a module of its own with a typer `app` or plain functions."""
 
-from importlib.metadata import version
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -29,16 +29,17 @@ app.add_typer(traces.app, name="traces")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"assay {version('assay')}")
+        typer.echo(f"assay {metadata.version('assay')}")
         raise typer.Exit
 
 
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+]
+
+
 @app.callback()
-def assay(
-    said: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
+def assay(version: Version = False) -> None:
     """Trace LLM applications, evaluate them against datasets, monitor live traffic."""
 
 

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -15,31 +14,14 @@ from rich.text import Text
 from assay.collector import connect, default_place, describe
 from assay.collector.errors import Refused, StoreError
 from assay.collector.filters import Filter
-from assay.collector.querystring import pair, to_filter
+from assay.collector.querystring import condition, gathered, term
 from assay.collector.stores import Store
-
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store", help="A file or a server's address; else ASSAY_URL, else a server on 4318, else ./assay.db."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line, for pipes.")]
-
-WhereOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        "-w",
-        metavar="CONDITION",
-        help="A condition, any number of times: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …",
-    ),
-]
 
 console = Console()
 notes = Console(stderr=True)
 _endless = Console(width=2000)
 _ENOUGH = 8  # digits of a trace's id that still find it
+_IDS = ("trace", "id", "example")  # columns that are there to be copied
 
 
 @contextmanager
@@ -52,11 +34,11 @@ def failing_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def opened(where: str | None, *, make: bool = False) -> Iterator[Store]:
+def opened(at: str | None, *, make: bool = False) -> Iterator[Store]:
     """The store that a command speaks to; says on stderr which, and closes it. Only with `make` a new file is begun."""
-    place = where or default_place()
+    place = at or default_place()
     if not make:
-        _refuse_absent(place, given=where is not None)
+        _refuse_absent(place, given=at is not None)
     store = connect(place)
     notes.print(f"store: {describe(store)}", markup=False, highlight=False, soft_wrap=True)
     try:
@@ -69,32 +51,31 @@ def _refuse_absent(place: str, *, given: bool) -> None:
     """A mistyped path is no empty store."""
     if "://" in place or Path(place).exists():
         return
-    known = "; name another with --store" if given else " here and no server on port 4318; name one with --store"
-    raise Refused(f"there is no file {place!r}{known}")
+    way_out = "; name another with --store" if given else " here and no server on port 4318; name one with --store"
+    raise Refused(f"there is no file {place!r}{way_out}")
 
 
-def conditions(where: Iterable[str] | None, **further: str | None) -> Filter:
+def conditions(where: Iterable[str] | None, **options: str | None) -> Filter:
     """The filter that `--where` and options of the same names as conditions say. Raises `ValueError`."""
-    given = [(name, value) for name, value in further.items() if value is not None]
-    return to_filter([*map(pair, where or ()), *given])
+    named = [condition(name, text) for name, text in options.items() if text is not None]
+    return gathered([*map(term, where or ()), *named])
 
 
 def whole_id(store: Store, given: str) -> str:
     """An id as it is; the beginning of one is looked for among the latest traces."""
     if len(given) >= 32:
         return given
-    found = [one.trace_id for one in store.traces(limit=1000) if one.trace_id.startswith(given.lower())]
-    if len(found) > 1:
-        raise Refused(
-            f"{given!r} begins the ids of {len(found)} traces: {found[0]!r}, {found[1]!r}, …; give more of it"
-        )
-    return found[0] if found else given
+    latest = (trace.trace_id for trace in store.traces(limit=1000))
+    ids = [trace_id for trace_id in latest if trace_id.startswith(given.lower())]
+    if len(ids) > 1:
+        raise Refused(f"{given!r} begins the ids of {len(ids)} traces: {ids[0]!r}, {ids[1]!r}, …; give more of it")
+    return ids[0] if ids else given
 
 
 def emit(rows: Iterable[Any]) -> None:
     """One JSON object per line on stdout."""
     for row in rows:
-        sys.stdout.buffer.write(orjson.dumps(row, default=str, option=orjson.OPT_NON_STR_KEYS) + b"\n")
+        sys.stdout.buffer.write(_json(row) + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -105,29 +86,31 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """
     out = console if console.is_terminal else _endless
     cells = [list(row) for row in rows]
-    shown = _table(head, cells)
-    if "trace" in head and out.measure(shown, options=out.options.update(width=10_000)).maximum > out.width:
+    made = _table(head, cells)
+    if "trace" in head and out.measure(made, options=out.options.update(width=10_000)).maximum > out.width:
         place = head.index("trace")
-        shown = _table(head, [[*row[:place], row[place][:_ENOUGH], *row[place + 1 :]] for row in cells])
-    out.print(shown)
+        made = _table(head, [[*row[:place], row[place][:_ENOUGH], *row[place + 1 :]] for row in cells])
+    out.print(made)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    columns = [Column(name, overflow="fold") for name in head]
-    for place, name in enumerate(head):
-        if name in ("trace", "id", "example"):
-            columns[place].no_wrap = True
-            columns[place].min_width = max((len(row[place]) for row in rows), default=0)
-    shown = Table(*columns)
+    made = Table(*(_column(name, [row[place] for row in rows]) for place, name in enumerate(head)))
     for row in rows:
-        shown.add_row(*map(Text, row))
-    return shown
+        made.add_row(*map(Text, row))
+    return made
+
+
+def _column(name: str, texts: Sequence[str]) -> Column:
+    if name not in _IDS:
+        return Column(name, overflow="fold")
+    return Column(name, overflow="fold", no_wrap=True, min_width=max(map(len, texts), default=0))
 
 
 def short(value: Any, width: int = 60) -> str:
     """A value on one line, cut off where it gets long."""
-    text = (
-        value if isinstance(value, str) else orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    )
-    text = " ".join(text.split())
+    text = " ".join((value if isinstance(value, str) else _json(value).decode()).split())
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _json(value: Any) -> bytes:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rich.text import Text
 from rich.tree import Tree
 
-from assay.cli._when import length, shown
+from assay.collector import format
 from assay.collector.records import JSON, Feedback, Run, Trace
 
 SHORT, DOCUMENT = 400, 120  # characters
@@ -18,9 +18,9 @@ STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
 def tree(trace: Trace, *, whole: bool = False) -> Tree:
     """The tree. Texts are cut unless `whole`; nothing in them is taken for markup."""
     limit = 10**9 if whole else SHORT
-    head = f"trace {trace.trace_id}  {trace.root.project}  {shown(trace.root.start_ns)}"
+    head = f"trace {trace.trace_id}  {trace.root.project}  {format.to_the_second(trace.root.start_ns)}"
     top = Tree(Text(head + ("" if trace.complete else "  (not complete)"), "dim"))
-    _feedback(top, (one for one in trace.feedback if one.target.span_id is None))
+    _feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None))
     placed: set[str] = set()
     # A run whose parent never arrived stands at the top, and so does one of a circle of parents
     ids = {run.span_id for run in trace.runs}
@@ -32,21 +32,22 @@ def tree(trace: Trace, *, whole: bool = False) -> Tree:
     return top
 
 
-def _grow(parent: Tree, trace: Trace, run: Run, limit: int, placed: set[str]) -> None:
-    waiting = [(parent, run)]
+def _grow(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str]) -> None:
+    waiting = [(parent, root)]
     while waiting:
-        above, one = waiting.pop()
-        if one.span_id in placed:
+        above, run = waiting.pop()
+        if run.span_id in placed:
             continue
-        placed.add(one.span_id)
-        branch = above.add(_head(one))
-        _details(branch, one, limit)
-        _feedback(branch, (found for found in trace.feedback if found.target.span_id == one.span_id))
-        waiting += [(branch, child) for child in reversed(trace.children(one.span_id))]
+        placed.add(run.span_id)
+        branch = above.add(_head(run))
+        _details(branch, run, limit)
+        _feedback(branch, (feedback for feedback in trace.feedback if feedback.target.span_id == run.span_id))
+        waiting += [(branch, child) for child in reversed(trace.children(run.span_id))]
 
 
 def _head(run: Run) -> Text:
-    head = Text.assemble((run.name or "(no name)", STYLES[run.status]), f"  {run.kind}  {length(run.duration_ns)}")
+    took = format.duration(run.duration_ns)
+    head = Text.assemble((run.name or "(no name)", STYLES[run.status]), f"  {run.kind}  {took}")
     if run.model:
         head.append(f"  {run.model}", "cyan")
     if run.usage:
@@ -64,19 +65,23 @@ def _details(branch: Tree, run: Run, limit: int) -> None:
             branch.add(Text.assemble((f"{name}: ", "dim"), _cut(_text(value), limit)))
     for place, document in enumerate(run.documents):
         score = "" if document.score is None else f" {document.score:.3f}"
-        head = f"[{place}] {document.id or ''}{score}  "
-        branch.add(
-            Text.assemble((head, "green"), _cut(document.content, min(limit, DOCUMENT) if limit == SHORT else limit))
-        )
+        content = _cut(document.content, DOCUMENT if limit == SHORT else limit)
+        branch.add(Text.assemble((f"[{place}] {document.id or ''}{score}  ", "green"), content))
 
 
-def _feedback(branch: Tree, found: Iterable[Feedback]) -> None:
-    for one in found:
-        value = {"error": one.error, "skip": "skipped"}.get(one.outcome) or (
-            one.label if one.score is None else one.score
-        )
-        who = one.author or one.evaluator or one.source
-        branch.add(Text.assemble((f"★ {one.key} = {value}", "yellow"), f"  {who}  {one.comment or ''}"))
+def _feedback(branch: Tree, feedbacks: Iterable[Feedback]) -> None:
+    for feedback in feedbacks:
+        who = feedback.author or feedback.evaluator or feedback.source
+        value = (f"★ {feedback.key} = {_value(feedback)}", "yellow")
+        branch.add(Text.assemble(value, f"  {who}  {feedback.comment or ''}"))
+
+
+def _value(feedback: Feedback) -> str:
+    if feedback.outcome == "error":
+        return feedback.error or ""
+    if feedback.outcome == "skip":
+        return "skipped"
+    return (feedback.label or "") if feedback.score is None else format.number(feedback.score)
 
 
 def _text(value: JSON) -> str:

@@ -12,7 +12,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from assay.cli._common import JsonOption, StoreOption, console, notes, opened
+from assay.cli._common import console, notes, opened
+from assay.cli._options import JsonOption, StoreOption
 from assay.collector.errors import Refused
 from assay.collector.querystring import duration, parse
 from assay.collector.records import Retention

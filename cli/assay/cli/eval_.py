@@ -13,24 +13,32 @@ from typing import Annotated, Any
 
 import typer
 
-from assay.cli._common import JsonOption, StoreOption, console, emit, notes, opened
+from assay.cli._common import console, emit, notes, opened
+from assay.cli._options import JsonOption, StoreOption
 from assay.collector.errors import Refused
 
+File = Annotated[Path, typer.Argument(help="A Python file that defines dataset, task and evaluators.")]
+Name = Annotated[str | None, typer.Option(help="The experiment's name; else the file's.")]
+Concurrency = Annotated[int, typer.Option(help="Runs at the same time.")]
+Repetitions = Annotated[int, typer.Option(help="Runs of every example.")]
+Limit = Annotated[int | None, typer.Option(help="Only so many examples.")]
+Resume = Annotated[bool, typer.Option(help="Go on with the newest experiment of this name.")]
+FailUnder = Annotated[
+    list[str] | None, typer.Option(help="Exit with 1 if a key's mean is below, as in exact=0.8; may be repeated.")
+]
 _SETTINGS = ("summary_evaluators", "metadata", "split", "timeout", "retries", "seed")
 
 
 def eval_(
-    file: Annotated[Path, typer.Argument(help="A Python file that defines dataset, task and evaluators.")],
-    name: Annotated[str | None, typer.Option(help="The experiment's name; else the file's.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Runs at the same time.")] = 8,
-    repetitions: Annotated[int, typer.Option(help="Runs of every example.")] = 1,
-    limit: Annotated[int | None, typer.Option(help="Only so many examples.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the newest experiment of this name.")] = False,
-    fail_under: Annotated[
-        list[str] | None, typer.Option(help="Exit with 1 if a key's mean is below, as in exact=0.8; may be repeated.")
-    ] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
+    file: File,
+    name: Name = None,
+    concurrency: Concurrency = 8,
+    repetitions: Repetitions = 1,
+    limit: Limit = None,
+    resume: Resume = False,
+    fail_under: FailUnder = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run an evaluation that a file describes, print how it came out, and fail if it came out badly.
 
@@ -46,7 +54,7 @@ def eval_(
     module = _loaded(file)
     settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}
     go_on.set(_resuming(sys.argv[1:]))
-    with opened(store, make=True) as found:
+    with opened(at, make=True) as store:
         experiment = evaluate(
             _defined(module, "dataset"),
             getattr(module, "task", None),
@@ -56,10 +64,10 @@ def eval_(
             repetitions=repetitions,
             limit=limit,
             resume=resume,
-            store=found,
+            store=store,
             **settings,
         )
-        if json:
+        if as_json:
             emit(row.to_dict() for row in experiment.rows())
         else:
             console.print(experiment)
@@ -96,8 +104,8 @@ def _loaded(file: Path) -> ModuleType:
 def _show(error: Exception, file: Path) -> None:
     """What went wrong in a user's file, from its first line on: how it came to be run is of no interest."""
     lines = traceback.TracebackException.from_exception(error)
-    at = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))
-    del lines.stack[:at]
+    first = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))
+    del lines.stack[:first]
     notes.print("".join(lines.format()), end="", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -125,7 +133,7 @@ def _below(experiment: Any, bounds: dict[str, float]) -> list[str]:
     """What is below its bound, in words; a key without any score is below every bound."""
     summary = experiment.summary()
     means = {key: summary[key].mean if key in summary else None for key in bounds}
-    means |= {key: one.score for key, one in summary.overall.items() if key in bounds}
+    means |= {key: feedback.score for key, feedback in summary.overall.items() if key in bounds}
     return [
         f"{key} is {'not there' if mean is None else format(mean, '.4g')}, below {bounds[key]:.4g}"
         for key, mean in means.items()

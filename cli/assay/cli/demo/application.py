@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.cli.demo.reading import ask, extract, has_model, model_name
-from assay.cli.demo.retrieval import Found, Index
+from assay.cli.demo.retrieval import Hit, Index
 from assay.tracer import current_run, trace
 
 Read = Callable[[str, Sequence[dict[str, Any]]], str]
@@ -20,7 +20,7 @@ def application(index: Index, k: int, read: Read) -> Callable[[str], str]:
 
     @trace(kind="retriever")
     def retrieve(question: str, k: int) -> list[dict[str, Any]]:
-        return [_document(found) for found in index.search(question, k)]
+        return [_document(hit) for hit in index.search(question, k)]
 
     @trace
     def answer(question: str) -> str:
@@ -60,11 +60,6 @@ def _generate(question: str, documents: Sequence[dict[str, Any]]) -> str:
     return text
 
 
-def _document(found: Found) -> dict[str, Any]:
-    passage = found.passage
-    return {
-        "content": passage.text,
-        "id": passage.topic,
-        "score": found.score,
-        "metadata": {"passage": passage.id},
-    }
+def _document(hit: Hit) -> dict[str, Any]:
+    passage = hit.passage
+    return {"content": passage.text, "id": passage.topic, "score": hit.score, "metadata": {"passage": passage.id}}

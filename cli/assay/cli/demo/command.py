@@ -6,11 +6,12 @@ import signal
 import sys
 import threading
 import webbrowser
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.cli._common import notes
+from assay.cli._options import FileStoreOption, HostOption
 from assay.collector.errors import Refused
 from assay.collector.stores import Store
 
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
     from assay.collector.server import Server
 
 
+Serve = Annotated[bool, typer.Option("--serve/--no-serve", help="Keep serving the pages until Ctrl-C.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port; else 4318, or a free one if that is taken.")]
+Models = Annotated[bool, typer.Option("--models/--no-models", help="Embed, if that is installed; or BM25.")]
+Browse = Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")]
+
+
 def demo(
-    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Keep serving the pages until Ctrl-C.")] = True,
-    host: Annotated[str, typer.Option(help="Address to bind to; beyond loopback an API key is needed.")] = "127.0.0.1",
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; else 4318, or a free one if that is taken.")
-    ] = None,
-    store: Annotated[str, typer.Option(help="The SQLite file to keep everything in.")] = "assay-demo.db",
-    models: Annotated[bool, typer.Option("--models/--no-models", help="Embed, if that is installed; or BM25.")] = True,
-    browse: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
+    serve: Serve = True,
+    host: HostOption = "127.0.0.1",
+    port: Port = None,
+    path: FileStoreOption = "assay-demo.db",
+    models: Models = True,
+    browse: Browse = False,
 ) -> None:
     """Trace and evaluate a small RAG application over the Python reference. Needs no key and no download.
 
@@ -35,17 +40,17 @@ def demo(
     from assay.cli.demo.show import show
     from assay.collector.stores.sqlite import SQLiteStore
 
-    if "://" in store:
-        raise Refused(f"--store {store!r}: the demo keeps a SQLite file of its own; name its path")
-    with SQLiteStore(store) as kept, _server(cast(Store, kept), host, port) as server:
-        notes.print(f"[bold]{server.url}[/]  keeps {store}", soft_wrap=True)
-        show(cast(Store, kept), server.url, models=models)
+    if "://" in path:
+        raise Refused(f"--store {path!r}: the demo keeps a SQLite file of its own; name its path")
+    with SQLiteStore(path) as store, _server(store, host, port) as server:
+        notes.print(f"[bold]{server.url}[/]  keeps {path}", soft_wrap=True)
+        show(store, server.url, models=models)
         if browse:
             webbrowser.open(server.url)
         if serve:
             _wait()
         else:
-            notes.print(f"to see the pages again: assay serve --store {store}", soft_wrap=True, markup=False)
+            notes.print(f"to see the pages again: assay serve --store {path}", soft_wrap=True, markup=False)
 
 
 def _server(store: Store, host: str, port: int | None) -> Server:

@@ -36,7 +36,7 @@ def extract(question: str, documents: Documents) -> str:
 def _sentences(text: str) -> list[str]:
     paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n") if not _is_formal(paragraph))
     sentences = (sentence for paragraph in paragraphs for sentence in _END.split(paragraph))
-    return [one for one in sentences if len(one) > 25 and _FINISHED.search(one) and not _is_note(one)]
+    return [text for text in sentences if len(text) > 25 and _FINISHED.search(text) and not _is_note(text)]
 
 
 def _is_formal(paragraph: str) -> bool:

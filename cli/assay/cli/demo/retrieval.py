@@ -21,7 +21,7 @@ Advance = Callable[[int], None]  # told how many more passages are indexed
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Hit:
     """A passage and how well it fits: BM25's score or a cosine, each comparable only within one search."""
 
     passage: Passage
@@ -33,7 +33,7 @@ class Index(Protocol):
 
     name: str
 
-    def search(self, question: str, k: int) -> list[Found]:
+    def search(self, question: str, k: int) -> list[Hit]:
         """The k best passages, best first."""
 
 
@@ -50,11 +50,11 @@ class BM25Index:
         self._bm25.index([words(passage.text) for passage in passages], show_progress=False)
         advance(len(passages))
 
-    def search(self, question: str, k: int) -> list[Found]:
+    def search(self, question: str, k: int) -> list[Hit]:
         """The k passages with the highest BM25 score; none if no word of the question is in the corpus."""
         numbers, scores = self._bm25.retrieve([words(question)], k=k, show_progress=False)
         ranked = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
-        return [Found(self._passages[number], round(score, 4)) for number, score in ranked if score > 0]
+        return [Hit(self._passages[number], round(score, 4)) for number, score in ranked if score > 0]
 
 
 class EmbeddingIndex:
@@ -68,13 +68,13 @@ class EmbeddingIndex:
         self._model = model
         self._vectors = self._embedded([passage.text for passage in self._passages], advance)
 
-    def search(self, question: str, k: int) -> list[Found]:
+    def search(self, question: str, k: int) -> list[Hit]:
         """The k passages with the highest cosine similarity."""
         import numpy
 
         cosines = self._vectors @ self._encode([question])[0]
         best = numpy.argsort(-cosines, kind="stable")[:k]
-        return [Found(self._passages[number], round(float(cosines[number]), 4)) for number in best]
+        return [Hit(self._passages[number], round(float(cosines[number]), 4)) for number in best]
 
     def _embedded(self, texts: list[str], advance: Advance) -> Any:
         """One thread per batch rather than several within one, which wait for each other where cores are busy."""
@@ -85,9 +85,9 @@ class EmbeddingIndex:
         batches = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
         vectors = []
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for found in pool.map(self._encode, batches):
-                vectors.append(found)
-                advance(len(found))
+            for encoded in pool.map(self._encode, batches):
+                vectors.append(encoded)
+                advance(len(encoded))
         return numpy.concatenate(vectors)
 
     def _encode(self, texts: list[str]) -> Any:
@@ -121,8 +121,8 @@ def _cached() -> str | None:
     """The folder of an earlier download: loading by that asks nobody."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(MODEL, "modules.json")
-    return str(Path(found).parent) if isinstance(found, str) else None
+    file = try_to_load_from_cache(MODEL, "modules.json")
+    return str(Path(file).parent) if isinstance(file, str) else None
 
 
 def _offered() -> str:

@@ -38,8 +38,8 @@ def show(store: Store, url: str, *, models: bool = True) -> None:
 def questions(store: Store) -> list[Example]:
     """The demo's dataset, as the store keeps it: a new version only if the file differs from what is there."""
     with as_file(files("assay.cli.demo") / "questions.jsonl") as path:
-        kept = datasets.save(store, DATASET, path, replace=True, description="Questions about the Python reference")
-    return store.examples(DATASET, kept.version)
+        dataset = datasets.save(store, DATASET, path, replace=True, description="Questions about the Python reference")
+    return store.examples(DATASET, dataset.version)
 
 
 def build_index(corpus: Sequence[Passage], *, models: bool = True) -> Index:

@@ -50,7 +50,7 @@ def create_app(
     )
     for routes in routers:
         app.include_router(routes)
-    app.include_router(pages.router(store))
+    app.include_router(pages.router())
     map_errors(app)
     app.add_exception_handler(404, _nothing_here)
     _openapi.install(app, routers)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from markupsafe import Markup, escape
 
-from assay.collector.pages._text import visible
+from assay.collector.pages.kit.text import visible
 from assay.collector.records import JSON
 
 SHOWN = 100_000  # characters of one value on a page; the whole value is a link away
@@ -110,12 +110,11 @@ def _spoken(content: JSON) -> JSON:
 
 def messages(value: JSON) -> list[Mapping[str, JSON]] | None:
     """The chat messages of a value (a list of them, or a field `messages`), None if it has none."""
-    found = value.get("messages") if isinstance(value, dict) else value
-    if not isinstance(found, list) or not 0 < len(found) <= _MOST_MESSAGES:
+    talk = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(talk, list) or not 0 < len(talk) <= _MOST_MESSAGES:
         return None
-    if all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in found):
-        return found
-    return None
+    spoken = all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in talk)
+    return talk if spoken else None
 
 
 def layout(value: JSON) -> Layout:

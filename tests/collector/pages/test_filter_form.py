@@ -1,0 +1,271 @@
+from datetime import datetime
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import pytest
+from hypothesis import given, settings, strategies
+
+from assay.collector.filters import OPERATORS, Filter
+from assay.collector.pages.kit import filter_form
+from assay.collector.querystring import to_filter, to_items
+
+
+def read(fields=(), **settings):
+    return filter_form.read(dict(fields).items(), **settings)
+
+
+def at(address, **settings):
+    """What a page reads of an address."""
+    return filter_form.read(parse_qsl(urlsplit(address).query, keep_blank_values=True), **settings)
+
+
+def test_an_empty_form_asks_for_live_traffic():
+    query = read()
+    assert query.filter.experiment == ""
+    assert query.marks() == []
+
+
+@pytest.mark.parametrize(
+    ("address", "experiment"),
+    [("/?traffic=all", None), ("/?traffic=live", ""), ("/?experiment=e1", "e1"), ("/?dataset=d", None), ("/", "")],
+)
+def test_experiments_come_in_when_asked_for(address, experiment):
+    assert at(address).filter.experiment == experiment
+
+
+def test_several_experiments_are_not_shut_out():
+    assert at("/?experiments=a&experiments=b").filter == Filter(experiments=("a", "b"))
+
+
+def test_lists_that_are_not_of_live_traffic_see_everything():
+    assert read(live=False).filter == Filter()
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "field", "expected"),
+    [
+        ("<", "0.5", "feedback", (("concise", "<", 0.5),)),
+        ("=", "true", "feedback", (("concise", "=", 1.0),)),
+        (">", "False", "feedback", (("concise", ">", 0.0),)),
+        ("!=", "curt", "feedback", (("concise", "!=", "curt"),)),
+        ("=", "curt", "feedback", (("concise", "=", "curt"),)),
+        ("", "0.5", "feedback", (("concise", ">=", 0.5),)),
+        ("missing", "", "missing", ("concise",)),
+        ("failed", "", "failed", ("concise",)),
+        ("skipped", "", "skipped", ("concise",)),
+    ],
+)
+def test_conditions_on_feedback(operator, value, field, expected):
+    query = read({"feedback_key": "concise", "feedback_op": operator, "feedback_value": value})
+    assert getattr(query.filter, field) == expected
+    assert query.problems == ()
+
+
+@pytest.mark.parametrize("key", ["a<b", "a=b", "metadata.x", "a:b"])
+def test_a_key_of_feedback_may_hold_anything(key):
+    query = read({"feedback_key": key, "feedback_op": "<", "feedback_value": "1"})
+    assert query.filter.feedback == ((key, "<", 1.0),)
+
+
+def test_without_a_key_the_rest_of_a_condition_on_feedback_says_nothing():
+    assert at("/?feedback_op=<&feedback_value=low") == filter_form.Query(
+        (("feedback_op", "<"), ("feedback_value", "low")), Filter(experiment="")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("500", (">=", 500)), ("> 500", (">", 500)), ("<=0.5", ("<=", 0.5)), ("=1", ("=", 1)), ("!= 2", ("!=", 2))],
+)
+@pytest.mark.parametrize("name", ["latency_ms", "tokens", "cost"])
+def test_a_bare_number_is_the_least(name, text, expected):
+    assert getattr(read({name: text}).filter, name) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("tenant=t1", {"tenant": "t1"}), ("a:b", {"a": "b"}), ("a:b = c", {"a:b": "c"}), ("k=", {"k": ""})],
+)
+def test_metadata_as_people_write_it(text, expected):
+    assert read({"metadata": text}).filter.metadata == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-01-31T00:00+00:00", 1_769_817_600 * 10**9),
+        ("20260131T00+00", 1_769_817_600 * 10**9),
+        ("1769817600000000001", 1_769_817_600 * 10**9 + 1),
+        ("123456789", 123_456_789),
+    ],
+)
+def test_moments(text, expected):
+    filter = read({"since": text, "until": text}).filter
+    assert (filter.since_ns, filter.until_ns) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"latency_ms": "> x"}, "latency '> x' is no comparison; write it like > 500"),
+        ({"tokens": "many"}, "tokens 'many' is no comparison; write it like > 500"),
+        ({"cost": "!5"}, "cost '!5' is no comparison; write it like > 500"),
+        ({"feedback_key": "k", "feedback_op": "<", "feedback_value": "low"}, "feedback 'k' < 'low': give a number, or"),
+        ({"feedback_key": "k", "feedback_op": "="}, "feedback 'k' = '': give a number, or = with a label"),
+        ({"feedback_key": "k", "feedback_op": "like"}, "feedback operator 'like' is none of <, <=, =, !=, >=, >, miss"),
+        ({"range": "1y"}, "time '1y' is none of 15m, 1h, 6h, 24h, 7d, 30d"),
+        ({"range": "2h"}, "time '2h' is none of"),
+        ({"metadata": "tenant"}, "metadata 'tenant' is no pair; write it like tenant=t1"),
+        ({"since": "yesterday"}, "since 'yesterday' is no date or time; write it like 2026-11-21T14:30"),
+        ({"since": "2026"}, "since '2026' is no date"),
+        ({"until": "9" * 40}, "is no date or time"),
+        ({"until": "9999-12-31"}, "until '9999-12-31' is no date"),
+        ({"complete": "maybe"}, "complete='maybe' is neither true nor false"),
+    ],
+)
+def test_what_makes_no_sense_is_named_and_left_out(params, problem):
+    query = read({**params, "name": "answer"})
+    assert query.problems[0].startswith(problem) or problem in query.problems[0]
+    assert query.filter == Filter(name="answer", experiment="")
+
+
+def test_one_bad_field_does_not_take_the_others_away():
+    query = read({"latency_ms": "x", "tokens": "5", "since": "soon", "until": "20260131T00+00"})
+    assert (query.filter.tokens, query.filter.until_ns) == ((">=", 5), 1_769_817_600 * 10**9)
+    assert len(query.problems) == 2
+
+
+@pytest.mark.parametrize(("length", "seconds"), [("15m", 900), ("1h", 3_600), ("24h", 86_400), ("7d", 604_800)])
+def test_a_range_counts_back_from_now(length, seconds):
+    filter = read({"range": length}, now_ns=10**15).filter
+    assert (filter.since_ns, filter.until_ns) == (10**15 - seconds * 10**9, None)
+
+
+def test_a_beginning_goes_before_a_range():
+    assert read({"range": "1h", "since": "123456789"}).filter.since_ns == 123_456_789
+    assert read({"range": "1y", "since": "123456789"}).problems == ()
+
+
+def test_an_address_speaks_the_grammar_of_every_query_string():
+    query = at("/?feedback=a<1&feedback.tone=kind&missing=k&tags=a&tag=b&latency_ms>=5&metadata.tenant=t1&sort=x")
+    assert query.filter == Filter(
+        feedback=(("a", "<", 1.0), ("tone", "=", "kind")),
+        missing=("k",),
+        tags=("a", "b"),
+        latency_ms=(">=", 5.0),
+        metadata={"tenant": "t1"},
+        experiment="",
+    )
+    assert "sort" not in query.fields
+
+
+def test_a_comparison_without_an_equals_sign_is_all_name():
+    query = at("/?latency_ms>5&name=a")
+    assert query.filter == Filter(latency_ms=(">", 5.0), name="a", experiment="")
+    assert at(query.address()) == query
+    assert [(mark.label, mark.without) for mark in query.marks()] == [
+        ("latency_ms>5", "/?name=a"),
+        ("name", "/?latency_ms%3E5="),
+    ]
+
+
+@pytest.mark.parametrize("address", ["/?name=a&name=b&name=+b+", "/?name=b&name=&kind=", "/?name=+b"])
+def test_of_what_cannot_add_up_the_last_counts(address):
+    wanted = {"/?name=b&name=&kind=": None}.get(address, "b")
+    assert at(address).filter == Filter(name=wanted, experiment="")
+
+
+def test_a_mark_leads_to_the_page_without_its_condition():
+    query = at("/?name=a%26b&feedback_key=k&feedback_op=<&feedback_value=1&cursor=x")
+    addresses = {mark.label: mark.without for mark in query.marks()}
+    assert addresses == {
+        "feedback": "/?name=a%26b",
+        "name": "/?feedback_key=k&feedback_op=%3C&feedback_value=1",
+    }
+
+
+def test_of_several_tags_each_can_be_taken_away():
+    assert [(mark.value, mark.without) for mark in at("/?tag=a&tag=b").marks()] == [("a", "/?tag=b"), ("b", "/?tag=a")]
+
+
+@pytest.mark.parametrize(
+    ("address", "label", "value"),
+    [
+        ("/?range=1h", "time", "last hour"),
+        ("/?range=1y", "time", "1y"),
+        ("/?traffic=all", "traffic", "live and experiments"),
+        ("/?latency_ms=5", "latency", "5"),
+        ("/?feedback_key=k&feedback_op=!%3D&feedback_value=curt", "feedback", "k ≠ curt"),
+        ("/?feedback_key=k&feedback_value=1", "feedback", "k ≥ 1"),
+        ("/?feedback_key=k&feedback_op=missing", "feedback", "k is missing"),
+        ("/?user=all", "user", "all"),
+    ],
+)
+def test_marks_are_for_people(address, label, value):
+    (mark,) = at(address).marks()
+    assert (mark.label, mark.value, mark.without) == (label, value, "/")
+
+
+def test_an_address_changes_in_some_fields_and_starts_at_the_first_page():
+    query = at("/?name=a&kind=llm&cursor=x")
+    assert query.address() == "/?name=a&kind=llm"
+    assert query.address("/charts", kind=None, cursor="y", since="") == "/charts?name=a&cursor=y"
+    assert at("/?cursor=x").address("/sessions") == "/sessions"
+
+
+@pytest.mark.parametrize(
+    ("address", "detailed"),
+    [("/", False), ("/?text=a&project=p&range=1h&status=ok&cursor=x&traffic=all", False), ("/?user=u", True)],
+)
+def test_the_form_unfolds_for_a_condition_that_it_keeps_folded(address, detailed):
+    assert at(address).detailed is detailed
+
+
+def test_a_lone_surrogate_in_an_address_does_no_harm():
+    assert read({"name": "\ud800"}).address() == "/?name=%3F"
+
+
+texts = strategies.text(min_size=1, max_size=8)
+keys = texts.filter(lambda key: not set(key) & set("<>=!"))  # what the grammar can say in one pair
+numbers = strategies.floats(allow_nan=False).map(repr)
+comparisons = strategies.builds("{}{}".format, strategies.sampled_from(["", "> ", *OPERATORS]), numbers)
+moments = strategies.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1)).map(datetime.isoformat)
+FORMS = strategies.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("name", "text", "session", "user", "error", "example", "dataset", "tag"), texts),
+        **dict.fromkeys(("latency_ms", "tokens", "cost"), comparisons),
+        **dict.fromkeys(("since", "until"), moments),
+        "status": strategies.sampled_from(["ok", "error"]),
+        "range": strategies.sampled_from([*filter_form.RANGES]),
+        "traffic": strategies.sampled_from([*filter_form.TRAFFIC]),
+        "complete": strategies.sampled_from(["true", "false"]),
+        "metadata": strategies.builds("{}={}".format, keys, texts),
+        "feedback_key": keys,
+        "feedback_op": strategies.sampled_from([*filter_form.VERBS]),
+        "feedback_value": numbers | texts.filter(lambda text: text.strip().lower() not in ("nan", "+nan", "-nan")),
+    },
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(FORMS)
+def test_what_the_form_says_is_said_by_a_query_string_as_well(fields):
+    filter = read(fields).filter
+    assert to_filter(to_items(filter)) == filter
+    assert to_filter(parse_qsl(urlencode(to_items(filter)), keep_blank_values=True)) == filter
+
+
+@settings(max_examples=30, deadline=None)
+@given(FORMS)
+def test_a_page_leads_back_to_itself(fields):
+    query = read(fields, now_ns=10**18)
+    assert at(query.address(), now_ns=10**18) == query
+
+
+@settings(max_examples=30, deadline=None)
+@given(FORMS)
+def test_every_mark_takes_one_condition_away(fields):
+    query = read(fields, now_ns=10**18)
+    for mark in query.marks():
+        without = at(mark.without, now_ns=10**18)
+        assert len(without.marks()) == len(query.marks()) - 1
