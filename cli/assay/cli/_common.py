@@ -16,7 +16,7 @@ from assay.collector import connect, describe
 from assay.collector._connect import default
 from assay.collector.errors import Refused, StoreError
 from assay.collector.filters import Filter
-from assay.collector.querystring import pair, to_filter
+from assay.collector.querystring import condition, gathered, term
 from assay.collector.stores import Store
 
 StoreOption = Annotated[
@@ -76,8 +76,8 @@ def _refuse_absent(place: str, *, given: bool) -> None:
 
 def conditions(where: Iterable[str] | None, **further: str | None) -> Filter:
     """The filter that `--where` and options of the same names as conditions say. Raises `ValueError`."""
-    given = [(name, value) for name, value in further.items() if value is not None]
-    return to_filter([*map(pair, where or ()), *given])
+    options = [condition(name, value) for name, value in further.items() if value is not None]
+    return gathered([*map(term, where or ()), *options])
 
 
 def whole_id(store: Store, given: str) -> str:

@@ -10,143 +10,197 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from assay.collector.filters import COMPARISONS, LISTS, Filter, combined
 
-NUMBERS = ("since_ns", "until_ns")
-COMPARED = re.compile(r"^(?P<key>.*?)(?P<operator><=|>=|!=|<|>|=)(?P<value>.*)$", re.DOTALL)
-TERM = re.compile(r"^(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator><=|>=|!=|<|>|=)(?P<value>.*)$", re.DOTALL)
+Condition: TypeAlias = tuple[str, Any]  # a field of `Filter`, and its value there: a list of one, where it is a list
+
+OPERATOR = "<=|>=|!=|<|>|="
+COMPARED = re.compile(rf"(?P<key>.*?)(?P<operator>{OPERATOR})(?P<value>.*)", re.DOTALL)
+TERM = re.compile(rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{OPERATOR})(?P<value>.*)", re.DOTALL)
 WRITTEN_OUT = re.compile(r"[<>=!.]")
-DURATION = re.compile(r"^(\d+)\s*([smhdw])$")
+DURATION = re.compile(r"(\d+)\s*([smhdw])")
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-NAMES = {"since": "since_ns", "until": "until_ns", "tag": "tags"}
+ALIASES = {"since": "since_ns", "until": "until_ns", "tag": "tags"}
+JOINED = (*LISTS, "feedback", "metadata")  # fields whose conditions add up
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def to_filter(items: Iterable[tuple[str, str]]) -> Filter:
     """The filter that pairs of a name and a text say. Raises `ValueError`, naming the pair."""
-    conditions: dict[str, Any] = {}
-    for name, value in items:
-        if name not in Filter.__dataclass_fields__ and WRITTEN_OUT.search(name):  # `latency_ms>=5` splits at its "="
-            name, value = pair(f"{name}={value}" if value else name)
-        _add(conditions, NAMES.get(name, name), value)
-    return combined(None, conditions)
+    return gathered(condition(name, text) for name, text in items)
 
 
 def parse(terms: Iterable[str]) -> Filter:
     """The filter that terms of a command line say. Raises `ValueError`, naming the term."""
     terms = list(terms)
-    words = [term for term in terms if not TERM.match(term)]
-    items = [pair(term) for term in terms if TERM.match(term)]
-    return to_filter([*items, ("text", " ".join(words))] if words else items)
+    words = [word for word in terms if not TERM.fullmatch(word)]
+    conditions = [term(text) for text in terms if TERM.fullmatch(text)]
+    return gathered([*conditions, ("text", " ".join(words))] if words else conditions)
 
 
-def pair(term: str) -> tuple[str, str]:
-    """What one term says, as `to_filter` takes it. Raises `ValueError`."""
-    found = TERM.match(term)
-    if not found:
-        raise ValueError(f"{term!r} is no condition, such as name=answer or latency_ms>200")
-    name, key, operator, value = found.groups()
-    if key is not None:
-        return name, f"{key}:{value}" if name == "metadata" else f"{key}{operator}{value}"
-    if operator != "=" and name not in COMPARISONS:
-        raise ValueError(f"{term!r}: {name!r} can only be compared with =")
-    return name, value if operator == "=" else operator + value
+def gathered(conditions: Iterable[Condition]) -> Filter:
+    """The filter in which all of them hold: lists and metadata add up, of anything else the last counts.
+
+    Raises `ValueError` for a name that is no condition.
+    """
+    together: dict[str, Any] = {}
+    for field, value in conditions:
+        if field in JOINED and field in together:
+            value = together[field] | value if field == "metadata" else together[field] + value
+        together[field] = value
+    return combined(None, together)
+
+
+def condition(name: str, text: str) -> Condition:
+    """What one pair of a query string says. Raises `ValueError`, naming the pair."""
+    if name not in READERS and WRITTEN_OUT.search(name):  # `latency_ms>=5` splits at its "="
+        return term(name if not text and TERM.fullmatch(name) else f"{name}={text}")
+    return ALIASES.get(name, name), READERS.get(name, str)(text)
+
+
+def term(text: str) -> Condition:
+    """What one term of a command line says. Raises `ValueError`, naming the term."""
+    match = TERM.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no condition, such as name=answer or latency_ms>200")
+    name, key, operator, value = match.groups()
+    if operator != "=" and name not in COMPARISONS and not (key and name == "feedback"):
+        raise ValueError(f"{text!r}: {name!r} can only be compared with =")
+    if key is None:
+        return condition(name, value if operator == "=" else operator + value)
+    return (name, {key: value}) if name == "metadata" else condition(name, f"{key}{operator}{value}")
+
+
+def field_of(name: str) -> str | None:
+    """The field of `Filter` that the name of a pair speaks of; None for a name that is no condition."""
+    first = WRITTEN_OUT.split(name, maxsplit=1)[0]
+    field = ALIASES.get(first, first)
+    return field if field in Filter.__dataclass_fields__ else None
 
 
 def moment(text: str, now_ns: int | None = None) -> int:
-    """Nanoseconds since the epoch: an integer as it is, a duration ago, or an ISO date or time. Raises `ValueError`."""
-    if text.lstrip("-").isdigit():
-        return int(text)
-    if found := DURATION.match(text):
-        ago = int(found[1]) * SECONDS[found[2]] * 1_000_000_000
-        return (time.time_ns() if now_ns is None else now_ns) - ago
+    """Nanoseconds since the epoch: nine digits or more as they are, a duration ago, or an ISO date or time.
+
+    Raises `ValueError`, also for what is too far away for a signed number of 64 bits (the year 2262).
+    """
+    if text.isdecimal() and len(text) > 8:  # eight digits are a date without its dashes
+        return _bounded(int(text), text)
+    if DURATION.fullmatch(text):
+        return _bounded((time.time_ns() if now_ns is None else now_ns) - duration(text), text)
     try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00") from None
-    return round(when.timestamp() * 1_000_000) * 1000
+        seconds = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise _no_time(text) from None
+    return _bounded(round(seconds * 1_000_000) * 1000, text)
 
 
 def duration(text: str) -> int:
     """Nanoseconds of a duration such as `30d`. Raises `ValueError`."""
-    found = DURATION.match(text)
-    if not found:
+    match = DURATION.fullmatch(text)
+    if not match:
         raise ValueError(f"{text!r} is no duration; write 90s, 30m, 1h, 7d or 2w")
-    return int(found[1]) * SECONDS[found[2]] * 1_000_000_000
+    return int(match[1]) * SECONDS[match[2]] * 1_000_000_000
+
+
+def bound(text: str) -> float | str:
+    """What feedback is compared with: a number, true and false as 1 and 0, else a label."""
+    if text.lower() in ("true", "false"):
+        return float(text.lower() == "true")
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def to_items(filter: Filter) -> list[tuple[str, str]]:
-    """The pairs that say a filter: `to_filter` of them is the filter again."""
-    return [item for name in Filter.__dataclass_fields__ for item in _items(name, getattr(filter, name))]
+    """The pairs that say a filter: `to_filter` of them is the filter again.
+
+    What the grammar cannot say does not survive: a comparison within a key of feedback or metadata, a label of
+    feedback that reads as a number, and an empty list of `experiments`.
+    """
+    return [item for field in Filter.__dataclass_fields__ for item in _items(field, getattr(filter, field))]
 
 
-def _add(conditions: dict[str, Any], name: str, value: str) -> None:
-    if name in LISTS:
-        conditions.setdefault(name, []).append(value)
-    elif name == "feedback":
-        conditions.setdefault(name, []).append(_feedback(value))
-    elif name == "metadata":
-        key, _, text = value.partition(":")
-        conditions.setdefault(name, {})[key] = text
-    else:
-        conditions[name] = _scalar(name, value)
-
-
-def _scalar(name: str, value: str) -> Any:
-    if name in NUMBERS:
-        return moment(value)
-    if name in COMPARISONS:
-        _, operator, bound = _split(name, value if value[:1] in "<>=!" else "=" + value)
-        return operator, _number(name, bound, float)
-    if name == "complete":
-        if value.lower() not in TRUTHS:
-            raise ValueError(f"complete={value!r} is neither true nor false")
-        return TRUTHS[value.lower()]
-    return value
-
-
-def _feedback(value: str) -> tuple[str, str, float | str]:
-    key, operator, bound = _split("feedback", value)
-    if bound.lower() in ("true", "false"):
-        return key, operator, float(bound.lower() == "true")
-    try:
-        return key, operator, float(bound)
-    except ValueError:
-        return key, operator, bound
-
-
-def _split(name: str, value: str) -> tuple[str, str, str]:
-    found = COMPARED.match(value)
-    if not found or (name == "feedback" and not found["key"]):
-        raise ValueError(f"{name}={value!r} holds no comparison, such as {name}={_example(name)}")
-    return found["key"], found["operator"], found["value"]
-
-
-def _example(name: str) -> str:
-    return "concise<0.5" if name == "feedback" else ">=100"
-
-
-def _number(name: str, value: str, kind: type[int] | type[float]) -> float:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ValueError(f"{name}={value!r} is not a number") from None
-
-
-def _items(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _items(field: str, value: Any) -> Iterator[tuple[str, str]]:
     if value is None:
         return
-    if name in LISTS:
-        yield from ((name, one) for one in value)
-    elif name == "feedback":
-        yield from ((name, f"{key}{operator}{bound}") for key, operator, bound in value)
-    elif name == "metadata":
-        yield from ((name, f"{key}:{text}") for key, text in value.items())
-    elif name in COMPARISONS:
-        yield name, f"{value[0]}{value[1]!r}"
+    if field in LISTS:
+        yield from ((field, text) for text in value)
+    elif field == "feedback":
+        yield from ((field, f"{key}{operator}{bound}") for key, operator, bound in value)
+    elif field == "metadata":
+        yield from (
+            (f"metadata.{key}", text) if ":" in key else (field, f"{key}:{text}") for key, text in value.items()
+        )
+    elif field in COMPARISONS:
+        yield field, f"{value[0]}{value[1]!r}"
     else:
-        yield name, str(value).lower() if isinstance(value, bool) else str(value)
+        yield field, str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _bounded(time_ns: int, text: str) -> int:
+    if not -(2**63) <= time_ns < 2**63:
+        raise _no_time(text)
+    return time_ns
+
+
+def _no_time(text: str) -> ValueError:
+    return ValueError(f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00")
+
+
+def _nanoseconds(text: str) -> int:
+    return _bounded(int(text), text) if text.removeprefix("-").isdecimal() else moment(text)
+
+
+def _comparison(name: str, text: str) -> tuple[str, float]:
+    _, operator, number = _split(name, text if text[:1] in "<>=!" else "=" + text)
+    try:
+        return operator, float(number)
+    except ValueError:
+        raise ValueError(f"{name}={number!r} is not a number") from None
+
+
+def _feedback(text: str) -> tuple[tuple[str, str, float | str]]:
+    key, operator, value = _split("feedback", text)
+    return ((key, operator, bound(value)),)
+
+
+def _split(name: str, text: str) -> tuple[str, str, str]:
+    match = COMPARED.fullmatch(text)
+    if not match or (name == "feedback" and not match["key"]):
+        example = "concise<0.5" if name == "feedback" else ">=100"
+        raise ValueError(f"{name}={text!r} holds no comparison, such as {name}={example}")
+    return match["key"], match["operator"], match["value"]
+
+
+def _metadata(text: str) -> dict[str, str]:
+    key, _, value = text.partition(":")
+    return {key: value}
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in TRUTHS:
+        raise ValueError(f"complete={text!r} is neither true nor false")
+    return TRUTHS[text.lower()]
+
+
+def _listed(text: str) -> tuple[str]:
+    return (text,)
+
+
+READERS: Mapping[str, Callable[[str], Any]] = {  # of all names that do not simply take the text
+    **dict.fromkeys((*LISTS, "tag"), _listed),
+    **{name: partial(_comparison, name) for name in COMPARISONS},
+    "since": moment,
+    "until": moment,
+    "since_ns": _nanoseconds,
+    "until_ns": _nanoseconds,
+    "feedback": _feedback,
+    "metadata": _metadata,
+    "complete": _truth,
+}

@@ -2,12 +2,12 @@ import time
 
 import pytest
 
-from assay.collector.pages import _payload
-from assay.collector.pages._text import breakable, visible
+from assay.collector.pages.kit import payload
+from assay.collector.pages.kit.text import breakable, visible
 
 
 def test_chat_messages_are_found():
-    form = _payload.layout(
+    form = payload.layout(
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "temperature": 0}
     )
     assert [(message.role, str(message.content.html)) for message in form.messages] == [("user", "Hi")]
@@ -15,30 +15,30 @@ def test_chat_messages_are_found():
 
 
 def test_small_objects_become_named_fields():
-    form = _payload.layout({"question": "Why?", "k": 3})
+    form = payload.layout({"question": "Why?", "k": 3})
     assert [(name, block.language) for name, block in form.fields] == [("question", "text"), ("k", "json")]
 
 
 def test_lists_become_coloured_json():
-    html = str(_payload.layout([{"a": "<b>"}, 1.5, None]).block.html)
+    html = str(payload.layout([{"a": "<b>"}, 1.5, None]).block.html)
     assert '<span class="k">&#34;a&#34;</span>: <span class="s">&#34;&lt;b&gt;&#34;</span>' in html
     assert '<span class="n">1.5</span>' in html
 
 
 @pytest.mark.parametrize("value", [None, {}, []])
 def test_nothing_is_said_to_be_nothing(value):
-    assert _payload.layout(value) == _payload.Layout()
+    assert payload.layout(value) == payload.Layout()
 
 
 def test_huge_values_are_folded_and_cut():
-    block = _payload.block("x" * 1_000_000)
-    assert (block.large, block.cut, block.length, len(block.html)) == (True, True, 1_000_000, _payload.SHOWN)
+    block = payload.block("x" * 1_000_000)
+    assert (block.large, block.cut, block.length, len(block.html)) == (True, True, 1_000_000, payload.SHOWN)
 
 
 @pytest.mark.parametrize("text", ['"' + '\\"' * 50_000, "[" * 100_000, '"' * 100_000, "1" * 100_000, "\\" * 100_000])
 def test_colouring_takes_linear_time(text):
     before = time.process_time()
-    _payload.highlight(text)
+    payload.highlight(text)
     assert time.process_time() - before < 20
 
 
@@ -53,7 +53,7 @@ def test_colouring_takes_linear_time(text):
     ],
 )
 def test_the_gist_of_a_value(value, text):
-    assert _payload.gist(value) == text
+    assert payload.gist(value) == text
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_gist_of_a_value(value, text):
     ],
 )
 def test_a_glimpse_of_the_beginning_of_a_value(beginning, text):
-    assert _payload.glimpse(beginning) == text
+    assert payload.glimpse(beginning) == text
 
 
 def test_invisible_characters_are_shown():

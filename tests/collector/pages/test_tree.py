@@ -1,4 +1,5 @@
-from assay.collector.pages import _chart, _tree
+from assay.collector.pages.kit import chart
+from assay.collector.pages.traces import _tree
 from assay.collector.records import Bucket, Trace
 from collector.making import SECOND, child, run
 
@@ -41,16 +42,16 @@ def test_a_deep_trace_needs_no_recursion():
 
 def test_a_window_holds_at_most_48_buckets_of_a_round_width():
     for span in (1, 60, 3_600, 86_400, 400 * 86_400, 30_000 * 86_400):
-        view = _chart.window(1_750_000_000 * SECOND, (1_750_000_000 + span) * SECOND)
+        view = chart.window(1_750_000_000 * SECOND, (1_750_000_000 + span) * SECOND)
         assert view.since_ns <= 1_750_000_000 * SECOND < (1_750_000_000 + span) * SECOND < view.until_ns
         assert len(range(view.since_ns, view.until_ns, view.width_ns)) <= 49
 
 
 def test_empty_buckets_are_filled_in():
-    view = _chart.Window(0, 3, 1)
-    assert [bucket.traces for bucket in _chart.filled([Bucket(start_ns=1, width_ns=1, traces=5)], view)] == [0, 5, 0]
+    view = chart.Window(0, 3, 1)
+    assert [bucket.traces for bucket in chart.filled([Bucket(start_ns=1, width_ns=1, traces=5)], view)] == [0, 5, 0]
 
 
 def test_the_highest_bar_fills_the_box_and_nothing_draws_nothing():
-    assert [bar.height for bar in _chart.bars([0, 5, 10])] == [_chart.HEIGHT / 2, _chart.HEIGHT]
-    assert _chart.bars([]) == []
+    assert [bar.height for bar in chart.bars([0, 5, 10])] == [chart.HEIGHT / 2, chart.HEIGHT]
+    assert chart.bars([]) == []

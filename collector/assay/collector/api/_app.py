@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exception_handlers import http_exception_handler
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from assay.collector import pages
 from assay.collector._metrics import Metrics
-from assay.collector._verbs import Needs
 from assay.collector.api import _health, _openapi
 from assay.collector.api._guard import ASGI, Scope
 from assay.collector.api._http import map_errors
@@ -22,7 +21,15 @@ from assay.collector.api._scopes import Scopes
 from assay.collector.intake import Limits, Receiver
 from assay.collector.stores import Store
 
-OF_PAGES: dict[str, Needs] = {"GET": "read", "HEAD": "read", "POST": "write"}
+# What each route needs: the API's, OTLP's, the pages', and those on which FastAPI describes the API
+SCOPES = Scopes(
+    (
+        *((row.method, row.path, row.needs) for row in ROUTES),
+        *(("POST", path, "ingest") for path in ("/v1/traces", "/v1/logs")),
+        *((method, path, needs) for path, needs, methods in pages.ROUTES for method in methods),
+        *(("GET", path, "read") for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")),
+    )
+)
 
 
 def create_app(
@@ -33,31 +40,21 @@ def create_app(
     ready: Callable[[], bool] | None = None,
 ) -> FastAPI:
     """The collector as an ASGI application over a store, which the caller closes."""
-    metrics, site = metrics or Metrics(), pages.router(store)
+    metrics = metrics or Metrics()
     app = FastAPI(
         title="Assay", version=metadata.version("assay"), description="Traces, feedback, datasets and experiments."
     )
     receiver = Receiver(store, metrics, limits)
-    otlp: dict[str, ASGI] = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
-    app.state.store, app.state.otlp = store, otlp
-    app.state.scopes = Scopes(_needs(otlp, [*app.routes, *site.routes]))  # FastAPI's own pages describe the API
-    app.router.routes += [Route(path, route) for path, route in otlp.items()]
+    app.state.store = store
+    app.state.otlp = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
+    app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     install(app, ROUTES)
-    app.include_router(site)
+    app.include_router(pages.router())
     _health.install(app, metrics, ready or (lambda: True))
     _openapi.install(app, ROUTES)
     map_errors(app)
     app.add_exception_handler(404, _nothing_here)
     return app
-
-
-def _needs(otlp: Iterable[str], pages: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Needs]]:
-    """Method, path and need of every route, in the order in which they are asked."""
-    yield from (("POST", path, "ingest") for path in otlp)
-    yield from ((row.method, row.path, row.needs) for row in ROUTES)
-    for page in pages:
-        assert isinstance(page, Route)
-        yield from ((method, page.path, OF_PAGES[method]) for method in page.methods or ())
 
 
 async def _nothing_here(request: Request, error: Exception) -> Response:

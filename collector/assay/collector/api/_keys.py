@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
@@ -14,20 +15,20 @@ from assay.collector.errors import Unavailable
 from assay.collector.records import Key
 from assay.collector.stores import ControlStore
 
-PAUSE = 1.0  # seconds between two readings, so that a store that fails is not asked for every request
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
     """Seconds for which the keys of one reading hold, as they were when it began.
 
-    At half of `fresh` the next reading begins, beside the requests; after `fresh` requests wait for it, until it has
-    taken `patience`. While the store does not answer, the last keys hold for `grace` more; then nobody's do.
+    At half of `fresh` the next reading begins, beside the requests; after `fresh` they wait for it, until it has taken
+    `patience` (while no keys hold, as at the start: `grace`). While the store does not answer, the last keys hold for
+    `grace` more; then none does. A store that fails is asked again after `pause`.
     """
 
     fresh: float = 10.0
     patience: float = 1.0
     grace: float = 20.0
+    pause: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +64,28 @@ class Keys:
         key = (await self._keys()).get(sha256)
         return key.scopes if key and _opens(key) else None
 
+    def close(self) -> None:
+        """Let a reading under way come to its end, so that the store can be closed; but no longer than `fresh`."""
+        with suppress(TimeoutError):
+            self._reading.done.result(self.ages.fresh)
+
     async def _keys(self) -> Mapping[str, Key]:
         if self._known.age > self.ages.fresh / 2:
             self._read_anew()
         if self._known.age > self.ages.fresh:
             await self._answer()
-        if self._known.age > self.ages.fresh + self.ages.grace:
+        if not self._hold:
             raise Unavailable(f"the API keys cannot be read now: {self._why()}")
         return self._known.keys
 
+    @property
+    def _hold(self) -> bool:
+        """Whether the keys that are known hold still."""
+        return self._known.age <= self.ages.fresh + self.ages.grace
+
     def _read_anew(self) -> None:
         now = time.monotonic()
-        if self._reading.done.done() and now - self._reading.since > PAUSE:
+        if self._reading.done.done() and now - self._reading.since >= self.ages.pause:
             self._reading = _Reading(now, Future())
             threading.Thread(target=self._read, args=(self._reading,), name="assay-keys", daemon=True).start()
 
@@ -88,8 +99,8 @@ class Keys:
         reading.done.set_result(failure)
 
     async def _answer(self) -> None:
-        """Wait for the reading under way, but no longer than it may take; while nothing is known, a little longer."""
-        patience = self.ages.patience if self._known.keys else self.ages.fresh
+        """Wait for the reading under way, but not for one that takes long; or as for a first one, if no keys hold."""
+        patience = self.ages.patience if self._hold else self.ages.grace
         left = self._reading.since + patience - time.monotonic()
         if left > 0 and not self._reading.done.done():
             await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=left)

@@ -1,5 +1,5 @@
 """Server-rendered pages over the stores."""
 
-from assay.collector.pages._router import not_found, router
+from assay.collector.pages._router import ROUTES, not_found, router
 
-__all__ = ["not_found", "router"]
+__all__ = ["ROUTES", "not_found", "router"]

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
-from assay.collector.pages import _experiments, _feedback, _render
+from assay.collector.pages import _experiments
+from assay.collector.pages.kit import chips, render
 from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary
 from assay.collector.statistics import Paired, paired
 from assay.collector.stores import Store
@@ -62,7 +63,7 @@ def compare(store: Store, request: Request) -> Response:
     rows = differences(sides, [wanted] if wanted in keys else keys)
     shown = rows[:_SHOWN]
     traces = [trace for row in shown for trace in row.traces if trace]
-    return _render.html(
+    return render.html(
         request,
         "compare.html",
         sides=sides,
@@ -74,7 +75,7 @@ def compare(store: Store, request: Request) -> Response:
         rising=rising(sides),
         settings=settings(sides),
         changes={key: [change(sides[0], side, key) for side in sides[1:]] for key in keys},
-        chips=_feedback.by_trace(store, traces),
+        chips=chips.by_trace(store, traces),
         choices=[] if len(sides) > 1 else store.experiments(limit=100),
     )
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.pages import _feedback, _query, _render
-from assay.collector.pages._datasets import whole
+from assay.collector.pages.kit import chips, filter_form, render
+from assay.collector.pages.kit.request import whole
 from assay.collector.records import Bucket, Example, Experiment, Target, TraceSummary
 from assay.collector.stores import Store
 
@@ -34,16 +34,14 @@ def experiments(store: Store, request: Request) -> Response:
     dataset = request.query_params.get("dataset") or None
     listed = store.experiments(dataset=dataset, limit=_LISTED)
     results = aggregates(store, listed)
-    keys = sorted({stats.key for bucket in results.values() for stats in bucket.feedback})
-    return _render.html(
+    return render.html(
         request,
         "experiments.html",
         experiments=listed,
         results=results,
-        keys=keys,
+        keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
-        datasets=[found.name for found in store.datasets()],
-        most=_LISTED,
+        datasets=[known.name for known in store.datasets()],
     )
 
 
@@ -58,16 +56,16 @@ def aggregates(store: Store, experiments: Sequence[Experiment]) -> dict[str, Buc
 
 def experiment(store: Store, request: Request) -> Response:
     """`GET /experiments/{id or name}?sort=&feedback_key=…&offset=`."""
-    found = store.experiment(request.path_params["experiment_id"])
-    query = _query.read({**request.query_params, "experiment": found.id})
+    asked = store.experiment(request.path_params["experiment_id"])
+    query = filter_form.read([*request.query_params.multi_items(), ("experiment", asked.id)])
     sort, offset = request.query_params.get("sort", ""), whole(request, "offset") or 0
-    rows = ordered(load(store, found, query.filter), sort)
+    rows = ordered(load(store, asked, query.filter), sort)
     shown = rows[offset : offset + PAGE]
-    return _render.html(
+    return render.html(
         request,
         "experiment.html",
         status=422 if query.problems else 200,
-        experiment=found,
+        experiment=asked,
         query=query,
         sort=sort,
         rows=shown,
@@ -75,10 +73,10 @@ def experiment(store: Store, request: Request) -> Response:
         total=len(rows),
         most=MOST,
         page_size=PAGE,
-        result=aggregates(store, [found]).get(found.id),
-        chips=_feedback.by_trace(store, [row.trace for row in shown]),
-        of_whole=_feedback.newest(store.feedbacks(target=Target(experiment_id=found.id))),
-        others=[other for other in store.experiments(dataset=found.dataset, limit=20) if other.id != found.id],
+        result=aggregates(store, [asked]).get(asked.id),
+        chips=chips.by_trace(store, [row.trace for row in shown]),
+        of_whole=chips.newest(store.feedbacks(target=Target(experiment_id=asked.id))),
+        others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
     )
 
 
@@ -100,10 +98,10 @@ def load(store: Store, experiment: Experiment, filter: Filter) -> list[Row]:
 def known_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:
     """The dataset's examples at the experiment's version with their places, by id; none if it is gone."""
     try:
-        found = store.examples(experiment.dataset, experiment.dataset_version)
+        examples = store.examples(experiment.dataset, experiment.dataset_version)
     except NotFound:
         return {}
-    return {example.id: (example, position) for position, example in enumerate(found)}
+    return {example.id: (example, position) for position, example in enumerate(examples)}
 
 
 def ordered(rows: list[Row], sort: str) -> list[Row]:
@@ -118,12 +116,13 @@ def ordered(rows: list[Row], sort: str) -> list[Row]:
 
 
 def _sortable(trace: TraceSummary, name: str) -> tuple[float, str] | None:
-    plain: dict[str, float | None] = {
+    """A value that sorts, scores before labels; None if the trace has none."""
+    figures: dict[str, float | None] = {
         "latency": trace.duration_ns,
         "tokens": trace.input_tokens + trace.output_tokens,
         "cost": trace.cost,
     }
-    value = trace.feedback.get(name) if name not in plain else plain[name]
+    value = figures[name] if name in figures else trace.feedback.get(name)
     if value is None:
         return None
     return (0.0, value) if isinstance(value, str) else (float(value), "")

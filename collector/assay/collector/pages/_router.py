@@ -3,61 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector._access import store_of
 from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
-from assay.collector.pages import _compare, _datasets, _experiments, _render, _sessions, _trace, _traces
+from assay.collector.pages import _compare, _datasets, _experiments, _forms, _sessions, traces
+from assay.collector.pages.kit import render
 from assay.collector.stores import Store
 
-View = Callable[[Store, Request], Response]
-VIEWS: tuple[tuple[str, View], ...] = (
-    ("/", _traces.traces),
-    ("/charts", _traces.charts),
-    ("/traces/{trace_id}", _trace.trace),
-    ("/traces/{trace_id}/runs/{span_id}/{part}", _trace.payload),
-    ("/sessions", _sessions.sessions),
-    ("/sessions/{session_id:path}", _sessions.session),
-    ("/datasets", _datasets.datasets),
-    ("/datasets/{name:path}", _datasets.dataset),
-    ("/experiments", _experiments.experiments),
-    ("/experiments/{experiment_id:path}", _experiments.experiment),
-    ("/compare", _compare.compare),
-    ("/static/{name}", _render.static),
+View: TypeAlias = Callable[[Store, Request], Response]
+
+# path, view, what an API key must allow; the first path that fits answers
+VIEWS: tuple[tuple[str, View, str], ...] = (
+    ("/", traces.traces, "read"),
+    ("/charts", traces.charts, "read"),
+    ("/traces/{trace_id}", traces.trace, "read"),
+    ("/traces/{trace_id}/runs/{span_id}/{part}", traces.part, "read"),
+    ("/sessions", _sessions.sessions, "read"),
+    ("/sessions/{session_id:path}", _sessions.session, "read"),
+    ("/datasets", _datasets.datasets, "read"),
+    ("/datasets/{name:path}", _datasets.dataset, "read"),
+    ("/experiments", _experiments.experiments, "read"),
+    ("/experiments/{experiment_id:path}", _experiments.experiment, "read"),
+    ("/compare", _compare.compare, "read"),
+    ("/static/{name}", render.static, "read"),
+)
+
+# Every address of the pages: path, what an API key must allow, methods
+ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    *((path, scope, ("GET",)) for path, _, scope in VIEWS),
+    *((form.path, form.scope, ("POST",)) for form in _forms.FORMS),
 )
 
 
-def router(store: Store) -> APIRouter:
-    """The pages over a store, to be included in the server's application."""
-    pages = APIRouter()
-    for path, view in VIEWS:
-        pages.add_route(path, _get(store, view), methods=["GET"], include_in_schema=False)
-    pages.add_route("/traces/{trace_id}/feedback", _post(store), methods=["POST"], include_in_schema=False)
-    return pages
+def router() -> APIRouter:
+    """The pages, to be included in an application that has the store as `app.state.store`."""
+    routes = APIRouter()
+    for path, view, _ in VIEWS:
+        routes.add_route(path, _page(view), methods=["GET"], include_in_schema=False)
+    for form in _forms.FORMS:
+        routes.add_route(form.path, _target(form), methods=["POST"], include_in_schema=False)
+    return routes
 
 
-def _get(store: Store, view: View) -> Callable[[Request], Response]:
+def _page(view: View) -> Callable[[Request], Response]:
     def page(request: Request) -> Response:
         try:
-            return view(store, request)
+            return view(store_of(request), request)
         except StoreError as error:
             return failure(request, error)
 
     return page
 
 
-def _post(store: Store) -> Callable[[Request], Awaitable[Response]]:
-    async def page(request: Request) -> Response:
+def _target(form: _forms.Form) -> Callable[[Request], Awaitable[Response]]:
+    async def target(request: Request) -> Response:
         try:
-            form = await _trace.read_form(request)
-            return await run_in_threadpool(_trace.add_feedback, store, request, form)
+            return await _forms.answer(form, request)
         except StoreError as error:
             return failure(request, error)
 
-    return page
+    return target
 
 
 _STATUSES = (
@@ -71,7 +81,7 @@ _STATUSES = (
 def failure(request: Request, error: StoreError) -> Response:
     """The page that says what the store could not do."""
     status, title = next((code, words) for kind, code, words in _STATUSES if isinstance(error, kind))
-    response = _render.html(request, "error.html", status=status, title=title, message=str(error))
+    response = render.html(request, "error.html", status=status, title=title, message=str(error))
     if isinstance(error, Unavailable):
         response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
     return response

@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from assay.collector.errors import NotFound
-from assay.collector.pages import _feedback, _query, _render, _traces
+from assay.collector.pages.kit import chips, filter_form, render
+from assay.collector.pages.traces import PAGE
 from assay.collector.records import Target
 from assay.collector.stores import Store
 
@@ -15,10 +16,15 @@ _TURNS = 20
 
 def sessions(store: Store, request: Request) -> Response:
     """`GET /sessions`."""
-    query = _query.read(request.query_params, live=False)
-    page = store.sessions(query.filter, limit=_traces.PAGE, cursor=query.fields.get("cursor"))
-    known = store.values("project"), store.values("environment")
-    return _render.html(request, "sessions.html", query=query, page=page, projects=known[0], environments=known[1])
+    query = filter_form.read(request.query_params.multi_items(), live=False)
+    return render.html(
+        request,
+        "sessions.html",
+        query=query,
+        page=store.sessions(query.filter, limit=PAGE, cursor=query.fields.get("cursor")),
+        projects=store.values("project"),
+        environments=store.values("environment"),
+    )
 
 
 def session(store: Store, request: Request) -> Response:
@@ -29,17 +35,15 @@ def session(store: Store, request: Request) -> Response:
     if not page.items and not cursor:
         raise NotFound(f"there is no session {session_id!r}")
     turns = list(reversed(page.items))
-    whole = {trace.trace_id: trace for trace in store.many([turn.trace_id for turn in turns])}
-    chips = _feedback.by_trace(store, turns)
-    return _render.html(
+    return render.html(
         request,
         "session.html",
         session_id=session_id,
         turns=turns,
-        whole=whole,
-        chips=chips,
+        whole={trace.trace_id: trace for trace in store.many([turn.trace_id for turn in turns])},
+        chips=chips.by_trace(store, turns),
         older=page.next,
-        own=_feedback.voices(store.feedbacks(target=Target(session_id=session_id))),
+        own=chips.voices(store.feedbacks(target=Target(session_id=session_id))),
         summary=next(iter(store.sessions(session=session_id, limit=1)), None),
         paged=cursor is not None,
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
+from assay.collector import format
 from assay.collector.errors import Refused
 from assay.collector.stores.sqlite import _maintenance
 from assay.collector.stores.sqlite._reader import Reader, connect_read_only
@@ -69,9 +69,7 @@ class File:
 
 
 def _iso(time_ns: object) -> str | None:
-    if not isinstance(time_ns, int):
-        return None
-    return datetime.fromtimestamp(time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{time_ns % 10**9:09d}Z"
+    return format.utc(time_ns) if isinstance(time_ns, int) else None
 
 
 @contextmanager

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from assay.collector.pages import _format
+from assay.collector import format
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from assay.collector.pages import _format
     ],
 )
 def test_durations(ns, text):
-    assert _format.duration(ns) == text
+    assert format.duration(ns) == text
 
 
 @pytest.mark.parametrize(
@@ -36,22 +36,22 @@ def test_durations(ns, text):
     ],
 )
 def test_scores(value, text):
-    assert _format.number(value) == text
+    assert format.number(value) == text
 
 
 @pytest.mark.parametrize(("usd", "text"), [(None, ""), (0.0, "$0.00"), (0.00016, "$0.00016"), (12.5, "$12.50")])
 def test_costs(usd, text):
-    assert _format.cost(usd) == text
+    assert format.cost(usd) == text
 
 
 def test_differences_always_show_their_sign():
-    assert [_format.signed(value) for value in (0.25, -0.25, 0.0)] == ["+0.25", "−0.25", "±0"]
+    assert [format.signed(value) for value in (0.25, -0.25, 0.0)] == ["+0.25", "−0.25", "±0"]
 
 
 def test_a_moment_that_no_calendar_has_is_still_shown():
-    assert _format.when(10**30) == f"{10**30} ns"
-    assert _format.ago(10**30) == "in the future"
+    assert format.when(10**30) == f"{10**30} ns"
+    assert format.ago(10**30) == "in the future"
 
 
 def test_small_shares_keep_a_digit():
-    assert [_format.percent(*pair) for pair in ((1, 400), (1, 2), (0, 0))] == ["0.2 %", "50 %", "0 %"]
+    assert [format.percent(*pair) for pair in ((1, 400), (1, 2), (0, 0))] == ["0.2 %", "50 %", "0 %"]

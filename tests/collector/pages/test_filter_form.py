@@ -1,18 +1,22 @@
 import pytest
 
-from assay.collector.pages import _query
+from assay.collector.pages.kit import filter_form
+
+
+def read(fields=(), **settings):
+    return filter_form.read(dict(fields).items(), **settings)
 
 
 def test_an_empty_form_asks_for_live_traffic():
-    query = _query.read({})
+    query = read()
     assert query.filter.experiment == ""
     assert query.marks() == []
 
 
 def test_experiments_come_in_when_asked_for():
-    assert _query.read({"traffic": "all"}).filter.experiment is None
-    assert _query.read({"experiment": "e1"}).filter.experiment == "e1"
-    assert _query.read({}, live=False).filter.experiment is None
+    assert read({"traffic": "all"}).filter.experiment is None
+    assert read({"experiment": "e1"}).filter.experiment == "e1"
+    assert read(live=False).filter.experiment is None
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,7 @@ def test_experiments_come_in_when_asked_for():
     ],
 )
 def test_conditions_on_feedback(operator, value, field, expected):
-    query = _query.read({"feedback_key": "concise", "feedback_op": operator, "feedback_value": value})
+    query = read({"feedback_key": "concise", "feedback_op": operator, "feedback_value": value})
     assert getattr(query.filter, field) == expected
     assert query.problems == ()
 
@@ -44,21 +48,21 @@ def test_conditions_on_feedback(operator, value, field, expected):
     ],
 )
 def test_what_makes_no_sense_is_named_and_left_out(params, words):
-    query = _query.read({**params, "name": "answer"})
+    query = read({**params, "name": "answer"})
     assert words in query.problems[0]
     assert query.filter.name == "answer"
 
 
 def test_a_range_counts_back_from_now():
-    assert _query.read({"range": "1h"}, now_ns=7_200 * 10**9).filter.since_ns == 3_600 * 10**9
+    assert read({"range": "1h"}, now_ns=7_200 * 10**9).filter.since_ns == 3_600 * 10**9
 
 
 def test_a_mark_leads_to_the_page_without_its_condition():
-    query = _query.read({"name": "a&b", "feedback_key": "k", "feedback_op": "<", "feedback_value": "1", "cursor": "x"})
+    query = read({"name": "a&b", "feedback_key": "k", "feedback_op": "<", "feedback_value": "1", "cursor": "x"})
     addresses = {mark.label: mark.without for mark in query.marks()}
     assert addresses["feedback"] == "/?name=a%26b"
     assert addresses["name"] == "/?feedback_key=k&feedback_op=%3C&feedback_value=1"
 
 
 def test_a_lone_surrogate_in_an_address_does_no_harm():
-    assert _query.read({"name": "\ud800"}).address() == "/?name=%3F"
+    assert read({"name": "\ud800"}).address() == "/?name=%3F"

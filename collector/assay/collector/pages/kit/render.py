@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from inspect import getmembers, isfunction
 from typing import Any
 from urllib.parse import quote
 
@@ -13,8 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from assay.collector.pages import _chart, _format, _payload, _query
-from assay.collector.pages._text import breakable, visible
+from assay.collector import format
+from assay.collector.pages.kit import chart, filter_form, payload
+from assay.collector.pages.kit.text import breakable, visible
+from assay.collector.stores import Store
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -52,32 +55,12 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {"static": _versioned, "zone": _format.zone, "chart": _chart, "verbs": _query.VERBS}
-    made.globals |= {"ranges": _query.RANGE_NAMES, "layout": _payload.layout, "block": _payload.block}
-    made.filters |= {name: getattr(_format, name) for name in _FORMATS}
-    made.filters |= {
-        "glimpse": _payload.glimpse,
-        "gist": _payload.gist,
-        "path": path,
-        "breakable": breakable,
-        "tame": dict,
-    }
+    made.globals |= {"static": _versioned, "zone": format.zone, "chart": chart, "verbs": filter_form.VERBS}
+    made.globals |= {"ranges": filter_form.RANGES, "layout": payload.layout, "block": payload.block}
+    made.filters |= dict(getmembers(format, isfunction))  # each under its own name
+    made.filters |= {"glimpse": payload.glimpse, "gist": payload.gist}
+    made.filters |= {"path": path, "breakable": breakable, "tame": dict}
     return made
-
-
-_FORMATS = (
-    "duration",
-    "milliseconds",
-    "number",
-    "signed",
-    "count",
-    "cost",
-    "when",
-    "iso",
-    "ago",
-    "characters",
-    "percent",
-)
 
 
 def path(text: object) -> str:
@@ -91,7 +74,7 @@ def html(request: Request, template: str, /, *, status: int = 200, **context: An
     return HTMLResponse(body.encode("utf-8", "replace"), status, HEADERS)
 
 
-def static(_store: object, request: Request) -> Response:
+def static(_store: Store, request: Request) -> Response:
     """The style sheet, the script or the icon; kept by the browser for a year, since their addresses bear a hash."""
     name = request.path_params["name"]
     if name not in ("assay.css", "assay.js", "assay.svg"):

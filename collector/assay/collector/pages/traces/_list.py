@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
-from assay.collector.pages import _chart, _feedback, _query, _render
+from assay.collector.pages.kit import chart, chips, filter_form, render
 from assay.collector.records import Bucket, TraceSummary
 from assay.collector.stores import Store
 
@@ -25,26 +25,26 @@ _LENGTHS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 60
 class Overview:
     """What the charts above the list show: one stretch of time in buckets, and all of it in one."""
 
-    window: _chart.Window
+    window: chart.Window
     buckets: Sequence[Bucket]
     total: Bucket
 
 
 def traces(store: Store, request: Request) -> Response:
     """`GET /`."""
-    query = _query.read(request.query_params)
+    query = filter_form.read(request.query_params.multi_items())
     page = store.traces(query.filter, limit=PAGE, cursor=query.fields.get("cursor"))
-    chips = _feedback.by_trace(store, page.items)
+    of_traces = chips.by_trace(store, page.items)
     times = stretch(query.filter, page.items) if page.items else None
     waiting = times is not None and "charts" not in request.query_params and late(query.filter, *times)
-    return _render.html(
+    return render.html(
         request,
         "traces.html",
         status=422 if query.problems else 200,
         query=query,
         page=page,
-        chips=chips,
-        columns=_feedback.columns(chips),
+        chips=of_traces,
+        columns=chips.columns(of_traces),
         times=times,
         waiting=waiting,
         overview=overview(store, query.filter, *times) if times and not waiting else None,
@@ -52,6 +52,15 @@ def traces(store: Store, request: Request) -> Response:
         slowest=max((trace.duration_ns for trace in page), default=0),
         empty=not page.items and not query.fields.get("cursor") and emptiness(store),
     )
+
+
+def charts(store: Store, request: Request) -> Response:
+    """`GET /charts`: the charts of a list alone, over [since, until)."""
+    query = filter_form.read(request.query_params.multi_items())
+    since, until = query.filter.since_ns, query.filter.until_ns
+    if since is None or until is None:
+        raise Refused("charts need a stretch of time: since and until")
+    return render.html(request, "charts.html", query=query, overview=overview(store, query.filter, since, until))
 
 
 def choices(store: Store) -> dict[str, list[str]]:
@@ -70,23 +79,13 @@ def late(filter: Filter, since_ns: int, until_ns: int) -> bool:
     return filter.text is not None or (filter.since_ns is not None and until_ns - since_ns > _SHORT)
 
 
-def charts(store: Store, request: Request) -> Response:
-    """`GET /charts`: the charts of a list alone, over [since, until)."""
-    query = _query.read(request.query_params)
-    since, until = query.filter.since_ns, query.filter.until_ns
-    if since is None or until is None:
-        raise Refused("charts need a stretch of time: since and until")
-    found = overview(store, query.filter, since, until)
-    return _render.html(request, "charts.html", query=query, overview=found)
-
-
 def overview(store: Store, filter: Filter, since_ns: int, until_ns: int) -> Overview | None:
     """Aggregates over a stretch of time; None if nothing passes in it."""
-    view = _chart.window(since_ns, until_ns)
+    view = chart.window(since_ns, until_ns)
     within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
     buckets = store.aggregate(within, bucket_ns=view.width_ns)
     total = store.aggregate(within) if buckets else []
-    return Overview(view, _chart.filled(buckets, view), total[0]) if total else None
+    return Overview(view, chart.filled(buckets, view), total[0]) if total else None
 
 
 def stretch(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from markupsafe import Markup, escape
 
-from assay.collector.pages._text import visible
+from assay.collector.pages.kit.text import visible
 from assay.collector.records import JSON
 
 SHOWN = 100_000  # characters of one value on a page; the whole value is a link away

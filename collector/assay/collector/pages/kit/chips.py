@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.collector import statistics
-from assay.collector.pages import _format
+from assay.collector import format, statistics
 from assay.collector.records import Feedback, TraceSummary
 from assay.collector.stores import Store
 
@@ -23,9 +23,9 @@ class Chip:
     @property
     def hint(self) -> str:
         """What the pointer sees without opening it."""
-        item = self.feedback
-        said = item.error or item.comment or ""
-        return f"{item.key}: {item.outcome if item.outcome != 'score' else self.text}" + (f", {said}" if said else "")
+        outcome = self.feedback.outcome
+        words = self.feedback.error or self.feedback.comment or ""
+        return f"{self.feedback.key}: {outcome if outcome != 'score' else self.text}" + (f", {words}" if words else "")
 
 
 def chip(feedback: Feedback, more: int = 0) -> Chip:
@@ -37,45 +37,43 @@ def chip(feedback: Feedback, more: int = 0) -> Chip:
     if feedback.score is None:
         return Chip(feedback, feedback.label or "", None, more)
     inside = isinstance(feedback.score, bool) or 0 <= feedback.score <= 1
-    text = _format.number(feedback.score)
+    text = format.number(feedback.score)
     both = f"{feedback.label} {text}" if feedback.label else text
     return Chip(feedback, both, float(feedback.score) if inside else None, more)
 
 
-def newest(feedback: Iterable[Feedback]) -> dict[str, Chip]:
+def newest(feedbacks: Iterable[Feedback]) -> dict[str, Chip]:
     """The newest feedback per key, with how many others there are."""
     groups: dict[str, list[Feedback]] = {}
-    for item in feedback:
-        groups.setdefault(item.key, []).append(item)
-    latest = {key: max(group, key=lambda item: item.created_ns) for key, group in groups.items()}
+    for feedback in feedbacks:
+        groups.setdefault(feedback.key, []).append(feedback)
+    latest = {key: max(group, key=lambda feedback: feedback.created_ns) for key, group in groups.items()}
     return {key: chip(latest[key], len(groups[key]) - 1) for key in sorted(groups)}
 
 
-def voices(feedback: Iterable[Feedback]) -> list[Chip]:
+def voices(feedbacks: Iterable[Feedback]) -> list[Chip]:
     """Everybody's newest word, by key: people's votes side by side, without an evaluator's older versions."""
-    return [chip(item) for item in sorted(statistics.newest(feedback), key=lambda item: (item.key, item.created_ns))]
+    latest = statistics.newest(feedbacks)
+    return [chip(feedback) for feedback in sorted(latest, key=lambda feedback: (feedback.key, feedback.created_ns))]
 
 
 def by_trace(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str, Chip]]:
     """The newest feedback per trace and key, in one query for all the traces of a page."""
     if not traces:
         return {}
-    found: dict[str, list[Feedback]] = {}
+    of_traces: dict[str, list[Feedback]] = {}
     cursor = None
     for _ in range(5):  # at most 5,000 feedbacks on a page
         page = store.feedbacks(trace_ids=tuple(trace.trace_id for trace in traces), limit=1000, cursor=cursor)
-        for item in page:
-            found.setdefault(item.target.trace_id or "", []).append(item)
+        for feedback in page:
+            of_traces.setdefault(feedback.target.trace_id or "", []).append(feedback)
         cursor = page.next
         if cursor is None:
             break
-    return {trace_id: newest(items) for trace_id, items in found.items()}
+    return {trace_id: newest(feedbacks) for trace_id, feedbacks in of_traces.items()}
 
 
 def columns(chips: Mapping[str, Mapping[str, Chip]], most: int = 5) -> list[str]:
     """The keys that get a column of their own: those on most of the traces."""
-    seen: dict[str, int] = {}
-    for of_trace in chips.values():
-        for key in of_trace:
-            seen[key] = seen.get(key, 0) + 1
+    seen = Counter(key for of_trace in chips.values() for key in of_trace)
     return sorted(sorted(seen), key=lambda key: -seen[key])[:most]

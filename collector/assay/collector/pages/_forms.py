@@ -1,0 +1,73 @@
+"""The forms that pages send: one table, and one way for all of them.
+
+Bounded, from our own pages only, read, acted upon, and answered by sending the reader on (303), so that a reload
+sends nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from assay.collector._access import store_of
+from assay.collector.errors import Refused
+from assay.collector.pages import traces
+from assay.collector.pages.kit import render
+from assay.collector.stores import Store
+
+MOST_FIELDS = 20  # that are sent; those that a form does not name are left out
+# Does what the fields ask and returns the address to go on to. Raises `Refused`, which the reader sees.
+Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Where a form is sent, the fields that its action gets, and how large it may be."""
+
+    path: str
+    fields: tuple[str, ...]
+    action: Action
+    scope: str = "write"  # what an API key must allow
+    largest: int = 64 * 1024  # bytes
+
+
+FORMS: tuple[Form, ...] = (
+    Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
+)
+
+
+async def answer(form: Form, request: Request) -> Response:
+    """Do what a form that was sent asks. Raises `Refused`."""
+    fields = await read(form, request)
+    address = await run_in_threadpool(form.action, store_of(request), request, fields)
+    return RedirectResponse(address, 303, headers=render.HEADERS)
+
+
+async def read(form: Form, request: Request) -> dict[str, str]:
+    """The fields of a form sent by one of our own pages. Raises `Refused` for any other, and one that is too large."""
+    if not from_here(request):
+        raise Refused("this form can be sent from Assay's own pages only")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > form.largest:
+            raise Refused(f"the form holds more than {form.largest:,} bytes")
+    try:
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise Refused(f"the form holds more than {MOST_FIELDS} fields") from None
+    return {name: text for name, text in pairs if name in form.fields}
+
+
+def from_here(request: Request) -> bool:
+    """Whether the browser says that one of our pages sent this; programs that say nothing about it may pass."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host")

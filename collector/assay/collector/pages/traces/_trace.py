@@ -1,0 +1,87 @@
+"""One trace: the waterfall of its runs, one run in full, all feedback, and what each rule did with it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from assay.collector.errors import NotFound
+from assay.collector.pages._experiments import known_examples
+from assay.collector.pages.kit import chips, payload, render
+from assay.collector.pages.traces import _tree
+from assay.collector.records import JSON, Example, Experiment, Run, Trace, TraceSummary
+from assay.collector.stores import Store
+
+_PARTS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
+
+
+def trace(store: Store, request: Request) -> Response:
+    """`GET /traces/{trace_id}?run={span_id}`; the root run is shown if none is named."""
+    asked = store.trace(request.path_params["trace_id"])
+    run = chosen(asked, request.query_params.get("run"))
+    rows = _tree.rows(asked)
+    start, end = _tree.span_of(asked.runs)
+    experiment = experiment_of(store, asked)
+    return render.html(
+        request,
+        "trace.html",
+        trace=asked,
+        run=run,
+        rows=rows[: _tree.SHOWN],
+        hidden=max(0, len(rows) - _tree.SHOWN),
+        summary=summary(store, asked),
+        duration_ns=end - start,
+        own=chips.voices(feedback for feedback in asked.feedback if feedback.target.span_id is None),
+        of_run=chips.voices(feedback for feedback in asked.feedback if feedback.target.span_id == run.span_id),
+        experiment=experiment,
+        example=example_of(store, asked, experiment),
+        decisions=store.decisions(trace_id=asked.trace_id).items,
+        links=[link for link in run.links if link.trace_id != asked.trace_id],
+    )
+
+
+def part(store: Store, request: Request) -> Response:
+    """`GET /traces/{trace_id}/runs/{span_id}/{part}`: one whole value, as plain text."""
+    name = request.path_params["part"]
+    if name not in _PARTS:
+        raise NotFound(f"a run has no part {name!r}; there are {', '.join(_PARTS)}")
+    run = chosen(store.trace(request.path_params["trace_id"]), request.path_params["span_id"])
+    value = _json(getattr(run, name))
+    text = value if isinstance(value, str) else payload.as_json(value)
+    return PlainTextResponse(text.encode("utf-8", "replace"), headers=render.HEADERS)
+
+
+def experiment_of(store: Store, trace: Trace) -> Experiment | None:
+    """The experiment that the trace belongs to; None for live traffic, and when it is no longer there."""
+    try:
+        return store.experiment(trace.root.experiment_id) if trace.root.experiment_id else None
+    except NotFound:
+        return None
+
+
+def example_of(store: Store, trace: Trace, experiment: Experiment | None) -> Example | None:
+    """The example that the trace answers, as the experiment saw it."""
+    examples = known_examples(store, experiment) if experiment else {}
+    return examples.get(trace.root.example_id or "", (None, 0))[0]
+
+
+def chosen(trace: Trace, span_id: str | None) -> Run:
+    """The run named, else the root. Raises `NotFound`."""
+    if span_id is None:
+        return trace.root
+    run = next((run for run in trace.runs if run.span_id == span_id), None)
+    if run is None:
+        raise NotFound(f"trace {trace.trace_id!r} has no run {span_id!r}")
+    return run
+
+
+def summary(store: Store, trace: Trace) -> TraceSummary | None:
+    """The same sums as in the list of traces; None while the trace is being deleted."""
+    return next(iter(store.traces(trace_ids=(trace.trace_id,), limit=1)), None)
+
+
+def _json(value: object) -> JSON:
+    """Documents and events as objects; anything else is JSON already."""
+    if isinstance(value, tuple):
+        return [{name: getattr(item, name) for name in item.__dataclass_fields__} for item in value]
+    return value
