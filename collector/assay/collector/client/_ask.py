@@ -17,13 +17,20 @@ T = TypeVar("T")
 
 def ask(transport: Transport, call: Call, args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
     """Send a verb's request. A long list that is its only argument goes in several. Raises `StoreError`."""
-    bound = call.signature.bind(*args, **given)
-    bound.apply_defaults()
-    values = bound.arguments
+    values = _values(call, args, given)
     if call.listed is None:
         return _once(transport, call, values)
     name = call.listed.name
     return _joined(call, (_once(transport, call, {name: batch}) for batch in batches(values[name], call.batch)))
+
+
+def _values(call: Call, args: tuple[Any, ...], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        bound = call.signature.bind(*args, **given)
+    except TypeError as error:
+        raise TypeError(f"{call.name}() {error}") from None  # as Python says it of a function
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
