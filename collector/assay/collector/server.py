@@ -14,10 +14,10 @@ from typing import Any
 import uvicorn
 
 from assay.collector import _ports
-from assay.collector.api import Guard, create_app, is_loopback, past_framework
+from assay.collector.api import SCOPES, Guard, Keys, create_app, is_loopback, past_framework
 from assay.collector.errors import Refused
 from assay.collector.intake import Limits
-from assay.collector.stores import Store
+from assay.collector.stores import Serving, Store
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
 GRACE = 30  # seconds for requests that are under way when the server is told to stop
@@ -45,7 +45,8 @@ class Server:
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
-        self._server = _Uvicorn(_config(Guard(past_framework(app), store=store, locked=locked, api_key=secret)))
+        self._keys = Keys(store) if locked else None
+        self._server = _Uvicorn(_config(Guard(past_framework(app), SCOPES, self._keys, secret)))
         self._thread: threading.Thread | None = None
 
     @property
@@ -72,15 +73,20 @@ class Server:
 
     def run(self, started: Callable[[], Any] | None = None) -> None:
         """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
-        announce = getattr(self.store, "announce", lambda url: None)
         self._server.tell = started
         try:
-            announce(self.url)
+            self._announce(self.url)
             self._server.run(sockets=[self._socket])
         finally:
             self._server.told()
-            announce(None)
+            self._announce(None)
             self._socket.close()
+            if self._keys:
+                self._keys.close()
+
+    def _announce(self, url: str | None) -> None:
+        if isinstance(self.store, Serving):
+            self.store.announce(url)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -141,15 +147,15 @@ def _config(app: Any) -> uvicorn.Config:
 
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
-        found.listen(2048)  # bound alone, Linux would let a second server bind here, too
+        listening.bind((host, port))
+        listening.listen(2048)  # bound alone, Linux would let a second server bind here, too
     except OSError as error:
-        found.close()
+        listening.close()
         raise _cannot_bind(host, port, error) from error
-    return found
+    return listening
 
 
 def _cannot_bind(host: str, port: int, error: OSError) -> Refused:

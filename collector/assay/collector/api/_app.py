@@ -13,11 +13,23 @@ from starlette.routing import Route
 
 from assay.collector import pages
 from assay.collector._metrics import Metrics
-from assay.collector.api import _control, _datasets, _feedback, _health, _keeping, _openapi, _traces
+from assay.collector.api import _health, _openapi
 from assay.collector.api._guard import ASGI, Scope
 from assay.collector.api._http import map_errors
+from assay.collector.api._routes import ROUTES, install
+from assay.collector.api._scopes import Scopes
 from assay.collector.intake import Limits, Receiver
 from assay.collector.stores import Store
+
+# What each route needs: the API's, OTLP's, the pages', and those on which FastAPI describes the API
+SCOPES = Scopes(
+    (
+        *((row.method, row.path, row.needs) for row in ROUTES),
+        *(("POST", path, "ingest") for path in ("/v1/traces", "/v1/logs")),
+        *((method, path, needs) for path, needs, methods in pages.ROUTES for method in methods),
+        *(("GET", path, "read") for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")),
+    )
+)
 
 
 def create_app(
@@ -32,28 +44,16 @@ def create_app(
     app = FastAPI(
         title="Assay", version=metadata.version("assay"), description="Traces, feedback, datasets and experiments."
     )
-    app.state.store = store
     receiver = Receiver(store, metrics, limits)
+    app.state.store = store
     app.state.otlp = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
-    routers = (
-        _health.router(store, metrics, ready or (lambda: True)),
-        _traces.router(store),
-        _feedback.router(store),
-        _keeping.router(store),
-        _datasets.datasets(store),
-        _datasets.experiments(store),
-        _control.rules(store),
-        _control.shared(store),
-        _control.keys(store),
-        _control.queues(store),
-    )
-    for routes in routers:
-        app.include_router(routes)
+    install(app, ROUTES)
     app.include_router(pages.router())
+    _health.install(app, metrics, ready or (lambda: True))
+    _openapi.install(app, ROUTES)
     map_errors(app)
     app.add_exception_handler(404, _nothing_here)
-    _openapi.install(app, routers)
     return app
 
 

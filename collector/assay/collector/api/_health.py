@@ -1,4 +1,4 @@
-"""Whether the collector is alive, whether it is ready, and its numbers."""
+"""Whether the collector is alive, whether it is ready, and its numbers. Neither asks for the event loop's threads."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from fastapi import APIRouter, Response
+from fastapi import FastAPI, Request, Response
 
+from assay.collector._access import store_of
 from assay.collector._metrics import Metrics
-from assay.collector.api._http import reply, wire
-from assay.collector.stores import Store
+from assay.collector.api._http import reply
+from assay.collector.stores import Serving, Store
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def router(store: Store, metrics: Metrics, ready: Callable[[], bool]) -> APIRouter:
-    """The routes over a store and its server's numbers."""
-    routes = APIRouter(tags=["health"])
+def install(app: FastAPI, metrics: Metrics, ready: Callable[[], bool]) -> None:
+    """Give the routes what they tell: the server's numbers, and whether it takes requests."""
     started = time.time()
     metrics.gauge("assay_start_time_seconds", lambda: started)
+    app.state.metrics, app.state.ready = metrics, ready
 
-    @routes.get("/healthz")
-    @wire(returns=dict[str, str | int | None])
-    async def healthz() -> Response:
-        """Alive. Says who answers, so that a busy port can be named with its holder."""
-        return reply({"status": "ok", "service": "assay", "pid": os.getpid(), "store": getattr(store, "path", None)})
 
-    @routes.get("/readyz")
-    @wire(returns=dict[str, bool])
-    async def readyz() -> Response:
-        """Ready for spans: 503 while starting, stopping, or unable to keep anything."""
-        found = ready() and await asyncio.to_thread(_writable, store)
-        return reply({"ready": found}, 200 if found else 503)
+async def healthz(request: Request) -> Response:
+    """Alive. Says who answers, so that a busy port can be named with its holder."""
+    store = store_of(request)
+    where = store.where if isinstance(store, Serving) else None
+    return reply({"status": "ok", "service": "assay", "pid": os.getpid(), "store": where})
 
-    @routes.get("/metrics")
-    def numbers() -> Response:
-        """Prometheus' text format."""
-        return Response(metrics.text(_stored(store)), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    return routes
+async def readyz(request: Request) -> Response:
+    """Ready for spans: 503 while starting, stopping, or unable to keep anything."""
+    ready = request.app.state.ready() and await asyncio.to_thread(_writable, store_of(request))
+    return reply({"ready": ready}, 200 if ready else 503)
+
+
+def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    numbers: Metrics = request.app.state.metrics
+    return Response(numbers.text(_stored(store_of(request))), media_type=TEXT)
 
 
 def _writable(store: Store) -> bool:
@@ -51,5 +53,4 @@ def _stored(store: Store) -> dict[str, float]:
 
 
 def _health(store: Store) -> Mapping[str, float]:
-    health = getattr(store, "health", None)
-    return {} if health is None else health()
+    return store.health() if isinstance(store, Serving) else {}

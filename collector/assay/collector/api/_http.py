@@ -1,13 +1,12 @@
-"""What the routes share: bodies in, records out, errors as statuses, conditions out of query strings."""
+"""What the routes share: bodies in, records out, conditions out of query strings, errors as statuses."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
-import msgspec
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
@@ -16,31 +15,15 @@ from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
 from assay.collector.filters import Filter
 from assay.collector.querystring import to_filter
 
-F = TypeVar("F", bound=Callable[..., Any])
 MAX_BODY = 64 * 1024 * 1024
 STALL_SECONDS = 30.0  # for the next piece of a body: what is pending may hold up others
 MAX_PENDING = 96 * 1024 * 1024  # of all bodies that are being read or worked on, beside those of OTLP
 NOT_CONDITIONS = frozenset(("limit", "cursor", "filter", "key", "target", "bucket_ns", "group_by"))
 
 
-def wire(*, takes: Any = None, returns: Any = None) -> Callable[[F], F]:
-    """Say which records a route takes and returns, for OpenAPI."""
-
-    def mark(function: F) -> F:
-        function.__wire__ = (takes, returns)  # type: ignore[attr-defined]
-        return function
-
-    return mark
-
-
 def reply(value: Any, status: int = 200) -> Response:
     """A record, or anything made of records, as JSON."""
     return Response(_wire.encode(value), status, media_type="application/json")
-
-
-def given(change: msgspec.Struct) -> dict[str, Any]:
-    """The fields that a body named, of a structure whose fields are `UNSET` where it did not."""
-    return {name: value for name, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
@@ -72,18 +55,17 @@ def _check_size(size: int, pending: int) -> None:
         raise Unavailable(f"{pending:,} bytes of requests are waiting; send again in a moment")
 
 
-def _conditions(request: Request) -> Filter:
+def conditions(request: Request) -> Filter:
+    """The filter that a query string says: exactly, as the JSON under `filter`, or by its conditions."""
     exact = request.query_params.get("filter")
     if exact is not None:
-        found: Filter = _wire.decode(Filter, exact.encode())
-        return found
+        return _wire.decode(Filter, exact.encode())
     return to_filter(item for item in request.query_params.multi_items() if item[0] not in NOT_CONDITIONS)
 
 
 Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 Number = Annotated[int, Query(ge=-(2**63), lt=2**63)]  # what the tables can hold
 Body = Annotated[bytes, Depends(_body)]
-Conditions = Annotated[Filter, Depends(_conditions)]
 
 
 def _answer(status: int, kind: str, message: str) -> Response:

@@ -1,50 +1,43 @@
-"""OpenAPI for routes that take and return records: their schemas come from the records themselves."""
+"""OpenAPI for routes that take and answer records: their schemas come from the records themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
+
+from assay.collector.api._routes import Row
 
 REFERENCE = "#/components/schemas/{name}"
 
 
-def install(app: FastAPI, routers: Sequence[APIRouter]) -> None:
-    """Have `app.openapi()` describe bodies and answers of these routers' routes, too."""
+def install(app: FastAPI, rows: Sequence[Row]) -> None:
+    """Have `app.openapi()` describe bodies and answers of these routes, too."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _described(app, routers)
+            app.openapi_schema = _described(app, rows)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _described(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
-    found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    marked = list(_marked(routers))
-    kinds = [kind for _, wired in marked for kind in wired if kind is not None]
+def _described(app: FastAPI, rows: Sequence[Row]) -> dict[str, Any]:
+    description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    kinds = [kind for row in rows for kind in (row.takes, row.answers) if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
-    found.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    description.setdefault("components", {}).setdefault("schemas", {}).update(components)
     by_kind = iter(schemas)
-    for route, (takes, returns) in marked:
-        for method in sorted(route.methods or ()):
-            operation = found["paths"][route.path_format.replace(":path", "")][method.lower()]
-        if takes is not None:
+    for row in rows:
+        operation = description["paths"][row.path.replace(":path", "")][row.method.lower()]
+        if row.takes is not None:
             operation["requestBody"] = {"required": True, "content": _json(next(by_kind))}
-        if returns is not None:
+        if row.answers is not None:
             operation["responses"]["200"] = {"description": "Done", "content": _json(next(by_kind))}
-    return found
-
-
-def _marked(routers: Sequence[APIRouter]) -> Iterator[tuple[APIRoute, tuple[Any, Any]]]:
-    for route in (route for router in routers for route in router.routes):
-        if isinstance(route, APIRoute) and hasattr(route.endpoint, "__wire__"):
-            yield route, route.endpoint.__wire__
+    return description
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from assay.collector.client._control import Control
-from assay.collector.client._traces import Traces
+from typing import Any
+
+from assay.collector._verbs import Call, Control, Traces
+from assay.collector.client._ask import ask
 from assay.collector.client._transport import Transport
+from assay.collector.records import Feedback, Target
 
 
 class HTTPStore(Traces, Control):
-    """Implements `assay.collector.stores.Store` over the API of a collector at `url`.
+    """Implements `assay.collector.stores.Store` over the API of a collector at `url`; its verbs are the table's.
 
     Makes no connection before the first call. A server that is away raises `Unavailable`; what it refuses, `Refused`.
     """
@@ -28,9 +31,29 @@ class HTTPStore(Traces, Control):
 
     @property
     def where(self) -> str:
-        """The server's address."""
+        """Its address."""
         return self.url
+
+    def feedback(
+        self,
+        target: str | Target,
+        key: str,
+        score: float | bool | None = None,
+        *,
+        label: str | None = None,
+        comment: str | None = None,
+        author: str | None = None,
+        span_id: str | None = None,
+    ) -> Feedback:
+        """Attach a person's feedback to a trace (its id) or any other target, and return what was kept."""
+        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
+        kept = Feedback(target=aim, key=key, score=score, label=label, comment=comment, author=author, source="human")
+        self.add_feedback([kept])
+        return kept
 
     def close(self) -> None:
         """Let go of the connections; every write was durable when it returned."""
         self._transport.close()
+
+    def _ask(self, call: Call, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        return ask(self._transport, call, args, given)

@@ -1,0 +1,191 @@
+"""A request of the API, read off a function's signature: which argument travels where, and what comes back.
+
+The function takes the store first: a verb of a Protocol, or a handler of the API. Its other arguments travel
+
+- in the path, if the path names them;
+- of a GET or DELETE in the query string: a record as JSON, a list by repeating the name, None by leaving it out (or by
+  an empty text, if the default is not None); a `Filter` and its `**conditions` as the conditions of a query string;
+- of a POST or PATCH in the body: a record, a list or a mapping that is the only argument is the body, others are fields
+  of it by name. `*records` is one record or a list of them, `**fields` are the changes that the returned record allows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from assay.collector._verbs._forms import REQUIRED, change_of, form
+from assay.collector.filters import Filter
+
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+Needs = Literal["open", "read", "write", "ingest", "admin"]
+Place = Literal["path", "query", "filter", "conditions", "field", "body"]
+PLACEHOLDER = re.compile(r"{(\w+)(?::path)?}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One argument as it travels: `kind` is its type there, `alias` its name in a query string."""
+
+    name: str
+    place: Place
+    kind: Any
+    default: Any
+    alias: str
+    many: bool = False  # *records: one of them or a list
+
+    @property
+    def record(self) -> Any:
+        """The type of the record that it is, None given apart; None if it is none."""
+        return next((kind for kind in kinds(self.kind) if is_dataclass(kind)), None)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a sequence of anything but characters."""
+        return get_origin(self.kind) is Sequence
+
+    @property
+    def empty_is_none(self) -> bool:
+        """Whether None has to be said, because leaving the argument out says something else."""
+        return self.default not in (None, REQUIRED) and NoneType in kinds(self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A request. `signature` is the function's without the store."""
+
+    function: Callable[..., Any]
+    signature: inspect.Signature
+    method: Method
+    path: str
+    tag: str
+    needs: Needs  # what a key must allow
+    says: str  # to readers of the API
+    sent: tuple[Sent, ...]
+    returns: Any  # the function's, None if it returns nothing
+    count: str  # the name under which a number, or whether there was one, is answered; "" if what is returned is
+    batch: int  # so many items in one request, of a list that is the only argument
+    patient: bool  # may take as long as it takes
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return self.function.__name__
+
+    @cached_property
+    def listed(self) -> Sent | None:
+        """The list that is the only argument, so that it can be sent in batches."""
+        return self.sent[0] if len(self.sent) == 1 and self.sent[0].is_list else None
+
+    @cached_property
+    def takes(self) -> Any:
+        """The type of the body; None if there is none."""
+        if whole := next((sent for sent in self.sent if sent.place == "body"), None):
+            return whole.kind
+        fields = [(sent.name, sent.kind, sent.default) for sent in self.sent if sent.place == "field"]
+        return form(self.name.title().replace("_", ""), fields) if fields else None
+
+    @cached_property
+    def answers(self) -> Any:
+        """The type of the answer: what is returned, or a count, or what was sent if nothing is returned."""
+        if self.count or (self.returns is None and self.listed):
+            return dict[str, int]
+        return self.takes if self.returns is None else self.returns
+
+
+def call_of(
+    function: Callable[..., Any],
+    request: str,
+    *,
+    tag: str,
+    needs: Needs | None = None,
+    says: str = "",
+    wire: Mapping[str, tuple[Any, Any]] | None = None,
+    alias: Mapping[str, str] | None = None,
+    count: str | None = None,
+    batch: int = 1,
+    patient: bool = False,
+) -> Call:
+    """The request of a function. `request` is a method and a path: `"GET /api/things/{name:path}"`.
+
+    `wire` is {argument: (type, default)} where they travel narrower or wider than they are called. If not said, a GET
+    needs a key that may read, others one that may write; a DELETE is answered with how many were deleted; and the
+    API's readers are told the first paragraph of the docstring, without what it raises.
+    """
+    method, path = cast(tuple[Method, str], request.split())
+    signature, hints = inspect.signature(function), get_type_hints(function)
+    parameters = list(signature.parameters.values())[1:]
+    travelling = [_travelling(parameter, hints, wire or {}) for parameter in parameters]
+    return Call(
+        function=function,
+        signature=signature.replace(parameters=parameters),
+        method=method,
+        path=path,
+        tag=tag,
+        needs=needs or ("read" if method == "GET" else "write"),
+        says=says or _said(function),
+        sent=_sent(travelling, method, path, alias or {}, hints["return"]),
+        returns=None if hints["return"] is NoneType else hints["return"],
+        count=("deleted" if method == "DELETE" else "") if count is None else count,
+        batch=batch,
+        patient=patient,
+    )
+
+
+def _said(function: Callable[..., Any]) -> str:
+    return inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].partition(" Raises ")[0]
+
+
+def kinds(kind: Any) -> tuple[Any, ...]:
+    """The types of a union; of any other type itself."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _travelling(
+    parameter: inspect.Parameter, hints: Mapping[str, Any], wire: Mapping[str, tuple[Any, Any]]
+) -> inspect.Parameter:
+    kind, default = wire.get(parameter.name, (hints[parameter.name], parameter.default))
+    return parameter.replace(annotation=kind, default=default)
+
+
+def _sent(
+    parameters: Sequence[inspect.Parameter], method: Method, path: str, alias: Mapping[str, str], returns: Any
+) -> tuple[Sent, ...]:
+    in_path = PLACEHOLDER.findall(path)
+    alone = len(parameters) - len(in_path) == 1
+    sent = []
+    for parameter in parameters:
+        place = "path" if parameter.name in in_path else _place(parameter, method, alone)
+        kind = _body(parameter, returns) if place == "body" else parameter.annotation
+        default = REQUIRED if parameter.default is parameter.empty else parameter.default
+        name = alias.get(parameter.name, parameter.name)
+        sent.append(Sent(parameter.name, place, kind, default, name, parameter.kind is parameter.VAR_POSITIONAL))
+    return tuple(sent)
+
+
+def _place(parameter: inspect.Parameter, method: Method, alone: bool) -> Place:
+    if method in ("GET", "DELETE"):
+        if parameter.kind in _SPREAD:
+            return "conditions"
+        return "filter" if Filter in kinds(parameter.annotation) else "query"
+    whole = parameter.kind in _SPREAD or not all(map(_is_scalar, kinds(parameter.annotation)))
+    return "body" if alone and whole else "field"
+
+
+def _is_scalar(kind: Any) -> bool:
+    return kind in (str, int, float, bool, NoneType) or get_origin(kind) is Literal
+
+
+def _body(parameter: inspect.Parameter, returns: Any) -> Any:
+    kind: Any = parameter.annotation
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return kind | list[kind]
+    return change_of(returns) if parameter.kind is parameter.VAR_KEYWORD else kind
+
+
+_SPREAD = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

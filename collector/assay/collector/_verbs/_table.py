@@ -1,0 +1,153 @@
+"""The table: one row per verb of the stores.
+
+Where two paths fit one address the row above answers, so that the longer one comes first. A name may hold slashes
+(`:path`). What the API has beside the verbs of the stores is in `assay.collector.api._routes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from assay.collector._verbs._forms import REQUIRED, change_of
+from assay.collector._verbs._verb import verb
+from assay.collector.records import DatasetKind, Example, Feedback
+from assay.collector.stores import ControlStore, TraceStore
+
+# Of one request: far below what the server takes, so that no batch is refused for its size alone
+BATCH, IDS = 1000, 500
+
+
+class Traces:
+    """The verbs of `TraceStore`, but for `feedback`, which is `add_feedback` of one, and `close`."""
+
+    append = verb(TraceStore.append, "POST /api/runs", tag="traces", batch=BATCH)
+    amend = verb(TraceStore.amend, "PATCH /api/runs/{trace_id}/{span_id}", tag="traces")
+    traces = verb(
+        TraceStore.traces,
+        "GET /api/traces",
+        tag="traces",
+        says="Traces that pass the conditions in the query string, latest first.",
+    )
+    delete = verb(
+        TraceStore.delete,
+        "DELETE /api/traces",
+        tag="traces",
+        patient=True,
+        says="Remove the traces that pass, with all that hangs on them. No conditions at all are refused.",
+    )
+    many = verb(TraceStore.many, "POST /api/traces/many", tag="traces", batch=IDS)
+    trace = verb(TraceStore.trace, "GET /api/traces/{trace_id}", tag="traces")
+    sessions = verb(TraceStore.sessions, "GET /api/sessions", tag="traces")
+    aggregate = verb(TraceStore.aggregate, "GET /api/aggregate", tag="traces")
+    values = verb(TraceStore.values, "GET /api/values/{field}", tag="traces")
+    count = verb(TraceStore.count, "GET /api/count", tag="traces")
+
+    feedbacks = verb(
+        TraceStore.feedbacks,
+        "GET /api/feedback",
+        tag="feedback",
+        says="Feedback on traces that pass, or on one target (a JSON object), newest first.",
+    )
+    add_feedback = verb(TraceStore.add_feedback, "POST /api/feedback", tag="feedback", batch=BATCH)
+    change_feedback = verb(
+        TraceStore.change_feedback,
+        "PATCH /api/feedback",
+        tag="feedback",
+        wire={"changes": (dict[str, change_of(Feedback)], REQUIRED)},  # type: ignore[misc]
+        says="Change fields of feedback by id; all or none. What it is about and whose it is cannot change.",
+    )
+    delete_feedback = verb(
+        TraceStore.delete_feedback, "DELETE /api/feedback", tag="feedback", alias={"ids": "id"}, batch=IDS, patient=True
+    )
+
+    prune = verb(TraceStore.prune, "POST /api/prune", tag="keeping", needs="admin", count="deleted", patient=True)
+    vacuum = verb(
+        TraceStore.vacuum, "POST /api/vacuum", tag="keeping", needs="admin", count="freed_bytes", patient=True
+    )
+
+
+class Control:
+    """The verbs of `ControlStore`, but for `close`."""
+
+    datasets = verb(ControlStore.datasets, "GET /api/datasets", tag="datasets")
+    versions = verb(ControlStore.versions, "GET /api/datasets/{name:path}/versions", tag="datasets")
+    examples = verb(ControlStore.examples, "GET /api/datasets/{dataset:path}/examples", tag="datasets")
+    save_examples = verb(
+        ControlStore.save_examples,
+        "POST /api/datasets/{dataset:path}/examples",
+        tag="datasets",
+        wire={"examples": (Sequence[Example], ()), "kind": (DatasetKind | None, None)},
+        says="Add, overwrite or remove examples. Makes the dataset if it is new, a new version if anything changed.",
+    )
+    dataset = verb(ControlStore.dataset, "GET /api/datasets/{name:path}", tag="datasets")
+    delete_dataset = verb(ControlStore.delete_dataset, "DELETE /api/datasets/{name:path}", tag="datasets")
+
+    experiments = verb(ControlStore.experiments, "GET /api/experiments", tag="experiments")
+    save_experiment = verb(
+        ControlStore.save_experiment,
+        "POST /api/experiments",
+        tag="experiments",
+        says="Create or overwrite, by id: one, or all of a list or none.",
+    )
+    experiment = verb(ControlStore.experiment, "GET /api/experiments/{id_or_name:path}", tag="experiments")
+    change_experiment = verb(ControlStore.change_experiment, "PATCH /api/experiments/{id:path}", tag="experiments")
+    delete_experiment = verb(ControlStore.delete_experiment, "DELETE /api/experiments/{id:path}", tag="experiments")
+
+    rules = verb(ControlStore.rules, "GET /api/rules", tag="monitor")
+    save_rule = verb(
+        ControlStore.save_rule,
+        "POST /api/rules",
+        tag="monitor",
+        says="Create or overwrite, by name: one, or all of a list or none; older versions stay readable.",
+    )
+    change_rule = verb(ControlStore.change_rule, "PATCH /api/rules/{name:path}", tag="monitor")
+    delete_rule = verb(ControlStore.delete_rule, "DELETE /api/rules/{name:path}", tag="monitor")
+    decisions = verb(ControlStore.decisions, "GET /api/decisions", tag="monitor")
+    save_decisions = verb(ControlStore.save_decisions, "POST /api/decisions", tag="monitor", batch=BATCH)
+    delete_decisions = verb(ControlStore.delete_decisions, "DELETE /api/decisions", tag="monitor")
+
+    acquire = verb(
+        ControlStore.acquire,
+        "POST /api/leases/acquire",
+        tag="monitor",
+        says="Take or renew a lease; null while another holder has it.",
+    )
+    release = verb(
+        ControlStore.release,
+        "POST /api/leases/release",
+        tag="monitor",
+        says="Give a lease back; false if this holder has it not.",
+    )
+    leases = verb(ControlStore.leases, "GET /api/leases", tag="monitor")
+    delete_lease = verb(ControlStore.delete_lease, "DELETE /api/leases/{name:path}", tag="monitor")
+    spend = verb(
+        ControlStore.spend,
+        "POST /api/budgets/spend",
+        tag="monitor",
+        says="Book an amount unless that passes the limit: the new total, or null and nothing booked.",
+    )
+    spent = verb(ControlStore.spent, "GET /api/budgets/spent", tag="monitor")
+    delete_budget = verb(ControlStore.delete_budget, "DELETE /api/budgets/{budget:path}", tag="monitor")
+
+    retention = verb(ControlStore.retention, "GET /api/retention", tag="keeping")
+    set_retention = verb(ControlStore.set_retention, "POST /api/retention", tag="keeping", needs="admin")
+
+    keys = verb(ControlStore.keys, "GET /api/keys", tag="keys")
+    save_key = verb(ControlStore.save_key, "POST /api/keys", tag="keys", needs="admin")
+    delete_key = verb(ControlStore.delete_key, "DELETE /api/keys/{id}", tag="keys", needs="admin")
+
+    queues = verb(ControlStore.queues, "GET /api/queues", tag="queues")
+    enqueue = verb(ControlStore.enqueue, "POST /api/queues", tag="queues", batch=BATCH)
+    resolve = verb(
+        ControlStore.resolve,
+        "PATCH /api/queues/items/{item_id}",
+        tag="queues",
+        wire={"status": (Literal["waiting", "done", "skipped"], REQUIRED)},
+    )
+    queue = verb(
+        ControlStore.queue,
+        "GET /api/queues/{name:path}",
+        tag="queues",
+        says="Items of a queue, oldest first; `status=` (empty) for all of them.",
+    )

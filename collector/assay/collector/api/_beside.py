@@ -1,0 +1,56 @@
+"""What the API does beside the stores' verbs, and where it does more than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from assay.collector.errors import NotFound
+from assay.collector.filters import Filter
+from assay.collector.intake import check_ids
+from assay.collector.records import JSON, Dataset, DatasetKind, Feedback, Run
+from assay.collector.stores import ControlStore, TraceStore
+
+
+class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
+    """What is said of a dataset beside its examples."""
+
+    kind: DatasetKind | None = None
+    schema: dict[str, JSON] | None = None
+    description: str | None = None
+    metadata: dict[str, JSON] | None = None
+
+
+def append(store: TraceStore, runs: Sequence[Run]) -> None:
+    """Keep runs; answered when they are durable."""
+    for run in runs:
+        check_ids(run.trace_id, run.span_id, run.parent_id or "")
+    store.append(runs)
+
+
+def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
+    """Keep feedback; answered with the ids when it is durable. The same id overwrites."""
+    store.add_feedback(feedback)
+    return [one.id for one in feedback]
+
+
+def delete_trace(store: TraceStore, trace_id: str) -> int:
+    """Remove one trace. Raises `NotFound`."""
+    deleted = store.delete(Filter(trace_ids=(trace_id,)))
+    if not deleted:
+        raise NotFound(f"there is no trace {trace_id!r}")
+    return deleted
+
+
+def delete_experiment(store: ControlStore, id: str) -> bool:
+    """Remove an experiment with its traces and feedback. Raises `NotFound`."""
+    if not store.delete_experiment(id):
+        raise NotFound(f"there is no experiment {id!r}")
+    return True
+
+
+def describe_dataset(store: ControlStore, name: str, change: DatasetChange) -> Dataset:
+    """Say something else of a dataset; makes a new version if anything changed. Raises `NotFound`."""
+    store.dataset(name)  # no dataset comes of a mistyped name
+    return store.save_examples(name, [], **msgspec.structs.asdict(change))

@@ -1,0 +1,100 @@
+"""A request of the table as FastAPI serves it: arguments in from path, query string and body, records out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
+from operator import or_
+from typing import Annotated, Any
+
+from fastapi import Query, Request, Response
+
+from assay.collector import _wire
+from assay.collector._access import store_of
+from assay.collector._verbs import REQUIRED, Call, Change, Sent, given, kinds
+from assay.collector.api._http import Body, Limit, Number, conditions, reply
+
+
+class Endpoint:
+    """Answers one request of the table. `run` takes the store first; without it the store's own verb is called."""
+
+    def __init__(self, call: Call, run: Callable[..., Any] | None = None) -> None:
+        self.call, self.run, self.takes = call, run, call.takes
+        self.__signature__ = inspect.Signature(list(_parameters(call)), return_annotation=Response)  # FastAPI reads it
+
+    def __call__(self, request: Request, **sent: Any) -> Response:
+        """Do what is asked with the store that this request may see. Raises `StoreError`; `ValueError` for bad JSON."""
+        body = None if self.takes is None else _wire.decode(self.takes, sent["body"])
+        values = {argument.name: _value(argument, request, sent, body) for argument in self.call.sent}
+        bound = inspect.BoundArguments(self.call.signature, values)
+        store = store_of(request)
+        run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
+        return reply(self._answer(run(*bound.args, **bound.kwargs), body))
+
+    def _answer(self, value: Any, body: Any) -> Any:
+        if self.call.count:
+            return {self.call.count: int(value)}
+        if self.call.returns is not None:
+            return value
+        return {"stored": len(body)} if self.call.listed else body
+
+
+def _value(argument: Sent, request: Request, sent: Mapping[str, Any], body: Any) -> Any:
+    match argument.place:
+        case "filter":
+            return conditions(request)
+        case "conditions":
+            return {}
+        case "field":
+            return getattr(body, argument.name)
+        case "body":
+            return _from_body(argument, body)
+        case "query":
+            return _from_query(argument, sent[argument.alias])
+        case "path":
+            return sent[argument.name]
+
+
+def _from_body(argument: Sent, body: Any) -> Any:
+    if argument.many:
+        return body if isinstance(body, list) else [body]
+    if isinstance(body, dict):
+        return {name: _from_change(value) for name, value in body.items()}
+    return _from_change(body)
+
+
+def _from_change(body: Any) -> Any:
+    return given(body) if isinstance(body, Change) else body
+
+
+def _from_query(argument: Sent, value: Any) -> Any:
+    if value == "" and argument.empty_is_none:
+        return None
+    return _wire.decode(argument.record, value.encode()) if value is not None and argument.record else value
+
+
+def _parameters(call: Call) -> Iterator[inspect.Parameter]:
+    yield _parameter("request", Request)
+    for argument in call.sent:
+        if argument.place == "path":
+            yield _parameter(argument.name, str)
+        elif argument.place == "query":
+            yield _parameter(argument.alias, _annotation(argument), argument.default)
+    if call.takes is not None:
+        yield _parameter("body", Body)
+
+
+def _parameter(name: str, kind: Any, default: Any = REQUIRED) -> inspect.Parameter:
+    empty = inspect.Parameter.empty if default is REQUIRED else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=empty)
+
+
+def _annotation(argument: Sent) -> Any:
+    """What FastAPI checks: a list is a name repeated, a record the text of its JSON; integers are what tables hold."""
+    if argument.is_list:
+        return Annotated[list[str], Query()]
+    if argument.record:
+        return str | None
+    integer = Limit if argument.name == "limit" else Number
+    return reduce(or_, (integer if kind is int else kind for kind in kinds(argument.kind)))

@@ -1,0 +1,78 @@
+"""The table of routes: which request is answered by what, and what a key must allow that sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+
+from assay.collector._verbs import Call, Control, Needs, Traces, call_of, calls
+from assay.collector.api import _beside, _health
+from assay.collector.api._endpoint import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One route. `takes` and `answers` are the types of its bodies for OpenAPI, None where there is no JSON."""
+
+    method: str
+    path: str
+    needs: Needs
+    handler: Callable[..., Any]  # as FastAPI calls it
+    name: str
+    tag: str
+    says: str
+    takes: Any = None
+    answers: Any = None
+
+
+def row(call: Call, run: Callable[..., Any] | None = None) -> Row:
+    """The route of a verb of the store; or of `run`, a function whose first argument is the store."""
+    handler = Endpoint(call, run)
+    return Row(call.method, call.path, call.needs, handler, call.name, call.tag, call.says, call.takes, call.answers)
+
+
+def verbs(table: type) -> Iterator[Row]:
+    """The routes of a table's verbs. Where the API does more than the store, the `INSTEAD` of the verb answers."""
+    for verb in calls(table):
+        if run := INSTEAD.get(verb.name):
+            more = call_of(run, f"{verb.method} {verb.path}", tag=verb.tag, needs=verb.needs, count=verb.count)
+            yield row(more, run)
+        else:
+            yield row(verb)
+
+
+def beside(run: Callable[..., Any], request: str, tag: str) -> Row:
+    """The route of what is no verb of the store."""
+    return row(call_of(run, request, tag=tag), run)
+
+
+def health(path: str, needs: Needs, handler: Callable[..., Any], answers: Any = None) -> Row:
+    """The route of what needs no record."""
+    return Row("GET", path, needs, handler, handler.__name__, "health", handler.__doc__ or "", answers=answers)
+
+
+INSTEAD: dict[str, Callable[..., Any]] = {
+    "append": _beside.append,
+    "add_feedback": _beside.add_feedback,
+    "delete_experiment": _beside.delete_experiment,
+}
+ROUTES = (
+    health("/healthz", "open", _health.healthz, dict[str, str | int | None]),
+    health("/readyz", "open", _health.readyz, dict[str, bool]),
+    health("/metrics", "read", _health.metrics),
+    *verbs(Traces),
+    beside(_beside.delete_trace, "DELETE /api/traces/{trace_id}", "traces"),
+    *verbs(Control),
+    beside(_beside.describe_dataset, "PATCH /api/datasets/{name:path}", "datasets"),
+)
+
+
+def install(app: FastAPI, routes: Iterable[Row]) -> None:
+    """Have an application answer these requests."""
+    for row in routes:
+        app.add_api_route(
+            row.path, row.handler, methods=[row.method], name=row.name, tags=[row.tag], description=row.says
+        )

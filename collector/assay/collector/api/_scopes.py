@@ -1,0 +1,42 @@
+"""What a key must allow for a request: asked of the table of routes, in its order, as the router does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from re import Pattern
+
+from starlette.routing import compile_path
+
+READING = ("GET", "HEAD", "OPTIONS")
+# What a key's scope opens. A key that may write may do all that is not reading, until keys can be made for less
+OPENS: dict[str, frozenset[str]] = {
+    "read": frozenset(("read",)),
+    "write": frozenset(("write", "ingest", "admin")),
+    "ingest": frozenset(("ingest",)),
+    "admin": frozenset(("admin",)),
+}
+
+
+class Scopes:
+    """What requests need, from rows of (method, path, what it needs)."""
+
+    def __init__(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        self.rows = tuple(rows)
+        self.open = frozenset(path for _, path, needs in self.rows if needs == "open")
+        self._patterns: dict[str, list[tuple[Pattern[str], str]]] = {}
+        for method, path, needs in self.rows:
+            self._patterns.setdefault(method, []).append((compile_path(path)[0], needs))
+        self.needed = lru_cache(4096)(self._needed)
+
+    def _needed(self, method: str, path: str) -> str:
+        """What a request needs. One that no route answers needs what others of its method do."""
+        for pattern, needs in self._patterns.get("GET" if method == "HEAD" else method, ()):
+            if pattern.match(path):
+                return needs
+        return "read" if method in READING else "write"
+
+
+def may(scopes: Iterable[str], needed: str) -> bool:
+    """Whether a key of these scopes may send a request that needs this."""
+    return any(needed in OPENS.get(scope, ()) for scope in scopes)

@@ -1,0 +1,378 @@
+"""Who may do what, and what the guard does while the store does not say which keys there are."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.routing import BaseRoute
+
+from assay.collector.api import SCOPES, Keys, create_app
+from assay.collector.api._keys import Ages
+from assay.collector.api._scopes import may
+from assay.collector.errors import Refused, Unavailable
+from assay.collector.records import Key
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.otlp import PROTOBUF, request, span
+
+SECRET = "secret"
+ALWAYS = Ages(fresh=0, patience=10, grace=60, pause=0)  # every request waits for a reading of its own
+
+
+def sha256(secret: str = SECRET) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def key(secret: str = SECRET, **fields: object) -> Key:
+    return Key(id=secret, name=secret, sha256=sha256(secret), **fields)  # type: ignore[arg-type]
+
+
+class Held(SQLiteStore):
+    """A store that does not say its keys while it is held, or when it is broken."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked, self.go, self.readings, self.broken = threading.Event(), threading.Event(), 0, False
+        self.go.set()
+
+    def keys(self) -> list[Key]:
+        self.readings += 1
+        self.asked.set()
+        assert self.go.wait(30)
+        if self.broken:
+            raise Unavailable("broken")
+        return super().keys()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.asked.clear()
+        self.go.clear()
+        try:
+            yield
+        finally:
+            self.go.set()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Held]:
+    with Held(tmp_path / "assay.db") as made:
+        made.save_key(key())
+        yield made
+
+
+def scopes(keys: Keys, secret: str = SECRET) -> tuple[str, ...] | None:
+    return asyncio.run(keys.scopes(sha256(secret)))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def opened(keys: Keys) -> bool:
+    with suppress(Unavailable):
+        return bool(scopes(keys))
+    return False
+
+
+# While the store is busy
+
+
+def test_a_store_that_does_not_say_its_keys_holds_up_nobody_else(store: Held) -> None:
+    with (
+        Server(store, host="0.0.0.0", api_key="master") as server,
+        httpx.Client(base_url=server.url, timeout=5) as client,
+    ):
+        answers: list[int] = []
+
+        def keyed() -> None:
+            answers.append(httpx.get(f"{server.url}/api/count", headers=bearer(SECRET), timeout=30).status_code)
+
+        with store.held():
+            waiting = threading.Thread(target=keyed)
+            waiting.start()
+            assert store.asked.wait(10)
+            headers = bearer("master") | {"content-type": PROTOBUF}
+            assert client.get("/healthz").status_code == 200
+            assert client.post("/v1/traces", content=request(span()), headers=headers).status_code == 200
+            assert answers == []
+        waiting.join()
+    assert answers == [200]
+
+
+def test_the_first_request_waits_for_the_keys_in_a_thread(store: Held) -> None:
+    with store.held():
+        threading.Timer(0.05, store.go.set).start()
+        assert scopes(Keys(store)) == ("read", "write")
+
+
+def test_keys_that_never_came_open_nothing(store: Held) -> None:
+    keys = Keys(store, Ages(fresh=0, grace=0.05))
+    with store.held(), pytest.raises(Unavailable, match="the store does not answer"):
+        scopes(keys)
+
+
+def test_a_failing_store_is_named(store: Held) -> None:
+    store.broken = True
+    with pytest.raises(Unavailable, match=r"the API keys cannot be read now: the store failed with .*broken"):
+        scopes(Keys(store))
+
+
+def test_the_last_keys_hold_while_the_store_does_not_answer(store: Held) -> None:
+    keys = Keys(store, Ages(fresh=0, patience=0.05, grace=60, pause=0))
+    assert scopes(keys)
+    with store.held():
+        assert scopes(keys) == ("read", "write")
+        assert scopes(keys, "other") is None
+
+
+def test_a_reading_that_takes_long_is_waited_for_once(store: Held) -> None:
+    keys = Keys(store, Ages(fresh=0, patience=0.3, grace=60, pause=0))
+    assert scopes(keys)
+    with store.held():
+        scopes(keys)
+        start = time.monotonic()
+        for _ in range(10):
+            assert scopes(keys)
+        assert time.monotonic() - start < 0.3
+
+
+def test_the_last_keys_do_not_hold_for_ever(store: Held) -> None:
+    keys = Keys(store, Ages(fresh=0.1, patience=0.05, grace=0.1, pause=0))
+    assert scopes(keys)
+    with store.held():
+        start = time.monotonic()
+        with pytest.raises(Unavailable):
+            until(lambda: scopes(keys) is None)
+        assert 0.1 < time.monotonic() - start < 5
+    until(lambda: opened(keys))
+
+
+def test_an_expired_key_opens_nothing_though_the_store_does_not_answer(store: Held) -> None:
+    store.save_key(key("brief", expires_ns=time.time_ns() + 200_000_000))
+    keys = Keys(store, Ages(fresh=0, patience=0.01, grace=60, pause=0))
+    assert scopes(keys, "brief")
+    with store.held():
+        until(lambda: scopes(keys, "brief") is None)
+        assert scopes(keys)
+
+
+def test_requests_are_answered_later_while_there_are_no_keys(store: Held) -> None:
+    store.broken = True
+    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url) as client:
+        answer = client.get("/api/count", headers=bearer(SECRET))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (answer.json()["error"], answer.json()["code"]) == ("Unavailable", 14)
+        assert client.get("/healthz").status_code == 200
+
+
+# How keys are read
+
+
+def test_keys_are_read_once_for_many_requests(store: Held) -> None:
+    async def many(keys: Keys) -> list[tuple[str, ...] | None]:
+        return await asyncio.gather(*(keys.scopes(sha256()) for _ in range(20)))
+
+    assert asyncio.run(many(Keys(store))) == [("read", "write")] * 20
+    assert store.readings == 1
+
+
+def test_keys_are_remembered(store: Held) -> None:
+    keys = Keys(store)
+    for _ in range(3):
+        assert scopes(keys)
+    assert store.readings == 1
+
+
+def test_keys_are_read_anew_before_they_are_too_old(store: Held) -> None:
+    keys, start = Keys(store, Ages(fresh=1, patience=30, pause=0)), time.monotonic()
+    assert scopes(keys)
+    with store.held():
+        until(lambda: bool(scopes(keys)) and store.asked.is_set())
+        assert 0.5 <= time.monotonic() - start < 1  # nobody waited for it
+
+
+def test_a_store_that_fails_is_not_asked_for_every_request(store: Held) -> None:
+    store.broken = True
+    keys = Keys(store, Ages(pause=60))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            scopes(keys)
+    assert store.readings == 1
+
+
+def test_a_revoked_key_opens_nothing_once_keys_are_read_anew(store: Held) -> None:
+    keys = Keys(store, ALWAYS)
+    assert scopes(keys)
+    store.delete_key(SECRET)
+    assert scopes(keys) is None
+
+
+def test_a_key_that_was_made_meanwhile_opens_once_keys_are_read_anew(store: Held) -> None:
+    keys = Keys(store, ALWAYS)
+    assert scopes(keys, "new") is None
+    store.save_key(key("new", scopes=("read",)))
+    assert scopes(keys, "new") == ("read",)
+
+
+def test_a_key_of_one_project_hides_none_of_the_same_secret(store: Held) -> None:
+    store.save_key(Key(id="bound", name="bound", sha256=sha256(), project="p", created_ns=0))
+    assert scopes(Keys(store)) == ("read", "write")
+
+
+def test_closing_waits_for_the_reading_under_way(store: Held) -> None:
+    keys = Keys(store, Ages(grace=0))
+    keys.close()  # nothing was asked yet
+    with store.held():
+        with pytest.raises(Unavailable):
+            scopes(keys)
+        threading.Timer(0.1, store.go.set).start()
+        keys.close()
+        assert store.go.is_set()
+
+
+def test_closing_does_not_wait_for_ever(store: Held) -> None:
+    keys = Keys(store, Ages(fresh=0.05, grace=0))
+    with store.held():
+        with pytest.raises(Unavailable):
+            scopes(keys)
+        keys.close()
+        assert not store.go.is_set()
+
+
+# What a key opens
+
+
+def flat(routes: list[BaseRoute]) -> Iterator[BaseRoute]:
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is None:
+            yield route
+        else:
+            yield from flat(inner.routes)
+
+
+def test_every_route_says_what_it_needs(store: Held) -> None:
+    told = {(method, path) for method, path, _ in SCOPES.rows}
+    routes = list(flat(create_app(store).routes))
+    asked = {(method, route.path) for route in routes for method in route.methods or ("POST",)}  # type: ignore[attr-defined]
+    assert {(method, path) for method, path in asked if method != "HEAD"} == told
+    assert {needs for _, _, needs in SCOPES.rows} == {"open", "read", "write", "ingest", "admin"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", "/api/traces", "read"),
+        ("HEAD", "/", "read"),
+        ("GET", "/datasets/team/parcels", "read"),
+        ("DELETE", "/api/traces/" + "a" * 32, "write"),
+        ("POST", "/api/traces/many", "write"),
+        ("POST", "/traces/" + "a" * 32 + "/feedback", "write"),
+        ("POST", "/v1/traces", "ingest"),
+        ("POST", "/v1/logs", "ingest"),
+        ("GET", "/v1/traces", "read"),
+        ("POST", "/v1/traces/more", "write"),
+        ("GET", "/api/keys", "read"),
+        ("POST", "/api/keys", "admin"),
+        ("DELETE", "/api/keys/k", "admin"),
+        ("POST", "/api/vacuum", "admin"),
+        ("GET", "/healthz", "open"),
+        ("GET", "/readyz", "open"),
+        ("GET", "/metrics", "read"),
+        ("GET", "/nothing", "read"),
+        ("OPTIONS", "/api/traces", "read"),
+        ("PUT", "/api/traces", "write"),
+    ],
+)
+def test_what_a_request_needs(method: str, path: str, needed: str) -> None:
+    assert SCOPES.needed(method, path) == needed
+
+
+@pytest.mark.parametrize(
+    ("scope", "opens"),
+    [
+        ("read", {"read"}),
+        ("write", {"write", "ingest", "admin"}),
+        ("ingest", {"ingest"}),
+        ("admin", {"admin"}),
+        ("odd", set()),
+    ],
+)
+def test_what_a_scope_opens(scope: str, opens: set[str]) -> None:
+    assert {needed for needed in ("read", "write", "ingest", "admin") if may([scope], needed)} == opens
+
+
+def test_of_several_scopes_each_opens() -> None:
+    assert may(("ingest", "read"), "read")
+    assert not may(("ingest", "read"), "write")
+    assert not may((), "read")
+
+
+def test_keys_open_what_their_scopes_say(store: Held) -> None:
+    for scope in ("read", "write", "ingest"):
+        store.save_key(key(scope, scopes=(scope,)))
+    asked = (
+        ("GET", "/api/count"),
+        ("POST", "/api/feedback"),
+        ("POST", "/v1/traces"),
+        ("GET", "/"),
+        ("POST", "/api/vacuum"),
+    )
+    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url) as client:
+
+        def statuses(scope: str) -> list[int]:
+            headers = bearer(scope) | {"content-type": "application/json"}
+            content = b"[]"
+            return [client.request(*one, headers=headers, content=content).status_code for one in asked]
+
+        assert statuses("read") == [200, 403, 403, 200, 403]
+        assert statuses("write") == [403, 200, 400, 403, 200]
+        assert statuses("ingest") == [403, 403, 400, 403, 403]
+        refused = client.post("/api/vacuum", headers=bearer("read")).json()
+        assert (refused["message"], refused["code"]) == ("the API key may not administer", 7)
+
+
+def test_the_variables_key_opens_everything_and_no_other_does(store: Held) -> None:
+    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url) as client:
+        assert client.post("/api/vacuum", headers=bearer("master")).status_code == 200
+        assert client.post("/api/vacuum", headers=bearer("masters")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Basic !"},
+        {"authorization": "Basic /w=="},
+        {"authorization": "Digest master"},
+        {"authorization": "Bearer"},
+    ],
+)
+def test_what_is_no_key_is_refused(store: Held, headers: dict[str, str]) -> None:
+    with Server(store, host="0.0.0.0", api_key="master") as server:
+        answer = httpx.get(f"{server.url}/api/count", headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (401, 16)
+    assert answer.headers["www-authenticate"].startswith("Basic")
+
+
+def test_a_server_without_a_key_of_its_own_asks_the_store(store: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    with Server(store, host="0.0.0.0") as server:
+        assert httpx.get(f"{server.url}/api/count", headers=bearer(SECRET)).status_code == 200
+    store.delete_key(SECRET)
+    with pytest.raises(Refused, match="set ASSAY_API_KEY"):
+        Server(store, host="0.0.0.0")
