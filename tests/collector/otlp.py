@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -58,6 +60,22 @@ def request(*spans: Span) -> bytes:
     whole = ExportTraceServiceRequest()
     whole.resource_spans.add().scope_spans.add().spans.extend(spans)
     return whole.SerializeToString()
+
+
+def log_record(trace_id: str, span_id: str, **fields: Any) -> LogRecord:
+    return LogRecord(trace_id=bytes.fromhex(trace_id), span_id=bytes.fromhex(span_id), time_unix_nano=5, **fields)
+
+
+def logs_request(*records: LogRecord) -> bytes:
+    whole = ExportLogsServiceRequest()
+    whole.resource_logs.add().scope_logs.add().log_records.extend(records)
+    return whole.SerializeToString()
+
+
+def rejected_logs(body: bytes) -> tuple[int, str]:
+    """How many log records a protobuf answer says were refused, and why."""
+    partial = ExportLogsServiceResponse.FromString(body).partial_success
+    return partial.rejected_log_records, partial.error_message
 
 
 def json_span(name: str = "s", **fields: Any) -> dict[str, Any]:

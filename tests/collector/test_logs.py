@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from assay.collector.dialects import RawFeedback, read_feedback
+from assay.collector.dialects import RawLog, read_feedback
 from assay.collector.records import Feedback, Target
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def read(**attributes: Any) -> Feedback:
     named = {name.replace("__", "."): value for name, value in attributes.items()}
-    return read_feedback(RawFeedback(ROOT.trace_id, ROOT.span_id, 7, {"gen_ai.evaluation.name": "k"} | named))
+    return read_feedback(RawLog(ROOT.trace_id, ROOT.span_id, 7, {"gen_ai.evaluation.name": "k"} | named))
 
 
 def score(value: Any, **others: Any) -> Feedback:

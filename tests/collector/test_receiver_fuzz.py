@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from assay.collector.dialects import RawSpan, read
 from assay.collector.intake import _logs, _traces
 from assay.collector.intake._decode import Codec, decode
-from assay.collector.intake._errors import RequestRefused
+from assay.collector.intake._errors import Permanent
 from assay.collector.intake._limits import Limits
 from assay.collector.records import Event
 from assay.collector.server import Server
@@ -61,12 +61,19 @@ plain = st.recursive(
 attributes = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=10), plain, max_size=8)
 
 
+def strict(dialect: str, error: Exception) -> None:
+    raise error
+
+
 def outcome(codec: Codec[Any], body: bytes) -> Any:
-    """What is kept, or how the whole is refused. Any other exception is a fault."""
+    """What is kept, None if the whole is refused. Any other exception is a fault, and so is one that was caught."""
     try:
-        return decode(codec, body, LIMITS)
-    except RequestRefused as refused:
-        return None if refused.status in (400, 413) else refused
+        decoded = decode(codec, body, LIMITS)
+    except Permanent:
+        return None
+    assert not decoded.faults
+    assert "internal" not in decoded.refused_by_reason
+    return decoded
 
 
 @given(st.binary(max_size=200))
@@ -118,7 +125,7 @@ def test_any_attributes_are_read_and_none_is_lost(given_: dict, resource: dict, 
         resource=resource,
         events=(event,),
     )
-    run = read(raw)
+    run = read(raw, strict)
     taken = (
         run.inputs,
         run.outputs,
@@ -149,15 +156,16 @@ FUZZ = """
 import sys, atheris
 from assay.collector.intake import _logs, _traces
 from assay.collector.intake._decode import decode
-from assay.collector.intake._errors import RequestRefused
+from assay.collector.intake._errors import Permanent
 from assay.collector.intake._limits import Limits
 
 def one(data):
     for codec in (_traces.PROTOBUF, _traces.JSON_, _logs.PROTOBUF, _logs.JSON_):
         try:
-            decode(codec, data, Limits())
-        except RequestRefused:
-            pass
+            decoded = decode(codec, data, Limits())
+        except Permanent:
+            continue
+        assert not decoded.faults and "internal" not in decoded.refused_by_reason, decoded.refused
 
 atheris.Setup(sys.argv, one)
 atheris.Fuzz()

@@ -45,6 +45,7 @@ class Server:
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
+        self._receiver = app.state.receiver
         self._server = _Uvicorn(_config(Guard(past_framework(app), store=store, locked=locked, api_key=secret)))
         self._thread: threading.Thread | None = None
 
@@ -80,6 +81,7 @@ class Server:
         finally:
             self._server.told()
             announce(None)
+            self._receiver.close()
             self._socket.close()
 
 

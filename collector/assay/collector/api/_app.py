@@ -34,6 +34,7 @@ def create_app(
     )
     app.state.store = store
     receiver = Receiver(store, metrics, limits)
+    app.state.receiver = receiver  # to be closed by whoever serves the application
     app.state.otlp = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     routers = (
