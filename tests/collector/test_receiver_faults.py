@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,7 @@ from assay.collector.intake._traces import TRACES
 from assay.collector.records import Run
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
-from collector.otlp import (
-    PROTOBUF,
-    attribute,
-    log_record,
-    logs_request,
-    rejected,
-    rejected_logs,
-    request,
-    span,
-)
+from collector.otlp import altered, attribute, log_record, logs_request, post, rejected, rejected_logs, request, span
 
 ROOT = run()
 
@@ -49,10 +39,6 @@ def fails(*args: Any) -> Any:
     raise KeyError("ours")
 
 
-def with_codec(signal: Signal[Any], **functions: Callable[..., Any]) -> Signal[Any]:
-    return replace(signal, protobuf=replace(signal.protobuf, **functions))
-
-
 @dataclass
 class Outcome:
     answer: httpx.Response
@@ -60,25 +46,20 @@ class Outcome:
     numbers: list[str]  # of /metrics
 
 
-def post(path: Path, signal: Signal[Any], body: bytes, *runs: Run) -> Outcome:
+def outcome(path: Path, signal: Signal[Any], body: bytes, *runs: Run) -> Outcome:
     """What becomes of one request to a real store that holds some runs."""
     metrics = Metrics()
     with SQLiteStore(path / "a.db") as store:
         store.append(runs)
         receiver = Receiver(store, metrics)
-        answer = asyncio.run(_answer(Route(receiver, signal), body))
+        answer = post(Route(receiver, signal), body)
         receiver.close()
         return Outcome(answer, store.count(), metrics.text().splitlines())
 
 
-async def _answer(app: Any, body: bytes) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://assay") as client:
-        return await client.post("/", content=body, headers={"content-type": PROTOBUF})
-
-
 def test_a_dialect_that_fails_loses_no_span(tmp_path):
-    signal = with_codec(TRACES, read=partial(read, dialects=[*DIALECTS, vendor]))
-    found = post(tmp_path, signal, request(span(), span(attributes=[attribute("vendor.list", "s")])))
+    signal = altered(TRACES, read=partial(read, dialects=[*DIALECTS, vendor]))
+    found = outcome(tmp_path, signal, request(span(), span(attributes=[attribute("vendor.list", "s")])))
     assert (found.answer.status_code, found.answer.content, found.stored["spans"]) == (200, b"", 2)
     assert 'assay_dialect_errors_total{dialect="vendor"} 1' in found.numbers
 
@@ -87,7 +68,7 @@ def test_a_span_on_which_we_fail_is_told_and_its_neighbours_are_kept(tmp_path):
     def raw_span(item: Span, *args: Any) -> RawSpan:
         return fails() if item.name == "bad" else _protobuf.raw_span(item, *args)
 
-    found = post(tmp_path, with_codec(TRACES, raw=raw_span), request(span("bad"), span(), span("bad")))
+    found = outcome(tmp_path, altered(TRACES, raw=raw_span), request(span("bad"), span(), span("bad")))
     assert rejected(found.answer.content) == (2, "2 × the collector failed: KeyError('ours')")
     assert (found.answer.status_code, found.stored["spans"]) == (200, 1)
     assert 'assay_refused_total{signal="traces",reason="internal"} 2' in found.numbers
@@ -99,23 +80,23 @@ def test_a_resource_on_which_we_fail_costs_its_own_spans(tmp_path):
 
     bad = ExportTraceServiceRequest.FromString(request(span(), span()))
     bad.resource_spans[0].resource.attributes.append(attribute("a", "b"))
-    found = post(tmp_path, with_codec(TRACES, resource=resource), bad.SerializeToString() + request(span()))
+    found = outcome(tmp_path, altered(TRACES, resource=resource), bad.SerializeToString() + request(span()))
     assert rejected(found.answer.content) == (2, "2 × resource: the collector failed: KeyError('ours')")
     assert found.stored["spans"] == 1
 
 
 def test_a_request_on_which_we_fail_as_a_whole_is_not_to_be_sent_again(tmp_path):
-    found = post(tmp_path, with_codec(TRACES, parse=fails), request(span()))
+    found = outcome(tmp_path, altered(TRACES, parse=fails), request(span()))
     assert (found.answer.status_code, found.answer.headers.get("retry-after")) == (500, None)
     assert Status.FromString(found.answer.content).code == 13
     assert 'assay_requests_refused_total{signal="traces",reason="decoding"} 1' in found.numbers
 
 
 def test_a_reader_of_log_records_that_fails_leaves_them_to_the_others(tmp_path):
-    signal = with_codec(LOGS, read=partial(read_item, dialects=[fails, *LOG_DIALECTS]))
+    signal = altered(LOGS, read=partial(read_item, dialects=[fails, *LOG_DIALECTS]))
     score = [attribute("gen_ai.evaluation.name", "k"), attribute("gen_ai.evaluation.score.label", "good")]
     good = log_record(ROOT.trace_id, ROOT.span_id, event_name="gen_ai.evaluation.result", attributes=score)
-    found = post(tmp_path, signal, logs_request(good, log_record(ROOT.trace_id, ROOT.span_id)), ROOT)
+    found = outcome(tmp_path, signal, logs_request(good, log_record(ROOT.trace_id, ROOT.span_id)), ROOT)
     assert rejected_logs(found.answer.content) == (1, "1 × the collector failed: KeyError('ours')")
     assert found.stored["feedbacks"] == 1
     assert 'assay_dialect_errors_total{dialect="fails"} 2' in found.numbers
@@ -124,6 +105,6 @@ def test_a_reader_of_log_records_that_fails_leaves_them_to_the_others(tmp_path):
 def test_a_store_that_fails_is_to_be_asked_again(tmp_path):
     with SQLiteStore(tmp_path / "a.db") as store:
         receiver = Receiver(store)
-    answer = asyncio.run(_answer(receiver.traces, request(span())))
+    answer = post(receiver.traces, request(span()))
     assert (answer.status_code, Status.FromString(answer.content).code) == (503, 14)
     assert int(answer.headers["retry-after"]) >= 1

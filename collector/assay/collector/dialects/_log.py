@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from assay.collector.dialects._draft import Fields
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluation
 from assay.collector.dialects._raw import RawLog
@@ -19,7 +18,7 @@ class Amendment:
 
     trace_id: str
     span_id: str
-    fields: Fields
+    fields: Mapping[str, Any]  # those of `Fields`, as records or as JSON
 
 
 # Gives None for a record that is not its own; raises `ValueError`, which the sender is told, for one that is but makes

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from assay.collector.dialects import Amendment
+from assay.collector.errors import Refused
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._signal import Request
@@ -55,12 +56,14 @@ class StoreKeeper:
         feedback = [item for item in items if isinstance(item, Feedback)]
         if feedback:
             self._store.add_feedback(feedback)
-        return [
-            ItemRefused("no_span", f"span {item.span_id!r} of trace {item.trace_id!r} is not here to take this content")
-            for item in items
-            if isinstance(item, Amendment) and not self._amend(item)
-        ]
+        refusals = (self._amend(item) for item in items if isinstance(item, Amendment))
+        return [refusal for refusal in refusals if refusal]
 
-    def _amend(self, amendment: Amendment) -> bool:
-        amend = getattr(self._store, "amend")  # noqa: B009
-        return bool(amend(amendment.trace_id, amendment.span_id, amendment.fields))
+    def _amend(self, content: Amendment) -> ItemRefused | None:
+        store: Any = self._store
+        try:
+            if store.amend(content.trace_id, content.span_id, content.fields):
+                return None
+        except Refused as error:
+            return ItemRefused("refused", str(error))
+        return ItemRefused("no_span", f"span {content.span_id!r} of trace {content.trace_id!r} is not here")
