@@ -1,4 +1,4 @@
-"""Keep: records, OTLP receiver, dialects, stores, statistics, API, client, pages."""
+"""Keep: records, OTLP intake, dialects, stores, statistics, API, client, pages."""
 
 from assay.collector._aio import AsyncStore, aio
 from assay.collector._connect import connect, describe
