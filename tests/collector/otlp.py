@@ -1,16 +1,24 @@
-"""OTLP requests for tests, and a server to send them to."""
+"""OTLP requests for tests, and what answers them without a server."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import httpx
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from assay.collector.intake._signal import Signal
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _numbers = itertools.count(1)
@@ -60,6 +68,22 @@ def request(*spans: Span) -> bytes:
     return whole.SerializeToString()
 
 
+def log_record(trace_id: str, span_id: str, **fields: Any) -> LogRecord:
+    return LogRecord(trace_id=bytes.fromhex(trace_id), span_id=bytes.fromhex(span_id), time_unix_nano=5, **fields)
+
+
+def logs_request(*records: LogRecord) -> bytes:
+    whole = ExportLogsServiceRequest()
+    whole.resource_logs.add().scope_logs.add().log_records.extend(records)
+    return whole.SerializeToString()
+
+
+def rejected_logs(body: bytes) -> tuple[int, str]:
+    """How many log records a protobuf answer says were refused, and why."""
+    partial = ExportLogsServiceResponse.FromString(body).partial_success
+    return partial.rejected_log_records, partial.error_message
+
+
 def json_span(name: str = "s", **fields: Any) -> dict[str, Any]:
     number = next(_numbers)
     given = {"traceId": f"{number:032X}", "spanId": f"{number:016x}", "name": name}
@@ -74,3 +98,18 @@ def rejected(body: bytes) -> tuple[int, str]:
     """How many spans a protobuf answer says were refused, and why."""
     partial = ExportTraceServiceResponse.FromString(body).partial_success
     return partial.rejected_spans, partial.error_message
+
+
+def altered(signal: Signal[Any], **functions: Callable[..., Any]) -> Signal[Any]:
+    """The same signal with other functions for its protobuf requests."""
+    return replace(signal, protobuf=replace(signal.protobuf, **functions))
+
+
+def post(app: Any, body: bytes) -> httpx.Response:
+    """What an ASGI application answers to a protobuf request."""
+
+    async def answer() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://assay") as client:
+            return await client.post("/", content=body, headers={"content-type": PROTOBUF})
+
+    return asyncio.run(answer())

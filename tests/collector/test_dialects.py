@@ -1,15 +1,26 @@
+from typing import Any
+
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from assay.collector.dialects import RawSpan, from_readable, read
+from assay.collector.dialects import DIALECTS, Draft, RawSpan, from_readable, read
 from assay.collector.records import Document, Event, Run, Usage
 
 
+def strict(dialect: str, error: Exception) -> None:
+    """What in production is counted and logged fails a test."""
+    raise error
+
+
+def raw(attributes: dict | None = None, **envelope: Any) -> RawSpan:
+    return RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=attributes or {}, **envelope)
+
+
 def run(resource: dict | None = None, **attributes: object) -> Run:
-    return read(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=attributes, resource=resource or {}))
+    return read(raw(attributes, resource=resource or {}), strict)
 
 
 def test_openinference_values_become_inputs_and_outputs():
@@ -157,17 +168,13 @@ def test_a_value_of_the_wrong_type_stays_an_attribute(name, value):
 
 def test_an_error_tells_its_type_and_message():
     event = Event("exception", 1, {"exception.type": "ValueError", "exception.message": "no"})
-    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", status=2, message="ignored", events=(event,))
-    assert (read(raw).status, read(raw).error) == ("error", "ValueError: no")
-    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", status=2, attributes={"error.type": "timeout"})
-    assert read(raw).error == "timeout"
+    failed = read(raw(status=2, message="ignored", events=(event,)))
+    assert (failed.status, failed.error) == ("error", "ValueError: no")
+    assert read(raw({"error.type": "timeout"}, status=2)).error == "timeout"
 
 
 def test_what_the_envelope_says_besides():
-    raw = RawSpan(
-        trace_id="1" * 32, span_id="2" * 16, name="s", kind=3, scope="lib", scope_version="1", trace_state="a=b"
-    )
-    assert read(raw).attributes == {
+    assert read(raw(kind=3, scope="lib", scope_version="1", trace_state="a=b")).attributes == {
         "otel.span.kind": "client",
         "otel.scope.name": "lib",
         "otel.scope.version": "1",
@@ -187,3 +194,78 @@ def test_a_span_of_the_sdk():
     assert (inner.parent_id, inner.trace_id) == (outer.span_id, outer.trace_id)
     assert (inner.inputs, inner.tags, inner.project, inner.error) == ("hi", ("x",), "p", "KeyError: 'k'")
     assert inner.end_ns >= inner.start_ns > 0
+
+
+# the seam: what a dialect sees, and what becomes of one that fails
+
+
+def messages_in_events(draft: Draft) -> None:
+    """As OTel GenAI ≤ 1.36 has them."""
+    prompts = [event.attributes for event in draft.span.events if event.name == "gen_ai.user.message"]
+    if prompts and "inputs" not in draft.fields:
+        draft.fields["inputs"] = prompts
+
+
+def by_scope(draft: Draft) -> None:
+    if draft.span.scope == "logfire.pydantic_ai" and "return" in draft.attributes:
+        draft.fields["outputs"] = draft.attributes.pop("return")
+
+
+def content_comes_later(draft: Draft) -> None:
+    if "response.id" in draft.attributes:
+        draft.awaits += ("inputs", "outputs")
+
+
+def broken(draft: Draft) -> None:
+    """Fails half way: what it did before that is undone."""
+    draft.fields["inputs"] = draft.attributes.pop("input.value", None)
+    draft.awaits += ("outputs",)
+    raise AttributeError("'str' object has no attribute 'get'")
+
+
+def test_a_dialect_reads_events():
+    event = Event("gen_ai.user.message", 1, {"content": "hi"})
+    found = read(raw(events=(event,)), strict, [messages_in_events])
+    assert (found.inputs, found.events) == ([{"content": "hi"}], (event,))
+
+
+def test_a_dialect_is_chosen_by_scope():
+    assert read(raw({"return": 1}, scope="logfire.pydantic_ai"), strict, [by_scope]).outputs == 1
+    assert read(raw({"return": 1}, scope="other"), strict, [by_scope]).attributes["return"] == 1
+
+
+def test_what_comes_later_is_told_from_what_was_not_given():
+    assert read(raw({"response.id": "r"}), strict, [content_comes_later]).attributes["assay.awaits"] == [
+        "inputs",
+        "outputs",
+    ]
+    assert read(raw(), strict, [content_comes_later]).attributes == {}
+
+
+@pytest.mark.parametrize("place", range(len(DIALECTS) + 1))
+def test_a_dialect_that_fails_costs_only_what_it_reads(place):
+    faults = []
+    span = raw({"input.value": "hi", "gen_ai.operation.name": "chat", "openinference.span.kind": "TOOL"})
+    dialects = [*DIALECTS[:place], broken, *DIALECTS[place:]]
+    assert read(span, lambda *fault: faults.append(fault), dialects) == read(span, strict)
+    assert [(name, str(error)) for name, error in faults] == [("broken", "'str' object has no attribute 'get'")]
+
+
+def test_dialects_that_all_fail_leave_the_span_as_it_came():
+    def also_broken(draft: Draft) -> None:
+        draft.attributes["x"] = 1 / 0
+
+    faults: list[str] = []
+    found = read(raw({"input.value": "hi"}), lambda name, error: faults.append(name), [broken, by_scope, also_broken])
+    assert (found.attributes, found.inputs, found.kind) == ({"input.value": "hi"}, None, "unknown")
+    assert faults == ["broken", "also_broken"]
+
+
+def test_a_failing_dialect_is_logged_once_for_each_type_of_error(caplog):
+    def faulty(draft: Draft) -> None:
+        raise draft.attributes["error"]
+
+    for error in (KeyError("a"), KeyError("b"), OSError("c")):
+        read(raw({"error": error}), dialects=[faulty])
+    assert [record.exc_info[1].args for record in caplog.records] == [("a",), ("c",)]
+    assert "dialect 'faulty'" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,25 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from assay.collector.dialects import RawFeedback, read_feedback
+from assay.collector.dialects import LOG_DIALECTS, Amendment, RawLog, read_feedback
+from assay.collector.errors import Refused
+from assay.collector.intake import Receiver
+from assay.collector.intake._http import Route
+from assay.collector.intake._logs import LOGS, read_item
 from assay.collector.records import Feedback, Target
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
-from collector.otlp import JSON, PROTOBUF, attribute
+from collector.otlp import (
+    JSON,
+    PROTOBUF,
+    altered,
+    attribute,
+    log_record,
+    logs_request,
+    post,
+    rejected_logs,
+)
 
 ROOT = run()
 EVENT = "gen_ai.evaluation.result"
@@ -33,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def read(**attributes: Any) -> Feedback:
     named = {name.replace("__", "."): value for name, value in attributes.items()}
-    return read_feedback(RawFeedback(ROOT.trace_id, ROOT.span_id, 7, {"gen_ai.evaluation.name": "k"} | named))
+    return read_feedback(RawLog(ROOT.trace_id, ROOT.span_id, 7, {"gen_ai.evaluation.name": "k"} | named))
 
 
 def score(value: Any, **others: Any) -> Feedback:
@@ -111,3 +125,47 @@ def test_what_the_convention_lacks() -> None:
     )
     assert found.metadata == {"a": 1, "vendor.extra": "kept"}
     assert score(1.0, assay__feedback__document=2).target.document == 2
+
+
+# content that comes in log records
+
+
+def details(log: RawLog) -> Amendment | None:
+    """As OpenTelemetry's GenAI instrumentations send messages beside the span."""
+    if log.event != "gen_ai.client.inference.operation.details" or log.span_id is None:
+        return None
+    return Amendment(log.trace_id, log.span_id, {"outputs": log.body})
+
+
+class Amendable:
+    """What `TraceStore.amend` promises: False for a run that is not there."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+
+    def amend(self, trace_id: str, span_id: str, fields: dict[str, Any]) -> bool:
+        if fields["outputs"] == "bad":
+            raise Refused("outputs cannot be 'bad'")
+        self.fields |= fields if span_id == ROOT.span_id else {}
+        return span_id == ROOT.span_id
+
+
+def amend(span_id: str, *contents: str) -> tuple[dict[str, Any], tuple[int, str]]:
+    """What a store has then, and what the answer says of what it could not take."""
+    store, event = Amendable(), "gen_ai.client.inference.operation.details"
+    values = [AnyValue(string_value=content) for content in contents]
+    records = [log_record(ROOT.trace_id, span_id, event_name=event, body=value) for value in values]
+    route = Route(Receiver(store), altered(LOGS, read=partial(read_item, dialects=[*LOG_DIALECTS, details])))
+    return store.fields, rejected_logs(post(route, logs_request(*records)).content)
+
+
+def test_a_log_record_amends_its_span() -> None:
+    assert amend(ROOT.span_id, "hello") == ({"outputs": "hello"}, (0, ""))
+
+
+def test_content_of_a_span_that_is_not_here_is_refused() -> None:
+    assert amend("ab" * 8, "hello") == ({}, (1, f"1 × span {'ab' * 8!r} of trace {ROOT.trace_id!r} is not here"))
+
+
+def test_content_that_the_store_refuses_costs_its_neighbours_nothing() -> None:
+    assert amend(ROOT.span_id, "bad", "good") == ({"outputs": "good"}, (1, "1 × outputs cannot be 'bad'"))

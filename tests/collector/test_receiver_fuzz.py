@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.dialects import RawSpan, read
+from assay.collector.dialects import DIALECTS, Dialect, Draft, RawSpan, read
 from assay.collector.intake import _logs, _traces
 from assay.collector.intake._decode import Codec, decode
-from assay.collector.intake._errors import RequestRefused
+from assay.collector.intake._errors import Permanent
 from assay.collector.intake._limits import Limits
 from assay.collector.records import Event
 from assay.collector.server import Server
@@ -61,12 +62,19 @@ plain = st.recursive(
 attributes = st.dictionaries(st.sampled_from(KNOWN) | st.text(max_size=10), plain, max_size=8)
 
 
+def strict(dialect: str, error: Exception) -> None:
+    raise error
+
+
 def outcome(codec: Codec[Any], body: bytes) -> Any:
-    """What is kept, or how the whole is refused. Any other exception is a fault."""
+    """What is kept, None if the whole is refused. Any other exception is a fault, and so is one that was caught."""
     try:
-        return decode(codec, body, LIMITS)
-    except RequestRefused as refused:
-        return None if refused.status in (400, 413) else refused
+        decoded = decode(codec, body, LIMITS)
+    except Permanent:
+        return None
+    assert not decoded.faults
+    assert "internal" not in decoded.refused_by_reason
+    return decoded
 
 
 @given(st.binary(max_size=200))
@@ -118,7 +126,7 @@ def test_any_attributes_are_read_and_none_is_lost(given_: dict, resource: dict, 
         resource=resource,
         events=(event,),
     )
-    run = read(raw)
+    run = read(raw, strict)
     taken = (
         run.inputs,
         run.outputs,
@@ -136,6 +144,59 @@ def test_any_attributes_are_read_and_none_is_lost(given_: dict, resource: dict, 
         assert name in run.attributes or name in KNOWN, (name, value, taken)
 
 
+def fails_after(dialect: Dialect, wrecks: bool) -> Dialect:
+    """A dialect that does its work, perhaps more than that, and then raises."""
+
+    def failing(draft: Draft) -> None:
+        dialect(draft)
+        if wrecks:
+            draft.attributes.clear()
+            draft.fields["inputs"] = draft.awaits = ("wrecked",)
+        raise RuntimeError("after the work was done")
+
+    return failing
+
+
+scopes = st.sampled_from(["", "assay.tracer", "lib"])
+spans = st.builds(
+    lambda attributes, event, scope, status: RawSpan(
+        trace_id="1" * 32,
+        span_id="2" * 16,
+        name="s",
+        status=status,
+        attributes=attributes,
+        scope=scope,
+        events=(Event("exception", 1, event),),
+    ),
+    attributes,
+    attributes,
+    scopes,
+    st.integers(0, 2),
+)
+
+
+@given(spans, st.integers(0, len(DIALECTS) - 1), st.booleans())
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_a_dialect_that_fails_leaves_the_span_as_it_was_before_it(span: RawSpan, place: int, wrecks: bool) -> None:
+    faults: list[str] = []
+    others = [*DIALECTS[:place], *DIALECTS[place + 1 :]]
+    failing = fails_after(DIALECTS[place], wrecks)
+    before = deepcopy(span)
+    found = read(span, lambda name, error: faults.append(name), [*DIALECTS[:place], failing, *DIALECTS[place + 1 :]])
+    assert found == read(span, strict, others)
+    assert (faults, span) == (["failing"], before)
+
+
+@given(spans)
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_a_span_on_which_every_dialect_fails_stays_as_it_came(span: RawSpan) -> None:
+    faults: list[str] = []
+    failing = [fails_after(dialect, True) for dialect in DIALECTS]
+    found = read(span, lambda name, error: faults.append(name), failing)
+    assert {name: found.attributes[name] for name in span.attributes} == span.attributes
+    assert (found.inputs, found.documents, found.kind, len(faults)) == (None, (), "unknown", len(DIALECTS))
+
+
 def test_depth_is_bounded_in_both_encodings() -> None:
     for depth in (90, 500, 5000):
         body = request_nested(depth)
@@ -149,15 +210,16 @@ FUZZ = """
 import sys, atheris
 from assay.collector.intake import _logs, _traces
 from assay.collector.intake._decode import decode
-from assay.collector.intake._errors import RequestRefused
+from assay.collector.intake._errors import Permanent
 from assay.collector.intake._limits import Limits
 
 def one(data):
     for codec in (_traces.PROTOBUF, _traces.JSON_, _logs.PROTOBUF, _logs.JSON_):
         try:
-            decode(codec, data, Limits())
-        except RequestRefused:
-            pass
+            decoded = decode(codec, data, Limits())
+        except Permanent:
+            continue
+        assert not decoded.faults and "internal" not in decoded.refused_by_reason, decoded.refused
 
 atheris.Setup(sys.argv, one)
 atheris.Fuzz()

@@ -15,7 +15,7 @@ HELP = {
     "assay_stored_total": "Spans or feedbacks that are durable and were acknowledged.",
     "assay_refused_total": "Single spans or log records that were refused, by reason.",
     "assay_requests_refused_total": "Requests that were answered with an error, by reason.",
-    "assay_requests_total": "OTLP requests, by answer.",
+    "assay_dialect_errors_total": "Spans or log records that were read without a dialect because it failed on them.",
     "assay_acknowledgement_seconds": "From the last byte of a request to its acknowledgement.",
     "assay_commit_seconds": "From a request handed to the store to its being durable: waiting and writing.",
     "assay_pending_bytes": "Bytes of request bodies that are being read, decoded or written.",

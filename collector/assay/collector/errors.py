@@ -4,10 +4,10 @@
       StoreError                     a store could not do something
         Refused                      permanent: it can never work as it was asked
           NotFound                   what was named is not there
+          Permanent                  a request to the collector can never be kept as it stands
         Unavailable                  may work later; says when to try again
+          Retryable                  a request to the collector may be kept when it is sent again
       ItemRefused(ValueError)        one span or log record of a request cannot be kept
-      RequestRefused                 a request to the collector is answered with an error
-      BadQuery(ValueError)           a field of a page's form cannot be understood
       BindingError(TypeError)        an evaluator asks for an argument that no case has
       Nonsense(TypeError)            an evaluator returned what is no outcome
       TaskError(ValueError)          a task cannot be called with the inputs of an example

@@ -47,6 +47,7 @@ class Server:
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
         self._keys = Keys(store) if locked else None
         self._server = _Uvicorn(_config(Guard(past_framework(app), SCOPES, self._keys, secret)))
+        self._receiver = app.state.receiver
         self._thread: threading.Thread | None = None
 
     @property
@@ -80,6 +81,7 @@ class Server:
         finally:
             self._server.told()
             self._announce(None)
+            self._receiver.close()
             self._socket.close()
             if self._keys:
                 self._keys.close()

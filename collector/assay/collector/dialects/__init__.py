@@ -1,8 +1,28 @@
-"""Dialects: spans of any convention become `Run`s here, and nowhere else."""
+"""Dialects: spans and log records of any convention become `Run`s and `Feedback` here, and nowhere else."""
 
-from assay.collector.dialects._feedback import RawFeedback, read_feedback
-from assay.collector.dialects._raw import RawSpan
-from assay.collector.dialects._read import DIALECTS, Dialect, read
+from assay.collector.dialects._draft import Dialect, Draft, Fields
+from assay.collector.dialects._faults import Fault, log_fault, log_once
+from assay.collector.dialects._feedback import read_feedback
+from assay.collector.dialects._log import LOG_DIALECTS, Amendment, LogDialect, read_log
+from assay.collector.dialects._raw import RawLog, RawSpan
+from assay.collector.dialects._read import DIALECTS, read
 from assay.collector.dialects._readable import from_readable
 
-__all__ = ["DIALECTS", "Dialect", "RawFeedback", "RawSpan", "from_readable", "read", "read_feedback"]
+__all__ = [
+    "DIALECTS",
+    "LOG_DIALECTS",
+    "Amendment",
+    "Dialect",
+    "Draft",
+    "Fault",
+    "Fields",
+    "LogDialect",
+    "RawLog",
+    "RawSpan",
+    "from_readable",
+    "log_fault",
+    "log_once",
+    "read",
+    "read_feedback",
+    "read_log",
+]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from assay.collector.dialects._raw import RawLog
 from assay.collector.dialects._values import as_text, from_json, number, text
 from assay.collector.records import JSON, Feedback, Target
 from assay.tracer import attributes as names
@@ -21,38 +20,35 @@ TEXTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RawFeedback:
-    """An evaluation's result as it arrived: the span it speaks of, None for the whole trace, and its attributes."""
-
-    trace_id: str
-    span_id: str | None
-    time_ns: int
-    attributes: Mapping[str, JSON]
+def evaluation(log: RawLog) -> Feedback | None:
+    """Feedback, if the record is the event that carries it. Raises `ValueError` if it says no score, error or skip."""
+    return read_feedback(log) if log.event == names.EVALUATION_EVENT else None
 
 
-def read_feedback(raw: RawFeedback) -> Feedback:
+def read_feedback(log: RawLog) -> Feedback:
     """The feedback that an event is; attributes of no field become metadata. Raises `ValueError` if it is none."""
-    attributes = dict(raw.attributes)
-    taken: dict[str, Any] = {key: as_text(attributes.pop(name)) for key, name in TEXTS.items() if name in attributes}
-    taken |= _outcome(attributes)
+    attributes = dict(log.attributes)
+    if not log.event_name:
+        attributes.pop("event.name", None)
+    fields: dict[str, Any] = {key: as_text(attributes.pop(name)) for key, name in TEXTS.items() if name in attributes}
+    fields |= _outcome(attributes)
     if (source := attributes.pop(names.FEEDBACK_SOURCE, None)) in SOURCES:
-        taken["source"] = source
+        fields["source"] = source
     return Feedback(
-        target=_target(raw, attributes),
+        target=_target(log, attributes),
         key=as_text(attributes.pop(names.EVALUATION_NAME, "")),
-        created_ns=raw.time_ns,
+        created_ns=log.time_ns,
         id=text(attributes.pop(names.FEEDBACK_ID, None)) or "",
         metadata=_metadata(attributes),
-        **taken,
+        **fields,
     )
 
 
-def _target(raw: RawFeedback, attributes: dict[str, JSON]) -> Target:
+def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:
     document = attributes.pop(names.FEEDBACK_DOCUMENT, None)
-    if attributes.pop(names.FEEDBACK_SCOPE, "span") == "trace" or raw.span_id is None:
-        return Target(trace_id=raw.trace_id)
-    return Target(trace_id=raw.trace_id, span_id=raw.span_id, document=document if isinstance(document, int) else None)
+    if attributes.pop(names.FEEDBACK_SCOPE, "span") == "trace" or log.span_id is None:
+        return Target(trace_id=log.trace_id)
+    return Target(trace_id=log.trace_id, span_id=log.span_id, document=document if isinstance(document, int) else None)
 
 
 def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
@@ -70,10 +66,10 @@ def _score(attributes: dict[str, JSON]) -> float | bool | None:
     value = attributes.pop(names.EVALUATION_SCORE, None)
     if isinstance(value, bool):
         return value
-    found = number(value)
-    if value is not None and found is None:
+    score = number(value)
+    if value is not None and score is None:
         raise ValueError(f"score {value!r} is not a finite number")
-    return bool(found) if attributes.pop(names.FEEDBACK_BOOLEAN, False) is True and found is not None else found
+    return bool(score) if attributes.pop(names.FEEDBACK_BOOLEAN, False) is True and score is not None else score
 
 
 def _metadata(attributes: dict[str, JSON]) -> dict[str, JSON]:

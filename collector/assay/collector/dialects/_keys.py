@@ -23,20 +23,20 @@ class Namespaces(dict[str, str]):
     """Name of an attribute → what stands before its first dot."""
 
     def __missing__(self, name: str) -> str:
-        found = name.partition(".")[0]
+        prefix = name.partition(".")[0]
         if len(self) < KNOWN and len(name) < LONGEST:
-            self[name] = found
-        return found
+            self[name] = prefix
+        return prefix
 
 
 class Lists(dict[str, Listed | None]):
     """Name of an attribute → its place in a list spread over attributes, None if it is in none."""
 
     def __missing__(self, name: str) -> Listed | None:
-        found = _listed(name)
+        place = _listed(name)
         if len(self) < KNOWN and len(name) < LONGEST:
-            self[name] = found
-        return found
+            self[name] = place
+        return place
 
 
 def _listed(name: str) -> Listed | None:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._values import text
 from assay.collector.records import Usage
 
@@ -41,11 +42,18 @@ class Price(NamedTuple):
     cached: float
 
 
+def prices(draft: Draft) -> None:
+    """Fill in what a call has cost from its model and its tokens, unless its sender said so."""
+    fields = draft.fields
+    if "usage" in fields and "cost" not in fields and "model" in fields:
+        fields["cost"] = cost(fields["model"], fields["usage"], draft.span.attributes, draft.span.start_ns)
+
+
 def cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_ns: int) -> float | None:
     """US dollars; None for a model that genai-prices does not know, and for counts that make no sense."""
     if len(model) > LONGEST:
         return None
-    provider = next((found for name in PROVIDERS if (found := text(attributes.get(name)))), None)
+    provider = next((named for name in PROVIDERS if (named := text(attributes.get(name)))), None)
     price = _price(model, provider and provider[:LONGEST], start_ns // HOUR_NS)
     return None if price is None else _cost(price, usage)
 
@@ -61,12 +69,12 @@ def _cost(price: Price, usage: Usage) -> float | None:
 @lru_cache(maxsize=4096)
 def _price(model: str, provider: str | None, hour: int) -> Price | None:
     try:
-        return _linear(_found(model, provider, datetime.fromtimestamp(hour * 3600, UTC)))
+        return _linear(_of_snapshot(model, provider, datetime.fromtimestamp(hour * 3600, UTC)))
     except (LookupError, ValueError, OverflowError, OSError):  # an unknown model; a clock beyond the calendar
         return None
 
 
-def _found(model: str, provider: str | None, when: datetime) -> ModelPrice:
+def _of_snapshot(model: str, provider: str | None, when: datetime) -> ModelPrice:
     from genai_prices.data_snapshot import DataSnapshot, get_snapshot
 
     # A fresh one: it remembers every name that it did not find, for ever.
@@ -82,7 +90,7 @@ def _linear(model: ModelPrice) -> Price:
     until = min(tiers, default=math.inf)
     part = int(min(until, MILLION))
     parts = (Usage(part), Usage(0, MILLION), Usage(part, 0, {CACHED: part}))
-    given, made, cached = (_billed(model, one) for one in parts)
+    given, made, cached = (_billed(model, usage) for usage in parts)
     if not part or given is None or made is None or cached is None:
         return Price(model, -1, 0.0, 0.0, 0.0)
     return Price(model, until, given / part, made / MILLION, cached / part)

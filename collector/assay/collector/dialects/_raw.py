@@ -1,4 +1,4 @@
-"""A span before any convention is read into it."""
+"""Spans and log records before any convention is read into them."""
 
 from __future__ import annotations
 
@@ -32,3 +32,23 @@ class RawSpan:
     scope: str = ""
     scope_version: str = ""
     trace_state: str = ""
+
+
+@dataclass(slots=True)
+class RawLog:
+    """An OpenTelemetry log record as it arrived, in the same spelling; `span_id` is None if it names no span."""
+
+    trace_id: str
+    span_id: str | None
+    time_ns: int
+    attributes: Mapping[str, JSON] = field(default_factory=dict)
+    event_name: str = ""
+    body: JSON = None
+    resource: Mapping[str, JSON] = field(default_factory=dict)
+    scope: str = ""
+    scope_version: str = ""
+
+    @property
+    def event(self) -> str:
+        """The event's name; before OTLP had a field for it, it was an attribute."""
+        return self.event_name or str(self.attributes.get("event.name", ""))

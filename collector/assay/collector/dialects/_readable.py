@@ -20,7 +20,7 @@ _latest: tuple[Resource, dict[str, JSON]] | None = None
 
 
 def from_readable(span: ReadableSpan) -> Run:
-    """The run that a finished span of the SDK is: the same as after a way through OTLP and the receiver."""
+    """The run that a finished span of the SDK is: the same as after a way through OTLP and the intake."""
     trace_id, span_id, parent_id, trace_state = _place(span)
     scope = span.instrumentation_scope
     events, links = span.events, span.links

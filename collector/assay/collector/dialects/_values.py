@@ -29,16 +29,16 @@ def number(value: JSON) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        found = float(value)
+        parsed = float(value)
     except ValueError:
         return None
-    return found if math.isfinite(found) else None
+    return parsed if math.isfinite(parsed) else None
 
 
 def count(value: JSON) -> int | None:
     """A whole number that is not negative, or None."""
-    found = number(value)
-    return int(found) if found is not None and 0 <= found < 2**53 else None
+    parsed = number(value)
+    return int(parsed) if parsed is not None and 0 <= parsed < 2**53 else None
 
 
 def text(value: JSON) -> str | None:
@@ -79,18 +79,18 @@ def documents(values: JSON) -> tuple[Document, ...]:
         values = values.get("documents")
     if not isinstance(values, Sequence) or isinstance(values, str):
         return ()
-    found = [document(value) for value in values]
-    return tuple(one for one in found if one) if all(found) else ()
+    elements = [document(value) for value in values]
+    return tuple(element for element in elements if element) if all(elements) else ()
 
 
 def take_list(attributes: dict[str, Any], prefix: str, element: str) -> list[dict[str, JSON]]:
     """Take the list out of `{prefix}.{i}.{element}.{name}`: one object per index, by index, gaps closed."""
-    found: dict[int, dict[str, JSON]] = {}
+    by_index: dict[int, dict[str, JSON]] = {}
     for name in tuple(attributes):
         place = listed(name)
         if place is not None and place.prefix == prefix and place.element == element:
-            found.setdefault(place.position, {})[place.rest] = attributes.pop(name)
-    return [found[index] for index in sorted(found)]
+            by_index.setdefault(place.position, {})[place.rest] = attributes.pop(name)
+    return [by_index[index] for index in sorted(by_index)]
 
 
 def _first(value: Mapping[str, JSON], names: tuple[str, ...]) -> JSON:

@@ -1,7 +1,7 @@
-"""OTLP in: bytes → OTLP messages → dialects → the store; answered only when the store has kept it."""
+"""OTLP in: request → `Decoded` (each span a `RawSpan`, then a `Draft`, then a `Run`) → the store, then the answer."""
 
 from assay.collector.intake._decoded import check_ids
-from assay.collector.intake._endpoint import Receiver
+from assay.collector.intake._http import Receiver
 from assay.collector.intake._limits import Limits
 
 __all__ = ["Limits", "Receiver", "check_ids"]

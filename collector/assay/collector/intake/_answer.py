@@ -1,46 +1,58 @@
-"""What OTLP answers: success, partial success, an error; in the request's own encoding."""
+"""What OTLP answers: success, partial success, an error; in the request's own encoding, by HTTP or gRPC."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import math
 from typing import Any
 
-import orjson
+from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 
-from assay.collector.intake._errors import RequestRefused
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from assay.collector.intake._decoded import Decoded
+from assay.collector.intake._errors import Permanent, Retryable
+from assay.collector.intake._signal import Signal
 
 PROTOBUF, JSON = b"application/x-protobuf", b"application/json"
+# Reason → (HTTP status, google.rpc.Code), where it is not that of its kind
+STATUSES = {
+    "method": (405, 12),
+    "too_large": (413, 8),
+    "too_many": (413, 8),
+    "content_type": (415, 3),
+    "encoding": (415, 3),
+    "overload": (429, 8),
+    "decoding": (500, 13),
+}
+PERMANENT, RETRYABLE = (400, 3), (503, 14)
 
 
-async def send(send: Send, status: int, content_type: bytes, body: bytes, retry_after: int | None = None) -> None:
-    """Put an answer onto an ASGI channel."""
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
-    if retry_after is not None:
-        headers.append((b"retry-after", b"%d" % retry_after))
-    if status == 405:
-        headers.append((b"allow", b"POST"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def status(refused: Permanent | Retryable) -> tuple[int, int]:
+    """The HTTP status and the google.rpc.Code of an error."""
+    return STATUSES.get(refused.reason, RETRYABLE if isinstance(refused, Retryable) else PERMANENT)
 
 
-def success(content_type: bytes, response: type[Message], field: str, refused: int, reason: str) -> bytes:
-    """An export response; with partial success if single items were refused, `field` says their number."""
-    if content_type == JSON:
-        camel = "rejectedSpans" if field == "rejected_spans" else "rejectedLogRecords"
-        # 64-bit integers are texts in protobuf's JSON
-        partial = {"partialSuccess": {camel: str(refused), "errorMessage": reason}}
-        return orjson.dumps(partial) if refused else b"{}"
-    if not refused:
-        return b""
-    return bytes(response(partial_success={field: refused, "error_message": reason}).SerializeToString())
+def retry_after(refused: Permanent | Retryable) -> int | None:
+    """Whole seconds until it is worth sending again; None for an error that this does not mend."""
+    return max(1, math.ceil(refused.retry_after)) if isinstance(refused, Retryable) else None
 
 
-def error(content_type: bytes, refused: RequestRefused) -> bytes:
+def success(signal: Signal[Any], decoded: Decoded[Any]) -> Message:
+    """An export response; with partial success if single items were refused."""
+    if not decoded.refused:
+        return signal.response()
+    partial = {signal.refused_field: decoded.refused_count, "error_message": decoded.reason}
+    return signal.response(partial_success=partial)
+
+
+def error(refused: Permanent | Retryable) -> Message:
     """A google.rpc.Status."""
+    return Status(code=status(refused)[1], message=str(refused))
+
+
+def encoded(message: Message, content_type: bytes) -> bytes:
+    """An answer in protobuf, or in JSON for everything else."""
+    body: bytes = message.SerializeToString()
     if content_type == PROTOBUF:
-        return bytes(Status(code=refused.code, message=str(refused)).SerializeToString())
-    return orjson.dumps({"code": refused.code, "message": str(refused)})
+        return body
+    return str(MessageToJson(message, indent=None, ensure_ascii=False)).encode() if body else b"{}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Protocol
 
-from assay.collector.intake._errors import RequestRefused
+from assay.collector.intake._errors import Permanent, Retryable
+from assay.collector.intake._limits import Limits
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -33,10 +35,10 @@ class Plain:
         self.size = 0  # bytes taken so far
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece. Raises `RequestRefused` (413) beyond the limit."""
+        """Take the next piece. Raises `Permanent` beyond the limit."""
         self.size += len(piece)
         if self.size > self.limit:
-            raise RequestRefused(413, "too_large", f"the body is larger than {self.limit:,} bytes: send less at once")
+            raise Permanent("too_large", f"the body is larger than {self.limit:,} bytes: send less at once")
         self.pieces.append(piece)
 
     def finish(self) -> bytes:
@@ -56,7 +58,7 @@ class Inflated:
         return self.plain.size
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece. Raises `RequestRefused`: 413 beyond the limit, 400 if it is not what it claims to be."""
+        """Take the next piece. Raises `Permanent` beyond the limit, or if it is not what it claims to be."""
         try:
             while piece:
                 if self.inflater.eof:  # gzip allows several members one after the other
@@ -64,37 +66,78 @@ class Inflated:
                 self.plain.feed(self.inflater.decompress(piece, self.plain.limit - self.plain.size + 1))
                 piece = self.inflater.unused_data if self.inflater.eof else self.inflater.unconsumed_tail
         except zlib.error as error:
-            raise RequestRefused(400, "bad_compression", f"the body cannot be inflated: {error}") from error
+            raise Permanent("bad_compression", f"the body cannot be inflated: {error}") from error
 
     def finish(self) -> bytes:
-        """The whole body. Raises `RequestRefused` (400) if it ends before its end."""
+        """The whole body. Raises `Permanent` if it ends before its end."""
         if not self.inflater.eof:
-            raise RequestRefused(400, "bad_compression", "the compressed body is cut short")
+            raise Permanent("bad_compression", "the compressed body is cut short")
         return self.plain.finish()
 
 
 def sink(headers: Mapping[bytes, bytes], limit: int) -> Sink:
-    """What takes a body of these headers. Raises `RequestRefused` for an encoding or a length out of bounds."""
+    """What takes a body of these headers. Raises `Permanent` for an encoding or a length out of bounds."""
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > limit:
-        raise RequestRefused(413, "too_large", f"{int(length):,} bytes in one request, at most {limit:,}: send less")
+        raise Permanent("too_large", f"{int(length):,} bytes in one request, at most {limit:,}: send less")
     encoding = headers.get(b"content-encoding", b"").strip().lower()
     if encoding in (b"", b"identity"):
         return Plain(limit)
     if encoding in (b"gzip", b"deflate"):
         return Inflated(limit, 31 if encoding == b"gzip" else 15)
     given = encoding.decode("latin-1")
-    raise RequestRefused(415, "encoding", f"content-encoding {given!r} is not one of gzip, deflate, identity")
+    raise Permanent("encoding", f"content-encoding {given!r} is not one of gzip, deflate, identity")
 
 
 class Disconnected(Exception):
     """The client went away before its request was whole: there is nobody to answer."""
 
 
-async def feed(receive: Receive, into: Sink) -> bool:
-    """Take the next piece from an ASGI channel; False if it was the last one."""
-    message = await receive()
-    if message["type"] != "http.request":
-        raise Disconnected
-    into.feed(message.get("body", b""))
-    return bool(message.get("more_body", False))
+class Pending:
+    """The bytes of all bodies together that are being read, decoded or written."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size = limit, 0
+
+    def add(self, size: int) -> None:
+        """Count bytes. Raises `Retryable` if that is more than there may be."""
+        self.size += size
+        if self.size > self.limit:
+            raise Retryable("overload", f"{self.size:,} bytes of requests are waiting")
+
+
+class Body:
+    """One body, counted among the pending ones until it is released."""
+
+    def __init__(self, pending: Pending, limits: Limits) -> None:
+        self._pending, self._limits = pending, limits
+        self.size = 0  # bytes, as inflated
+
+    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """The whole body, from an ASGI channel.
+
+        Raises `Permanent` for what it is, `Retryable` if all bodies together are too many or if this one stalls, and
+        `Disconnected`.
+        """
+        into = sink(headers, self._limits.request_bytes)
+        more = await self._piece(receive, into)
+        try:
+            while more:
+                async with asyncio.timeout(self._limits.stall_seconds):
+                    more = await self._piece(receive, into)
+        except TimeoutError:
+            raise Retryable("stalled", "the rest of the body did not come") from None
+        return into.finish()
+
+    def release(self) -> None:
+        """Count it as answered."""
+        self._pending.size -= self.size
+
+    async def _piece(self, receive: Receive, into: Sink) -> bool:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Disconnected
+        into.feed(message.get("body", b""))
+        grown, self.size = into.size - self.size, into.size
+        self._pending.add(grown)
+        return bool(message.get("more_body", False))

@@ -1,4 +1,4 @@
-"""What came out of a request: items to keep, and how many were refused, and why."""
+"""What came out of a request: items to keep, how many were refused, and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from assay.collector.intake._errors import ItemRefused, RequestRefused
+from assay.collector.dialects import log_fault, log_once
+from assay.collector.intake._errors import ItemRefused, Permanent, from_item
 from assay.collector.intake._limits import Limits
 
 T = TypeVar("T")
@@ -17,14 +18,23 @@ SHOWN = 3  # reasons in one answer
 
 @dataclass(slots=True)
 class Decoded(Generic[T]):
-    """Items of a request that can be kept, and the reasons why others cannot."""
+    """Items of a request that can be kept, the reasons why others cannot, and the dialects that failed on some."""
 
     items: list[T] = field(default_factory=list)
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by a word for counters, a sentence for people
+    faults: Counter[str] = field(default_factory=Counter)  # by dialect
 
-    def refuse(self, error: ItemRefused, message: str | None = None, count: int = 1) -> None:
-        """Count items that cannot be kept."""
-        self.refused[error.reason, message or str(error)] += count
+    def refuse(self, error: Exception, part: str = "", count: int = 1) -> None:
+        """Count items that cannot be kept, for a reason in a part of them; all but `ItemRefused` is a fault of ours."""
+        if not isinstance(error, ItemRefused):
+            log_once("the collector failed on an item of a request, which is refused", error)
+        refusal = from_item(error)
+        self.refused[refusal.reason, part + str(refusal)] += count
+
+    def fault(self, dialect: str, error: Exception) -> None:
+        """Count an item that was read without this dialect, as that failed."""
+        self.faults[dialect] += 1
+        log_fault(dialect, error)
 
     @property
     def refused_count(self) -> int:
@@ -34,10 +44,10 @@ class Decoded(Generic[T]):
     @property
     def refused_by_reason(self) -> Counter[str]:
         """How many items were refused, by the word for counters."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for (reason, _), count in self.refused.items():
-            found[reason] += count
-        return found
+            counts[reason] += count
+        return counts
 
     @property
     def reason(self) -> str:
@@ -66,7 +76,7 @@ def check_time(time_ns: int) -> int:
     return time_ns
 
 
-def check_count(found: int, limits: Limits) -> None:
-    """Raises `RequestRefused` (413) if a request has too many items."""
-    if found > limits.spans:
-        raise RequestRefused(413, "too_many", f"{found:,} items in one request, at most {limits.spans:,}: send less")
+def check_count(count: int, limits: Limits) -> None:
+    """Raises `Permanent` if a request has too many items."""
+    if count > limits.spans:
+        raise Permanent("too_many", f"{count:,} items in one request, at most {limits.spans:,}: send less")

@@ -8,11 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from assay.collector.dialects import RawSpan
+from assay.collector.dialects import Fault, RawLog, RawSpan
+from assay.collector.intake._decode import Codec, Group
 from assay.collector.intake._decoded import check_ids, check_time
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._limits import Limits
@@ -107,6 +109,18 @@ class JSONSpan(Camel):
     status: JSONStatus | None = None
 
 
+class JSONRecord(Camel):
+    """A log record."""
+
+    time_unix_nano: Integer | None = None
+    observed_time_unix_nano: Integer | None = None
+    event_name: str | None = None
+    body: AnyValue | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
+    attributes: list[KeyValue] | None = None
+
+
 class JSONScope(Camel):
     """What made the spans."""
 
@@ -137,20 +151,20 @@ def mended(body: bytes) -> bytes:
 
 
 def _mended_token(token: re.Match[bytes]) -> bytes:
-    found = token.group()
-    if not found.startswith(b'"'):
-        return b'"%s"' % found
-    return _ESCAPE.sub(_mended_escape, found) if b"\\u" in found else found
+    written = token.group()
+    if not written.startswith(b'"'):
+        return b'"%s"' % written
+    return _ESCAPE.sub(_mended_escape, written) if b"\\u" in written else written
 
 
 def _mended_escape(escape: re.Match[bytes]) -> bytes:
-    found = escape.group()
-    return b"\\ufffd" if len(found) == _HALF else found
+    written = escape.group()
+    return b"\\ufffd" if len(written) == _HALF else written
 
 
-def resource(found: JSONResource | None, limits: Limits) -> dict[str, JSON]:
+def resource(message: JSONResource | None, limits: Limits) -> dict[str, JSON]:
     """Attributes of a resource. Raises `ItemRefused`."""
-    return attributes(found.attributes if found else None, limits)
+    return attributes(message.attributes if message else None, limits)
 
 
 def raw_span(span: JSONSpan, resource: dict[str, JSON], scope: JSONScope, limits: Limits) -> RawSpan:
@@ -177,6 +191,21 @@ def raw_span(span: JSONSpan, resource: dict[str, JSON], scope: JSONScope, limits
     )
 
 
+def raw_log(record: JSONRecord, resource: dict[str, JSON], scope: JSONScope, limits: Limits) -> RawLog:
+    """One log record, its ids unchecked: most records have none. Raises `ItemRefused`."""
+    return RawLog(
+        trace_id=hexadecimal(record.trace_id),
+        span_id=hexadecimal(record.span_id) or None,
+        time_ns=check_time(integer(record.time_unix_nano) or integer(record.observed_time_unix_nano)),
+        attributes=attributes(record.attributes, limits),
+        event_name=record.event_name or "",
+        body=plain(record.body, limits, 1),
+        resource=resource,
+        scope=scope.name or "",
+        scope_version=scope.version or "",
+    )
+
+
 def _events(events: Sequence[JSONEvent], limits: Limits) -> tuple[Event, ...]:
     return tuple(
         Event(event.name or "", check_time(integer(event.time_unix_nano)), attributes(event.attributes, limits))
@@ -193,19 +222,19 @@ def _links(links: Sequence[JSONLink], limits: Limits) -> tuple[Link, ...]:
 
 def attributes(pairs: Sequence[KeyValue] | None, limits: Limits) -> dict[str, JSON]:
     """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
-    found: dict[str, JSON] = {}
+    plain_values: dict[str, JSON] = {}
     for pair in pairs or ():
         value = pair.value
         text = value.string_value if value is not None else None
         if text is None:
-            found[pair.key] = plain(value, limits, 1)
+            plain_values[pair.key] = plain(value, limits, 1)
         elif len(text) > limits.value_bytes:
             raise _too_long(text, limits)
         else:
-            found[pair.key] = text
-    if len(found) > limits.attributes:
-        raise ItemRefused("too_many", f"{len(found):,} attributes, at most {limits.attributes:,}")
-    return found
+            plain_values[pair.key] = text
+    if len(plain_values) > limits.attributes:
+        raise ItemRefused("too_many", f"{len(plain_values):,} attributes, at most {limits.attributes:,}")
+    return plain_values
 
 
 def plain(value: AnyValue | None, limits: Limits, depth: int) -> JSON:
@@ -230,7 +259,7 @@ def _nested(value: AnyValue, limits: Limits, depth: int) -> JSON:
     if depth > limits.depth:
         raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
     if value.array_value is not None:
-        return [plain(one, limits, depth + 1) for one in value.array_value.values or ()]
+        return [plain(element, limits, depth + 1) for element in value.array_value.values or ()]
     pairs = value.kvlist_value.values if value.kvlist_value is not None else None
     return {pair.key: plain(pair.value, limits, depth + 1) for pair in pairs or ()}
 
@@ -258,10 +287,10 @@ def integer(value: Integer | None) -> int:
 
 
 def _int64(value: Integer) -> int:
-    found = integer(value)
-    if not -(2**63) <= found < 2**63:
-        raise ItemRefused("value", f"{found!r} does not fit into 64 bits")
-    return found
+    number = integer(value)
+    if not -(2**63) <= number < 2**63:
+        raise ItemRefused("value", f"{number!r} does not fit into 64 bits")
+    return number
 
 
 def _double(value: float | str) -> float | str:
@@ -288,3 +317,41 @@ def _enum(value: Integer | None, numbers: Mapping[str, int]) -> int:
 
 def _too_long(text: str, limits: Limits) -> ItemRefused:
     return ItemRefused("too_long", f"a value of {len(text):,} bytes in an attribute, at most {limits.value_bytes:,}")
+
+
+T = TypeVar("T")
+
+
+def codec(what: str, items: str, item: type[Any], raw: Callable[..., Any], read: Callable[[Any, Fault], T]) -> Codec[T]:
+    """How requests are read whose lists are called `resource{what}`, `scope{what}` and `items`."""
+    requests, envelopes = _decoder(what, items, item), _decoder(what, items, msgspec.Raw)
+    return Codec(
+        errors=ERRORS,
+        parse=lambda body: _groups(requests.decode(body)),
+        split=lambda body: _groups(envelopes.decode(mended(body))),
+        parse_item=msgspec.json.Decoder(item).decode,
+        resource=resource,
+        raw=raw,
+        read=read,
+    )
+
+
+def _decoder(what: str, items: str, item: type[Any]) -> msgspec.json.Decoder[Any]:
+    """Of `{"resource…": [{"resource": …, "scope…": [{"scope": …, items: [item, …]}]}]}`."""
+    part = _message({"scope": ("scope", JSONScope), "items": (items, list[item])})  # type: ignore[valid-type]
+    whole = _message({"resource": ("resource", JSONResource), "parts": ("scope" + what, list[part])})  # type: ignore[valid-type]
+    return msgspec.json.Decoder(_message({"wholes": ("resource" + what, list[whole])}))  # type: ignore[valid-type]
+
+
+def _message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struct]:
+    """A message by the names of its fields here, on the wire, and their types."""
+    optional = [(name, kind | None, None) for name, (_, kind) in fields.items()]
+    return msgspec.defstruct("Message", optional, rename={name: wire for name, (wire, _) in fields.items()}, gc=False)
+
+
+def _groups(request: Any) -> Iterable[Group]:
+    return [
+        (whole.resource, part.scope or NO_SCOPE, part.items or ())
+        for whole in request.wholes or ()
+        for part in whole.parts or ()
+    ]

@@ -7,7 +7,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of the receiver. Beyond `attributes`, `depth` or `value_bytes` a single span is refused, else all."""
+    """Bounds of what is taken in. Beyond `attributes`, `depth` or `value_bytes` a single span is refused, else all."""
 
     request_bytes: int = 32 * MIB  # of a body, as sent and as inflated
     pending_bytes: int = 96 * MIB  # of all bodies that are being read, decoded or written

@@ -7,20 +7,32 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from assay.collector.dialects import RawSpan
+from assay.collector.dialects import RawLog, RawSpan
+from assay.collector.intake import _salvage
+from assay.collector.intake._decode import Group
 from assay.collector.intake._decoded import check_ids, check_time
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._limits import Limits
 from assay.collector.records import JSON, Event, Link
 
+ERRORS = (DecodeError, _salvage.Malformed)
 
-def resource(found: Resource, limits: Limits) -> dict[str, JSON]:
+
+def split(body: bytes) -> Iterable[Group]:
+    """The groups of any request, with items left as bytes. Raises one of `ERRORS`."""
+    for resource, scope, items in _salvage.groups(body):
+        yield Resource.FromString(resource), InstrumentationScope.FromString(scope), items
+
+
+def resource(message: Resource, limits: Limits) -> dict[str, JSON]:
     """Attributes of a resource. Raises `ItemRefused`."""
-    return attributes(found.attributes, limits)
+    return attributes(message.attributes, limits)
 
 
 def raw_span(span: Span, resource: dict[str, JSON], scope: InstrumentationScope, limits: Limits) -> RawSpan:
@@ -46,6 +58,21 @@ def raw_span(span: Span, resource: dict[str, JSON], scope: InstrumentationScope,
     )
 
 
+def raw_log(record: LogRecord, resource: dict[str, JSON], scope: InstrumentationScope, limits: Limits) -> RawLog:
+    """One log record, its ids unchecked: most records have none. Raises `ItemRefused`."""
+    return RawLog(
+        trace_id=record.trace_id.hex(),
+        span_id=record.span_id.hex() or None,
+        time_ns=check_time(record.time_unix_nano or record.observed_time_unix_nano),
+        attributes=attributes(record.attributes, limits),
+        event_name=record.event_name,
+        body=plain(record.body, limits, 1),
+        resource=resource,
+        scope=scope.name,
+        scope_version=scope.version,
+    )
+
+
 def _events(span: Span, limits: Limits) -> tuple[Event, ...]:
     return tuple(
         Event(event.name, check_time(event.time_unix_nano), attributes(event.attributes, limits))
@@ -61,7 +88,7 @@ def _links(span: Span, limits: Limits) -> tuple[Link, ...]:
 
 def attributes(pairs: Iterable[KeyValue], limits: Limits) -> dict[str, JSON]:
     """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
-    found: dict[str, JSON] = {}
+    plain_values: dict[str, JSON] = {}
     for pair in pairs:
         value = pair.value
         # Reading the text first costs a third of asking which of the seven it is
@@ -69,12 +96,12 @@ def attributes(pairs: Iterable[KeyValue], limits: Limits) -> dict[str, JSON]:
         if text:
             if len(text) > limits.value_bytes:
                 raise _too_long(len(text), limits)
-            found[pair.key] = text
+            plain_values[pair.key] = text
         else:
-            found[pair.key] = plain(value, limits, 1)
-    if len(found) > limits.attributes:
-        raise ItemRefused("too_many", f"{len(found):,} attributes, at most {limits.attributes:,}")
-    return found
+            plain_values[pair.key] = plain(value, limits, 1)
+    if len(plain_values) > limits.attributes:
+        raise ItemRefused("too_many", f"{len(plain_values):,} attributes, at most {limits.attributes:,}")
+    return plain_values
 
 
 def plain(value: AnyValue, limits: Limits, depth: int) -> JSON:
@@ -84,19 +111,19 @@ def plain(value: AnyValue, limits: Limits, depth: int) -> JSON:
         return None
     if which in ("array_value", "kvlist_value"):
         return _nested(value, which, limits, depth)
-    found: Any = getattr(value, which)
+    scalar: Any = getattr(value, which)
     if which == "double_value":
-        return finite(found)
-    if which in ("string_value", "bytes_value") and len(found) > limits.value_bytes:
-        raise _too_long(len(found), limits)
-    return base64.b64encode(found).decode() if which == "bytes_value" else found
+        return finite(scalar)
+    if which in ("string_value", "bytes_value") and len(scalar) > limits.value_bytes:
+        raise _too_long(len(scalar), limits)
+    return base64.b64encode(scalar).decode() if which == "bytes_value" else scalar
 
 
 def _nested(value: AnyValue, which: str, limits: Limits, depth: int) -> JSON:
     if depth > limits.depth:
         raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
     if which == "array_value":
-        return [plain(one, limits, depth + 1) for one in value.array_value.values]
+        return [plain(element, limits, depth + 1) for element in value.array_value.values]
     return {pair.key: plain(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
 
 

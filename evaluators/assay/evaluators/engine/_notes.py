@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.collector.dialects import RawFeedback, read_feedback
+from assay.collector.dialects import RawLog, read_feedback
 from assay.collector.records import Feedback
 from assay.tracer.capture import FeedbackEvent
 
@@ -12,13 +12,13 @@ def feedback_of_run(event: FeedbackEvent) -> Feedback | None:
 
     None for what is no feedback, such as one without a score: telemetry never breaks the task that made it.
     """
-    raw = RawFeedback(
+    log = RawLog(
         trace_id=f"{event.trace_id:032x}",
         span_id=f"{event.span_id:016x}",
         time_ns=event.time_ns,
         attributes=event.attributes,
     )
     try:
-        return read_feedback(raw)
+        return read_feedback(log)
     except ValueError:
         return None

@@ -1,0 +1,51 @@
+"""Log records: a convention makes feedback of them, or content of a span that came before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from assay.collector.dialects._faults import Fault, log_fault, name_of
+from assay.collector.dialects._feedback import evaluation
+from assay.collector.dialects._raw import RawLog
+from assay.collector.records import Feedback
+
+
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """Fields of a run whose content came later than its span, for `TraceStore.amend`."""
+
+    trace_id: str
+    span_id: str
+    fields: Mapping[str, Any]  # those of `Fields`, as records or as JSON
+
+
+# Gives None for a record that is not its own; raises `ValueError`, which the sender is told, for one that is but makes
+# no sense
+LogDialect: TypeAlias = Callable[[RawLog], Feedback | Amendment | None]
+
+LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation,)
+
+
+def read_log(
+    log: RawLog, fault: Fault = log_fault, dialects: Sequence[LogDialect] | None = None
+) -> Feedback | Amendment | None:
+    """What the first dialect that knows this record makes of it, None if none does.
+
+    Raises `ValueError` for a record that makes no sense; what else a dialect raises only if no other knows the record.
+    """
+    failed: Exception | None = None
+    for dialect in LOG_DIALECTS if dialects is None else dialects:
+        try:
+            item = dialect(log)
+            if item is not None:
+                return item
+        except ValueError:
+            raise
+        except Exception as error:
+            fault(name_of(dialect), error)
+            failed = error
+    if failed is not None:
+        raise failed
+    return None

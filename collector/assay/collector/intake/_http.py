@@ -1,0 +1,104 @@
+"""The OTLP routes as bare ASGI: at five spans a request a framework's request object costs more than the spans."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Generic, TypeVar
+
+from assay.collector._metrics import Metrics
+from assay.collector.intake import _answer
+from assay.collector.intake._beside import Beside
+from assay.collector.intake._body import Body, Disconnected, Pending, Receive
+from assay.collector.intake._decode import Codec
+from assay.collector.intake._errors import Permanent, RequestRefused, Retryable
+from assay.collector.intake._intake import Intake
+from assay.collector.intake._keep import StoreKeeper
+from assay.collector.intake._limits import Limits
+from assay.collector.intake._logs import LOGS
+from assay.collector.intake._signal import Request, Signal
+from assay.collector.intake._traces import TRACES
+from assay.collector.stores import Store
+
+T = TypeVar("T")
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+HUGE = 4 * 1024 * 1024  # after a body of this size the memory that it took is given back to the system
+
+
+class Receiver:
+    """ASGI applications for `/v1/traces` and `/v1/logs`; they answer 200 only when the store has kept everything."""
+
+    def __init__(self, store: Store, metrics: Metrics | None = None, limits: Limits | None = None) -> None:
+        metrics, self.limits = metrics or Metrics(), limits or Limits()
+        self.beside, self.pending = Beside(), Pending(self.limits.pending_bytes)
+        metrics.gauge("assay_pending_bytes", lambda: self.pending.size)
+        self.intake = Intake([StoreKeeper(store, self.beside)], self.beside, metrics, self.limits)
+        self.traces, self.logs = Route(self, TRACES), Route(self, LOGS)
+
+    def close(self) -> None:
+        """End the thread for large bodies. Call it when no more requests come."""
+        self.beside.close()
+
+
+class Route(Generic[T]):
+    """The ASGI application of one signal."""
+
+    def __init__(self, receiver: Receiver, signal: Signal[T]) -> None:
+        self._receiver, self._signal = receiver, signal
+        self._codecs = {_answer.PROTOBUF: signal.protobuf, _answer.JSON: signal.json}
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        try:
+            codec = self._codec(scope["method"], content_type)
+            answer = await self._taken(codec, content_type, headers, receive)
+        except RequestRefused as refused:
+            self._receiver.intake.refused(self._signal, refused.reason)
+            await _send_error(send, content_type, refused)
+        except Disconnected:
+            self._receiver.intake.refused(self._signal, "disconnected")
+        else:
+            await _send(send, 200, content_type, answer)
+
+    def _codec(self, method: str, content_type: bytes) -> Codec[T]:
+        if method != "POST":
+            raise Permanent("method", f"{method} is not answered here: send OTLP with POST")
+        codec = self._codecs.get(content_type)
+        if codec is None:
+            given, known = content_type.decode("latin-1"), "application/x-protobuf nor application/json"
+            raise Permanent("content_type", f"content-type {given!r} is neither {known}")
+        return codec
+
+    async def _taken(
+        self, codec: Codec[T], content_type: bytes, headers: Mapping[bytes, bytes], receive: Receive
+    ) -> bytes:
+        """The answer to a request that has been kept, encoded."""
+        receiver = self._receiver
+        body = Body(receiver.pending, receiver.limits)
+        try:
+            request = Request(self._signal, codec, await body.read(headers, receive))
+            decoded = await receiver.intake.take(request)
+        finally:
+            body.release()
+            if body.size >= HUGE:
+                receiver.beside.trim()
+        return _answer.encoded(_answer.success(self._signal, decoded), content_type)
+
+
+async def _send_error(send: Send, content_type: bytes, refused: Permanent | Retryable) -> None:
+    """Answer with a google.rpc.Status, in JSON if what was sent was neither."""
+    kind = content_type if content_type == _answer.PROTOBUF else _answer.JSON
+    status, retry_after = _answer.status(refused)[0], _answer.retry_after(refused)
+    extra = [] if retry_after is None else [(b"retry-after", b"%d" % retry_after)]
+    if status == 405:
+        extra.append((b"allow", b"POST"))
+    await _send(send, status, kind, _answer.encoded(_answer.error(refused), kind), extra)
+
+
+async def _send(
+    send: Send, status: int, content_type: bytes, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(extra or ())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,81 @@
+"""Taking in a request: decoded, counted, kept; whatever carried it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from assay.collector._metrics import Metrics
+from assay.collector.dialects import log_once
+from assay.collector.intake._beside import Beside
+from assay.collector.intake._decode import decode
+from assay.collector.intake._decoded import Decoded
+from assay.collector.intake._errors import Permanent, RequestRefused, from_store
+from assay.collector.intake._keep import Keeper
+from assay.collector.intake._limits import Limits
+from assay.collector.intake._signal import Request, Signal
+
+T = TypeVar("T")
+LARGE = 512 * 1024  # bytes, from which on a body is decoded beside the event loop
+
+
+class Intake:
+    """The one way in: HTTP, and whatever else carries OTLP, hands requests to `take` and tells what came of it.
+
+    Errors are of two kinds, here as on the wire: `Permanent` and `Retryable`.
+    """
+
+    def __init__(self, keepers: Sequence[Keeper], beside: Beside, metrics: Metrics, limits: Limits) -> None:
+        self._keepers, self._beside, self._metrics, self._limits = keepers, beside, metrics, limits
+
+    async def take(self, request: Request[T]) -> Decoded[T]:
+        """What became of a request that is now durable. Raises `Permanent` or `Retryable`, and nothing else."""
+        start = time.perf_counter()
+        decoded = await self._decoded(request)
+        self._count(request.signal, "assay_received_total", len(decoded.items) + decoded.refused_count)
+        try:
+            if decoded.items:
+                await self._kept(request, decoded)
+        finally:
+            self._count_refused(request.signal, decoded)
+        self._metrics.observe("assay_acknowledgement_seconds", time.perf_counter() - start)
+        return decoded
+
+    def refused(self, signal: Signal[Any], reason: str) -> None:
+        """Count a request that is answered with an error."""
+        self._count(signal, "assay_requests_refused_total", 1, reason=reason)
+
+    async def _decoded(self, request: Request[T]) -> Decoded[T]:
+        args = request.codec, request.body, self._limits
+        try:
+            return decode(*args) if len(request.body) < LARGE else await self._beside(decode, *args)
+        except RequestRefused:
+            raise
+        except Exception as error:  # the same bytes would meet it again
+            log_once("the collector failed on a request, which is refused", error)
+            raise Permanent("decoding", f"the collector failed on this request: {error!r:.200}") from error
+
+    async def _kept(self, request: Request[T], decoded: Decoded[T]) -> None:
+        start = time.perf_counter()
+        refusals = 0
+        for keeper in self._keepers:
+            try:
+                refused = await keeper.keep(request, decoded.items)
+            except Exception as error:
+                raise from_store(error) from error
+            for refusal in refused:
+                decoded.refuse(refusal)
+            refusals += len(refused)
+        self._metrics.observe("assay_commit_seconds", time.perf_counter() - start)
+        self._count(request.signal, "assay_stored_total", len(decoded.items) - refusals)
+
+    def _count_refused(self, signal: Signal[Any], decoded: Decoded[Any]) -> None:
+        if decoded.refused:
+            for reason, count in decoded.refused_by_reason.items():
+                self._count(signal, "assay_refused_total", count, reason=reason)
+        for dialect, count in decoded.faults.items():
+            self._metrics.add("assay_dialect_errors_total", count, dialect=dialect)
+
+    def _count(self, signal: Signal[Any], name: str, amount: float, **labels: str) -> None:
+        self._metrics.add(name, amount, signal=signal.name, **labels)

@@ -1,0 +1,69 @@
+"""Where what was taken in goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from assay.collector.dialects import Amendment
+from assay.collector.errors import Refused
+from assay.collector.intake._beside import Beside
+from assay.collector.intake._errors import ItemRefused
+from assay.collector.intake._signal import Request
+from assay.collector.records import Feedback, Run
+from assay.collector.stores import Store
+
+MANY = 500  # runs, from which on they are encoded beside the event loop
+Refusals = Sequence[ItemRefused]
+
+
+class Keeper(Protocol):
+    """Keeps what a request brought, or passes it on (its items, or `request.body` as it came)."""
+
+    async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
+        """Return when the items are durable, with the reasons why single ones are not; raise when none is."""
+
+
+class StoreKeeper:
+    """Keeps runs, feedback and amendments in a store."""
+
+    def __init__(self, store: Store, beside: Beside) -> None:
+        self._store, self._beside = store, beside
+        # Stores that write in a thread of their own need no second one to wait for it
+        self._append: Callable[[Sequence[Run]], Any] | None = getattr(store, "append_async", None)
+        self._kinds: dict[str, Callable[[Sequence[Any]], Awaitable[Refusals]]] = {
+            "traces": self._runs,
+            "logs": self._logs,
+        }
+
+    async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
+        """See `Keeper`; what is kept depends on the signal."""
+        return await self._kinds[request.signal.name](items)
+
+    async def _runs(self, runs: Sequence[Run]) -> Refusals:
+        if self._append is None:
+            await asyncio.to_thread(self._store.append, runs)
+        else:
+            few = len(runs) < MANY
+            await asyncio.wrap_future(self._append(runs) if few else await self._beside(self._append, runs))
+        return ()
+
+    async def _logs(self, items: Sequence[Feedback | Amendment]) -> Refusals:
+        return await asyncio.to_thread(self._feedback_and_content, items)
+
+    def _feedback_and_content(self, items: Sequence[Feedback | Amendment]) -> Refusals:
+        feedback = [item for item in items if isinstance(item, Feedback)]
+        if feedback:
+            self._store.add_feedback(feedback)
+        refusals = (self._amend(item) for item in items if isinstance(item, Amendment))
+        return [refusal for refusal in refusals if refusal]
+
+    def _amend(self, content: Amendment) -> ItemRefused | None:
+        store: Any = self._store
+        try:
+            if store.amend(content.trace_id, content.span_id, content.fields):
+                return None
+        except Refused as error:
+            return ItemRefused("refused", str(error))
+        return ItemRefused("no_span", f"span {content.span_id!r} of trace {content.trace_id!r} is not here")

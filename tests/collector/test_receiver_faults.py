@@ -1,0 +1,110 @@
+"""Our own mistakes: an exception in one dialect, reader or decoder costs no neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from assay.collector._metrics import Metrics
+from assay.collector.dialects import DIALECTS, LOG_DIALECTS, Draft, RawSpan, read
+from assay.collector.intake import Limits, Receiver, _protobuf
+from assay.collector.intake._http import Route
+from assay.collector.intake._logs import LOGS, read_item
+from assay.collector.intake._signal import Signal
+from assay.collector.intake._traces import TRACES
+from assay.collector.records import Run
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.making import run
+from collector.otlp import altered, attribute, log_record, logs_request, post, rejected, rejected_logs, request, span
+
+ROOT = run()
+
+
+def vendor(draft: Draft) -> None:
+    """What an eleventh dialect may get wrong."""
+    if "vendor" in draft.namespaces:
+        draft.attributes["vendor.list"].get("x")
+
+
+def fails(*args: Any) -> Any:
+    raise KeyError("ours")
+
+
+@dataclass
+class Outcome:
+    answer: httpx.Response
+    stored: Mapping[str, int]
+    numbers: list[str]  # of /metrics
+
+
+def outcome(path: Path, signal: Signal[Any], body: bytes, *runs: Run) -> Outcome:
+    """What becomes of one request to a real store that holds some runs."""
+    metrics = Metrics()
+    with SQLiteStore(path / "a.db") as store:
+        store.append(runs)
+        receiver = Receiver(store, metrics)
+        answer = post(Route(receiver, signal), body)
+        receiver.close()
+        return Outcome(answer, store.count(), metrics.text().splitlines())
+
+
+def test_a_dialect_that_fails_loses_no_span(tmp_path):
+    signal = altered(TRACES, read=partial(read, dialects=[*DIALECTS, vendor]))
+    found = outcome(tmp_path, signal, request(span(), span(attributes=[attribute("vendor.list", "s")])))
+    assert (found.answer.status_code, found.answer.content, found.stored["spans"]) == (200, b"", 2)
+    assert 'assay_dialect_errors_total{dialect="vendor"} 1' in found.numbers
+
+
+def test_a_span_on_which_we_fail_is_told_and_its_neighbours_are_kept(tmp_path):
+    def raw_span(item: Span, *args: Any) -> RawSpan:
+        return fails() if item.name == "bad" else _protobuf.raw_span(item, *args)
+
+    found = outcome(tmp_path, altered(TRACES, raw=raw_span), request(span("bad"), span(), span("bad")))
+    assert rejected(found.answer.content) == (2, "2 × the collector failed: KeyError('ours')")
+    assert (found.answer.status_code, found.stored["spans"]) == (200, 1)
+    assert 'assay_refused_total{signal="traces",reason="internal"} 2' in found.numbers
+
+
+def test_a_resource_on_which_we_fail_costs_its_own_spans(tmp_path):
+    def resource(message: Resource, limits: Limits) -> dict:
+        return fails() if message.attributes else {}
+
+    bad = ExportTraceServiceRequest.FromString(request(span(), span()))
+    bad.resource_spans[0].resource.attributes.append(attribute("a", "b"))
+    found = outcome(tmp_path, altered(TRACES, resource=resource), bad.SerializeToString() + request(span()))
+    assert rejected(found.answer.content) == (2, "2 × resource: the collector failed: KeyError('ours')")
+    assert found.stored["spans"] == 1
+
+
+def test_a_request_on_which_we_fail_as_a_whole_is_not_to_be_sent_again(tmp_path):
+    found = outcome(tmp_path, altered(TRACES, parse=fails), request(span()))
+    assert (found.answer.status_code, found.answer.headers.get("retry-after")) == (500, None)
+    assert Status.FromString(found.answer.content).code == 13
+    assert 'assay_requests_refused_total{signal="traces",reason="decoding"} 1' in found.numbers
+
+
+def test_a_reader_of_log_records_that_fails_leaves_them_to_the_others(tmp_path):
+    signal = altered(LOGS, read=partial(read_item, dialects=[fails, *LOG_DIALECTS]))
+    score = [attribute("gen_ai.evaluation.name", "k"), attribute("gen_ai.evaluation.score.label", "good")]
+    good = log_record(ROOT.trace_id, ROOT.span_id, event_name="gen_ai.evaluation.result", attributes=score)
+    found = outcome(tmp_path, signal, logs_request(good, log_record(ROOT.trace_id, ROOT.span_id)), ROOT)
+    assert rejected_logs(found.answer.content) == (1, "1 × the collector failed: KeyError('ours')")
+    assert found.stored["feedbacks"] == 1
+    assert 'assay_dialect_errors_total{dialect="fails"} 2' in found.numbers
+
+
+def test_a_store_that_fails_is_to_be_asked_again(tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store:
+        receiver = Receiver(store)
+    answer = post(receiver.traces, request(span()))
+    assert (answer.status_code, Status.FromString(answer.content).code) == (503, 14)
+    assert int(answer.headers["retry-after"]) >= 1

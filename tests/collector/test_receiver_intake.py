@@ -1,0 +1,195 @@
+"""Taking in, without a transport: where the work is done, who keeps, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from assay.collector._metrics import Metrics
+from assay.collector.dialects import RawSpan, read
+from assay.collector.errors import Refused, Unavailable
+from assay.collector.intake import Limits
+from assay.collector.intake._beside import Beside
+from assay.collector.intake._decoded import Decoded, check_ids, check_time
+from assay.collector.intake._errors import ItemRefused, Permanent, Retryable
+from assay.collector.intake._intake import LARGE, Intake
+from assay.collector.intake._keep import MANY, StoreKeeper
+from assay.collector.intake._signal import Request
+from assay.collector.intake._traces import TRACES
+from assay.collector.records import Run
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.making import run
+from collector.otlp import PROTOBUF, altered, attribute, request, span
+
+
+class Kept:
+    """A keeper that remembers what it was given."""
+
+    def __init__(self, *refusals: ItemRefused) -> None:
+        self.requests: list[bytes] = []
+        self.items: list[Any] = []
+        self.refusals = refusals
+
+    async def keep(self, request: Request[Any], items: Sequence[Any]) -> Sequence[ItemRefused]:
+        self.requests.append(request.body)
+        self.items += items
+        return self.refusals
+
+
+class Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def keep(self, request: Request[Any], items: Sequence[Any]) -> Sequence[ItemRefused]:
+        raise self.error
+
+
+def take(body: bytes, *keepers: Any, metrics: Metrics | None = None, signal: Any = TRACES) -> Decoded[Run]:
+    beside = Beside()
+    intake = Intake(keepers, beside, metrics or Metrics(), Limits())
+    try:
+        return asyncio.run(intake.take(Request(signal, signal.protobuf, body)))
+    finally:
+        beside.close()
+
+
+def test_every_keeper_gets_the_request_and_its_items():
+    first, second, body = Kept(), Kept(), request(span("a"), span("b"))
+    take(body, first, second)
+    assert [item.name for item in first.items] == ["a", "b"]
+    assert (second.items, second.requests) == (first.items, [body])
+
+
+def test_a_request_of_nothing_is_handed_to_nobody():
+    kept, metrics = Kept(), Metrics()
+    assert take(request(span(trace_id=b"")), kept, metrics=metrics).refused_count == 1
+    assert kept.requests == []
+    assert "assay_commit_seconds_count" not in metrics.text()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason", "retry_after"),
+    [
+        (Unavailable("full", 7.0), Retryable, "unavailable", 7.0),
+        (Refused("newer file"), Permanent, "refused", None),
+        (ZeroDivisionError("ours"), Retryable, "internal", 5.0),
+    ],
+)
+def test_what_a_keeper_cannot_do_is_permanent_or_retryable(error, kind, reason, retry_after):
+    with pytest.raises(kind) as refused:
+        take(request(span()), Failing(error))
+    assert (refused.value.reason, getattr(refused.value, "retry_after", None)) == (reason, retry_after)
+
+
+def test_what_is_kept_and_refused_is_counted_once():
+    metrics = Metrics()
+    take(request(span(), span(), span(trace_id=b"")), Kept(ItemRefused("no_span", "x")), Kept(), metrics=metrics)
+    assert metrics.value("assay_received_total") == 3
+    assert metrics.value("assay_refused_total", signal="traces", reason="ids") == 1
+    assert metrics.value("assay_refused_total", signal="traces", reason="no_span") == 1
+    assert metrics.value("assay_stored_total") == 1
+
+
+def test_what_was_refused_is_counted_although_the_rest_could_not_be_kept():
+    metrics = Metrics()
+    with pytest.raises(Retryable):
+        take(request(span(), span(trace_id=b"")), Failing(OSError()), metrics=metrics)
+    assert (metrics.value("assay_refused_total"), metrics.value("assay_stored_total")) == (1, 0)
+
+
+@pytest.mark.parametrize(("size", "thread"), [(LARGE - 1, "MainThread"), (LARGE, "assay-large_0")])
+def test_large_bodies_are_decoded_beside_the_event_loop(size, thread):
+    threads = []
+
+    def read_here(raw: RawSpan, *args: Any) -> Run:
+        threads.append(threading.current_thread().name)
+        return read(raw, *args)
+
+    short = request(span(attributes=[attribute("a", "x" * 300_000)]))
+    body = request(span(attributes=[attribute("a", "x" * (300_000 + size - len(short)))]))
+    assert len(body) == size
+    take(body, Kept(), signal=altered(TRACES, read=read_here))
+    assert threads == [thread]
+
+
+class Encoding(SQLiteStore):
+    """Tells where runs are encoded."""
+
+    thread = ""
+
+    def append_async(self, runs: Sequence[Run]) -> Any:
+        self.thread = threading.current_thread().name
+        return super().append_async(runs)
+
+
+@pytest.mark.parametrize(("many", "thread"), [(MANY - 1, "MainThread"), (MANY, "assay-large_0")])
+def test_many_runs_are_encoded_beside_the_event_loop(tmp_path, many, thread):
+    beside = Beside()
+    with Encoding(tmp_path / "a.db") as store:
+        keep = StoreKeeper(store, beside).keep
+        runs = [run() for _ in range(many)]
+        assert asyncio.run(keep(Request(TRACES, TRACES.protobuf, b""), runs)) == ()
+        assert (store.thread, store.count()["spans"]) == (thread, many)
+    beside.close()
+
+
+def test_a_store_that_only_waits_is_waited_for_beside_the_event_loop():
+    class Plain:
+        def append(self, runs: Sequence[Run]) -> None:
+            self.runs, self.thread = list(runs), threading.current_thread()
+
+    store, given = Plain(), [run()]
+    asyncio.run(StoreKeeper(store, Beside()).keep(Request(TRACES, TRACES.protobuf, b""), given))
+    assert store.runs == given
+    assert store.thread is not threading.main_thread()
+
+
+def large_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("assay-large")]
+
+
+def test_the_thread_for_large_bodies_ends_with_the_server(tmp_path):
+    body = request(*[span(attributes=[attribute("a", "x" * LARGE)]) for _ in range(9)])
+    with SQLiteStore(tmp_path / "a.db") as store:
+        with Server(store) as server:
+            httpx.post(f"{server.url}/v1/traces", content=body, headers={"content-type": PROTOBUF})
+            assert len(large_threads()) == 1
+        assert large_threads() == []
+
+
+@pytest.mark.parametrize("time_ns", [0, 2**63 - 1])
+def test_times_that_a_store_can_hold(time_ns):
+    assert check_time(time_ns) == time_ns
+
+
+@pytest.mark.parametrize("time_ns", [-1, 2**63])
+def test_times_that_no_store_can_hold(time_ns):
+    with pytest.raises(ItemRefused, match=f"time {time_ns} is not within"):
+        check_time(time_ns)
+
+
+@pytest.mark.parametrize(("parent", "found"), [("", None), ("0" * 16, None), ("ab" * 8, "ab" * 8)])
+def test_zeros_are_no_parent(parent, found):
+    assert check_ids("1" * 32, "2" * 16, parent) == found
+
+
+@pytest.mark.parametrize("ids", [("1" * 31, "2" * 16, ""), ("1" * 32, "2" * 17, ""), ("1" * 32, "2" * 16, "3" * 15)])
+def test_ids_of_another_length_are_none(ids):
+    with pytest.raises(ItemRefused, match="bytes"):
+        check_ids(*ids)
+
+
+def test_the_reasons_told_are_the_three_most_frequent():
+    decoded = Decoded[Run]()
+    for reason, count in (("a", 1), ("b", 2), ("c", 3)):
+        decoded.refuse(ItemRefused("x", reason), count=count)
+    assert decoded.reason == "3 × c; 2 × b; 1 × a"
+    decoded.refuse(ItemRefused("y", "d"), "resource: ", 4)
+    assert decoded.reason == "4 × resource: d; 3 × c; 2 × b; …"
+    assert (decoded.refused_count, decoded.refused_by_reason) == (10, {"x": 6, "y": 4})
