@@ -41,9 +41,9 @@ def window(since_ns: int, until_ns: int) -> Window:
 
 def filled(buckets: Sequence[Bucket], view: Window) -> list[Bucket]:
     """The buckets in order, empty ones where the store has none."""
-    found = {(bucket.start_ns - view.since_ns) // view.width_ns: bucket for bucket in buckets}
+    by_place = {(bucket.start_ns - view.since_ns) // view.width_ns: bucket for bucket in buckets}
     starts = range(view.since_ns, view.until_ns, view.width_ns)
-    return [found.get(i) or Bucket(start_ns=start, width_ns=view.width_ns) for i, start in enumerate(starts)]
+    return [by_place.get(i) or Bucket(start_ns=start, width_ns=view.width_ns) for i, start in enumerate(starts)]
 
 
 def bars(values: Sequence[float], top: float | None = None) -> list[Bar]:

@@ -77,7 +77,7 @@ def experiment(store: Store, request: Request) -> Response:
         page_size=PAGE,
         result=aggregates(store, [found]).get(found.id),
         chips=_feedback.by_trace(store, [row.trace for row in shown]),
-        of_whole=_feedback.newest(store.feedbacks(target=Target(experiment_id=found.id))),
+        of_whole=_feedback.latest(store.feedbacks(target=Target(experiment_id=found.id))),
         others=[other for other in store.experiments(dataset=found.dataset, limit=20) if other.id != found.id],
     )
 

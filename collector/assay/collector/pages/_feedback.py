@@ -24,8 +24,8 @@ class Chip:
     def hint(self) -> str:
         """What the pointer sees without opening it."""
         item = self.feedback
-        said = item.error or item.comment or ""
-        return f"{item.key}: {item.outcome if item.outcome != 'score' else self.text}" + (f", {said}" if said else "")
+        why = item.error or item.comment or ""
+        return f"{item.key}: {item.outcome if item.outcome != 'score' else self.text}" + (f", {why}" if why else "")
 
 
 def chip(feedback: Feedback, more: int = 0) -> Chip:
@@ -42,13 +42,13 @@ def chip(feedback: Feedback, more: int = 0) -> Chip:
     return Chip(feedback, both, float(feedback.score) if inside else None, more)
 
 
-def newest(feedback: Iterable[Feedback]) -> dict[str, Chip]:
-    """The newest feedback per key, with how many others there are."""
+def latest(feedback: Iterable[Feedback]) -> dict[str, Chip]:
+    """The last word per key, whoever said it, with how many others there are (`statistics.newest` is everybody's)."""
     groups: dict[str, list[Feedback]] = {}
     for item in feedback:
         groups.setdefault(item.key, []).append(item)
-    latest = {key: max(group, key=lambda item: item.created_ns) for key, group in groups.items()}
-    return {key: chip(latest[key], len(groups[key]) - 1) for key in sorted(groups)}
+    last = {key: max(group, key=lambda item: item.created_ns) for key, group in groups.items()}
+    return {key: chip(last[key], len(groups[key]) - 1) for key in sorted(groups)}
 
 
 def voices(feedback: Iterable[Feedback]) -> list[Chip]:
@@ -60,16 +60,16 @@ def by_trace(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str
     """The newest feedback per trace and key, in one query for all the traces of a page."""
     if not traces:
         return {}
-    found: dict[str, list[Feedback]] = {}
+    by_id: dict[str, list[Feedback]] = {}
     cursor = None
     for _ in range(5):  # at most 5,000 feedbacks on a page
         page = store.feedbacks(trace_ids=tuple(trace.trace_id for trace in traces), limit=1000, cursor=cursor)
         for item in page:
-            found.setdefault(item.target.trace_id or "", []).append(item)
+            by_id.setdefault(item.target.trace_id or "", []).append(item)
         cursor = page.next
         if cursor is None:
             break
-    return {trace_id: newest(items) for trace_id, items in found.items()}
+    return {trace_id: latest(items) for trace_id, items in by_id.items()}
 
 
 def columns(chips: Mapping[str, Mapping[str, Chip]], most: int = 5) -> list[str]:
