@@ -84,7 +84,10 @@ class FeedbackStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Aggregate over the traces that start in [start_ns, start_ns + width_ns)."""
+    """Aggregate over the traces that start in [start_ns, start_ns + width_ns).
+
+    Percentiles are the nearest rank (`statistics.percentile`); feedback counts once per place (`statistics.newest`).
+    """
 
     start_ns: int
     width_ns: int
