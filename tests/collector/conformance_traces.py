@@ -567,7 +567,7 @@ def test_aggregates_count_outcomes_apart_and_newest_versions_only(store: Store) 
     )
     k, label = store.aggregate()[0].feedback
     assert (k.n, k.mean, k.minimum, k.maximum, k.failed, k.skipped) == (2, 0.75, 0.5, 1.0, 1, 1)
-    assert (label.n, label.mean, label.labels) == (1, None, {"x": 1})
+    assert (label.n, label.labelled, label.mean, label.labels) == (0, 1, None, {"x": 1})
 
 
 def test_two_peoples_votes_both_count(store: Store) -> None:

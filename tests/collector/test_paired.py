@@ -4,6 +4,7 @@ import pytest
 
 from assay.collector.statistics import paired
 
+numpy = pytest.importorskip("numpy")
 stats = pytest.importorskip("scipy.stats")
 
 
@@ -23,9 +24,39 @@ def test_the_interval_is_that_of_the_t_distribution(n):
     )
 
 
-@pytest.mark.parametrize("n", [13, 60, 3000])
+def steps(n):
+    """Differences in tenths that lean a little to one side."""
+    return [((i * 7919) % 13) * 10 - 56 for i in range(n)]
+
+
+def exact_p(tenths):
+    """The share of all 2^n sign patterns whose sum is at least as far from 0: the distribution, one sign at a time."""
+    reach = sum(map(abs, tenths))
+    ways = numpy.zeros(2 * reach + 1)
+    ways[reach] = 1.0
+    for step in tenths:
+        ways = (numpy.roll(ways, step) + numpy.roll(ways, -step)) / 2
+    sums = numpy.abs(numpy.arange(-reach, reach + 1))
+    return float(ways[sums >= abs(sum(tenths))].sum())
+
+
+@pytest.mark.parametrize(
+    ("n", "tolerance"), [(2, 1e-12), (11, 1e-12), (12, 1e-12), (13, 0.01), (60, 0.01), (400, 0.01)]
+)
+def test_the_p_is_the_share_of_sign_patterns_that_go_as_far(n, tolerance):
+    tenths = steps(n)
+    assert paired([step / 100 for step in tenths]).p == pytest.approx(exact_p(tenths), abs=tolerance)
+
+
+@pytest.mark.parametrize(("n", "tolerance"), [(1000, 0.012), (1001, 0.002)])
+def test_beyond_a_thousand_differences_the_normal_distribution_is_as_good(n, tolerance):
+    tenths = [(i * 37) % 41 - 20 + (i < 400) or 1 for i in range(n)]
+    assert paired([step / 10 for step in tenths]).p == pytest.approx(exact_p(tenths), abs=tolerance)
+
+
+@pytest.mark.parametrize("n", [13, 60])
 def test_many_differences_are_as_significant_as_scipy_finds(n):
-    differences = [((i * 7919) % 13 - 5.6) / 10 for i in range(n)]
+    differences = [step / 100 for step in steps(n)]
     expected = stats.permutation_test(
         (differences,),
         lambda d, axis: d.mean(axis),
@@ -35,6 +66,21 @@ def test_many_differences_are_as_significant_as_scipy_finds(n):
         rng=1,
     ).pvalue
     assert paired(differences).p == pytest.approx(expected, abs=0.015)
+
+
+def test_the_p_is_the_same_every_time_and_in_either_direction():
+    differences = [step / 100 for step in steps(60)]
+    assert paired(differences).p == paired(differences).p == paired([-step for step in differences]).p
+
+
+def test_what_sampling_never_sees_is_rare_and_not_impossible():
+    assert 0 < paired([1.0] * 40).p < 0.001
+
+
+def test_pairs_without_a_difference_change_the_interval_and_not_the_p():
+    some, more = paired([0.1, 0.2, 0.4, -0.1]), paired([0.1, 0.2, 0.4, -0.1, 0.0, 0.0])
+    assert (some.p, more.n) == (more.p, 6)
+    assert (some.low, some.high) != (more.low, more.high)
 
 
 def test_no_difference_is_no_significance():

@@ -1,13 +1,18 @@
 """One evaluator object in `evaluate()`, by hand on a stored trace, and in a test; what goes wrong shows in every aggregate."""
 
 import asyncio
+import secrets
 import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from assay.collector.records import Example
+from assay.collector.records import Example, Feedback, FeedbackStats, Run, Target
+from assay.collector.records import Experiment as Record
 from assay.collector.statistics import newest, summarise
-from assay.evaluators import evaluate, evaluator, get, score
+from assay.evaluators import Experiment, evaluate, evaluator, get, score
+from assay.evaluators.engine._tally import Tallies
 from assay.tracer import trace
 
 DATASET = [
@@ -135,3 +140,98 @@ def test_a_default_stands_in_for_the_outputs_of_a_failed_run(store):
     assert evaluate(DATASET, answer, [judge], store=store, progress=False).summary()["there"].mean == pytest.approx(
         2 / 3
     )
+
+
+# one tally, whoever asks
+
+
+def unsure(outputs):
+    return 1.0 if outputs == "answer 0" else "cannot tell"
+
+
+def test_labels_are_no_zeros_in_any_mean(store):
+    experiment = evaluate(DATASET, lambda q: f"answer {q[-1]}", [unsure], store=store, progress=False)
+    [stored] = store.aggregate(experiment=experiment.id)[0].feedback
+    read_back = Experiment.load(store, experiment.id).summary()["unsure"]
+    for stats in (experiment.summary()["unsure"], read_back, stored):
+        assert (stats.n, stats.mean, stats.labelled, stats.labels) == (1, 1.0, 2, {"cannot tell": 2})
+
+
+def test_the_table_tells_scores_from_labels(store):
+    kind = evaluator(key="kind")(lambda outputs: "short")
+    experiment = evaluate(DATASET, lambda q: f"answer {q[-1]}", [unsure, kind], store=store, progress=False)
+    table = str(experiment.summary())
+    assert "│ unsure │ 1, 2 labels │       1 │" in table
+    assert "│ kind   │    3 labels │ short 3 │" in table
+
+
+def test_the_latencies_are_those_of_the_store(store):
+    experiment = evaluate(DATASET, lambda q: time.sleep(int(q[-1]) / 500), ["exact"], store=store, progress=False)
+    [bucket] = store.aggregate(experiment=experiment.id)
+    summary = experiment.summary()
+    assert (summary.p50_ms, summary.p95_ms) == (bucket.p50_ms, bucket.p95_ms)
+
+
+VALUES = st.sampled_from([{"score": True}, {"score": False}, {"label": "a"}, {"score": 0.5, "label": "b"}]) | st.one_of(
+    st.floats(-9, 9).map(lambda score: {"score": score}),
+    st.just({"outcome": "error", "error": "E"}),
+    st.just({"outcome": "skip", "comment": "nothing"}),
+)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "run": st.integers(0, 2),
+            "at": st.sampled_from([{}, {"span_id": "a" * 16}, {"span_id": "a" * 16, "document": 1}]),
+            "key": st.sampled_from(["k", "l"]),
+            "who": st.sampled_from([{}, {"author": "ann"}, {"author": "bob"}, {"rule": "r"}, {"rule": "s"}]),
+            "source": st.sampled_from(["human", "code"]),
+            "version": st.sampled_from([None, "1", "2"]),
+            "own_id": st.booleans(),
+            "value": VALUES,
+        }
+    ),
+    max_size=25,
+)
+
+
+def feedback_of(rows, runs):
+    """Feedback as drawn, the later the newer; a repeat may have an id of its own, or that which it derives."""
+    for age, row in enumerate(rows):
+        yield Feedback(
+            target=Target(trace_id=runs[row["run"]].trace_id, **row["at"]),
+            key=row["key"],
+            source=row["source"],
+            version=row["version"],
+            created_ns=age + 1,
+            id=secrets.token_hex(16) if row["own_id"] else "",
+            **row["who"],
+            **row["value"],
+        )
+
+
+def shared(stats):
+    """What every aggregate says: a store knows no thresholds. SQL's sums are rounded, the others exact."""
+    fields = {name: getattr(stats, name) for name in FeedbackStats.__slots__ if name != "passed"}
+    return {**fields, "mean": pytest.approx(stats.mean, abs=1e-12)}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(ROWS, st.integers(0, 25))
+def test_streamed_at_once_stored_and_read_back_are_the_same(store, rows, cut):
+    record = Record(id=secrets.token_hex(16), name="e", dataset="d")
+    runs = [Run(trace_id=secrets.token_hex(16), span_id="b" * 16, name="r", experiment_id=record.id) for _ in range(3)]
+    feedback = list(feedback_of(rows, runs))
+    store.save_experiment(record)
+    store.append(runs)
+    for part in (feedback[:cut], feedback[cut:]):
+        store.add_feedback(part)
+    at_once = {key: shared(stats) for key, stats in summarise(newest(feedback)).items()}
+    streamed = Tallies()
+    for run in runs:
+        for one in newest(one for one in feedback if one.target.trace_id == run.trace_id):
+            streamed.add_feedback(one, "example")
+    [bucket] = store.aggregate(experiment=record.id)
+    read_back = Experiment.load(store, record.id).summary()
+    assert {key: shared(of_key.tally.stats(key)) for key, of_key in streamed.in_order()} == at_once
+    assert {stats.key: shared(stats) for stats in bucket.feedback} == at_once
+    assert {key: shared(stats) for key, stats in read_back.items()} == at_once

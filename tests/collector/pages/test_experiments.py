@@ -1,7 +1,8 @@
 import re
 from dataclasses import replace
 
-from collector.pages.scene import experiment
+from assay.collector.records import Feedback, Target
+from collector.pages.scene import EXAMPLES, experiment
 
 
 def test_a_store_without_experiments_says_how_to_make_one(client):
@@ -15,6 +16,26 @@ def test_the_list_shows_means_with_n_and_failed(store, client):
     text = client.get("/experiments").text
     assert '<span class="mean">1</span>' in text
     assert '<span>n 1</span><span class="failed">1 failed</span>' in text
+
+
+def test_labels_are_told_beside_the_scores_and_are_no_zeros(store, client):
+    made = experiment(store, "first", (1.0, 1.0))
+    for summary in store.traces(experiment=made.id):
+        target = Target(trace_id=summary.trace_id)
+        store.add_feedback([Feedback(target=target, key="exact", label="cannot tell", rule="judge")])
+    for address in ("/experiments", "/experiments/id-first"):
+        text = client.get(address).text
+        assert "<span>n 2</span><span>2 labels</span>" in text
+        assert '<span class="mean">1</span>' in text
+
+
+def test_a_key_with_labels_only_shows_how_often_and_no_n_of_nothing(store, client):
+    made = experiment(store, "first", (1.0, 1.0))
+    summary = store.traces(experiment=made.id).items[0]
+    store.add_feedback([Feedback(target=Target(trace_id=summary.trace_id), key="tone", label="kind")])
+    text = client.get("/experiments/id-first").text
+    assert '<span class="labels"><span>kind <b>1</b></span></span>' in text
+    assert '<span class="tally"><span>1 label</span></span>' in text
 
 
 def test_one_experiment_shows_example_by_example(store, client):
@@ -79,6 +100,38 @@ def test_failures_take_no_part_in_differences(store, client):
     text = client.get("/compare?ids=id-first,id-second").text
     assert "<span>0 higher</span><span>0 lower</span><span>1 same</span>" in text
     assert "No differences" in text
+
+
+def test_examples_that_one_side_alone_has_scored_are_counted(store, client):
+    experiment(store, "first", (1.0, None))
+    experiment(store, "second", (1.0, 1.0))
+    assert "<span>1 same</span>" in (text := client.get("/compare?ids=id-first,id-second").text)
+    assert ">1 without a pair</span>" in text
+
+
+def test_an_interval_and_a_p_stand_beside_what_moved(store, client):
+    experiment(store, "first", (1.0, 0.0))
+    experiment(store, "second", (1.0, 1.0))
+    text = client.get("/compare?ids=id-first,id-second").text
+    assert "<span>95 %: −5.85 to +6.85</span><span>p 1.000</span>" in text
+    assert "without a pair" not in text
+
+
+def test_two_sides_without_a_common_example_have_no_difference(store, client):
+    experiment(store, "first", (1.0, None))
+    experiment(store, "second", (None, 1.0))
+    text = client.get("/compare?ids=id-first,id-second").text
+    assert '<td class="c-change" data-key="difference"><span class="muted">–</span></td>' in text
+
+
+def test_the_most_different_example_comes_first_by_the_share_of_each_keys_range(store, client):
+    first, second = experiment(store, "first", (0.0, 0.0)), experiment(store, "second", (0.4, 0.0))
+    for made, score in ((first, 0.0), (second, 100.0)):
+        summary = next(trace for trace in store.traces(experiment=made.id) if trace.example_id == EXAMPLES[1].id)
+        store.add_feedback([Feedback(target=Target(trace_id=summary.trace_id), key="length", score=score)])
+    text = client.get(f"/compare?ids={first.id},{second.id}").text.split("Where they differ")[1]
+    assert "2 of 2 examples" in text
+    assert text.index("A mutable sequence.") < text.index("An immutable sequence.")
 
 
 def test_too_few_or_too_many_or_unknown_experiments(store, client):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector import statistics
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.pages import _experiments
 from assay.collector.pages.kit import chips, render
 from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary
-from assay.collector.statistics import Paired, paired
 from assay.collector.stores import Store
 
 _MOST_SIDES, _SHOWN = 5, 50
@@ -22,26 +22,16 @@ _MOST_SIDES, _SHOWN = 5, 50
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the experiments: its results, and its traces by example."""
+    """One of the experiments: its results, its traces by example, and their mean scores by example and key."""
 
     experiment: Experiment
     result: Bucket | None
     rows: Mapping[str, Sequence[_experiments.Row]]
+    scores: statistics.Scores
 
     def stats(self, key: str) -> FeedbackStats | None:
         """This side's aggregate of one key."""
         return next((stats for stats in self.result.feedback if stats.key == key), None) if self.result else None
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """How a side stands to the first one under a key, over the examples that both have scored."""
-
-    difference: float | None
-    higher: int = 0
-    lower: int = 0
-    same: int = 0
-    test: Paired | None = None  # whether the difference is more than chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +50,8 @@ def compare(store: Store, request: Request) -> Response:
     sides = load(store, request.query_params.getlist("ids"))
     keys = sorted({stats.key for side in sides if side.result for stats in side.result.feedback})
     wanted = request.query_params.get("key") or None
-    rows = differences(sides, [wanted] if wanted in keys else keys)
+    contrasts = [statistics.compare(sides[0].scores, side.scores, rising(sides)) for side in sides[1:]]
+    rows = differences(sides, contrasts[-1], [wanted] if wanted in keys else keys) if contrasts else []
     shown = rows[:_SHOWN]
     traces = [trace for row in shown for trace in row.traces if trace]
     return render.html(
@@ -72,9 +63,8 @@ def compare(store: Store, request: Request) -> Response:
         rows=shown,
         differing=len(rows),
         examples=len({id for side in sides for id in side.rows}),
-        rising=rising(sides),
         settings=settings(sides),
-        changes={key: [change(sides[0], side, key) for side in sides[1:]] for key in keys},
+        contrasts=contrasts,
         chips=chips.by_trace(store, traces),
         choices=[] if len(sides) > 1 else store.experiments(limit=100),
     )
@@ -85,72 +75,55 @@ def load(store: Store, asked: Sequence[str]) -> list[Side]:
     names = [name.strip() for part in asked for name in part.split(",") if name.strip()]
     if len(names) > _MOST_SIDES:
         raise Refused(f"at most {_MOST_SIDES} experiments fit side by side, not {len(names)}")
-    found = [store.experiment(name) for name in dict.fromkeys(names)]
-    results = _experiments.aggregates(store, found)
-    return [Side(experiment, results.get(experiment.id), _by_example(store, experiment)) for experiment in found]
+    experiments = [store.experiment(name) for name in dict.fromkeys(names)]
+    results = _experiments.aggregates(store, experiments)
+    return [_side(store, experiment, results.get(experiment.id)) for experiment in experiments]
 
 
-def _by_example(store: Store, experiment: Experiment) -> dict[str, list[_experiments.Row]]:
+def _side(store: Store, experiment: Experiment, result: Bucket | None) -> Side:
     rows: dict[str, list[_experiments.Row]] = defaultdict(list)
     for row in _experiments.load(store, experiment, Filter(experiment=experiment.id)):
         rows[row.trace.example_id or row.trace.trace_id].append(row)
-    return dict(rows)
+    return Side(experiment, result, rows, statistics.by_example(_scores(rows)))
 
 
-def mean_score(rows: Sequence[_experiments.Row], key: str) -> float | None:
-    """The mean over an example's repetitions; None without any score."""
-    found = [row.trace.feedback.get(key) for row in rows]
-    scores = [float(value) for value in found if isinstance(value, (int, float))]
-    return sum(scores) / len(scores) if scores else None
-
-
-def pairs(first: Side, other: Side, key: str) -> dict[str, float]:
-    """Per example that both have scored under the key: the other's score minus the first's."""
-    found = {}
-    for example_id in first.rows.keys() & other.rows.keys():
-        before, after = mean_score(first.rows[example_id], key), mean_score(other.rows[example_id], key)
-        if before is not None and after is not None:
-            found[example_id] = after - before
-    return found
-
-
-def change(first: Side, other: Side, key: str) -> Change:
-    """The mean of the pairs' differences, and how many went up, down, or stayed."""
-    found = sorted(pairs(first, other, key).values())
-    if not found:
-        return Change(None)
-    up, down = sum(value > 1e-9 for value in found), sum(value < -1e-9 for value in found)
-    return Change(sum(found) / len(found), up, down, len(found) - up - down, paired(found))
+def _scores(rows: Mapping[str, Sequence[_experiments.Row]]) -> Iterator[tuple[str, str, float]]:
+    for example_id, of_example in rows.items():
+        for row in of_example:
+            for key, value in row.trace.feedback.items():
+                if isinstance(value, (int, float)):
+                    yield example_id, key, float(value)
 
 
 def rising(sides: Sequence[Side]) -> dict[str, bool]:
     """Per key whether a higher score is the better one, as far as the experiments' evaluators have said."""
-    said = [evaluator.get("metrics") for side in sides for evaluator in side.experiment.evaluators]
-    metrics = [metric for found in said if isinstance(found, list) for metric in found if isinstance(metric, dict)]
-    return {str(metric["key"]): metric.get("higher_is_better") is not False for metric in metrics if "key" in metric}
+    evaluators = [evaluator for side in sides for evaluator in side.experiment.evaluators]
+    lists = [metrics for evaluator in evaluators if isinstance(metrics := evaluator.get("metrics"), list)]
+    known = [metric for metrics in lists for metric in metrics if isinstance(metric, dict) and "key" in metric]
+    return {str(metric["key"]): metric.get("higher_is_better") is not False for metric in known}
 
 
 def settings(sides: Sequence[Side]) -> dict[str, list[JSON]]:
     """The plain settings in the experiments' metadata that are not the same everywhere, one value per side."""
     names = dict.fromkeys(name for side in sides for name in side.experiment.metadata)
     values = {name: [side.experiment.metadata.get(name) for side in sides] for name in names}
-    plain = {name: found for name, found in values.items() if not any(isinstance(one, dict | list) for one in found)}
-    return {name: found for name, found in plain.items() if any(one != found[0] for one in found)}
+    plain = {name: row for name, row in values.items() if not any(isinstance(value, dict | list) for value in row)}
+    return {name: row for name, row in plain.items() if any(value != row[0] for value in row)}
 
 
-def differences(sides: Sequence[Side], keys: Sequence[str]) -> list[Difference]:
+def differences(
+    sides: Sequence[Side], contrasts: Mapping[str, statistics.Contrast], keys: Sequence[str]
+) -> list[Difference]:
     """The examples whose scores differ between the first and the last side, most different first."""
-    if len(sides) < 2:
-        return []
-    first, last = sides[0], sides[-1]
     changed: dict[str, dict[str, float]] = defaultdict(dict)
     for key in keys:
-        for example_id, value in pairs(first, last, key).items():
-            if abs(value) > 1e-9:
-                changed[example_id][key] = value
+        if key in contrasts:
+            for example_id, difference in contrasts[key].differences.items():
+                if statistics.direction(difference):
+                    changed[example_id][key] = difference
     ranges = {key: _range(sides, key) for key in keys}
-    found = [_difference(sides, example_id, values, ranges) for example_id, values in changed.items()]
-    return sorted(found, key=lambda row: (-row.size, row.example_id))
+    rows = [_difference(sides, example_id, values, ranges) for example_id, values in changed.items()]
+    return sorted(rows, key=lambda row: (-row.size, row.example_id))
 
 
 def _range(sides: Sequence[Side], key: str) -> float:

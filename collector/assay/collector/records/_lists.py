@@ -59,21 +59,35 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackStats:
-    """Aggregate of one key's newest feedbacks. `mean`, `minimum`, `maximum` are over the n scores, None if n is 0."""
+    """Aggregate of one key's newest feedbacks, each of which is in exactly one of n, labelled, failed and skipped.
+
+    `mean`, `minimum`, `maximum` are over the n scores, None if n is 0; labels, errors and skips are no zeros.
+    `labelled` counts labels without a score, `labels` every label. `passed` is the share of the scores that pass, None
+    where passing is not defined; a store knows no thresholds. Where scores are weighted, `mean` and `passed` are
+    Σwy/Σw, `effective` is of how many equal weights the mean is as sure, and scores of unknown weight, counted in
+    `unweighted`, are left out of all three.
+    """
 
     key: str
     n: int = 0
     mean: float | None = None
     minimum: float | None = None
     maximum: float | None = None
+    passed: float | None = None
+    labelled: int = 0
+    labels: Mapping[str, int] = field(default_factory=dict)
     failed: int = 0
     skipped: int = 0
-    labels: Mapping[str, int] = field(default_factory=dict)
+    unweighted: int = 0
+    effective: float | None = None  # None where every weight is 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Aggregate over the traces that start in [start_ns, start_ns + width_ns)."""
+    """Aggregate over the traces that start in [start_ns, start_ns + width_ns).
+
+    Percentiles are the nearest rank (`statistics.percentile`); feedback counts once per place (`statistics.newest`).
+    """
 
     start_ns: int
     width_ns: int

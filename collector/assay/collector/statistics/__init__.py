@@ -1,18 +1,31 @@
-"""Numbers over stored feedback, as pure functions: what evaluators, pages and alerts all need."""
+"""Numbers over stored feedback, as pure functions: what evaluators, engine, stores, pages and alerts all need."""
 
+from assay.collector.statistics._compare import Contrast, Scores, by_example, compare, direction
 from assay.collector.statistics._families import Family, boolean_family
 from assay.collector.statistics._forms import databricks_results, haystack_results
-from assay.collector.statistics._keys import KeyStats, newest, summarise
+from assay.collector.statistics._keys import summarise
+from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
+from assay.collector.statistics._percentile import percentile
+from assay.collector.statistics._tally import Passes, Tally
 
 __all__ = [
+    "Contrast",
     "Family",
-    "KeyStats",
     "Paired",
+    "Passes",
+    "Scores",
+    "Tally",
     "boolean_family",
+    "by_example",
+    "compare",
     "databricks_results",
+    "direction",
     "haystack_results",
+    "nameless",
     "newest",
     "paired",
+    "percentile",
+    "place_of",
     "summarise",
 ]

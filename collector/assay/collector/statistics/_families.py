@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from assay.collector.records import Feedback
+from assay.collector.statistics._tally import Tally
 
 PARSE = "parse failure"  # how the error of a case begins whose judgement could not be parsed
 
@@ -30,32 +31,25 @@ class Family:
 
 def boolean_family(feedback: Iterable[Feedback], id: str) -> Family:
     """The rates of the family whose keys begin with `id` ("pii": `pii`, `pii_fail`, `pii_retrieval_fail`, …)."""
-    rows: dict[str, list[Feedback]] = {}
-    for one in feedback:
-        rows.setdefault(one.key, []).append(one)
-    passes = rows.get(id, [])
-    verdicts = [bool(one.score) for one in passes if one.outcome == "score" and one.score is not None]
-    unparsed = sum(one.outcome == "error" and str(one.error).startswith(PARSE) for one in passes)
-    cases = len(verdicts) + unparsed
+    tallies = {key: Tally(passes=bool) for key in (id, f"{id}_retrieval_fail", f"{id}_generation_fail")}
+    unparsed = 0
+    for row in feedback:
+        if row.key in tallies:
+            tallies[row.key].add(row)
+        unparsed += row.key == id and row.outcome == "error" and str(row.error).startswith(PARSE)
+    passes, retrieval, generation = tallies.values()
+    cases = passes.n + unparsed
     return Family(
         cases=cases,
-        passes=_share(sum(verdicts), cases),
-        failures=_share(len(verdicts) - sum(verdicts), cases),
-        retrieval_failures=_mean(rows.get(f"{id}_retrieval_fail", [])),
-        generation_failures=_share(_true(rows.get(f"{id}_generation_fail", [])), cases),
+        passes=_share(passes.passed, cases),
+        failures=_share(passes.n - passes.passed, cases),
+        retrieval_failures=retrieval.share,
+        generation_failures=_share(generation.passed, cases),
         parse_failures=_share(unparsed, cases),
-        failed=sum(one.outcome == "error" for one in passes) - unparsed,
-        skipped=sum(one.outcome == "skip" for one in passes),
+        failed=passes.failed - unparsed,
+        skipped=passes.skipped,
     )
 
 
 def _share(count: int, of: int) -> float | None:
     return count / of if of else None
-
-
-def _true(rows: list[Feedback]) -> int:
-    return sum(bool(one.score) for one in rows if one.outcome == "score")
-
-
-def _mean(rows: list[Feedback]) -> float | None:
-    return _share(_true(rows), sum(one.outcome == "score" for one in rows))

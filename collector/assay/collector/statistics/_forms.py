@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from assay.collector.records import Feedback
+from assay.collector.statistics._tally import Tally
 
 AVERAGES = frozenset({"safety"})  # whose set value Databricks calls an average; the others are percentages
 
@@ -17,15 +17,15 @@ def databricks_results(feedback: Iterable[Feedback], name: str) -> dict[str, Any
     `response/llm_judged/{name}/rating` ("yes", "no", None), `…/rationale`, `…/error_message`, and
     `…/rating/percentage` (`…/rating/average` for safety) in [0, 1], over the rows that have a rating.
     """
-    rows = [one for one in feedback if one.key == name]
-    ratings = [_rating(one) for one in rows]
+    rows = [row for row in feedback if row.key == name]
+    ratings = [_rating(row) for row in rows]
     rated = [rating for rating in ratings if rating is not None]
     stem = f"response/llm_judged/{name}"
     kind = "average" if name in AVERAGES else "percentage"
     return {
         f"{stem}/rating": ratings,
-        f"{stem}/rationale": [one.comment if one.outcome == "score" else None for one in rows],
-        f"{stem}/error_message": [one.error if one.outcome == "error" else None for one in rows],
+        f"{stem}/rationale": [row.comment if row.outcome == "score" else None for row in rows],
+        f"{stem}/error_message": [row.error if row.outcome == "error" else None for row in rows],
         f"{stem}/rating/{kind}": rated.count("yes") / len(rated) if rated else None,
     }
 
@@ -34,12 +34,13 @@ def haystack_results(feedback: Iterable[Feedback], key: str) -> dict[str, Any]:
     """The scores of one key under Haystack's names: `individual_scores` (None where there is none) and `score`, their
     mean.
     """
-    scores: Sequence[float | bool | None] = [one.score for one in feedback if one.key == key]
-    known = [float(score) for score in scores if score is not None]
-    return {"individual_scores": list(scores), "score": math.fsum(known) / len(known) if known else None}
+    rows, tally = [row for row in feedback if row.key == key], Tally()
+    for row in rows:
+        tally.add(row)
+    return {"individual_scores": [row.score for row in rows], "score": tally.mean}
 
 
-def _rating(one: Feedback) -> str | None:
-    if one.outcome != "score":
+def _rating(row: Feedback) -> str | None:
+    if row.outcome != "score":
         return None
-    return one.label if one.label is not None else "yes" if one.score else "no"
+    return row.label if row.label is not None else "yes" if row.score else "no"

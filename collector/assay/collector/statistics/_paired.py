@@ -37,7 +37,7 @@ def paired(differences: Sequence[float]) -> Paired:
     n, mean = len(differences), fmean(differences)
     half = _t(n - 1) * stdev(differences) / sqrt(n) if n > 1 else None
     low, high = (None, None) if half is None else (mean - half, mean + half)
-    return Paired(n, mean, low, high, _p([one for one in differences if one]))
+    return Paired(n, mean, low, high, _p([difference for difference in differences if difference]))
 
 
 def _p(differences: Sequence[float]) -> float:
@@ -51,7 +51,7 @@ def _p(differences: Sequence[float]) -> float:
         return hits / (1 << len(differences))
     if len(differences) <= SAMPLED:
         return _sampled(differences, observed)
-    return 2 * NormalDist().cdf(-observed / sqrt(sum(one * one for one in differences)))
+    return 2 * NormalDist().cdf(-observed / sqrt(sum(difference * difference for difference in differences)))
 
 
 def _sampled(differences: Sequence[float], observed: float) -> float:

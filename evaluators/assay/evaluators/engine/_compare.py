@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from assay.collector.statistics import Paired, paired
+from assay.collector import statistics
+from assay.collector.statistics import Contrast, Paired
 from assay.collector.stores import Store
 from assay.evaluators.engine._experiment import Experiment, Row
-from assay.evaluators.engine._summary import KeySummary, html_table, labels, number, rendered, text_table
+from assay.evaluators.engine._summary import KeySummary, counted, html_table, labels, number, rendered, text_table
 
 if TYPE_CHECKING:
     import pandas
@@ -34,50 +35,51 @@ class Comparison:
     """Several experiments next to each other; the first is what the others are compared with."""
 
     experiments: tuple[Experiment, ...]
-    _read: dict[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict, repr=False, compare=False)
+    _read: dict[int, statistics.Scores] = field(default_factory=dict, repr=False, compare=False)
+    _contrasts: dict[int, Mapping[str, Contrast]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def keys(self) -> list[str]:
         """All feedback keys, in the order in which they first occur."""
-        return list(dict.fromkeys(key for one in self.experiments for key in one.summary()))
+        return list(dict.fromkeys(key for experiment in self.experiments for key in experiment.summary()))
 
     def changes(self, other: int = 1) -> Iterator[Change]:
         """The examples whose score changed from the first experiment to another, by example and key."""
-        changed = self.experiments[other]
-        before = self._scores(0)
-        for example, scores in self._scores(other).items():
+        before, rising = self._scores(0), self.experiments[other].higher_is_better
+        for example_id, scores in self._scores(other).items():
             for key, after in scores.items():
-                earlier = before.get(example, {}).get(key)
-                if earlier is not None and earlier != after:
-                    rising = (after > earlier) == changed.higher_is_better(key)
-                    yield Change(example_id=example, key=key, before=earlier, after=after, better=rising)
+                earlier = before.get(example_id, {}).get(key)
+                if earlier is not None and (moved := statistics.direction(after - earlier)):
+                    better = (moved > 0) == rising(key)
+                    yield Change(example_id=example_id, key=key, before=earlier, after=after, better=better)
+
+    def contrasts(self, other: int = 1) -> Mapping[str, Contrast]:
+        """Per key how another experiment differs from the first, example by example; in the order of `keys`."""
+        if other not in self._contrasts:
+            rising = {key: self.experiments[other].higher_is_better(key) for key in self.keys}
+            contrasts = statistics.compare(self._scores(0), self._scores(other), rising)
+            self._contrasts[other] = {key: contrasts[key] for key in self.keys if key in contrasts}
+        return self._contrasts[other]
 
     def significance(self, other: int = 1) -> Mapping[str, Paired]:
         """Per key the mean difference to the first experiment over the examples that both have scores for, with its
         95 % interval and p-value; see `assay.collector.statistics.paired`. Keys without such examples are absent.
         """
-        before, after = self._scores(0), self._scores(other)
-        found: dict[str, list[float]] = {}
-        for example in before.keys() & after.keys():
-            for key in before[example].keys() & after[example].keys():
-                found.setdefault(key, []).append(after[example][key] - before[example][key])
-        return {key: paired(sorted(found[key])) for key in self.keys if key in found}
+        return {key: contrast.test for key, contrast in self.contrasts(other).items() if contrast.test is not None}
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per key and experiment; from the second on with the difference to the first."""
         import pandas
 
         rows = []
-        for place, one in enumerate(self.experiments):
-            tests = self.significance(place) if place else {}
+        for place, experiment in enumerate(self.experiments):
+            contrasts = self.contrasts(place) if place else {}
             for key in self.keys:
-                test = tests.get(key)
-                named = {"key": key, "experiment": one.name, "experiment_id": one.id}
-                change = {"change": test.mean, "low": test.low, "high": test.high, "p": test.p} if test else {}
-                rows.append({**named, **_numbers(one.summary().get(key)), **change})
+                named = {"key": key, "experiment": experiment.name, "experiment_id": experiment.id}
+                rows.append({**named, **_numbers(experiment.summary().get(key)), **_change(contrasts.get(key))})
         return pandas.DataFrame(rows)
 
-    def _scores(self, place: int) -> Mapping[str, Mapping[str, float]]:
+    def _scores(self, place: int) -> statistics.Scores:
         """Scores by example and key, read back from the store once."""
         if place not in self._read:
             self._read[place] = scores_by_example(self.experiments[place].rows())
@@ -118,10 +120,11 @@ class Comparison:
         return [self._note(other) for other in range(1, len(self.experiments))]
 
     def _note(self, other: int) -> str:
-        changes = list(self.changes(other))
-        better = sum(change.better for change in changes)
+        contrasts = self.contrasts(other).values()
+        better = sum(contrast.better or 0 for contrast in contrasts)
+        worse = sum(contrast.worse or 0 for contrast in contrasts)
         name = self.experiments[other].name
-        return f"{name}: {better} scores better, {len(changes) - better} worse than in {self.experiments[0].name}"
+        return f"{name}: {better} scores better, {worse} worse than in {self.experiments[0].name}"
 
 
 def compare(*experiments: Experiment | str, store: Store | None = None) -> Comparison:
@@ -134,33 +137,30 @@ def compare(*experiments: Experiment | str, store: Store | None = None) -> Compa
     return Comparison(tuple(_loaded(one, store) for one in experiments))
 
 
-def scores_by_example(rows: Iterator[Row]) -> dict[str, dict[str, float]]:
+def scores_by_example(rows: Iterable[Row]) -> statistics.Scores:
     """The mean score per example and key, over its repetitions."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        scores = found.setdefault(row.example_id, {})
-        for key, one in row.feedback.items():
-            if one.score is not None:
-                scores.setdefault(key, []).append(float(one.score))
-    return {
-        example: {key: sum(values) / len(values) for key, values in scores.items()} for example, scores in found.items()
-    }
+    return statistics.by_example(
+        (row.example_id, key, float(feedback.score))
+        for row in rows
+        for key, feedback in row.feedback.items()
+        if feedback.score is not None
+    )
 
 
-def _loaded(one: Experiment | str, store: Store | None) -> Experiment:
-    if isinstance(one, Experiment):
-        return one
+def _loaded(experiment: Experiment | str, store: Store | None) -> Experiment:
+    if isinstance(experiment, Experiment):
+        return experiment
     if store is None:
-        raise ValueError(f"experiment {one!r} is a name: say in which store, compare(…, store=…)")
-    return Experiment.load(store, one)
+        raise ValueError(f"experiment {experiment!r} is a name: say in which store, compare(…, store=…)")
+    return Experiment.load(store, experiment)
 
 
-def _cell(one: KeySummary | None) -> str:
-    if one is None:
+def _cell(summary: KeySummary | None) -> str:
+    if summary is None:
         return "–"
-    value = number(one.mean) if one.mean is not None else labels(one.labels)
-    trouble = [f"{count} {what}" for count, what in ((one.failed, "failed"), (one.skipped, "skipped")) if count]
-    return ", ".join([f"{value}  n={one.n}", *trouble])
+    value = number(summary.mean) if summary.mean is not None else labels(summary.labels)
+    troubles = ((summary.failed, "failed"), (summary.skipped, "skipped"))
+    return ", ".join([f"{value}  n={counted(summary)}", *(f"{count} {what}" for count, what in troubles if count)])
 
 
 def _tested(test: Paired | None) -> tuple[str, str]:
@@ -170,10 +170,18 @@ def _tested(test: Paired | None) -> tuple[str, str]:
     return f"{test.mean:+.3g}{interval}", "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
 
 
-def _numbers(one: KeySummary | None) -> Mapping[str, Any]:
-    if one is None:
+def _numbers(summary: KeySummary | None) -> Mapping[str, Any]:
+    if summary is None:
         return {"n": 0, "mean": None, "passed": None, "failed": 0, "skipped": 0}
-    return {"n": one.n, "mean": one.mean, "passed": one.passed, "failed": one.failed, "skipped": one.skipped}
+    return {name: getattr(summary, name) for name in ("n", "mean", "passed", "failed", "skipped")}
+
+
+def _change(contrast: Contrast | None) -> Mapping[str, Any]:
+    if contrast is None or contrast.test is None:
+        return {}
+    test = contrast.test
+    moved = {"pairs": contrast.pairs, "better": contrast.better, "worse": contrast.worse, "same": contrast.same}
+    return {"change": test.mean, "low": test.low, "high": test.high, "p": test.p, **moved}
 
 
 def _unlike(names: Sequence[str]) -> list[str]:

@@ -12,12 +12,13 @@ from typing import Any
 
 from assay.collector.errors import StoreError
 from assay.collector.records import Experiment as Record
+from assay.collector.statistics import newest
 from assay.evaluators.engine._drive import Driver
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
 from assay.evaluators.engine._prepare import Job, Settings, Where, prepared, spool_path
 from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
-from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import as_task
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
@@ -90,12 +91,12 @@ async def _run(job: Job) -> Experiment:
     return experiment
 
 
-def _count(tally: Tally, batch: Sequence[Done], shown: Bar, watch: Watch) -> None:
+def _count(tally: Tallies, batch: Sequence[Done], shown: Bar, watch: Watch) -> None:
     for done in batch:
         if not done.item.stored:
             tally.add_run(done.item.slot, done.root.trace_id, done.root.duration_ns, done.error, done.open_spans)
             tally.add_calls(done.runs)
-        for one in done.feedback:
+        for one in newest(done.feedback):
             tally.add_feedback(one, done.item.example.id)
     shown.advance(len(batch), tally.failed)
     watch.moved()

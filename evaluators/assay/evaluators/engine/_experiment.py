@@ -15,7 +15,7 @@ from assay.collector.stores import Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._summary import Summary, summarise
-from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._write import Unstored
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Experiment:
         self,
         record: Record,
         store: Store,
-        tally: Tally,
+        tally: Tallies,
         *,
         unstored: Unstored | None = None,
         examples: Sequence[Example] | None = None,
@@ -134,7 +134,7 @@ class Experiment:
     def load(cls, store: Store, id_or_name: str) -> Experiment:
         """A stored experiment by id, the beginning of its id, or the newest of that name. Raises `NotFound`."""
         record = store.experiment(id_or_name)
-        tally = Tally(metrics_of(record), _repetitions(record))
+        tally = Tallies(metrics_of(record), _repetitions(record))
         found = recall(store, record, tally)
         ids = (example.id for page in pages_of(store, record) for example in page)
         tally.traces = dict(enumerate(_in_order(found, ids)))

@@ -22,7 +22,7 @@ from assay.evaluators.engine._plan import Item, Plan
 from assay.evaluators.engine._progress import say
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._source import Source, items_of, source_of
-from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
 from assay.evaluators.engine._write import Spool
 from assay.evaluators.protocol._evaluator import Evaluator
@@ -77,7 +77,7 @@ class Job:
     plan: Plan
     record: Record
     store: Store
-    tally: Tally
+    tally: Tallies
     items: Iterator[Item]
     total: int | None
     whole: tuple[Evaluator, ...]  # set-level evaluators
@@ -114,11 +114,11 @@ def prepared(
 
 def _begun(
     name: str, task: Task | None, source: Source, evaluators: tuple[Evaluator, ...], store: Store, settings: Settings
-) -> tuple[Record, Recall | None, Tally]:
+) -> tuple[Record, Recall | None, Tallies]:
     """A new experiment, or one that was interrupted, with what is known of its runs."""
     setup = _setup.setup_of(task, settings.parameters, dataset=source.name, dataset_version=source.version)
     described = _setup.described(evaluators)
-    tally = Tally((metric for one in evaluators for metric in one.metrics), settings.repetitions)
+    tally = Tallies((metric for one in evaluators for metric in one.metrics), settings.repetitions)
     earlier = _earlier(name, store, settings)
     if earlier is None:
         metadata = {**_setup.plain(settings.metadata), "setup": setup}
@@ -158,7 +158,7 @@ def _rescoring(
     record = replace(record, evaluators=merged, metadata={**record.metadata, **_setup.plain(settings.metadata)})
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
     metrics = chain(metrics_of(record), (metric for one in evaluators for metric in one.metrics))
-    tally = Tally(metrics, repetitions)
+    tally = Tallies(metrics, repetitions)
     found = recall(store, record, tally, evaluators)
     kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"
     plan = _plan(record, None, evaluators, kind, settings)
@@ -167,7 +167,7 @@ def _rescoring(
 
 
 def _stored_items(
-    experiment: Experiment, found: Recall, evaluators: tuple[Evaluator, ...], tally: Tally
+    experiment: Experiment, found: Recall, evaluators: tuple[Evaluator, ...], tally: Tallies
 ) -> Iterator[Item]:
     for slot, row in enumerate(experiment.rows()):
         tally.traces[slot] = row.trace.trace_id
@@ -177,7 +177,7 @@ def _stored_items(
 
 
 def _remaining(
-    items: Iterator[Item], found: Recall, evaluators: tuple[Evaluator, ...], tally: Tally, store: Store
+    items: Iterator[Item], found: Recall, evaluators: tuple[Evaluator, ...], tally: Tallies, store: Store
 ) -> Iterator[Item]:
     """What is left to do of an interrupted experiment: runs that are not stored, and scores of those that are."""
     for item in items:

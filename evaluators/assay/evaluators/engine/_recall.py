@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from assay.collector.records import Experiment, Feedback, Target, TraceSummary
+from assay.collector.statistics import place_of
 from assay.collector.stores import Store
-from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.protocol._evaluator import Evaluator
 from assay.evaluators.protocol._metric import Metric
 
@@ -32,39 +34,56 @@ class Recall:
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         """The evaluators that have not looked at a trace, or did so at another version."""
         said = self.said.get(trace_id, set())
-        names = {(evaluator, version) for evaluator, version, key in said if key not in self.declared}
-        alone = {one.make.name for one in evaluators if sum(o.make.name == one.make.name for o in evaluators) == 1}
+        versions = {(name, version) for name, version, key in said if key not in self.declared}
+        named = Counter(evaluator.make.name for evaluator in evaluators)
         return tuple(
-            one
-            for one in evaluators
-            if not any((one.make.name, one.version, key) in said for key in one.make.keys)
-            and not (one.make.name in alone and (one.make.name, one.version) in names)
+            evaluator
+            for evaluator in evaluators
+            if not any((evaluator.make.name, evaluator.version, key) in said for key in evaluator.make.keys)
+            and not (named[evaluator.make.name] == 1 and (evaluator.make.name, evaluator.version) in versions)
         )
 
 
-def recall(store: Store, experiment: Experiment, tally: Tally, evaluators: Sequence[Evaluator] = ()) -> Recall:
+def recall(store: Store, experiment: Experiment, tally: Tallies, evaluators: Sequence[Evaluator] = ()) -> Recall:
     """Read an experiment back, adding its runs and their newest feedback to the tally (without slots).
 
     What other versions of `evaluators` have said does not count, nor what they said before they changed: they are going
     to say it again.
     """
-    found = Recall(declared=frozenset(metric.key for metric in metrics_of(experiment)))
-    summaries = list(_summaries(store, experiment.id))
-    for summary in reversed(summaries):
-        found.traces[summary.example_id or summary.trace_id, summary.repetition] = summary.trace_id
-        found.order.append(summary.trace_id)
-        found.examples[summary.trace_id] = summary.example_id or summary.trace_id
-        tally.count_run(summary.duration_ns, (summary.error or "error") if summary.status == "error" else None)
-        tally.input_tokens += summary.input_tokens
-        tally.output_tokens += summary.output_tokens
-        tally.add_cost(summary.cost)
-    since = {one["key"]: one.get("since_ns") or 0 for one in experiment.evaluators}
-    current: Current = {
-        (one.make.name, key): (one.version, _since(one, since)) for one in evaluators for key in one.make.keys
-    }
-    _add_feedback(store, experiment, tally, found, current)
+    recalled = Recall(declared=frozenset(metric.key for metric in metrics_of(experiment)))
+    for summary in reversed(list(_summaries(store, experiment.id))):
+        _add_run(summary, tally, recalled)
+    for feedback in store.feedbacks(target=Target(experiment_id=experiment.id)):
+        tally.overall.setdefault(feedback.key, feedback)
+    _add_feedback(store, experiment.id, tally, recalled, _current(experiment, evaluators))
     tally.models.update(experiment.metadata.get("totals", {}).get("models", ()))
-    return found
+    return recalled
+
+
+def metrics_of(experiment: Experiment) -> list[Metric]:
+    """What was recorded about the keys of an experiment."""
+    recorded = [metric for evaluator in experiment.evaluators for metric in evaluator.get("metrics", ())]
+    return [Metric(m["key"], None, m.get("higher_is_better", True), m.get("threshold")) for m in recorded]
+
+
+def _add_run(summary: TraceSummary, tally: Tallies, recalled: Recall) -> None:
+    example_id = summary.example_id or summary.trace_id
+    recalled.traces[example_id, summary.repetition] = summary.trace_id
+    recalled.order.append(summary.trace_id)
+    recalled.examples[summary.trace_id] = example_id
+    tally.count_run(summary.duration_ns, (summary.error or "error") if summary.status == "error" else None)
+    tally.input_tokens += summary.input_tokens
+    tally.output_tokens += summary.output_tokens
+    tally.add_cost(summary.cost)
+
+
+def _current(experiment: Experiment, evaluators: Sequence[Evaluator]) -> Current:
+    recorded = {evaluator["key"]: evaluator.get("since_ns") or 0 for evaluator in experiment.evaluators}
+    return {
+        (evaluator.make.name, key): (evaluator.version, _since(evaluator, recorded))
+        for evaluator in evaluators
+        for key in evaluator.make.keys
+    }
 
 
 def _since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
@@ -74,27 +93,19 @@ def _since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
     return recorded.get(evaluator.key, 0)
 
 
-def metrics_of(experiment: Experiment) -> list[Metric]:
-    """What was recorded about the keys of an experiment."""
-    recorded = [metric for one in experiment.evaluators for metric in one.get("metrics", ())]
-    return [Metric(m["key"], None, m.get("higher_is_better", True), m.get("threshold")) for m in recorded]
-
-
-def _add_feedback(store: Store, experiment: Experiment, tally: Tally, found: Recall, current: Current) -> None:
-    newest: set[tuple[object, ...]] = set()
-    for one in store.feedbacks(target=Target(experiment_id=experiment.id)):
-        tally.overall.setdefault(one.key, one)
-    for one in _feedbacks(store, experiment.id):  # newest first: an older version of the same does not count
-        trace_id = one.target.trace_id
-        if trace_id in found.examples:
-            version, since = current.get((one.evaluator, one.key), (one.version, 0))
-            if one.created_ns < since:
-                continue
-            found.said.setdefault(trace_id, set()).add((one.evaluator, one.version, one.key))
-            same = (one.target, one.key, one.source, one.author)  # people's votes do not replace each other
-            if same not in newest and version == one.version:
-                newest.add(same)
-                tally.add_feedback(one, found.examples[trace_id])
+def _add_feedback(store: Store, experiment_id: str, tally: Tallies, recalled: Recall, current: Current) -> None:
+    """Feedback comes newest first, so the first in each place (see `statistics.newest`) is the one that counts."""
+    counted: set[Hashable] = set()
+    for feedback in _feedbacks(store, experiment_id):
+        trace_id = feedback.target.trace_id
+        version, since = current.get((feedback.evaluator, feedback.key), (feedback.version, 0))
+        if trace_id not in recalled.examples or feedback.created_ns < since:
+            continue
+        recalled.said.setdefault(trace_id, set()).add((feedback.evaluator, feedback.version, feedback.key))
+        place = place_of(feedback)
+        if place not in counted and version == feedback.version:
+            counted.add(place)
+            tally.add_feedback(feedback, recalled.examples[trace_id])
 
 
 def _summaries(store: Store, experiment: str) -> Iterator[TraceSummary]:

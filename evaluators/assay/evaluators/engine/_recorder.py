@@ -12,12 +12,13 @@ from typing import Any
 from assay.collector.dialects import from_readable
 from assay.collector.records import JSON, Case, Document, Example, Feedback, Run, Target, Trace
 from assay.collector.records import Experiment as Record
+from assay.collector.statistics import newest
 from assay.collector.stores import Store
 from assay.evaluators.engine._examples import kept as kept_of
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._notes import feedback_of_run
 from assay.evaluators.engine._setup import described, setup_of, surroundings
-from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import keep
 from assay.evaluators.protocol._bridge import finish
@@ -98,7 +99,7 @@ class Recorder:
             metadata={"setup": setup},
         )
         self._whole = [one for one in evaluators if one.summary]
-        self._tally = Tally(metric for one in evaluators for metric in one.metrics)
+        self._tally = Tallies(metric for one in evaluators for metric in one.metrics)
         self._store.save_experiment(self._record)
 
     @contextmanager
@@ -143,7 +144,7 @@ class Recorder:
         error = (root.error or "error") if root.status == "error" else None
         self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open)
         self._tally.add_calls(runs)
-        for one in feedback:
+        for one in newest(feedback):
             self._tally.add_feedback(one, opened.example.id)
 
 

@@ -6,39 +6,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
 from io import StringIO
-from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from assay.collector.records import Feedback
-from assay.evaluators.engine._tally import KeyTally, Tally
+from assay.collector import statistics
+from assay.collector.records import Feedback, FeedbackStats
+from assay.evaluators.engine._tally import OfKey, Tallies
 
 if TYPE_CHECKING:
     import pandas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeySummary:
-    """One feedback key over an experiment.
+class KeySummary(FeedbackStats):
+    """One feedback key over an experiment: what every aggregate says, and how its repetitions differ.
 
-    `mean`, `minimum`, `maximum` are over the n scores; `passed` is the share of scores on the good side of the
-    threshold, None where there is none. `failed` counts errors, `skipped` cases that lacked something. With
-    repetitions, `variance` is the mean over examples of the variance between an example's repetitions, and `flaky`
-    how many examples did not always come out alike (on the same side of the threshold, if there is one).
+    `passed` is the share of scores on the good side of the threshold, None where there is none. With repetitions,
+    `variance` is the mean over examples of the variance between an example's repetitions, and `flaky` how many examples
+    did not always come out alike (on the same side of the threshold, if there is one).
     """
 
-    key: str
-    n: int
-    mean: float | None
-    minimum: float | None
-    maximum: float | None
-    passed: float | None
-    failed: int
-    skipped: int
-    labels: Mapping[str, int]
     variance: float | None = None
     flaky: int | None = None
 
@@ -94,18 +84,19 @@ class Summary(Mapping[str, KeySummary]):
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         head = ["key", "n", "mean", "passed", "failed", "skipped"] + ["variance", "flaky"] * self.repeats
         return head, [self._row(row) for row in self.values()] + [
-            self._of_the_set(one) for one in self.overall.values()
+            self._of_the_set(feedback) for feedback in self.overall.values()
         ]
 
     def _row(self, row: KeySummary) -> list[str]:
         mean = number(row.mean) if row.mean is not None else labels(row.labels)
-        cells = [row.key, str(row.n), mean, share(row.passed), str(row.failed), str(row.skipped)]
+        cells = [row.key, counted(row), mean, share(row.passed), str(row.failed), str(row.skipped)]
         return cells + [number(row.variance), "" if row.flaky is None else str(row.flaky)] * self.repeats
 
-    def _of_the_set(self, one: Feedback) -> list[str]:
-        value = one.label or "" if one.score is None else number(float(one.score))
-        cells = [f"{one.key} (all)", str(int(one.outcome == "score")), value, ""]
-        return [*cells, str(int(one.outcome == "error")), str(int(one.outcome == "skip"))] + ["", ""] * self.repeats
+    def _of_the_set(self, feedback: Feedback) -> list[str]:
+        stats = statistics.summarise([feedback])[feedback.key]
+        value = feedback.label or "" if feedback.score is None else number(float(feedback.score))
+        cells = [f"{feedback.key} (all)", counted(stats), value, "", str(stats.failed), str(stats.skipped)]
+        return cells + ["", ""] * self.repeats
 
     def _notes(self) -> list[str]:
         """What stands below the table."""
@@ -127,12 +118,12 @@ class Summary(Mapping[str, KeySummary]):
         return notes + [f"{key} skipped every run: {short(lacking)}" for key, lacking in self.lacking.items()]
 
 
-def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
-    """The summary of what a tally has counted so far."""
-    p50, p95 = _percentiles(tally)
+def summarise(title: str, tally: Tallies, repeats: bool) -> Summary:
+    """The summary of what has been counted so far."""
+    p50, p95 = tally.percentiles_ms(50, 95)
     return Summary(
         title=title,
-        keys_={key: _of_key(key, one, repeats) for key, one in tally.in_order()},
+        keys_={key: _summary(key, of_key, repeats) for key, of_key in tally.in_order()},
         overall=dict(tally.overall),
         runs=tally.runs,
         failed=tally.failed,
@@ -144,15 +135,20 @@ def summarise(title: str, tally: Tally, repeats: bool) -> Summary:
         models=tuple(sorted(tally.models)),
         repeats=repeats,
         why=_why(tally),
-        lacking={key: one.lacking for key, one in tally.in_order() if one.lacking and one.skipped == tally.runs},
+        lacking=_lacking(tally),
     )
 
 
-def _why(tally: Tally) -> dict[str, str]:
+def _why(tally: Tallies) -> dict[str, str]:
     """One error of the task and one of each key; `Experiment.errors()` has them all."""
-    found = {"the task": tally.why, **{key: one.why for key, one in tally.in_order()}}
-    found |= {key: one.error for key, one in tally.overall.items()}
-    return {what: error for what, error in found.items() if error}
+    errors = {"the task": tally.why, **{key: of_key.why for key, of_key in tally.in_order()}}
+    errors |= {key: feedback.error for key, feedback in tally.overall.items()}
+    return {what: error for what, error in errors.items() if error}
+
+
+def _lacking(tally: Tallies) -> dict[str, str]:
+    keys = tally.in_order()
+    return {key: said.lacking for key, said in keys if said.lacking and said.tally.skipped == tally.runs}
 
 
 def short(error: str) -> str:
@@ -161,32 +157,20 @@ def short(error: str) -> str:
     return line if len(line) <= 160 else line[:159] + "…"
 
 
-def _of_key(key: str, tally: KeyTally, repeats: bool) -> KeySummary:
-    scored = tally.minimum <= tally.maximum
-    variances = [one.variance for one in tally.spreads.values() if one.variance is not None]
+def _summary(key: str, of_key: OfKey, repeats: bool) -> KeySummary:
+    spreads = of_key.spreads.values()
+    variances = [spread.variance for spread in spreads if spread.variance is not None]
     return KeySummary(
-        key=key,
-        n=tally.n,
-        mean=tally.mean,
-        minimum=tally.minimum if scored else None,
-        maximum=tally.maximum if scored else None,
-        passed=tally.passed / tally.judged if tally.judged else None,
-        failed=tally.failed,
-        skipped=tally.skipped,
-        labels=dict(tally.labels),
+        **asdict(of_key.tally.stats(key)),
         variance=sum(variances) / len(variances) if variances else None,
-        flaky=sum(one.is_flaky for one in tally.spreads.values()) if repeats else None,
+        flaky=sum(spread.is_flaky for spread in spreads) if repeats else None,
     )
 
 
-def _percentiles(tally: Tally) -> tuple[float | None, float | None]:
-    durations = tally.durations_ns
-    if not durations:
-        return None, None
-    if len(durations) == 1:
-        return durations[0] / 1e6, durations[0] / 1e6
-    cuts = quantiles(durations, n=20, method="inclusive")
-    return cuts[9] / 1e6, cuts[18] / 1e6
+def counted(stats: FeedbackStats) -> str:
+    """How many scores, and how many labels without one: "3", "8 labels" or "3, 8 labels"."""
+    told = f"{stats.labelled} label{'s' * (stats.labelled != 1)}"
+    return str(stats.n) if not stats.labelled else told if not stats.n else f"{stats.n}, {told}"
 
 
 def number(value: float | None) -> str:

@@ -12,13 +12,13 @@ from assay.collector.records import Case, Target
 from assay.collector.stores import Store
 from assay.evaluators.datasets._kinds import view, view_outputs
 from assay.evaluators.engine._experiment import Experiment, Row
-from assay.evaluators.engine._tally import Tally
+from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.protocol._evaluator import Evaluator
 
 _WHOLE_TRACE = frozenset({"run", "runs", "trace", "case", "cases"})
 
 
-async def score_set(experiment: Experiment, evaluators: Sequence[Evaluator], store: Store, tally: Tally) -> None:
+async def score_set(experiment: Experiment, evaluators: Sequence[Evaluator], store: Store, tally: Tallies) -> None:
     """Let set-level evaluators judge an experiment, store what they say, and note it in the tally."""
     for evaluator in evaluators:
         cases = _cases(experiment, store, (*evaluator.needs, *evaluator.uses))

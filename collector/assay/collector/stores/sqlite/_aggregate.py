@@ -1,6 +1,6 @@
 """Counts, latency, tokens, cost and feedback over time.
 
-Percentiles are nearest-rank: the smallest latency that is not below the given share of the traces.
+SQL sums what is said per key and label; means and percentiles are those of `assay.collector.statistics`, as everywhere.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Bucket, FeedbackStats
+from assay.collector.statistics import Tally, percentile
 from assay.collector.stores.sqlite._plan import Plan, plan
 
 _GROUPS = {
@@ -29,7 +30,7 @@ SELECT {bucket} AS b, {group} AS g, count(*), sum(t.status = 'error'), sum({toke
 FROM {source} WHERE {where} GROUP BY b, g ORDER BY b, g
 """
 
-# A label stands in a row of its own: the parts of a key are put together in `_stats`
+# Each label has a row of its own: a tally puts the parts of a key together
 _FEEDBACK = """
 SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.outcome = 'score'), count(f.score), sum(f.score),
   min(f.score), max(f.score), sum(f.outcome = 'error'), sum(f.outcome = 'skip')
@@ -75,8 +76,8 @@ def _bucket(row: Any, filter: Filter, bucket_ns: int | None, stats: tuple[Feedba
         group=row[1],
         traces=row[2],
         errors=row[3],
-        p50_ms=_rank(latencies, 50),
-        p95_ms=_rank(latencies, 95),
+        p50_ms=percentile(latencies, 50) / 1e6,
+        p95_ms=percentile(latencies, 95) / 1e6,
         input_tokens=row[4] or 0,
         output_tokens=row[5] or 0,
         cost=row[6] or 0.0,
@@ -84,31 +85,17 @@ def _bucket(row: Any, filter: Filter, bucket_ns: int | None, stats: tuple[Feedba
     )
 
 
-def _rank(latencies: list[int], percent: int) -> float:
-    """The nearest-rank percentile in milliseconds. Sorting here takes half the time of SQL's window functions."""
-    return latencies[(len(latencies) * percent + 99) // 100 - 1] / 1e6
-
-
 def _stats(db: sqlite3.Connection, found: Plan, parts: dict[str, str]) -> dict[Any, tuple[FeedbackStats, ...]]:
-    by_key: dict[Any, list[Any]] = {}
-    for row in db.execute(_FEEDBACK.format(**parts), found.values):
-        by_key.setdefault(row[:3], []).append(row[3:])
-    stats: dict[Any, tuple[FeedbackStats, ...]] = {}
-    for (bucket, group, key), rows in by_key.items():
-        stats[bucket, group] = (*stats.get((bucket, group), ()), _one_key(key, rows))
-    return stats
+    """By (bucket, group): its keys, by name."""
+    tallies: dict[Any, dict[str, Tally]] = {}
+    for bucket, group, key, *row in db.execute(_FEEDBACK.format(**parts), found.values):
+        _count(tallies.setdefault((bucket, group), {}).setdefault(key, Tally()), row)
+    return {place: tuple(tally.stats(key) for key, tally in keys.items()) for place, keys in tallies.items()}
 
 
-def _one_key(key: str, rows: list[Any]) -> FeedbackStats:
-    """Rows of (label, n, scores, their sum, minimum, maximum, failed, skipped)."""
-    scores = sum(row[2] for row in rows)
-    return FeedbackStats(
-        key=key,
-        n=sum(row[1] for row in rows),
-        mean=sum(row[3] or 0.0 for row in rows) / scores if scores else None,
-        minimum=min((row[4] for row in rows if row[4] is not None), default=None),
-        maximum=max((row[5] for row in rows if row[5] is not None), default=None),
-        failed=sum(row[6] for row in rows),
-        skipped=sum(row[7] for row in rows),
-        labels={row[0]: row[1] for row in rows if row[0] is not None},
-    )
+def _count(tally: Tally, row: list[Any]) -> None:
+    """Add the outcomes that share a label: a row of `_FEEDBACK`, from `f.label` on."""
+    label, said, n, total, minimum, maximum, failed, skipped = row
+    scores = {"total": total, "minimum": minimum, "maximum": maximum} if n else {}
+    labels = {} if label is None else {label: said}
+    tally.add_counts(n=n, **scores, labelled=said - n, labels=labels, failed=failed, skipped=skipped)

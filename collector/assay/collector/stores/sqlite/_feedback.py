@@ -1,8 +1,8 @@
 """Feedback: kept with its standing, so that lists, filters and aggregates need not search for the newest.
 
-Standing 2: the newest of its key on the trace and its spans. 1: the newest version of its kind, which is (target, key,
-source, author, rule): what aggregates count. 0: an older version. Feedback on a document, a session or an experiment
-has 1 at most.
+Standing 2: the newest of its key on the trace and its spans. 1: the newest of its place, which is (target, key, source,
+author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version. Feedback on a
+document, a session or an experiment has 1 at most.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Feedback, Target, changed
+from assay.collector.statistics import nameless
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._values import clean, dumps, loads
@@ -106,15 +107,15 @@ def _sharing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[A
     for trace, key in dict.fromkeys(pairs):
         by_key.setdefault(key, []).append(trace)
     sql = (
-        "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author, rule FROM feedback"
+        "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author, rule, id FROM feedback"
         " WHERE key = ? AND trace IN (%s)"
     )
     return [row for key, traces in by_key.items() for row in find_many(db, sql, traces, (key,))]
 
 
 def _standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> int:
-    """Rows come newest first: the first of each kind counts, and the first of each (trace, key) stands for it."""
-    kind = (row[0], row[1], *row[5:])
+    """Rows come newest first: the first of each place counts, and the first of each (trace, key) stands for it."""
+    kind = (row[0], row[1], *row[5 : 11 if nameless(row[7], row[8]) else 10])
     if kind in kinds:
         return 0
     kinds.add(kind)
@@ -129,7 +130,8 @@ def _settle_others(db: sqlite3.Connection, kinds: Iterable[Sequence[Any]]) -> No
     where = " AND ".join(f"{name} IS ?" for name in _OTHERS)
     newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
     for kind in kinds:
-        db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
+        if not nameless(*kind[3:5]):  # people without a name are not the same person
+            db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
 
 
 def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:

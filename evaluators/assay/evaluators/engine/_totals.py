@@ -1,0 +1,72 @@
+"""Running totals of an experiment's runs, in memory that does not grow with what they hold."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from assay.collector.records import Run
+from assay.collector.statistics import percentile
+
+
+class Totals:
+    """How many runs, how long, at what cost; and which trace belongs to which slot of the results."""
+
+    def __init__(self) -> None:
+        self.traces: dict[int, str] = {}
+        self.runs = 0
+        self.failed = 0  # runs whose task failed
+        self.why: str | None = None  # one of their errors
+        self.open = 0  # runs with spans that had not ended in time
+        self.durations_ns = array("q")
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.cost: float | None = None
+        self.models: Counter[str] = Counter()
+
+    def add_run(self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0) -> None:
+        """Count a finished run and remember where it belongs."""
+        self.traces[slot] = trace_id
+        self.open += open_spans > 0
+        self.count_run(duration_ns, error)
+
+    def count_run(self, duration_ns: int, error: str | None) -> None:
+        """Count a finished run; `error` is that of its task."""
+        self.runs += 1
+        self.failed += error is not None
+        self.why = self.why or error
+        self.durations_ns.append(duration_ns)
+
+    def add_calls(self, runs: Iterable[Run]) -> None:
+        """Count models, tokens and cost of the spans of a run."""
+        for run in runs:
+            if run.model:
+                self.models[run.model] += 1
+            if run.usage:
+                self.input_tokens += run.usage.input_tokens
+                self.output_tokens += run.usage.output_tokens
+            self.add_cost(run.cost)
+
+    def add_cost(self, cost: float | None) -> None:
+        """Count dollars; None stays None until some cost is known."""
+        if cost is not None:
+            self.cost = (self.cost or 0.0) + cost
+
+    def percentiles_ms(self, *percents: int) -> list[float | None]:
+        """Durations at these percentiles (nearest rank), in milliseconds; None before any run."""
+        ordered = sorted(self.durations_ns)
+        return [percentile(ordered, percent) / 1e6 if ordered else None for percent in percents]
+
+    def totals(self) -> Mapping[str, object]:
+        """What is recorded with the experiment when it ends."""
+        known = {
+            "runs": self.runs,
+            "failed": self.failed,
+            "models": sorted(self.models),
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "cost": self.cost,
+            "mean_ms": sum(self.durations_ns) / self.runs / 1e6 if self.runs else None,
+        }
+        return {name: value for name, value in known.items() if value is not None}

@@ -1,0 +1,72 @@
+"""What aggregates of a store count: the newest of each place, as `statistics.newest` says."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from assay.collector.records import Feedback, Target
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.making import run
+
+
+def counts(store):
+    [stats] = store.aggregate()[0].feedback
+    return (stats.n, stats.mean)
+
+
+@pytest.fixture
+def target(store):
+    store.append([root := run()])
+    return Target(trace_id=root.trace_id)
+
+
+def test_two_rules_under_one_key_do_not_hide_each_other(store, target):
+    store.add_feedback(
+        [Feedback(target=target, key="k", score=score, rule=rule) for score, rule in ((0, "a"), (1, "b"))]
+    )
+    assert counts(store) == (2, 0.5)
+
+
+def test_a_rules_later_version_replaces_its_earlier_one(store, target):
+    for version, score in ((1, 0.0), (2, 1.0)):
+        store.add_feedback(
+            [Feedback(target=target, key="k", score=score, rule="a", version=str(version), created_ns=version)]
+        )
+    assert counts(store) == (1, 1.0)
+
+
+def test_people_without_a_name_are_not_the_same_person(store, target):
+    votes = [Feedback(target=target, key="k", score=score, source="human", id=str(score)) for score in (0, 1)]
+    store.add_feedback(votes)
+    assert counts(store) == (2, 0.5)
+
+
+def test_models_without_a_name_replace_each_other(store, target):
+    rows = [Feedback(target=target, key="k", score=n, source="model", id=str(n), created_ns=n) for n in (0, 1)]
+    store.add_feedback(rows)
+    assert counts(store) == (1, 1.0)
+
+
+def test_labels_are_counted_apart_from_scores(store, target):
+    values = [{"score": 1.0}, {"label": "cannot tell"}, {"label": "cannot tell"}, {"score": 0.5, "label": "so so"}]
+    store.add_feedback([Feedback(target=target, key="k", rule=str(n), **value) for n, value in enumerate(values)])
+    [stats] = store.aggregate()[0].feedback
+    assert (stats.n, stats.mean, stats.minimum, stats.maximum) == (2, 0.75, 0.5, 1.0)
+    assert (stats.labelled, stats.labels) == (2, {"cannot tell": 2, "so so": 1})
+
+
+@pytest.mark.parametrize("target", [Target(experiment_id="e"), Target(session_id="s")], ids=["experiment", "session"])
+def test_of_experiments_and_sessions_the_same_counts(tmp_path, target):
+    said = [{"rule": "a"}, {"rule": "b"}, {"source": "human", "id": "x"}, {"source": "human", "id": "y"}]
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        for version in (1, 2):
+            store.add_feedback(
+                [
+                    Feedback(target=target, key="k", score=1, version=str(version), created_ns=version, **one)
+                    for one in said
+                ]
+            )
+    with closing(sqlite3.connect(tmp_path / "assay.db")) as db:
+        rows = db.execute("SELECT coalesce(rule, id), standing FROM feedback ORDER BY 1, created_ns")
+        assert list(rows) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("x", 1), ("y", 1)]
