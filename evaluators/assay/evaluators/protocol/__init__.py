@@ -1,1 +1,5 @@
 """The one protocol: any callable becomes an evaluator, found by name, whose outcomes are values."""
+
+from assay.evaluators.protocol._retry import pause
+
+__all__ = ["pause"]

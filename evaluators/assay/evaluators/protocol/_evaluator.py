@@ -14,12 +14,12 @@ from assay.collector.records import Case, Feedback, Source, Target
 from assay.evaluators.protocol._binding import Binding, bind, is_of_a_set
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
+from assay.evaluators.protocol._retry import pause
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import in_thread
 from assay.tracer.hints import did_you_mean
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
-FIRST_PAUSE = 0.25  # seconds before the first retry; doubles
 SAID = (  # what people say of their own evaluators
     "key",
     "threshold",
@@ -221,7 +221,7 @@ class Evaluator:
             except Skip:
                 raise
             except Exception:
-                await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+                await asyncio.sleep(pause(attempt))
         return await self._call(function, arguments)
 
     async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
