@@ -15,8 +15,8 @@ from typing import Any
 
 from assay.collector.records import Document
 from assay.evaluators.builtin import retrieval
+from assay.evaluators.protocol import documents_of
 from assay.evaluators.protocol._outcomes import Skip
-from assay.evaluators.scoring._cases import documents_of
 
 Documents = Sequence[Sequence[Any]]
 

@@ -16,11 +16,11 @@ from math import isfinite, log2
 from typing import Any, Literal, TypeAlias
 
 from assay.collector.records import Document
+from assay.evaluators.protocol import documents_of
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Skip
 from assay.evaluators.protocol._registry import builtin
 from assay.evaluators.protocol._spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
-from assay.evaluators.scoring._cases import documents_of
 
 Mode = Literal["single_hit", "multi_hit"]
 Finder: TypeAlias = Callable[[Document], int | None]  # to the position among the distinct expected documents

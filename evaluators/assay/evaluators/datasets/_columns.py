@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.collector.records import JSON, Document, Example
-from assay.evaluators.scoring._cases import documents_of
+from assay.evaluators.protocol import documents_of
 
 Row = Mapping[str, JSON]
 

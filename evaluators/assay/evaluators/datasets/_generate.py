@@ -11,7 +11,7 @@ import orjson
 
 from assay.collector.records import JSON, Document, Example
 from assay.evaluators.datasets._columns import BadRow, to_example
-from assay.evaluators.scoring._cases import documents_of
+from assay.evaluators.protocol import documents_of
 
 Model = Callable[[str], str]
 _BLOCK = re.compile(r"\[.*\]", re.DOTALL)
