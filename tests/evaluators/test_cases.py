@@ -1,15 +1,19 @@
-"""Cases from traces and by hand, documents in the forms that people have, families of booleans on their way to rates."""
+"""The one maker of cases, documents in the forms that people have, families of booleans on their way to rates."""
 
-from dataclasses import dataclass, field
+import ast
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from haystack import Document as HaystackDocument
 
 from assay.collector.records import Case, Document, Example, Run, Trace
 from assay.collector.statistics import boolean_family
-from assay.evaluators import as_evaluator, ascore, case_of, score
+from assay.evaluators import as_evaluator, ascore, case_of, evaluate, evaluator, get, score
 from assay.evaluators.builtin._verdicts import family, unparsed, verdict
-from assay.evaluators.scoring._cases import documents_of
+from assay.evaluators.engine._recorder import Recorder
+from assay.evaluators.protocol import documents_of
+from assay.tracer import trace as trace_calls
 
 
 @dataclass
@@ -44,16 +48,178 @@ def test_what_is_no_list_of_documents(bad):
         documents_of(bad)
 
 
+ROOT = Path(__file__).parents[2]
+WHY = {"question": "Why?"}
+
+
+def makers_of_cases():
+    """Files of the house that call `Case`, by the name or as an attribute."""
+    for folder in ("tracer", "collector", "evaluators", "cli"):
+        for file in (ROOT / folder).rglob("*.py"):
+            called = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+            if any(getattr(one, "id", getattr(one, "attr", "")) == "Case" for one in called):
+                yield file.relative_to(ROOT / "evaluators/assay/evaluators").as_posix()
+
+
+def test_one_place_makes_cases():
+    assert list(makers_of_cases()) == ["scoring/_cases.py"]
+
+
 def test_a_case_of_a_trace(trace):
-    case = case_of(trace, Example(inputs={"question": "Why?"}, reference_outputs="So."), outputs="Instead.")
-    assert (case.inputs, case.outputs, case.run.name) == ({"question": "Why?"}, "Instead.", "answer")
+    case = case_of(trace, Example(inputs=WHY, reference_outputs="So."), outputs="Instead.")
+    assert (case.inputs, case.outputs, case.run.name) == (WHY, "Instead.", "answer")
     assert [document.id for document in case.documents] == ["d1", "d2"]
-    assert case.example.reference_outputs == "So."
+    assert (case.reference_outputs, case.example.reference_outputs) == ("So.", "So.")
 
 
-def test_a_trace_without_retrieval_has_no_documents():
-    run = Run(trace_id="1" * 32, span_id="a" * 16, name="x")
-    assert case_of(Trace(run, (run,))).documents is None
+def test_without_an_example_the_root_says_what_was_asked(trace):
+    case = case_of(trace)
+    assert (case.example, case.inputs, case.outputs, case.reference_outputs) == (None, WHY, "Because.", None)
+
+
+def test_the_examples_inputs_stand_before_those_of_the_root(trace):
+    assert case_of(trace, Example(inputs={"question": "Why not?"})).inputs == {"question": "Why not?"}
+
+
+def test_all_that_an_example_says_is_in_the_case(trace):
+    said = {"conditions": ["c"], "guidelines": "g", "history": [], "expected_documents": (Document("e"),)}
+    case = case_of(trace, Example(inputs=1, **said))
+    assert {name: getattr(case, name) for name in said} == said
+
+
+def test_metadata_of_root_and_example_are_one(trace):
+    tagged = replace(trace, root=replace(trace.root, metadata={"model": "m", "k": 1}))
+    assert case_of(tagged, Example(inputs=1, metadata={"k": 3})).metadata == {"model": "m", "k": 3}
+    assert case_of(tagged, Example(inputs=1)).metadata == {"model": "m", "k": 1}
+    assert case_of(trace, Example(inputs=1, metadata={"k": 3})).metadata == {"k": 3}
+    assert case_of(None, Example(inputs=1, metadata={"k": 3})).metadata == {"k": 3}
+
+
+def ran(kind, documents=()):
+    run = Run(trace_id="1" * 32, span_id="a" * 16, name="x", kind=kind, documents=documents)
+    return Trace(run, (run,))
+
+
+GIVEN = Example(inputs=1, documents=(Document("given"),))
+
+
+@pytest.mark.parametrize(
+    ("target", "example", "documents"),
+    [
+        (ran("chain"), None, None),
+        (ran("retriever"), None, ()),
+        (ran("reranker"), GIVEN, ()),
+        (ran("retriever", (Document("found"),)), GIVEN, (Document("found"),)),
+        (ran("chain", (Document("noted"),)), GIVEN, (Document("noted"),)),
+        (ran("chain"), GIVEN, (Document("given"),)),
+        (None, GIVEN, (Document("given"),)),
+        (None, Example(inputs=1), None),
+    ],
+)
+def test_whose_documents_a_case_has(target, example, documents):
+    assert case_of(target, example).documents == documents
+    assert case_of(target, example, documents=["by hand"]).documents == (Document("by hand"),)
+
+
+CHAT = {"input": [{"role": "user", "content": "Hi"}, {"role": "user", "content": "Why?"}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "outputs", "seen"),
+    [
+        ("kv", {"input": "Why?"}, {"output": "So."}, ({"input": "Why?"}, {"output": "So."}, None)),
+        ("llm", {"input": "Why?"}, {"output": "So."}, ("Why?", "So.", None)),
+        ("chat", CHAT, {"output": [{"role": "assistant", "content": "So."}]}, ("Why?", "So.", CHAT["input"][:1])),
+    ],
+)
+@pytest.mark.parametrize("with_example", [True, False])
+def test_a_kind_of_dataset_shows_texts(kind, inputs, outputs, seen, with_example):
+    run = Run(trace_id="1" * 32, span_id="a" * 16, name="x", inputs=inputs, outputs=outputs)
+    case = case_of(Trace(run, (run,)), Example(inputs=inputs) if with_example else None, kind)
+    assert (case.inputs, case.outputs, case.history) == seen
+
+
+def turn(number, asked, answered, **fields):
+    run = Run(trace_id=f"{number:032x}", span_id="a" * 16, name="x", start_ns=number, inputs=asked, outputs=answered)
+    return Trace(replace(run, **fields), (replace(run, **fields),))
+
+
+def test_a_session_is_its_turns_by_start():
+    first, second = turn(1, {"q": "Hi"}, "Hello"), turn(2, {"q": "Why?"}, "So.", kind="retriever")
+    for order in ([first, second], (second, first), iter([second, first])):
+        case = case_of(order)
+        assert (case.trace, case.inputs, case.outputs, case.documents) == (second, {"q": "Why?"}, "So.", ())
+        assert [(one["role"], one["content"]) for one in case.history] == [
+            ("user", "Hi"),
+            ("assistant", "Hello"),
+            ("user", "Why?"),
+            ("assistant", "So."),
+        ]
+
+
+def test_a_turn_without_an_answer_is_a_question_alone():
+    case = case_of([turn(1, CHAT, None, status="error"), turn(2, "Well?", "So.")])
+    assert [one["content"] for one in case.history] == ["Why?", "Well?", "So."]
+
+
+def test_an_example_of_a_session_brings_references_and_not_what_was_asked():
+    case = case_of([turn(1, "Why?", "So.")], Example(inputs="another", reference_outputs="R", history=["old"]))
+    assert (case.inputs, case.reference_outputs, len(case.history)) == ("Why?", "R", 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "said"),
+    [([], ValueError, "at least one trace"), ([3], TypeError, "not 3"), (3, TypeError, "not 3")],
+)
+def test_what_no_case_can_be_made_of(target, error, said):
+    with pytest.raises(error, match=said):
+        case_of(target)
+
+
+def test_a_field_that_there_is_not_is_named():
+    with pytest.raises(TypeError, match="a case has no field 'output'; it has conditions, documents"):
+        case_of(None, output=1)
+
+
+@trace_calls(kind="retriever")
+def search(q):
+    return []
+
+
+def answer(q):
+    return str(search(q))
+
+
+@evaluator(key="whole", summary=True)
+def whole(documents):
+    return len(documents)
+
+
+def test_the_same_run_is_the_same_case_everywhere(store):
+    recall = get("document_recall")
+    data = [Example(inputs={"q": "a"}, reference_outputs="x", expected_documents=(Document("t", "d1"),))]
+    experiment = evaluate(data, answer, [recall], summary_evaluators=[whole], store=store, progress=False)
+    (row,) = experiment.rows()
+    by_hand = score(recall, row.trace, example=row.example)[0]
+    recorder = Recorder(store, "recorded", "data", [recall])
+    with recorder.run("test", data[0], after=[recall]) as opened:
+        outputs = answer("a")
+        inside = opened.score(recall, outputs)[0]
+    [after] = [one for one in opened.feedback if one is not inside]
+    said = [row.feedback["document_recall"], by_hand, inside, after]
+    assert [(one.outcome, one.score) for one in said] == [("score", 0.0)] * 4
+    assert experiment.summary().overall["whole"].score == 1.0
+
+
+def test_a_run_that_failed_is_skipped_by_hand_as_in_an_experiment(store):
+    judges = [get("exact"), evaluator(key="asked")(lambda inputs: True), evaluator(key="ran")(lambda run: True)]
+    experiment = evaluate([{"inputs": 1}], lambda n: 1 / 0, judges, store=store, progress=False)
+    (row,) = experiment.rows()
+    by_hand = [score(judge, row.trace, example=row.example)[0] for judge in judges]
+    stored = sorted(row.trace.feedback, key=lambda one: one.created_ns)
+    assert [(one.outcome, one.comment) for one in by_hand] == [(one.outcome, one.comment) for one in stored]
+    assert [one.outcome for one in by_hand] == ["skip", "skip", "score"]
+    assert score(judges[1], row.trace, outputs="given")[0].score is True
 
 
 def test_a_set_may_be_cases_or_traces(trace):

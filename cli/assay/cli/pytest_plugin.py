@@ -133,7 +133,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     name = getattr(item, "originalname", None) or item.name
     error: BaseException | None = None
     try:
-        with current.group.recording().run(name, current.example, current.group.after) as current.run:
+        function = getattr(item, "function", None)
+        with current.group.recording().run(name, current.example, current.group.after, function) as current.run:
             outcome = yield
             error = outcome.excinfo[1] if outcome.excinfo else None
             if not isinstance(error, pytest.skip.Exception):

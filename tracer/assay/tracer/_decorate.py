@@ -14,6 +14,8 @@ from assay.tracer._run import template
 from assay.tracer._streams import DEFERRED, follow
 from assay.tracer.hints import did_you_mean
 
+MARK = "__assay_traced__"  # attribute of what `trace` returns; wrappers made with `functools.wraps` bear it, too
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -94,7 +96,9 @@ def _decorate(
         kind == "retriever",
         reduce,
     )
-    return functools.update_wrapper(_wrapper(function, spec), function)
+    traced = functools.update_wrapper(_wrapper(function, spec), function)
+    setattr(traced, MARK, True)
+    return traced
 
 
 def _name(function: Any) -> str:

@@ -8,6 +8,7 @@ spans, still_open = captured.spans()
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,13 +18,14 @@ from opentelemetry.context.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _context
+from assay.tracer._decorate import MARK
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._host import preload
 from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import LiveSpan
 
-__all__ = ["Captured", "FeedbackEvent", "capture"]
+__all__ = ["Captured", "FeedbackEvent", "capture", "is_traced"]
 
 preload()
 _making = threading.Lock()  # of the conditions on which captures wait
@@ -111,6 +113,16 @@ def capture(
     finally:
         _context.detach(token)
         span.end()
+
+
+def is_traced(function: Any) -> bool:
+    """Whether a call opens a span of its own first: `@trace` below partials, methods, objects that can be called, and
+    other decorators, as far as these are made with `functools.wraps`.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return any(getattr(bearer, MARK, False) is True for bearer in (function, type(function).__call__))
 
 
 def _bare(ctx: Context) -> Context:

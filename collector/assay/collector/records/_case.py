@@ -12,14 +12,17 @@ from assay.collector.records._values import JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What an evaluator's arguments are taken from: one finished run of a task, or one live trace."""
+    """What an evaluator's arguments are taken from: one finished run of a task, one live trace, or a session.
+
+    `assay.evaluators.case_of` makes them all, and says what each field holds.
+    """
 
     example: Example | None = None
     trace: Trace | None = None
     inputs: JSON = None
     outputs: JSON = None
     reference_outputs: JSON = None
-    documents: tuple[Document, ...] | None = None  # None: no retrieval was captured
+    documents: tuple[Document, ...] | None = None  # (): a retrieval found nothing; None: none ran
     expected_documents: tuple[Document, ...] | None = None
     conditions: JSON = None
     guidelines: JSON = None

@@ -13,11 +13,12 @@ from typing import Any
 from assay.collector.errors import StoreError
 from assay.collector.records import Experiment as Record
 from assay.collector.statistics import newest
-from assay.evaluators.engine._drive import Driver
+from assay.evaluators.engine._drive import drive
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
-from assay.evaluators.engine._prepare import Job, Settings, Where, prepared, spool_path
+from assay.evaluators.engine._prepare import Job, prepared, spool_path
 from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
+from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import as_task
 from assay.evaluators.engine._waiting import Watch
@@ -26,27 +27,13 @@ from assay.evaluators.engine._write import Spool, Unstored, Writer
 from assay.evaluators.protocol import Evaluator, as_evaluator
 
 
-async def run(
-    dataset: Any,
-    task: Any,
-    evaluators: Iterable[Any],
-    summary: Iterable[Any],
-    store: Where,
-    settings: Settings,
-) -> Experiment:
+async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Settings) -> Experiment:
     """Prepare an experiment, run it to its end, and return it."""
-    known = [as_evaluator(one) for one in ([evaluators] if isinstance(evaluators, str) else evaluators)]
-    whole = [*(one for one in known if one.summary), *map(as_evaluator, summary)]
-    single = _distinct([one for one in known if not one.summary])
-    job = await asyncio.to_thread(
-        prepared,
-        dataset,
-        as_task(task) if task is not None else None,
-        single,
-        tuple(whole),
-        store,
-        settings,
-    )
+    judges = [as_evaluator(given) for given in ([evaluators] if isinstance(evaluators, str) else evaluators)]
+    whole = (*(judge for judge in judges if judge.summary), *map(as_evaluator, settings.summary_evaluators))
+    single = _distinct([judge for judge in judges if not judge.summary])
+    task = as_task(task) if task is not None else None
+    job = await asyncio.to_thread(prepared, dataset, task, single, whole, settings)
     with _settled():
         return await _run(job)
 
@@ -68,11 +55,12 @@ def _settled() -> Iterator[None]:
 
 async def _run(job: Job) -> Experiment:
     spool = Spool(spool_path(job.plan.experiment_id))
-    shown = bar(job.plan.name, job.total, job.progress)
-    with shown, Watch(shown, asyncio.get_running_loop(), aloud=job.progress is not False) as watch:
+    progress = job.plan.settings.progress
+    shown = bar(job.plan.name, job.total, progress)
+    with shown, Watch(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch:
         writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown, watch))
         try:
-            await Driver(job.plan, job.items, writer).run()
+            await drive(job.plan, job.items, writer)
         except BaseException as error:
             await _interrupted(job, writer, error, watch.text)
             raise _unwrapped(error) from None
@@ -86,7 +74,7 @@ async def _run(job: Job) -> Experiment:
         experiment.record = await asyncio.to_thread(_closed, job, "interrupted" if unstored else "finished")
     except (StoreError, OSError) as problem:  # the runs are done and kept: their results are worth more than the note
         say(f"assay: the store could not note the end of the experiment: {problem}")
-    if job.progress is not False and notes.is_terminal and not notes.is_jupyter:
+    if progress is not False and notes.is_terminal and not notes.is_jupyter:
         notes.print(experiment)
     return experiment
 
@@ -96,8 +84,8 @@ def _count(tally: Tallies, batch: Sequence[Done], shown: Bar, watch: Watch) -> N
         if not done.item.stored:
             tally.add_run(done.item.slot, done.root.trace_id, done.root.duration_ns, done.error, done.open_spans)
             tally.add_calls(done.runs)
-        for one in newest(done.feedback):
-            tally.add_feedback(one, done.item.example.id)
+        for outcome in newest(done.feedback):
+            tally.add_feedback(outcome, done.item.example.id)
     shown.advance(len(batch), tally.failed)
     watch.moved()
 
@@ -123,7 +111,7 @@ def _closed(job: Job, status: Any) -> Record:
         job.record,
         status=status,
         ended_ns=time.time_ns(),
-        example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.repetitions),
+        example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
     )
     job.store.save_experiment(record)
@@ -145,7 +133,7 @@ def _unwrapped(error: BaseException) -> BaseException:
 
 
 def _distinct(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-    keys = [one.key for one in evaluators]
+    keys = [evaluator.key for evaluator in evaluators]
     doubles = sorted({key for key in keys if keys.count(key) > 1})
     if doubles:
         raise ValueError(f"two evaluators have the key {doubles[0]!r}: give one another with key='…'")

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Unpack
 
-from assay.collector.records import JSON
 from assay.evaluators.engine._core import run
-from assay.evaluators.engine._experiment import Experiment
-from assay.evaluators.engine._prepare import Settings, Where
+from assay.evaluators.engine._experiment import Experiment, scored_further_by
+from assay.evaluators.engine._settings import Options, settings_of, taking_options
 from assay.evaluators.protocol._bridge import finish
 
 
-def evaluate(
-    dataset: Any,
-    task: Any = None,
-    evaluators: Iterable[Any] = (),
-    *,
-    name: str | None = None,
-    concurrency: int = 8,
-    repetitions: int = 1,
-    metadata: Mapping[str, JSON] | None = None,
-    split: str | None = None,
-    limit: int | None = None,
-    timeout: float | None = None,
-    retries: int = 0,
-    seed: int | None = None,
-    resume: bool | str | None = None,
-    summary_evaluators: Iterable[Any] = (),
-    store: Where = None,
-    progress: bool | None = None,
-    span_wait: float = 1.0,
-    batch_size: int = 32,
-) -> Experiment:
+@taking_options
+def evaluate(dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **options: Unpack[Options]) -> Experiment:
     """Run a task over a dataset, let evaluators score every run, and keep both in a store as an experiment.
 
     `dataset` is a dataset's name in the store (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a DataFrame, a
     list or generator of dicts or examples, stored traces or a `Filter` over them, or an experiment whose runs are to be
     scored further. `task` is called with the inputs by name, with the whole dict if it takes `inputs`, or with the one
     value if inputs are no dict; async tasks run on one loop, others on threads. Without a task what is there is scored:
-    given outputs, traces, runs.
+    given outputs, traces, runs. The span of a task under `@trace` is the root of its run, as it is in production.
 
     `repetitions` runs every example so many times; `timeout` (seconds) and `retries` hold per run; `limit` takes the
     first examples, or with `seed` a random sample, and a task with a parameter `seed` gets one per run. `resume` (True:
@@ -51,75 +31,21 @@ def evaluate(
     `assay.collector.connect`.
 
     A failing task or evaluator is an outcome, not an exception. Raises `ValueError` for what a caller can mend: a task
-    that does not fit the inputs, a bad row, an experiment that cannot be resumed.
+    that does not fit the inputs, a bad row, an experiment that cannot be resumed; `TypeError` for an unknown option.
     """
-    return finish(
-        run(
-            dataset,
-            task,
-            evaluators,
-            summary_evaluators,
-            store,
-            Settings(
-                name=name,
-                concurrency=concurrency,
-                repetitions=repetitions,
-                metadata=metadata or {},
-                split=split,
-                limit=limit,
-                timeout=timeout,
-                retries=retries,
-                seed=seed,
-                resume=resume,
-                progress=progress,
-                span_wait=span_wait,
-                batch_size=batch_size,
-            ),
-        )
-    )
+    return finish(run(dataset, task, evaluators, settings_of(options, "evaluate")))
 
 
+@taking_options
 async def aevaluate(
-    dataset: Any,
-    task: Any = None,
-    evaluators: Iterable[Any] = (),
-    *,
-    name: str | None = None,
-    concurrency: int = 8,
-    repetitions: int = 1,
-    metadata: Mapping[str, JSON] | None = None,
-    split: str | None = None,
-    limit: int | None = None,
-    timeout: float | None = None,  # noqa: ASYNC109
-    retries: int = 0,
-    seed: int | None = None,
-    resume: bool | str | None = None,
-    summary_evaluators: Iterable[Any] = (),
-    store: Where = None,
-    progress: bool | None = None,
-    span_wait: float = 1.0,
-    batch_size: int = 32,
+    dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **options: Unpack[Options]
 ) -> Experiment:
     """As `evaluate`, from async code: async tasks and evaluators run on the loop that is running."""
-    return await run(
-        dataset,
-        task,
-        evaluators,
-        summary_evaluators,
-        store,
-        Settings(
-            name=name,
-            concurrency=concurrency,
-            repetitions=repetitions,
-            metadata=metadata or {},
-            split=split,
-            limit=limit,
-            timeout=timeout,
-            retries=retries,
-            seed=seed,
-            resume=resume,
-            progress=progress,
-            span_wait=span_wait,
-            batch_size=batch_size,
-        ),
-    )
+    return await run(dataset, task, evaluators, settings_of(options, "aevaluate"))
+
+
+@scored_further_by
+def rescore(experiment: Experiment, evaluators: Iterable[Any], **options: Unpack[Options]) -> Experiment:
+    """Let more evaluators look at the runs that an experiment has, in its own store unless another is named."""
+    options.setdefault("store", experiment.store)
+    return evaluate(experiment, None, evaluators, **options)

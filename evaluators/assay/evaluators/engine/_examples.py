@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from assay.collector.errors import NotFound
@@ -41,12 +42,12 @@ class Lookup:
 
     def get(self, id: str) -> Example | None:
         """The example; None if there is none of this id."""
-        found = self._find(id)
-        if found is None and self._forgets:  # perhaps it was let go: from now on nothing is
+        example = self._find(id)
+        if example is None and self._forgets:  # perhaps it was let go: from now on nothing is
             self._forgets = False
             self._pages = self._restart()
-            found = self._find(id)
-        return found
+            example = self._find(id)
+        return example
 
     def forget(self, before: str) -> None:
         """Let go of all examples before this one."""
@@ -63,15 +64,23 @@ class Lookup:
         return self._read[id]
 
 
-def kept(example: Example) -> Mapping[str, JSON]:
-    """What a root run has to carry of an example that no dataset in the store has: all but inputs and given answers."""
-    row = to_row(example)
-    return {KEPT: {name: row[name] for name in row if name not in ("id", "inputs", "outputs", "documents")}}
+def kept(example: Example, root: Run) -> Mapping[str, JSON]:
+    """What a root run has to carry of an example that no dataset in the store has: all but given answers, and inputs
+    where they are the root's.
+    """
+    there = {"id", "outputs", "documents", *(["inputs"] if root.inputs == example.inputs else [])}
+    return {KEPT: {name: value for name, value in to_row(example).items() if name not in there}}
 
 
-def kept_in(run: Run) -> Example | None:
+def with_example(runs: Sequence[Run], root: Run, example: Example) -> tuple[tuple[Run, ...], Run]:
+    """The runs of a trace, and their root, which carries the example."""
+    carrying = replace(root, attributes={**root.attributes, **kept(example, root)})
+    return tuple(carrying if run is root else run for run in runs), carrying
+
+
+def kept_in(root: Run) -> Example | None:
     """The example that a root run carries; None if it carries none."""
-    row = run.attributes.get(KEPT)
-    if not isinstance(row, Mapping) or run.example_id is None:
+    row = root.attributes.get(KEPT)
+    if not isinstance(row, Mapping) or root.example_id is None:
         return None
-    return to_example({**row, "id": run.example_id, "inputs": run.inputs})
+    return to_example({"inputs": root.inputs, **row, "id": root.example_id})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -14,6 +14,7 @@ from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
+from assay.evaluators.engine._settings import Options
 from assay.evaluators.engine._summary import Summary, summarise
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._write import Unstored
@@ -48,8 +49,8 @@ class Row:
 
     @property
     def inputs(self) -> JSON:
-        """What the task was given."""
-        return self.trace.root.inputs
+        """What the task was given: the example's inputs, else what the root says, which may name them otherwise."""
+        return self.example.inputs if self.example is not None else self.trace.root.inputs
 
     @property
     def outputs(self) -> JSON:
@@ -69,13 +70,13 @@ class Row:
     @property
     def feedback(self) -> Mapping[str, Feedback]:
         """The newest outcome per key, of the whole run or of one of its spans."""
-        by_age = sorted(self.trace.feedback, key=lambda one: one.created_ns)
-        return {one.key: one for one in by_age if one.target.document is None}
+        by_age = sorted(self.trace.feedback, key=lambda outcome: outcome.created_ns)
+        return {outcome.key: outcome for outcome in by_age if outcome.target.document is None}
 
     @property
     def scores(self) -> Mapping[str, float | bool | str | None]:
         """Score (or label) per key; None where there is an error or a skip."""
-        return {key: one.label if one.score is None else one.score for key, one in self.feedback.items()}
+        return {key: said.label if said.score is None else said.score for key, said in self.feedback.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """One flat dict: the run's fields, then one entry per key."""
@@ -112,6 +113,22 @@ class Failure:
         return f"{who} failed on {where}: {self.error}\n{self.traceback}".rstrip()
 
 
+class Rescore(Protocol):
+    """What lets more evaluators look at the runs of an experiment."""
+
+    def __call__(self, experiment: Experiment, evaluators: Iterable[Any], **options: Unpack[Options]) -> Experiment: ...
+
+
+_rescore: Rescore
+
+
+def scored_further_by(rescore: Rescore) -> Rescore:
+    """Say what `Experiment.evaluate` calls: who makes experiments cannot be known here."""
+    global _rescore
+    _rescore = rescore
+    return rescore
+
+
 class Experiment:
     """One execution of a task over a dataset. Prints as its summary; rows are read from the store when asked for."""
 
@@ -135,9 +152,9 @@ class Experiment:
         """A stored experiment by id, the beginning of its id, or the newest of that name. Raises `NotFound`."""
         record = store.experiment(id_or_name)
         tally = Tallies(metrics_of(record), _repetitions(record))
-        found = recall(store, record, tally)
+        recalled = recall(store, record, tally)
         ids = (example.id for page in pages_of(store, record) for example in page)
-        tally.traces = dict(enumerate(_in_order(found, ids)))
+        tally.traces = dict(enumerate(_in_order(recalled, ids)))
         return cls(record, store, tally)
 
     @property
@@ -178,12 +195,12 @@ class Experiment:
         for row in self.rows():
             if row.error is not None:
                 yield Failure(row.example_id, row.trace.trace_id, None, row.error, _traceback(row.trace))
-            for one in row.feedback.values():
-                if one.error is not None:
-                    yield Failure(row.example_id, row.trace.trace_id, one.key, one.error, _told(one))
-        for one in self._tally.overall.values():
-            if one.error is not None:
-                yield Failure("", "", one.key, one.error, _told(one))
+            for outcome in row.feedback.values():
+                if outcome.error is not None:
+                    yield Failure(row.example_id, row.trace.trace_id, outcome.key, outcome.error, _stack(outcome))
+        for outcome in self._tally.overall.values():
+            if outcome.error is not None:
+                yield Failure("", "", outcome.key, outcome.error, _stack(outcome))
 
     def spread(self, key: str) -> Mapping[str, tuple[int, float, float | None, bool]]:
         """With repetitions: per example id (n, mean, variance, whether it is flaky) of one key's scores."""
@@ -205,11 +222,9 @@ class Experiment:
         """The summary as an HTML table."""
         return self.summary()._repr_html_()
 
-    def evaluate(self, evaluators: Iterable[Any], **settings: Any) -> Experiment:
-        """Let more evaluators look at the runs that are there; the task is not run again."""
-        from assay.evaluators.engine._evaluate import evaluate  # it makes experiments: the two need each other
-
-        return evaluate(self, None, evaluators, store=self._store, **settings)
+    def evaluate(self, evaluators: Iterable[Any], **options: Unpack[Options]) -> Experiment:
+        """Let more evaluators look at the runs that are there; the task is not run again. Options: see `evaluate()`."""
+        return _rescore(self, evaluators, **options)
 
     def __str__(self) -> str:
         return str(self.summary())
@@ -224,7 +239,7 @@ class Experiment:
         return self.to_html()
 
 
-def _told(feedback: Feedback) -> str:
+def _stack(feedback: Feedback) -> str:
     return str(feedback.metadata.get("traceback", ""))
 
 
@@ -232,12 +247,12 @@ def _repetitions(record: Record) -> int:
     return int((record.metadata.get("setup") or {}).get("repetitions") or 1)
 
 
-def _in_order(found: Recall, examples: Iterable[str]) -> list[str]:
+def _in_order(recalled: Recall, examples: Iterable[str]) -> list[str]:
     """Trace ids in the dataset's order, then what belongs to no example of it, by start."""
     position = {id: place for place, id in enumerate(examples)}
     last = len(position)
-    keys = sorted(enumerate(found.traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
-    return [found.traces[key] for _, key in keys]
+    keys = sorted(enumerate(recalled.traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
+    return [recalled.traces[key] for _, key in keys]
 
 
 def _traceback(trace: Trace) -> str:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from assay.collector.dialects import RawLog, read_feedback
-from assay.collector.records import Feedback
-from assay.tracer.capture import FeedbackEvent
+from assay.collector.records import Feedback, Run
+from assay.tracer.capture import Captured, FeedbackEvent
 
 
-def feedback_of_run(event: FeedbackEvent) -> Feedback | None:
-    """The record of what `current_run().feedback(…)` was given: the same as after a way through OTLP.
+def feedback_of(captured: Captured, around: Run, root: Run) -> list[Feedback]:
+    """The records of what `current_run().feedback(…)` was given: the same as after a way through OTLP.
 
-    None for what is no feedback, such as one without a score: telemetry never breaks the task that made it.
+    What is said of the span `around` the task is said of the root that took its place. What is no feedback, such as one
+    without a score, is left out: telemetry never breaks the task that made it.
     """
+    events = captured.feedback
+    if not events:
+        return []
+    records = [_feedback(event, {around.span_id: root.span_id}) for event in events]
+    return [record for record in records if record is not None]
+
+
+def _feedback(event: FeedbackEvent, moved: dict[str, str]) -> Feedback | None:
+    span_id = f"{event.span_id:016x}"
     log = RawLog(
         trace_id=f"{event.trace_id:032x}",
-        span_id=f"{event.span_id:016x}",
+        span_id=moved.get(span_id, span_id),
         time_ns=event.time_ns,
         attributes=event.attributes,
     )

@@ -7,33 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from assay.collector.records import Case, Example, Feedback, Run, Target, Trace
+from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._task import Task
-from assay.evaluators.protocol._evaluator import Batch, Evaluator
+from assay.evaluators.protocol._evaluator import Evaluator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The settings of one experiment. Times are in seconds."""
+    """One experiment: what is run, what judges it, and how."""
 
     experiment_id: str
     name: str
     task: Task | None
     evaluators: tuple[Evaluator, ...]
+    settings: Settings
     kind: str = "kv"
-    concurrency: int = 8
-    repetitions: int = 1
-    timeout: float | None = None
-    retries: int = 0
-    seed: int | None = None
-    span_wait: float = 1.0
-    batch_size: int = 32
     keep_examples: bool = False  # with the runs, as no dataset in the store has them
 
     def seed_of(self, example: Example, repetition: int) -> int | None:
         """A seed for one run: the same in every experiment with this seed."""
-        if self.seed is None:
+        if self.settings.seed is None:
             return None
-        digest = hashlib.sha256(f"{self.seed}|{example.id}|{repetition}".encode()).digest()
+        digest = hashlib.sha256(f"{self.settings.seed}|{example.id}|{repetition}".encode()).digest()
         return int.from_bytes(digest[:4], "big")
 
 
@@ -75,8 +70,3 @@ class Done:
     def error(self) -> str | None:
         """Why the task failed, if it did."""
         return self.root.error or "error" if self.root.status == "error" else None
-
-
-def is_batch(evaluator: Evaluator) -> bool:
-    """Whether an evaluator scores many cases better together."""
-    return isinstance(evaluator.function, Batch)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from assay.collector import connect, describe
 from assay.collector.errors import AssayError, NotFound
@@ -21,6 +21,7 @@ from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Item, Plan
 from assay.evaluators.engine._progress import say
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
+from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._source import Source, items_of, source_of
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
@@ -28,46 +29,9 @@ from assay.evaluators.engine._write import Spool
 from assay.evaluators.protocol._evaluator import Evaluator
 from assay.tracer.spans import current as tracing
 
-Where: TypeAlias = "Store | str | PathLike[str] | None"
-
 
 class CannotResume(AssayError, ValueError):
     """An experiment whose stored runs do not count any more; says what has changed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How an experiment is run; see `evaluate`."""
-
-    name: str | None = None
-    concurrency: int = 8
-    repetitions: int = 1
-    metadata: Mapping[str, JSON] = field(default_factory=dict)
-    split: str | None = None
-    limit: int | None = None
-    timeout: float | None = None
-    retries: int = 0
-    seed: int | None = None
-    resume: bool | str | None = None
-    progress: bool | None = None
-    span_wait: float = 1.0
-    batch_size: int = 32
-
-    def __post_init__(self) -> None:
-        for name in ("concurrency", "repetitions", "batch_size", "limit"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
-        if self.retries < 0 or self.span_wait < 0:
-            raise ValueError(f"retries ({self.retries!r}) and span_wait ({self.span_wait!r}) are not negative")
-        if self.timeout is not None and self.timeout <= 0:
-            raise ValueError(f"timeout is some seconds, or None for no bound, not {self.timeout!r}")
-
-    @property
-    def parameters(self) -> dict[str, JSON]:
-        """What is recorded of them."""
-        names = ("concurrency", "repetitions", "split", "limit", "timeout", "retries", "seed")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(slots=True)
@@ -82,7 +46,6 @@ class Job:
     total: int | None
     whole: tuple[Evaluator, ...]  # set-level evaluators
     surroundings: Future[dict[str, JSON]]
-    progress: bool | None
     examples: Sequence[Example] | None = None  # all of them, if they are in memory anyway
 
 
@@ -91,25 +54,36 @@ def prepared(
     task: Task | None,
     evaluators: tuple[Evaluator, ...],
     whole: tuple[Evaluator, ...],
-    where: Where,
     settings: Settings,
 ) -> Job:
-    store = _opened(where, settings)
+    """Find out what is to be done and what is done already, and note the experiment in its store. Reads and writes.
+
+    Raises `ValueError` for what a caller can mend, `NotFound`, and what the store raises.
+    """
+    store = _opened(settings)
     if isinstance(dataset, Experiment):
         if task is not None:
             raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
         return _rescoring(dataset, evaluators, whole, store, settings)
     name = settings.name or (task.name if task else "given")
     source = source_of(dataset, store, name, settings.split)
-    record, found, tally = _begun(name, task, source, evaluators, store, settings)
+    record, recalled, tally = _begun(name, task, source, evaluators, store, settings)
     items, total = items_of(source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed)
-    plan = _plan(record, task, evaluators, source.kind, settings, keep_examples=source.keep)
+    plan = Plan(
+        experiment_id=record.id,
+        name=record.name,
+        task=task,
+        evaluators=evaluators,
+        settings=settings,
+        kind=source.kind,
+        keep_examples=source.keep,
+    )
     items = _checked(items, plan, settings.split)
-    if found is not None:
-        items = _remaining(items, found, evaluators, tally, store)
-        total = None if total is None else max(0, total - len(found.traces))
+    if recalled is not None:
+        items = _remaining(items, recalled, evaluators, tally, store)
+        total = None if total is None else max(0, total - len(recalled.traces))
     store.save_experiment(record)
-    return Job(plan, record, store, tally, items, total, whole, _setup.surroundings(), settings.progress, source.listed)
+    return Job(plan, record, store, tally, items, total, whole, _setup.surroundings(), source.listed)
 
 
 def _begun(
@@ -118,10 +92,10 @@ def _begun(
     """A new experiment, or one that was interrupted, with what is known of its runs."""
     setup = _setup.setup_of(task, settings.parameters, dataset=source.name, dataset_version=source.version)
     described = _setup.described(evaluators)
-    tally = Tallies((metric for one in evaluators for metric in one.metrics), settings.repetitions)
+    tally = Tallies((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
     earlier = _earlier(name, store, settings)
     if earlier is None:
-        metadata = {**_setup.plain(settings.metadata), "setup": setup}
+        metadata = {**_setup.plain(settings.metadata or {}), "setup": setup}
         record = Record(
             id=secrets.token_hex(16),
             name=name,
@@ -133,7 +107,7 @@ def _begun(
             example_count=source.count or 0,
         )
         return record, None, tally
-    if changed := _setup.changes(earlier, setup, settings.metadata):
+    if changed := _setup.changes(earlier, setup, settings.metadata or {}):
         raise CannotResume(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
             "Its stored runs are of something else: begin a new experiment, without resume"
@@ -155,38 +129,40 @@ def _rescoring(
     """More evaluators over the runs that an experiment has already."""
     record = store.experiment(experiment.id)  # somebody may have scored it further since
     merged = _setup.merged(record.evaluators, _setup.described(evaluators))
-    record = replace(record, evaluators=merged, metadata={**record.metadata, **_setup.plain(settings.metadata)})
+    record = replace(record, evaluators=merged, metadata={**record.metadata, **_setup.plain(settings.metadata or {})})
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
-    metrics = chain(metrics_of(record), (metric for one in evaluators for metric in one.metrics))
+    metrics = chain(metrics_of(record), (metric for evaluator in evaluators for metric in evaluator.metrics))
     tally = Tallies(metrics, repetitions)
-    found = recall(store, record, tally, evaluators)
+    recalled = recall(store, record, tally, evaluators)
     kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"
-    plan = _plan(record, None, evaluators, kind, settings)
-    items = _stored_items(experiment, found, evaluators, tally)
-    return Job(plan, record, store, tally, items, len(found.traces), whole, _setup.surroundings(), settings.progress)
+    plan = Plan(
+        experiment_id=record.id, name=record.name, task=None, evaluators=evaluators, settings=settings, kind=kind
+    )
+    items = _stored_items(experiment, recalled, evaluators, tally)
+    return Job(plan, record, store, tally, items, len(recalled.traces), whole, _setup.surroundings())
 
 
 def _stored_items(
-    experiment: Experiment, found: Recall, evaluators: tuple[Evaluator, ...], tally: Tallies
+    experiment: Experiment, recalled: Recall, evaluators: tuple[Evaluator, ...], tally: Tallies
 ) -> Iterator[Item]:
     for slot, row in enumerate(experiment.rows()):
         tally.traces[slot] = row.trace.trace_id
-        missing = found.missing(row.trace.trace_id, evaluators)
+        missing = recalled.missing(row.trace.trace_id, evaluators)
         if missing:
             yield Item(slot, row.known_example, row.repetition, row.trace, missing, stored=True)
 
 
 def _remaining(
-    items: Iterator[Item], found: Recall, evaluators: tuple[Evaluator, ...], tally: Tallies, store: Store
+    items: Iterator[Item], recalled: Recall, evaluators: tuple[Evaluator, ...], tally: Tallies, store: Store
 ) -> Iterator[Item]:
     """What is left to do of an interrupted experiment: runs that are not stored, and scores of those that are."""
     for item in items:
-        trace_id = found.traces.get((item.example.id, item.repetition))
+        trace_id = recalled.traces.get((item.example.id, item.repetition))
         if trace_id is None:
             yield item
             continue
         tally.traces[item.slot] = trace_id
-        missing = found.missing(trace_id, evaluators)
+        missing = recalled.missing(trace_id, evaluators)
         if missing:
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True)
 
@@ -201,33 +177,8 @@ def _checked(items: Iterator[Item], plan: Plan, split: str | None) -> Iterator[I
     return chain([first], items)
 
 
-def _plan(
-    record: Record,
-    task: Task | None,
-    evaluators: tuple[Evaluator, ...],
-    kind: str,
-    settings: Settings,
-    *,
-    keep_examples: bool = False,
-) -> Plan:
-    return Plan(
-        experiment_id=record.id,
-        name=record.name,
-        task=task,
-        evaluators=evaluators,
-        kind=kind,
-        concurrency=settings.concurrency,
-        repetitions=settings.repetitions,
-        timeout=settings.timeout,
-        retries=settings.retries,
-        seed=settings.seed,
-        span_wait=settings.span_wait,
-        batch_size=settings.batch_size,
-        keep_examples=keep_examples,
-    )
-
-
-def _opened(where: Where, settings: Settings) -> Store:
+def _opened(settings: Settings) -> Store:
+    where = settings.store
     if where is not None and not isinstance(where, str | PathLike):
         return where
     store = connect(where)

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from assay.collector.dialects import from_readable
-from assay.collector.records import JSON, Case, Document, Example, Feedback, Run, Target, Trace
+from assay.collector.records import JSON, Case, Document, Example, Feedback, Target, Trace
 from assay.collector.records import Experiment as Record
 from assay.collector.statistics import newest
 from assay.collector.stores import Store
-from assay.evaluators.engine._examples import kept as kept_of
+from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._experiment import Experiment
-from assay.evaluators.engine._notes import feedback_of_run
+from assay.evaluators.engine._notes import feedback_of
+from assay.evaluators.engine._root import own_root
 from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import keep
 from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._evaluator import Evaluator
-from assay.evaluators.scoring._score import score as scored
+from assay.evaluators.scoring._cases import case_of, retrieved
+from assay.evaluators.scoring._score import score
+from assay.evaluators.scoring._scoring import of_failed
 from assay.tracer import attributes as names
-from assay.tracer.capture import Captured, capture
+from assay.tracer.capture import Captured, capture, is_traced
 
 UNSHOWN = "needs outputs; nothing has shown any: call an evaluator with them, or current_run().set_outputs(…)"
 
@@ -48,40 +51,33 @@ class OpenRun:
         """Let an evaluator look at outputs; documents are those retrieved so far, unless they are given."""
         if outputs is not None:
             self.set_outputs(outputs)
-        case = self._case(outputs, fields)
+        case = case_of(None, self.example, **{"documents": self._retrieved(), "outputs": outputs, **fields})
         target = Target(trace_id=self._captured.trace_id)
-        found = [replace(one, target=target, id="") for one in scored(evaluator, case)]
-        self.feedback += found
-        return found
+        feedback = [replace(outcome, target=target, id="") for outcome in score(evaluator, case)]
+        self.feedback += feedback
+        return feedback
 
     def look_back(self, evaluators: Sequence[Evaluator], trace: Trace) -> None:
         """Let evaluators look at the run when it is over: at its spans, and at the outputs that it was said to have."""
-        outputs = trace.root.outputs if self._outputs is None else self._outputs
-        case = self._case(outputs, {"trace": trace})
+        case = case_of(trace, self.example, outputs=self._outputs)
         for evaluator in evaluators:
-            if outputs is None and "outputs" in evaluator.needs and trace.root.status != "error":
-                self.feedback += evaluator.make.skip(Target(trace_id=trace.trace_id), UNSHOWN)
-            else:
-                self.feedback += scored(evaluator, case)
+            self.feedback += self._looked_back(evaluator, case, Target(trace_id=trace.trace_id))
 
     def note(self, key: str, score: bool, comment: str | None) -> None:
         """Add an outcome that no evaluator gave."""
         target = Target(trace_id=self._captured.trace_id)
         self.feedback.append(Feedback(target=target, key=key, score=score, comment=comment))
 
-    def _case(self, outputs: JSON, fields: Mapping[str, Any]) -> Case:
-        example = self.example
-        known = {
-            "inputs": example.inputs,
-            "reference_outputs": example.reference_outputs,
-            "documents": _retrieved(self._captured) or example.documents,
-            "expected_documents": example.expected_documents,
-            "conditions": example.conditions,
-            "guidelines": example.guidelines,
-            "history": example.history,
-            "metadata": example.metadata,
-        }
-        return Case(example=example, outputs=outputs, **{**known, **fields})
+    def _looked_back(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
+        if case.outputs is None and (skipped := of_failed(evaluator, case, target)):
+            return skipped
+        if case.outputs is None and "outputs" in evaluator.needs:
+            return evaluator.make.skip(target, UNSHOWN)
+        return score(evaluator, case)
+
+    def _retrieved(self) -> tuple[Document, ...] | None:
+        runs = tuple(from_readable(span) for span in self._captured.spans(0)[0])
+        return retrieved(Trace(runs[0], runs)) if runs else None
 
 
 class Recorder:
@@ -98,14 +94,16 @@ class Recorder:
             evaluators=described(evaluators),
             metadata={"setup": setup},
         )
-        self._whole = [one for one in evaluators if one.summary]
-        self._tally = Tallies(metric for one in evaluators for metric in one.metrics)
+        self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
+        self._tally = Tallies(metric for evaluator in evaluators for metric in evaluator.metrics)
         self._store.save_experiment(self._record)
 
     @contextmanager
-    def run(self, name: str, example: Example, after: Sequence[Evaluator] = ()) -> Iterator[OpenRun]:
-        """A run around a block of code, at which `after` looks when it is over. What the block raises goes on, and is
-        the run's error.
+    def run(
+        self, name: str, example: Example, after: Sequence[Evaluator] = (), function: Any = None
+    ) -> Iterator[OpenRun]:
+        """A run around a block of code that calls `function`, at which `after` looks when it is over. What the block
+        raises goes on, and is the run's error. The span of a traced function is the root of its run.
         """
         attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: 0}
         with_spans: Captured | None = None
@@ -116,7 +114,7 @@ class Recorder:
                 yield opened
         finally:
             if with_spans is not None:
-                self._keep(with_spans, opened, after)
+                self._keep(with_spans, opened, after, traced=is_traced(function))
 
     def finish(self) -> Experiment:
         """Let set-level evaluators judge all runs, and note the end."""
@@ -134,25 +132,18 @@ class Recorder:
         self._store.save_experiment(self._record)
         return experiment
 
-    def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator]) -> None:
+    def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
         spans, still_open = captured.spans()
-        runs = tuple(_with_example(from_readable(span), opened.example) for span in spans)
-        root = next(run for run in runs if run.parent_id is None)
+        runs = tuple(from_readable(span) for span in spans)
+        root = around = next(run for run in runs if run.parent_id is None)
+        if traced:
+            runs, root = own_root(runs, around, as_returned=around.outputs is None)
+        runs, root = with_example(runs, root, opened.example)
         opened.look_back(after, Trace(root, runs, complete=not still_open))
-        feedback = opened.feedback + [one for event in captured.feedback if (one := feedback_of_run(event))]
+        feedback = opened.feedback + feedback_of(captured, around, root)
         keep(self._store, runs, feedback)
         error = (root.error or "error") if root.status == "error" else None
         self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open)
         self._tally.add_calls(runs)
-        for one in newest(feedback):
-            self._tally.add_feedback(one, opened.example.id)
-
-
-def _with_example(run: Run, example: Example) -> Run:
-    """A root run carries its example: no dataset in the store has it."""
-    return run if run.parent_id is not None else replace(run, attributes={**run.attributes, **kept_of(example)})
-
-
-def _retrieved(captured: Captured) -> tuple[Document, ...] | None:
-    runs: tuple[Run, ...] = tuple(from_readable(span) for span in captured.spans(0)[0])
-    return Trace(runs[0], runs).documents or None if runs else None
+        for outcome in newest(feedback):
+            self._tally.add_feedback(outcome, opened.example.id)

@@ -9,8 +9,10 @@ from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Example
+from assay.tracer.capture import is_traced
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class TaskError(AssayError, ValueError):
@@ -29,6 +31,7 @@ class Task:
     wants: frozenset[str]  # parameters that it gets even where inputs do not have them: example, seed, history
     first: str | None  # the one parameter that can be given by position
     is_async: bool
+    is_traced: bool  # a call opens a span of its own
 
     def arguments(self, example: Example, kind: str = "kv", seed: int | None = None) -> tuple[tuple[Any, ...], JSON]:
         """(positional, named) arguments for an example. Raises `TaskError`, which says what does not fit."""
@@ -39,7 +42,7 @@ class Task:
             named = {**named, **{name: extra[name] for name in absent}}
         lacking = self.needs - named.keys() - ({self.first} if positional else set())
         if lacking:
-            raise TaskError(self._says(sorted(lacking), example))
+            raise TaskError(self._misfit(sorted(lacking), example))
         return positional, named
 
     def _split(self, inputs: JSON, kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -51,7 +54,7 @@ class Task:
             return (next(iter(inputs.values())),), {}
         return (), dict(inputs) if self.takes_all else {k: v for k, v in inputs.items() if k in self.takes}
 
-    def _says(self, lacking: list[str], example: Example) -> str:
+    def _misfit(self, lacking: list[str], example: Example) -> str:
         has = sorted(example.inputs) if isinstance(example.inputs, Mapping) else f"a {type(example.inputs).__name__}"
         return (
             f"task {self.name!r} needs {', '.join(map(repr, lacking))}, but the example's inputs are {has}: rename the "
@@ -64,26 +67,27 @@ def as_task(function: Any) -> Task:
     if not callable(function):
         raise TaskError(f"a task is a function, or None to score what is there, not {function!r}")
     parameters = _parameters(function)
-    named = [one for one in parameters if one.kind in _NAMED]
-    by_position = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    takes = frozenset(one.name for one in named)
-    needs = frozenset(one.name for one in (*by_position, *named) if one.default is one.empty)
+    named = [parameter for parameter in parameters if parameter.kind in _NAMED]
+    by_position = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    takes = frozenset(parameter.name for parameter in named)
+    needs = frozenset(parameter.name for parameter in (*by_position, *named) if parameter.default is parameter.empty)
     return Task(
         function=function,
         name=_name(function),
         takes=takes,
         needs=needs,
         wants=needs & {"example", "history"} | takes & {"seed"},
-        takes_all=any(one.kind is one.VAR_KEYWORD for one in parameters),
+        takes_all=any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters),
         first=by_position[0].name if by_position else None,
         is_async=_is_async(function),
+        is_traced=is_traced(function),
     )
 
 
 def joined(pieces: Iterable[Any]) -> Any:
     """What a generator has yielded: one text if they were texts, else a list."""
-    found = list(pieces)
-    return "".join(found) if found and all(isinstance(one, str) for one in found) else found
+    listed = list(pieces)
+    return "".join(listed) if listed and all(isinstance(piece, str) for piece in listed) else listed
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -101,4 +105,4 @@ def _name(function: Any) -> str:
 def _is_async(function: Any) -> bool:
     inner = getattr(function, "func", function)
     candidates = (inner, getattr(inner, "__call__", None))  # noqa: B004
-    return any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in candidates)
+    return any(inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) for called in candidates)

@@ -6,10 +6,10 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from assay.evaluators.engine._plan import Item, Plan
-from assay.evaluators.engine._write import Writer
+from assay.evaluators.engine._line import Line
+from assay.evaluators.engine._plan import Item
 
 FIRST_LOOK = 0.003  # seconds
 COMPUTING = 0.3  # share of its time for which a thread computes, if it is not held up by its tasks
@@ -22,20 +22,12 @@ LONGEST_LOOK = 0.05  # seconds between two looks at whether more threads are nee
 class Threads:
     """Daemon threads over one iterator: one at first, more while tasks keep them waiting, `concurrency` at most."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        items: Iterator[Item],
-        work: Callable[[Item, asyncio.AbstractEventLoop, threading.Semaphore], None],
-        writer: Writer,
-    ) -> None:
-        self._limit = plan.concurrency
+    def __init__(self, line: Line, items: Iterator[Item], concurrency: int) -> None:
+        self._line = line
         self._items = items
-        self._work = work
-        self._writer = writer
+        self._limit = concurrency
         self._context = contextvars.copy_context()
         self._taking = threading.Lock()
-        self._room = threading.Semaphore(max(2 * plan.concurrency, 2 * plan.batch_size))
         self._used: dict[int, float] = {}  # by worker: seconds of CPU time up to its latest run
         self._stopped = False
         self._error: BaseException | None = None
@@ -84,10 +76,10 @@ class Threads:
         try:
             noted = 0.0
             while not self._stopped and (item := self._next()) is not None:
-                self._context.copy().run(self._work, item, self._loop, self._room)
+                self._context.copy().run(self._line.here, item)
                 if (now := time.perf_counter()) - noted > NOTE:  # a system call, which tiny tasks would feel
                     noted, self._used[worker] = now, time.thread_time()
-                while self._writer.is_full and not self._stopped:
+                while self._line.is_full and not self._stopped:
                     time.sleep(0.01)
         except BaseException as error:  # of the source, or of our own: everything stops, and `run` raises it
             self._error = self._error or error

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from assay.collector.errors import StoreError
+from assay.evaluators.protocol._raised import Ended
 
 T = TypeVar("T")
 _INSIDES = ("assay.", "asyncio.", "concurrent.", "threading", "opentelemetry.")
@@ -21,9 +22,17 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
     What a caller can mend is raised from here, without the way that it took through loops and threads.
     """
     try:
-        return _Aside(coroutine).result() if _in_a_loop() else asyncio.run(coroutine)
+        return _Aside(coroutine).result() if _in_a_loop() else asyncio.run(_ended(coroutine)).get()
     except (ValueError, OSError, StoreError, KeyboardInterrupt) as error:
         raise error.with_traceback(_of_users(error.__traceback__)) from None
+
+
+async def _ended(coroutine: Coroutine[Any, Any, T]) -> Ended[T]:
+    """What a coroutine comes to; Ctrl-C as a value, since asyncio loses what leaves a task while its loop closes."""
+    try:
+        return Ended(await coroutine)
+    except (KeyboardInterrupt, SystemExit) as error:
+        return Ended(error=error)
 
 
 def _in_a_loop() -> bool:

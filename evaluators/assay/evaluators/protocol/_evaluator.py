@@ -14,9 +14,10 @@ from assay.collector.records import Case, Feedback, Target
 from assay.evaluators.protocol._binding import Binding
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
+from assay.evaluators.protocol._raised import ends_the_run
 from assay.evaluators.protocol._retry import pause
 from assay.evaluators.protocol._spec import Spec
-from assay.evaluators.protocol._threads import in_thread
+from assay.evaluators.protocol._threads import Wait, in_thread
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
 
@@ -104,19 +105,21 @@ class Evaluator:
         return dict(self.origin)
 
     async def evaluate(self, case: Case, target: Target) -> list[Feedback]:
-        """The feedback on one case; never raises."""
+        """The feedback on one case. Raises nothing but what ends everything: see `ends_the_run`."""
         try:
             arguments, missing = self.binding.arguments(case)
             if missing:
                 return self.make.skip(target, missing_needs(missing, case))
             return self.make.wrap(await self._attempt(self.function, arguments), target)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
             return self.make.failure(target, error)
 
-    def evaluate_here(self, case: Case, target: Target, wait: Callable[[Awaitable[Any]], Any] = _run) -> list[Feedback]:
-        """`evaluate` on the calling thread, which needs no event loop: for evaluators that are `plain`. Never raises.
+    def evaluate_here(self, case: Case, target: Target, wait: Wait = _run) -> list[Feedback]:
+        """`evaluate` on the calling thread, which needs no event loop: for evaluators that are `plain`.
 
-        `wait` gets what a plain function returned if that has to be awaited.
+        `wait` gets what a plain function returned if that has to be awaited. Raises nothing but `KeyboardInterrupt`.
         """
         try:
             arguments, missing = self.binding.arguments(case)
@@ -127,7 +130,9 @@ class Evaluator:
             if type(returned) not in PLAIN and inspect.isawaitable(returned):
                 returned = wait(returned)
             return self.make.wrap(returned, target)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             return self.make.failure(target, error)
 
     @property
@@ -137,26 +142,25 @@ class Evaluator:
         return not bound and not _is_async(self.function)
 
     async def evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
-        """The feedback on many cases, in their order; through `batch` where the evaluator offers it. Never raises."""
+        """The feedback on many cases, in their order; through `batch` where the evaluator offers it.
+
+        Raises nothing but what ends everything, as `evaluate`.
+        """
         if not isinstance(self.function, Batch):
             return list(await asyncio.gather(*map(self.evaluate, cases, targets)))
-        results: list[list[Feedback]] = [[] for _ in cases]
-        ready = []
-        for position, (case, target) in enumerate(zip(cases, targets, strict=True)):
-            lacking = self._lacking(case)
-            if lacking:
-                results[position] = self.make.skip(target, missing_needs(lacking, case))
-            else:
-                ready.append(position)
-        returned = await self._batch([self.binding.mapped(cases[position]) for position in ready])
-        for position, value in zip(ready, returned, strict=True):
-            results[position] = self._wrapped(value, targets[position])
-        return results
+        outcomes = [self._ready(case, target) for case, target in zip(cases, targets, strict=True)]
+        ready = [case for case in outcomes if isinstance(case, Case)]
+        values = iter(await self._batch(ready))
+        return [
+            self._wrapped(next(values), target) if isinstance(outcome, Case) else outcome
+            for outcome, target in zip(outcomes, targets, strict=True)
+        ]
 
     async def evaluate_set(self, cases: Iterable[Case], target: Target) -> list[Feedback]:
-        """The feedback on all cases together; those that lack something are left out and counted. Never raises.
+        """The feedback on all cases together; those that lack something are left out and counted.
 
         Cases are taken one by one, on a thread if they have to be read first: a million of them need not be in memory.
+        Raises nothing but what ends everything, as `evaluate`.
         """
         try:
             cases = islice(cases, self.max_cases)
@@ -169,7 +173,19 @@ class Evaluator:
             feedback = self.make.wrap(await self._attempt(self.function, columns), target)
             counts = {"cases": taken, "left_out": left_out}
             return [replace(one, metadata={**one.metadata, **counts}) for one in feedback]
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            return self.make.failure(target, error)
+
+    def _ready(self, case: Case, target: Target) -> Case | list[Feedback]:
+        """A case as `batch` gets it, or what is said of one that it cannot get."""
+        try:
+            lacking = self._lacking(case)
+            return self.make.skip(target, missing_needs(lacking, case)) if lacking else self.binding.mapped(case)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             return self.make.failure(target, error)
 
     def _lacking(self, case: Case) -> list[str]:
@@ -179,11 +195,13 @@ class Evaluator:
             return []  # `batch` meets the same trouble and says so
 
     def _wrapped(self, value: Any, target: Target) -> list[Feedback]:
-        if isinstance(value, Exception | SystemExit):
-            return self.make.failure(target, value)
         try:
-            return self.make.wrap(value, target)
-        except (Exception, SystemExit) as error:
+            return (
+                self.make.failure(target, value) if isinstance(value, BaseException) else self.make.wrap(value, target)
+            )
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             return self.make.failure(target, error)
 
     async def _batch(self, cases: list[Case]) -> list[Any]:
@@ -194,7 +212,9 @@ class Evaluator:
             if len(returned) != len(cases):
                 raise Nonsense(f"batch() gave {len(returned)} results for {len(cases)} cases")
             return returned
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
             return [error] * len(cases)
 
     async def _attempt(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:

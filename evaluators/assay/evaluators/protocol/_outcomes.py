@@ -23,7 +23,7 @@ _CALLED_OUTPUTS = (  # as LangSmith's exports do, in which nothing else says so
     "columns={'outputs': 'reference_outputs'}"
 )
 TRACEBACK_LIMIT = 8000  # characters kept of a traceback
-_OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_outcomes")}
+_OURS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("_evaluator", "_threads", "_raised", "_outcomes")}
 
 
 class Nonsense(AssayError, TypeError):
@@ -186,7 +186,9 @@ def missing_needs(names: list[str], case: Case) -> str:
 def _words(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # an exception of somebody's own that cannot say what it is
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an exception of somebody's own that cannot say what it is
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Calls of slow or hanging plain functions, on daemon threads of their own.
+"""Calls of slow or hanging plain functions, on daemon threads of their own; and from a thread back to the loop.
 
 Not the event loop's executor: it has few threads, and the loop waits for all of them when it closes, so that one
 evaluator that hangs would hang the whole experiment.
@@ -9,41 +9,56 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from assay.evaluators.protocol._raised import Ended, caught, is_cancelled
+
+Wait: TypeAlias = Callable[[Awaitable[Any]], Any]  # from a thread: what an awaitable gives in the end
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """Await a call on a new daemon thread, in the caller's context. When cancelled the thread is left to itself."""
+    """Await a call on a new daemon thread, in the caller's context. When cancelled the thread is left to itself.
+
+    Raises whatever the call raises.
+    """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+    ended: asyncio.Future[Ended[Any]] = loop.create_future()
     context = contextvars.copy_context()
 
     def work() -> None:
-        try:
-            _deliver(loop, done, context.run(call), None)
-        except (Exception, SystemExit) as error:
-            _deliver(loop, done, None, error)
+        _deliver(loop, ended, context.run(caught, call))
 
     threading.Thread(target=work, name="assay-evaluator", daemon=True).start()
-    return await done
+    return (await ended).get()
 
 
-def _deliver(
-    loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], result: Any, error: BaseException | None
-) -> None:
+def waiting_on(loop: asyncio.AbstractEventLoop) -> Wait:
+    """A function for threads that waits until the loop has finished an awaitable, and raises what that raises."""
+
+    def wait(awaitable: Awaitable[Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(_finished(awaitable), loop).result().get()
+
+    return wait
+
+
+async def _finished(awaitable: Awaitable[Any]) -> Ended[Any]:
+    """What an awaitable comes to, as a value: a `SystemExit` that leaves a task would end the loop."""
     try:
-        loop.call_soon_threadsafe(_settle, done, result, error)
+        return Ended(await awaitable)
+    except BaseException as error:
+        if is_cancelled():
+            raise
+        return Ended(error=error)
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Ended[Any]], ended: Ended[Any]) -> None:
+    try:
+        loop.call_soon_threadsafe(_settle, future, ended)
     except RuntimeError:  # the loop closed in the meantime: nobody waits any more
         pass
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if done.done():
-        return
-    if isinstance(error, StopIteration):  # a future refuses these
-        error = RuntimeError(f"StopIteration: {error}")
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(result)
+def _settle(future: asyncio.Future[Ended[Any]], ended: Ended[Any]) -> None:
+    if not future.done():
+        future.set_result(ended)

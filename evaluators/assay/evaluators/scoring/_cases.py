@@ -1,37 +1,115 @@
-"""Cases from stored traces, and by hand."""
+"""The one maker of a `Case`: of a trace, of a session, or of values by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import fields as fields_of
 from typing import Any
 
-from assay.collector.records import Case, Example, Trace
+from assay.collector.records import JSON, Case, Document, Example, Run, Trace
+from assay.evaluators.datasets._kinds import messages, only, view, view_outputs
 from assay.evaluators.protocol import documents_of
 
-_FIELDS = {field.name for field in fields(Case)}
+RETRIEVAL = frozenset({"retriever", "reranker"})
+_FIELDS = frozenset(field.name for field in fields_of(Case))
 
 
-def case_of(trace: Trace, example: Example | None = None, **fields: Any) -> Case:
-    """What evaluators see of a finished trace; `fields` take precedence over what the trace and the example hold."""
-    root = trace.root
-    known: dict[str, Any] = {
-        "inputs": root.inputs,
-        "outputs": root.outputs,
-        "documents": trace.documents or None,
-        "metadata": root.metadata,
+def case_of(
+    target: Trace | Iterable[Trace] | None, example: Example | None = None, kind: str = "kv", **fields: Any
+) -> Case:
+    """What evaluators see of a finished trace, of a session (its traces, in any order), or, with None, of values alone.
+
+    - `inputs`, `reference_outputs` and `history` are the example's, as datasets of its `kind` show them ("kv": as they
+      are, "llm" and "chat": as texts). Without an example `inputs` are those of the root.
+    - `outputs` are those of the root, as `kind` shows them.
+    - `documents` are what was retrieved: `()` when a retriever or reranker ran and found nothing. Where none ran, they
+      are those that the example brings along, else None.
+    - `expected_documents`, `conditions` and `guidelines` are the example's.
+    - `metadata` are those of the root and of the example together; where both have a key, the example's counts.
+    - Of a session, trace, `inputs`, `outputs` and `documents` are those of the latest turn; `history` is all of its
+      turns, as messages.
+    - `fields`, any of `Case` but None, take precedence, as they are; documents may be texts or dicts.
+
+    Raises `TypeError` for a field that there is not and for documents that are none, `ValueError` for no trace at all.
+    """
+    if target is None or isinstance(target, Trace):
+        seen = _of_trace(target, example, kind)
+    else:
+        seen = _of_session(target, example, kind)
+    return Case(example=example, **{**seen, **_given(fields)} if fields else seen)
+
+
+def retrieved(trace: Trace) -> tuple[Document, ...] | None:
+    """The retrieved context: `()` when a retrieval ran and found nothing, None when none ran."""
+    documents = trace.documents
+    if documents:
+        return documents
+    return () if any(run.kind in RETRIEVAL for run in trace.runs) else None
+
+
+def _of_trace(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:
+    seen: dict[str, Any] = {
+        "trace": trace,
+        "documents": _documents(trace, example),
+        "metadata": _metadata(trace, example),
     }
-    return Case(trace=trace, example=example, **{**known, **_given(fields)})
+    if trace is not None:
+        seen["outputs"] = view_outputs(trace.root.outputs, kind)
+    if example is not None:
+        seen.update(view(example, kind))
+        seen.update({name: getattr(example, name) for name in ("expected_documents", "conditions", "guidelines")})
+    elif trace is not None:
+        seen.update(_asked(trace, kind))
+    return seen
 
 
-def case_from(example: Example | None = None, **fields: Any) -> Case:
-    """A case by hand: any field of `Case`; documents may be strings or dicts."""
-    return Case(example=example, **_given(fields))
+def _asked(trace: Trace, kind: str) -> Mapping[str, JSON]:
+    """What a trace that belongs to no example was asked."""
+    inputs = trace.root.inputs
+    return {"inputs": inputs} if kind == "kv" else view(Example(inputs=inputs, id=trace.trace_id), kind)
+
+
+def _of_session(traces: Iterable[Trace], example: Example | None, kind: str) -> dict[str, Any]:
+    turns = sorted(_checked(traces), key=lambda trace: trace.root.start_ns)
+    if not turns:
+        raise ValueError("a session has at least one trace")
+    asked = _of_trace(turns[-1], None, kind)["inputs"]
+    history = [message for turn in turns for message in _messages(turn.root)]
+    return {**_of_trace(turns[-1], example, kind), "inputs": asked, "history": history}
+
+
+def _checked(traces: Iterable[Any]) -> list[Trace]:
+    listed = list(traces) if isinstance(traces, Iterable) else [traces]
+    for member in listed:
+        if not isinstance(member, Trace):
+            raise TypeError(f"a case is made of a trace, of the traces of a session, or of None, not {member!r:.200}")
+    return listed
+
+
+def _messages(root: Run) -> list[JSON]:
+    """What was said in one turn: by the user, and by the assistant if it answered."""
+    conversation = messages(only(root.inputs))
+    asked = conversation[-1].get("content") if conversation else only(root.inputs)
+    answered = view_outputs(root.outputs, "chat")
+    said = (("user", asked), ("assistant", answered))
+    return [{"role": role, "content": content} for role, content in said if content is not None]
+
+
+def _documents(trace: Trace | None, example: Example | None) -> tuple[Document, ...] | None:
+    documents = retrieved(trace) if trace is not None else None
+    return example.documents if documents is None and example is not None else documents
+
+
+def _metadata(trace: Trace | None, example: Example | None) -> Mapping[str, JSON]:
+    of_root = trace.root.metadata if trace is not None else {}
+    if example is None or not example.metadata:
+        return of_root
+    return {**of_root, **example.metadata} if of_root else example.metadata
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
-    if unknown := sorted(set(given) - _FIELDS):
+    if unknown := sorted(given.keys() - _FIELDS):
         raise TypeError(f"a case has no field {unknown[0]!r}; it has {', '.join(sorted(_FIELDS))}")
     for name in ("documents", "expected_documents"):
         if name in given:

@@ -1,0 +1,238 @@
+"""Whatever an evaluator raises is an outcome: no hang, no lost row, and nobody else's score is lost for it."""
+
+import asyncio
+import gc
+import time
+
+import pytest
+
+from assay.evaluators import aevaluate, ascore, evaluate, evaluator, score
+
+DATA = [{"inputs": str(n)} for n in range(6)]
+
+
+class Odd(BaseException):
+    """Derives from none of the usual ones."""
+
+
+class Mute(BaseException):
+    """Cannot say what it is."""
+
+    def __str__(self):
+        raise Odd
+
+    __repr__ = __str__
+
+
+def fails():
+    pytest.fail("no")
+
+
+def cancels():
+    raise asyncio.CancelledError
+
+
+def ends():
+    raise GeneratorExit
+
+
+def stops():
+    raise StopIteration(1)
+
+
+def leaves():
+    raise SystemExit(3)
+
+
+def is_odd():
+    raise Odd("odd")
+
+
+def is_mute():
+    raise Mute
+
+
+RAISING = [fails, cancels, ends, stops, leaves, is_odd, is_mute]
+
+
+def fine(outputs):
+    return True
+
+
+async def wait_task(inputs):
+    return inputs
+
+
+def plain_task(inputs):
+    return inputs
+
+
+def on_three(raising, value):
+    if value == "3":
+        raising()
+    return True
+
+
+class Model:
+    """Scores in batches: `at` says whether it fails for the whole batch, or hands the exception over as a value."""
+
+    def __init__(self, raising, *, whole):
+        self.raising, self.whole = raising, whole
+
+    def __call__(self, outputs):
+        raise AssertionError("batch is there")
+
+    def batch(self, cases):
+        return [self.one(case) for case in cases]
+
+    def one(self, case):
+        try:
+            return on_three(self.raising, case.outputs)
+        except BaseException as error:
+            if self.whole:
+                raise
+            return error
+
+
+def judges(raising):
+    """Every way in which an evaluator can be written."""
+
+    def slow(outputs):
+        time.sleep(0.012)
+        return on_three(raising, outputs)
+
+    async def later(outputs):
+        return on_three(raising, outputs)
+
+    def returns_awaitable(outputs):
+        return later(outputs)
+
+    def prepared(outputs):
+        return True
+
+    def check(outputs):
+        return on_three(raising, outputs)
+
+    def where(case):
+        return on_three(raising, case.outputs)
+
+    return [
+        evaluator(key="plain")(check),
+        evaluator(key="slow")(slow),
+        evaluator(key="async")(later),
+        evaluator(key="awaitable")(returns_awaitable),
+        evaluator(key="limited", timeout=10)(check),
+        evaluator(key="prepared", prepare_data=lambda outputs: {"outputs": on_three(raising, outputs)})(prepared),
+        evaluator(key="mapped", map={"outputs": where})(prepared),
+        evaluator(key="batch")(Model(raising, whole=True)),
+        evaluator(key="values")(Model(raising, whole=False)),
+        evaluator(key="mapped_batch", map={"outputs": where})(Model(raising, whole=False)),
+    ]
+
+
+@pytest.mark.parametrize("task", [wait_task, plain_task])
+@pytest.mark.parametrize("raising", RAISING, ids=lambda raising: raising.__name__)
+def test_every_row_gets_every_outcome(store, raising, task):
+    summary = evaluate(DATA, task, [*judges(raising), fine], store=store, batch_size=1, progress=False).summary()
+    assert (summary.runs, summary.failed, summary["fine"].n) == (6, 0, 6)
+    keys = [judge.key for judge in judges(raising)]
+    assert {key: (summary[key].n, summary[key].failed) for key in keys} == dict.fromkeys(keys, (5, 1))
+
+
+@pytest.mark.parametrize("raising", RAISING, ids=lambda raising: raising.__name__)
+def test_set_level_evaluators_and_evaluators_by_hand_give_outcomes_too(store, raising):
+    whole = evaluator(key="whole", summary=True)(lambda outputs: raising())
+    experiment = evaluate(DATA, plain_task, summary_evaluators=[whole], store=store, progress=False)
+    assert (experiment.summary().runs, experiment.summary().overall["whole"].outcome) == (6, "error")
+    for judge in judges(raising):
+        assert [one.outcome for one in score(judge, outputs="3")] == ["error"]
+        assert [one.outcome for one in asyncio.run(ascore(judge, outputs="3"))] == ["error"]
+
+
+def test_an_evaluator_that_cancels_its_own_asyncio_task_costs_no_other_outcome(store):
+    async def cancels_itself(outputs):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    async def fine_later(outputs):
+        return True
+
+    judged = [cancels_itself, fine_later, fine]
+    summary = evaluate(DATA, plain_task, judged, store=store, progress=False).summary()
+    assert [(summary[one.__name__].n, summary[one.__name__].failed) for one in judged] == [(0, 6), (6, 0), (6, 0)]
+
+
+def test_an_async_task_that_cancels_its_worker_is_not_lost_silently(store):
+    async def task(inputs):
+        if inputs == "3":
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+        return inputs
+
+    with pytest.raises(RuntimeError, match="cancelled the asyncio task that ran it"):
+        evaluate(DATA, task, store=store, progress=False)
+    assert store.experiments()[0].status == "interrupted"
+
+
+def test_what_an_exception_cannot_say_is_named_by_its_class(store):
+    (row, *_) = evaluate(DATA, plain_task, [lambda outputs: is_mute()], store=store, progress=False).rows()
+    (feedback,) = row.trace.feedback
+    assert (feedback.outcome, feedback.error) == ("error", "Mute")
+    assert "in is_mute" in feedback.metadata["traceback"]
+
+
+@pytest.mark.parametrize("task", [wait_task, plain_task])
+@pytest.mark.parametrize("slow", [0, 0.012])
+def test_ctrl_c_inside_an_evaluator_still_ends_the_run_resumably(store, caplog, task, slow):
+    asked = []
+
+    def interrupted(outputs):
+        time.sleep(slow)
+        asked.append(outputs)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return True
+
+    def run(**more):
+        return evaluate(DATA, task, [interrupted], name="x", store=store, concurrency=1, progress=False, **more)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    gc.collect()
+    assert (store.experiment("x").status, caplog.text) == ("interrupted", "")
+    assert run(resume=True).summary()["interrupted"].n == 6
+
+
+def test_cancelling_the_caller_ends_the_run_and_its_evaluators(store):
+    async def main():
+        started, ended = asyncio.Event(), []
+
+        async def waits(outputs):
+            started.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(outputs)
+
+        running = asyncio.create_task(aevaluate(DATA[:1], plain_task, [waits], name="x", store=store, progress=False))
+        await asyncio.wait_for(started.wait(), 10)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(0)
+        return ended
+
+    assert asyncio.run(main()) == ["0"]
+    assert store.experiment("x").status == "interrupted"
+
+
+def test_a_model_that_is_never_reached_again_leaves_no_case_waiting(store):
+    class Stops:
+        def __call__(self, outputs):
+            raise AssertionError("batch is there")
+
+        async def batch(self, cases):
+            raise asyncio.CancelledError("the model went away")
+
+    summary = evaluate(DATA, wait_task, [Stops()], store=store, batch_size=4, progress=False).summary()
+    assert (summary.runs, summary["Stops"].failed) == (6, 6)
