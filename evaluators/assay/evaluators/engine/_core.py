@@ -38,12 +38,15 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
         return await _run(job)
 
 
+_FROZEN_AT_START = gc.get_freeze_count()  # from Python 3.12 on, what the interpreter itself has frozen
+
+
 @contextmanager
 def _settled() -> Iterator[None]:
     """Spare what was there before from being searched for cycles meanwhile: with a model's libraries loaded, each time
     costs more than many runs. Left alone if somebody else has frozen objects.
     """
-    ours = gc.get_freeze_count() == 0
+    ours = gc.get_freeze_count() <= _FROZEN_AT_START
     if ours:
         gc.freeze()
     try:

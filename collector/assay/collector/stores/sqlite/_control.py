@@ -96,5 +96,9 @@ def _put(db: sqlite3.Connection, item: QueueItem) -> None:
 
 
 def _queue(db: sqlite3.Connection, name: str, status: str | None, limit: int) -> list[QueueItem]:
-    sql = "SELECT data FROM queue WHERE queue = ?1 AND (?2 IS NULL OR status = ?2) ORDER BY created_ns, id LIMIT ?3"
-    return [from_text(QueueItem, row[0]) for row in db.execute(sql, (name, status, limit))]
+    sql = (
+        "SELECT data FROM queue WHERE queue = :name AND (:status IS NULL OR status = :status)"
+        " ORDER BY created_ns, id LIMIT :limit"
+    )
+    rows = db.execute(sql, {"name": name, "status": status, "limit": limit})
+    return [from_text(QueueItem, row[0]) for row in rows]

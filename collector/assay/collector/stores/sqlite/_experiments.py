@@ -30,10 +30,13 @@ class Experiments(Half):
         self, db: sqlite3.Connection, /, *, dataset: str | None = None, project: str | None = None, limit: int = 100
     ) -> list[Experiment]:
         sql = (
-            "SELECT data FROM experiments WHERE (?1 IS NULL OR dataset = ?1) AND (?2 IS NULL OR project = ?2)"
-            " ORDER BY started_ns DESC, id LIMIT ?3"
+            "SELECT data FROM experiments WHERE (:dataset IS NULL OR dataset = :dataset)"
+            " AND (:project IS NULL OR project = :project) ORDER BY started_ns DESC, id LIMIT :limit"
         )
-        return [from_text(Experiment, row[0]) for row in db.execute(sql, (dataset, project, limit))]
+        return [
+            from_text(Experiment, row[0])
+            for row in db.execute(sql, {"dataset": dataset, "project": project, "limit": limit})
+        ]
 
     @writes
     def change_experiment(self, db: sqlite3.Connection, /, id: str, **fields: JSON) -> Experiment:
@@ -54,9 +57,9 @@ def _save(db: sqlite3.Connection, experiments: Sequence[Experiment]) -> None:
 
 def _one(db: sqlite3.Connection, id_or_name: str) -> Experiment:
     """By id, by name, or by the beginning of an id: the newest. Raises `NotFound`."""
-    for where in ("id = ?1", "name = ?1", "substr(id, 1, length(?1)) = ?1"):
+    for where in ("id = :name", "name = :name", "substr(id, 1, length(:name)) = :name"):
         sql = f"SELECT data FROM experiments WHERE {where} ORDER BY started_ns DESC LIMIT 1"
-        row = db.execute(sql, (id_or_name,)).fetchone() if id_or_name else None
+        row = db.execute(sql, {"name": id_or_name}).fetchone() if id_or_name else None
         if row:
             return from_text(Experiment, row[0])
     raise NotFound(f"there is no experiment {id_or_name!r} in this store; `assay experiments` lists them")

@@ -71,13 +71,14 @@ def too_old(db: sqlite3.Connection, rule: Retention, now_ns: int | None = None) 
 
 def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int) -> int:
     """The time before which traces must go. A project's share of the file is its share of all payloads."""
-    where = "span_count > 0 AND (?1 IS NULL OR project = ?1)"
+    where = "span_count > 0 AND (:project IS NULL OR project = :project)"
+    of_project = {"project": project}
     total = int(db.execute("SELECT coalesce(sum(size), 0) FROM traces").fetchone()[0])
-    own = int(db.execute(f"SELECT coalesce(sum(size), 0) FROM traces WHERE {where}", (project,)).fetchone()[0])
+    own = int(db.execute(f"SELECT coalesce(sum(size), 0) FROM traces WHERE {where}", of_project).fetchone()[0])
     share = used_bytes(db) * own // max(total, 1)
     excess = own * max(0, share - max_bytes) // max(share, 1)
     cutoff = 0
-    for start, size in db.execute(f"SELECT start_ns, size FROM traces WHERE {where} ORDER BY start_ns", (project,)):
+    for start, size in db.execute(f"SELECT start_ns, size FROM traces WHERE {where} ORDER BY start_ns", of_project):
         if excess <= 0:
             break
         excess -= size

@@ -80,8 +80,8 @@ class Monitor(Half):
     ) -> int:
         if trace_id is None and rule is None:
             raise Refused("name the trace or the rule whose decisions shall go; to remove all of them, go rule by rule")
-        sql = "DELETE FROM decisions WHERE (?1 IS NULL OR trace_id = ?1) AND (?2 IS NULL OR rule = ?2)"
-        return db.execute(sql, (trace_id, rule)).rowcount
+        sql = "DELETE FROM decisions WHERE (:trace IS NULL OR trace_id = :trace) AND (:rule IS NULL OR rule = :rule)"
+        return db.execute(sql, {"trace": trace_id, "rule": rule}).rowcount
 
     @writes
     def acquire(self, db: sqlite3.Connection, /, name: str, holder: str, seconds: float) -> Lease | None:
@@ -124,8 +124,8 @@ class Monitor(Half):
 
     @writes
     def delete_budget(self, db: sqlite3.Connection, /, budget: str, *, before_ns: int | None = None) -> int:
-        sql = "DELETE FROM budgets WHERE budget = ?1 AND (?2 IS NULL OR period_start_ns < ?2)"
-        return db.execute(sql, (budget, before_ns)).rowcount
+        sql = "DELETE FROM budgets WHERE budget = :budget AND (:before IS NULL OR period_start_ns < :before)"
+        return db.execute(sql, {"budget": budget, "before": before_ns}).rowcount
 
 
 def forget_decisions(db: sqlite3.Connection, trace_ids: Iterable[str]) -> None:
