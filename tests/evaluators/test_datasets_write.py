@@ -45,7 +45,7 @@ def test_every_format_comes_back_as_it_was(tmp_path, suffix):
     )
 )
 def test_json_lines_keep_any_json(tmp_path_factory, examples):
-    path = tmp_path_factory.mktemp("d") / "a.jsonl"
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
     datasets.write(examples, path)
     assert datasets.read(path) == examples
 

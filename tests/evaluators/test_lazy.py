@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -27,17 +26,34 @@ def modules():
     return [f"{room.__name__}.{module.name}" for room in rooms for module in iter_modules(room.__path__)]
 
 
-@cache
-def loaded_by(code):
-    """The modules that a fresh interpreter has loaded after some code."""
-    script = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout))
+STEPS = {  # in this order, in one interpreter, and the modules with evaluators that each of them imports
+    "names()": set(),
+    "get('ir_map')": {"retrieval"},
+    "protocol.spec('tool_calls')": {"agents", "json"},  # JSON is what it reads
+    "as_evaluator({'type': 'latency'})": {"numbers"},
+    "get('DocumentMRR')": set(),
+    "get('exact')": {"text", "looping", "overlap"},  # whose functions it offers, too
+    "as_evaluator(import_module('assay.evaluators.builtin.human').HumanFeedback('good'))": {"human"},
+}
+SCRIPT = """
+import json, sys
+from importlib import import_module
+from assay.evaluators import as_evaluator, get, names, protocol
+for step in json.loads(sys.argv[1]):
+    before = set(sys.modules)
+    eval(step)
+    print(json.dumps(sorted(set(sys.modules) - before)))
+protocol.specs()
+print(json.dumps(sorted(sys.modules)))
+"""
 
 
-def own(loaded):
-    """Those of the modules that register evaluators."""
-    return {name.rpartition(".")[2] for name in loaded & set(TABLE.values())}
+@pytest.fixture(scope="module")
+def loaded():
+    """What each step has loaded, and last all that is loaded when all evaluators are."""
+    command = [sys.executable, "-c", SCRIPT, json.dumps(list(STEPS))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [set(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_the_table_says_what_the_modules_register():
@@ -59,32 +75,11 @@ def test_an_evaluator_in_another_module_than_the_table_says_is_refused():
         builtin("exact", metrics=())(type("Exact", (), {"__module__": __name__}))
 
 
-def test_naming_all_evaluators_imports_none():
-    assert own(loaded_by("from assay.evaluators import names; names()")) == set()
+@pytest.mark.parametrize(("place", "wanted"), list(enumerate(STEPS.values())), ids=list(STEPS))
+def test_what_is_asked_for_is_imported_and_no_more(loaded, place, wanted):
+    assert {name.rpartition(".")[2] for name in loaded[place] & set(TABLE.values())} == wanted
 
 
-@pytest.mark.parametrize(
-    ("code", "wanted"),
-    [
-        ("from assay.evaluators import get; get('ir_map')", {"retrieval"}),
-        ("from assay.evaluators import protocol; protocol.spec('tool_calls')", {"agents", "json"}),  # which it reads
-        ("from assay.evaluators import as_evaluator; as_evaluator({'type': 'latency'})", {"numbers"}),
-        ("from assay.evaluators import get; get('DocumentMRR')", {"retrieval"}),
-    ],
-)
-def test_one_evaluator_imports_its_own_module(code, wanted):
-    assert own(loaded_by(code)) == wanted
-
-
-def test_texts_import_no_more_than_the_functions_that_their_module_offers():
-    assert own(loaded_by("from assay.evaluators import get; get('exact')")) == {"text", "looping", "overlap"}
-
-
-def test_not_even_all_of_them_load_a_heavy_package():
-    loaded = loaded_by("from assay.evaluators import get, protocol; get('exact'); protocol.specs()")
-    assert {name.partition(".")[0] for name in loaded} & set(HEAVY.split()) == set()
-
-
-def test_an_instance_is_its_evaluator_before_anything_was_got():
-    code = "from assay.evaluators.builtin.text import Exact; from assay.evaluators import as_evaluator as e; e(Exact())"
-    assert "retrieval" not in own(loaded_by(code))
+def test_not_even_all_of_them_load_a_heavy_package(loaded):
+    assert {name.partition(".")[0] for name in loaded[-1]} & set(HEAVY.split()) == set()
+    assert set(TABLE.values()) <= loaded[-1]

@@ -51,11 +51,9 @@ def test_texts_with_half_surrogates_are_texts():
     assert compression_ratio("\ud800") > 1
 
 
-@pytest.mark.parametrize(
-    "text", ["A" * 1_000_000, "I am sorry, I cannot. " * 45_000], ids=["one letter", "one sentence"]
-)
-def test_a_megabyte_takes_seconds(text):
-    assert repeated_share(text) > 0.99  # quadratic would be days
+@pytest.mark.parametrize("text", ["A" * 250_000, "I am sorry, I cannot. " * 11_000], ids=["one letter", "one sentence"])
+def test_what_repeats_all_the_way_takes_no_longer(text):
+    assert repeated_share(text) > 0.99  # quadratic would be hours
 
 
 def test_a_megabyte_of_words_takes_seconds():

@@ -130,8 +130,8 @@ def _of_instance(instance: object) -> Evaluator | None:
     return _made(known, instance, {"type": known.spec.id, "init_parameters": _parameters(instance)}, {})
 
 
-def _made(entry: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
-    spec = entry.spec
+def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
+    spec = registered.spec
     return make(
         instance,
         name=spec.id,
