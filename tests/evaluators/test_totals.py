@@ -142,3 +142,11 @@ def test_the_notes_tell_of_runs_latency_tokens_and_cost():
     [first, second] = summarise("t", tallies, repeats=False)._notes()
     assert first == "1 runs · 0 failed · p50 1.5 ms, p95 1.5 ms · 1,234 tokens · $0.5000 · m"
     assert second.startswith("1 runs had spans that were still open")
+
+
+def test_the_summary_has_the_median_and_the_95th_percentile():
+    tallies = Tallies()
+    for slot in range(100):
+        tallies.add_run(slot, str(slot), (slot + 1) * 1_000_000, None)
+    summary = summarise("t", tallies, repeats=False)
+    assert (summary.p50_ms, summary.p95_ms) == (50.0, 95.0)
