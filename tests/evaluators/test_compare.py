@@ -87,3 +87,15 @@ def test_the_page_says_the_same(store, both):
     assert f"+{test.mean:.3g}<" in text
     assert f"<span>p {test.p:.3f}</span>" in text
     assert "1 without a pair" in text
+
+
+def test_names_are_told_apart_only_where_they_are_the_same(store, both):
+    assert both._cells()[0] == ["key", "first", "second", "change [95 %]", "p"]
+    twins = compare(both.experiments[0], scored(store, "first", [1.0] * 4))
+    assert twins._cells()[0] == ["key", "first (1)", "first (2)", "change [95 %]", "p"]
+
+
+def test_what_failed_stands_beside_the_mean(both):
+    [row] = both._cells()[1]
+    assert row[1] == "0.3333  n=3, 1 failed"
+    assert row[3].startswith("+0.5 [")

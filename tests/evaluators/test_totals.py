@@ -142,3 +142,18 @@ def test_the_notes_tell_of_runs_latency_tokens_and_cost():
     [first, second] = summarise("t", tallies, repeats=False)._notes()
     assert first == "1 runs · 0 failed · p50 1.5 ms, p95 1.5 ms · 1,234 tokens · $0.5000 · m"
     assert second.startswith("1 runs had spans that were still open")
+
+
+def test_the_summary_has_the_median_and_the_95th_percentile():
+    tallies = Tallies()
+    for slot in range(100):
+        tallies.add_run(slot, str(slot), (slot + 1) * 1_000_000, None)
+    summary = summarise("t", tallies, repeats=False)
+    assert (summary.p50_ms, summary.p95_ms) == (50.0, 95.0)
+
+
+def test_in_a_notebook_the_table_is_html_with_every_text_escaped():
+    html = summarise("a & b", counted(said("<k>", score=0.5)), repeats=False)._repr_html_()
+    assert "<caption>a &amp; b</caption><thead><tr><th>key</th><th>n</th>" in html
+    assert "<tbody><tr><td>&lt;k&gt;</td><td>1</td><td>0.5</td><td></td><td>0</td><td>0</td></tr></tbody>" in html
+    assert html.endswith("<p>0 runs · 0 failed</p>")
