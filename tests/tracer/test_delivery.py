@@ -460,3 +460,24 @@ def test_what_is_queued_is_counted() -> None:
     assert (stats().queued, delivery.idle()) == (2, False)
     assert flush(0.01).pending == 2
     delivery._thread = None
+
+
+def test_a_set_up_that_is_replaced_waits_for_its_collector(sink: Sink, tmp_path: Path) -> None:
+    sink.answer = lambda path, body: time.sleep(0.3) or (200, {}, b"")  # type: ignore[func-returns-value]
+    configure(url=sink.url, spill_dir=str(tmp_path))
+    work()
+    configure(url=sink.url, spill_dir=str(tmp_path))
+    assert (len(sink.spans()), list(tmp_path.glob("*/*"))) == (1, [])
+
+
+def test_what_a_hanging_collector_does_not_take_in_time_goes_to_the_disk(sink: Sink, tmp_path: Path) -> None:
+    go_on = threading.Event()
+    sink.answer = lambda path, body: (go_on.wait(10) and (503, {}, b"")) or (503, {}, b"")
+    configure(url=sink.url, spill_dir=str(tmp_path))
+    work()
+    start = time.monotonic()
+    _runtime.current().delivery.close(0.2)
+    assert time.monotonic() - start < 5
+    assert [len(_spans(file.read_bytes())) for file in tmp_path.glob("*/*.traces")] == [1]
+    go_on.set()
+    assert (stats().spilled, stats().queued) == (1, 0)

@@ -55,6 +55,10 @@ class Text(str):
     """A text of a class of its own."""
 
 
+class Whole(int):
+    """A number of a class of its own."""
+
+
 @pytest.mark.parametrize(
     ("value", "as_it_leaves"),
     [
@@ -63,6 +67,9 @@ class Text(str):
         (2**63 - 1, 2**63 - 1),
         (-(2**63), -(2**63)),
         (2**63, str(2**63)),
+        (-(2**63) - 1, f'"{-(2**63) - 1}"'),
+        (Whole(-(2**63)), Whole(-(2**63))),
+        (Whole(2**63), str(2**63)),
         (b"x", b"x"),
         ("é\ud800", "é?"),
         (Text("own"), "own"),
