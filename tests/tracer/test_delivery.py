@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,24 @@ def test_one_bad_variable_leaves_the_rest_of_the_set_up() -> None:
 )
 def test_a_flush_is_true_if_nothing_is_left_or_lost(flushed: Flushed, is_all: bool) -> None:
     assert bool(flushed) is is_all
+
+
+def test_what_a_flush_achieved_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Flushed().delivered = 1  # type: ignore[misc]
+
+
+def test_a_full_batch_wakes_the_delivery() -> None:
+    configure(url="http://127.0.0.1:9")
+    delivery = _runtime.current().delivery
+    delivery._thread = threading.current_thread()  # nobody takes anything out
+    for _ in range(511):
+        work()
+    assert not delivery._wake.is_set()
+    work()
+    assert delivery._wake.is_set()
+    assert len(delivery.queue.take()) == 512
+    delivery._thread = None
 
 
 def test_a_batch_is_bounded_in_spans_and_bytes() -> None:

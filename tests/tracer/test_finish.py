@@ -141,6 +141,13 @@ def test_metadata_only_keeps_the_type_of_an_error() -> None:
     assert (finished.status.status_code, finished.status.description) == (StatusCode.ERROR, "Type")
 
 
+@pytest.mark.parametrize(("given", "as_it_leaves"), [("é\ud800", "é?"), ("", ""), (None, None)])
+def test_the_text_of_a_status_leaves_as_text(given: str | None, as_it_leaves: str | None) -> None:
+    finished = Finisher(Settings()).span(foreign(status=Status(StatusCode.ERROR, given)))
+    assert finished is not None
+    assert finished.status.description == as_it_leaves
+
+
 def test_documents_are_flattened_once_and_only_where_there_are_some() -> None:
     flat = "retrieval.documents.0.document.content"
     retriever = {"openinference.span.kind": "RETRIEVER", "output.value": '["d"]'}
