@@ -37,5 +37,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     new = sorted(set(HOME_SPOOL.glob("*/*")) - at_home_before)
     if new:
         terminalreporter.write_line(
-            f"{len(new)} bodies appeared in {HOME_SPOOL} during the tests, as {new[0]}", red=True
+            f"new in {HOME_SPOOL} since the tests began: {len(new)}, as {new[0].name}", red=True
         )

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,24 @@ def test_a_flush_is_true_if_nothing_is_left_or_lost(flushed: Flushed, is_all: bo
     assert bool(flushed) is is_all
 
 
+def test_what_a_flush_achieved_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Flushed().delivered = 1  # type: ignore[misc]
+
+
+def test_a_full_batch_wakes_the_delivery() -> None:
+    configure(url="http://127.0.0.1:9")
+    delivery = _runtime.current().delivery
+    delivery._thread = threading.current_thread()  # nobody takes anything out
+    for _ in range(511):
+        work()
+    assert not delivery._wake.is_set()
+    work()
+    assert delivery._wake.is_set()
+    assert len(delivery.queue.take()) == 512
+    delivery._thread = None
+
+
 def test_a_batch_is_bounded_in_spans_and_bytes() -> None:
     with capture_spans() as spans:
         for _ in range(514):
@@ -460,3 +479,24 @@ def test_what_is_queued_is_counted() -> None:
     assert (stats().queued, delivery.idle()) == (2, False)
     assert flush(0.01).pending == 2
     delivery._thread = None
+
+
+def test_a_set_up_that_is_replaced_waits_for_its_collector(sink: Sink, tmp_path: Path) -> None:
+    sink.answer = lambda path, body: time.sleep(0.3) or (200, {}, b"")  # type: ignore[func-returns-value]
+    configure(url=sink.url, spill_dir=str(tmp_path))
+    work()
+    configure(url=sink.url, spill_dir=str(tmp_path))
+    assert (len(sink.spans()), list(tmp_path.glob("*/*"))) == (1, [])
+
+
+def test_what_a_hanging_collector_does_not_take_in_time_goes_to_the_disk(sink: Sink, tmp_path: Path) -> None:
+    go_on = threading.Event()
+    sink.answer = lambda path, body: (go_on.wait(10) and (503, {}, b"")) or (503, {}, b"")
+    configure(url=sink.url, spill_dir=str(tmp_path))
+    work()
+    start = time.monotonic()
+    _runtime.current().delivery.close(0.2)
+    assert time.monotonic() - start < 5
+    assert [len(_spans(file.read_bytes())) for file in tmp_path.glob("*/*.traces")] == [1]
+    go_on.set()
+    assert (stats().spilled, stats().queued) == (1, 0)

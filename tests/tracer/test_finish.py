@@ -55,6 +55,10 @@ class Text(str):
     """A text of a class of its own."""
 
 
+class Whole(int):
+    """A number of a class of its own."""
+
+
 @pytest.mark.parametrize(
     ("value", "as_it_leaves"),
     [
@@ -63,6 +67,9 @@ class Text(str):
         (2**63 - 1, 2**63 - 1),
         (-(2**63), -(2**63)),
         (2**63, str(2**63)),
+        (-(2**63) - 1, f'"{-(2**63) - 1}"'),
+        (Whole(-(2**63)), Whole(-(2**63))),
+        (Whole(2**63), str(2**63)),
         (b"x", b"x"),
         ("é\ud800", "é?"),
         (Text("own"), "own"),
@@ -132,6 +139,13 @@ def test_metadata_only_keeps_the_type_of_an_error() -> None:
     finished = Finisher(Settings(capture="metadata")).span(foreign(status=Status(StatusCode.ERROR, "Type: secret")))
     assert finished is not None
     assert (finished.status.status_code, finished.status.description) == (StatusCode.ERROR, "Type")
+
+
+@pytest.mark.parametrize(("given", "as_it_leaves"), [("é\ud800", "é?"), ("", ""), (None, None)])
+def test_the_text_of_a_status_leaves_as_text(given: str | None, as_it_leaves: str | None) -> None:
+    finished = Finisher(Settings()).span(foreign(status=Status(StatusCode.ERROR, given)))
+    assert finished is not None
+    assert finished.status.description == as_it_leaves
 
 
 def test_documents_are_flattened_once_and_only_where_there_are_some() -> None:

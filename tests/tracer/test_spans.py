@@ -16,6 +16,7 @@ from assay.tracer._span import (
     MAX_EVENTS,
     Clock,
     LiveSpan,
+    _locals,
     count_ended,
     count_started,
     mark_recorded,
@@ -193,6 +194,13 @@ def test_roots_that_never_end_do_not_fill_the_memory() -> None:
     for span in spans:
         span.end()
     assert len(ended) == 10_001
+
+
+def test_a_trace_whose_root_has_ended_takes_no_room() -> None:
+    root = live()
+    assert root.local.trace_id in _locals
+    root.end()
+    assert root.local.trace_id not in _locals
 
 
 def test_contexts_bear_our_tracestate_and_the_sampled_flag() -> None:
