@@ -86,6 +86,11 @@ def test_what_is_not_the_compression_that_it_claims(encoding, damage):
     assert refusal(lambda: read(pieces(wire), Pending(10**6), encoding)) == "bad_compression"
 
 
+@pytest.mark.parametrize(("claimed", "sent"), [(b"gzip", b"deflate"), (b"deflate", b"gzip")])
+def test_one_compression_is_not_taken_for_the_other(claimed, sent):
+    assert refusal(lambda: read(pieces(SQUEEZE[sent](b"hello")), Pending(10**6), claimed)) == "bad_compression"
+
+
 @pytest.mark.parametrize(
     ("headers", "outcome"),
     [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -16,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from assay.collector._metrics import Metrics
 from assay.collector.dialects import DIALECTS, LOG_DIALECTS, Draft, RawSpan, read
+from assay.collector.errors import Refused, Unavailable
 from assay.collector.intake import Limits, Receiver, _protobuf
 from assay.collector.intake._http import Route
 from assay.collector.intake._logs import LOGS, read_item
@@ -102,9 +104,15 @@ def test_a_reader_of_log_records_that_fails_leaves_them_to_the_others(tmp_path):
     assert 'assay_dialect_errors_total{dialect="fails"} 2' in found.numbers
 
 
-def test_a_store_that_fails_is_to_be_asked_again(tmp_path):
-    with SQLiteStore(tmp_path / "a.db") as store:
-        receiver = Receiver(store)
-    answer = post(receiver.traces, request(span()))
-    assert (answer.status_code, Status.FromString(answer.content).code) == (503, 14)
-    assert int(answer.headers["retry-after"]) >= 1
+@pytest.mark.parametrize(
+    ("error", "status", "code", "after"),
+    [(OSError("gone"), 503, 14, "5"), (Unavailable("full", 1.2), 503, 14, "2"), (Refused("newer"), 400, 3, None)],
+)
+def test_what_a_store_cannot_do_is_answered_by_whether_it_may_work_later(error, status, code, after):
+    class Broken:
+        def append(self, runs: Sequence[Run]) -> None:
+            raise error
+
+    answer = post(Receiver(Broken()).traces, request(span()))
+    assert (answer.status_code, answer.headers.get("retry-after")) == (status, after)
+    assert Status.FromString(answer.content).code == code

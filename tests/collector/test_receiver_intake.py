@@ -15,6 +15,7 @@ from assay.collector.dialects import RawSpan, read
 from assay.collector.errors import Refused, Unavailable
 from assay.collector.intake import Limits
 from assay.collector.intake._beside import Beside
+from assay.collector.intake._decode import decode
 from assay.collector.intake._decoded import Decoded, check_ids, check_time
 from assay.collector.intake._errors import ItemRefused, Permanent, Retryable
 from assay.collector.intake._intake import LARGE, Intake
@@ -57,6 +58,18 @@ def take(body: bytes, *keepers: Any, metrics: Metrics | None = None, signal: Any
         return asyncio.run(intake.take(Request(signal, signal.protobuf, body)))
     finally:
         beside.close()
+
+
+def test_items_that_cannot_be_parsed_count_against_the_bound_too():
+    """They are looked at one by one: that costs most."""
+    bad = request(span("NAME")).replace(b"NAME", b"\xff\xfe\xff\xfe")
+    for count, reason in ((3, "malformed"), (4, "too_many")):
+        with pytest.raises(Permanent) as refused:
+            decode(TRACES.protobuf, bad * count, Limits(spans=3))
+        assert refused.value.reason == reason
+    assert len(decode(TRACES.protobuf, request(span()) * 3, Limits(spans=3)).items) == 3
+    with pytest.raises(Permanent, match="4 items in one request, at most 3: send less"):
+        decode(TRACES.protobuf, request(span()) * 4, Limits(spans=3))
 
 
 def test_every_keeper_gets_the_request_and_its_items():
@@ -118,24 +131,26 @@ def test_large_bodies_are_decoded_beside_the_event_loop(size, thread):
     assert threads == [thread]
 
 
-class Encoding(SQLiteStore):
-    """Tells where runs are encoded."""
+class Encoding:
+    """A store that tells where runs are encoded."""
 
-    thread = ""
+    def __init__(self, store: SQLiteStore) -> None:
+        self.store = store
 
     def append_async(self, runs: Sequence[Run]) -> Any:
         self.thread = threading.current_thread().name
-        return super().append_async(runs)
+        return self.store.append_async(runs)
 
 
 @pytest.mark.parametrize(("many", "thread"), [(MANY - 1, "MainThread"), (MANY, "assay-large_0")])
 def test_many_runs_are_encoded_beside_the_event_loop(tmp_path, many, thread):
     beside = Beside()
-    with Encoding(tmp_path / "a.db") as store:
-        keep = StoreKeeper(store, beside).keep
+    with SQLiteStore(tmp_path / "a.db") as store:
+        encoding = Encoding(store)
+        keep = StoreKeeper(encoding, beside).keep
         runs = [run() for _ in range(many)]
         assert asyncio.run(keep(Request(TRACES, TRACES.protobuf, b""), runs)) == ()
-        assert (store.thread, store.count()["spans"]) == (thread, many)
+        assert (encoding.thread, store.count()["spans"]) == (thread, many)
     beside.close()
 
 

@@ -35,9 +35,9 @@ def from_readable(span: ReadableSpan) -> Run:
             end_ns=span.end_time or 0,
             status=span.status.status_code.value,
             message=span.status.description or "",
-            attributes=_plain(span.attributes),
-            events=tuple([Event(e.name, e.timestamp, _plain(e.attributes)) for e in events]) if events else (),
-            links=tuple([Link(*_ids(link.context), _plain(link.attributes)) for link in links]) if links else (),
+            attributes=_with_lists(span.attributes),
+            events=tuple([Event(e.name, e.timestamp, _with_lists(e.attributes)) for e in events]) if events else (),
+            links=tuple([Link(*_ids(link.context), _with_lists(link.attributes)) for link in links]) if links else (),
             resource=_resource(span.resource),
             scope=scope.name if scope else "",
             scope_version=(scope.version or "") if scope else "",
@@ -68,9 +68,9 @@ def _resource(resource: Resource) -> dict[str, JSON]:
     global _latest
     latest = _latest
     if latest is None or latest[0] is not resource:
-        latest = _latest = (resource, _plain(resource.attributes))
+        latest = _latest = (resource, _with_lists(resource.attributes))
     return latest[1]
 
 
-def _plain(attributes: Mapping[str, Any] | None) -> dict[str, JSON]:
+def _with_lists(attributes: Mapping[str, Any] | None) -> dict[str, JSON]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}

@@ -39,9 +39,8 @@ def retry_after(refused: Permanent | Retryable) -> int | None:
 
 def success(signal: Signal[Any], decoded: Decoded[Any]) -> Message:
     """An export response; with partial success if single items were refused."""
-    if not decoded.refused:
-        return signal.response()
-    partial = {signal.refused_field: decoded.refused_count, "error_message": decoded.reason}
+    refused = decoded.refused_count
+    partial = {signal.refused_field: refused, "error_message": decoded.reason} if refused else None
     return signal.response(partial_success=partial)
 
 

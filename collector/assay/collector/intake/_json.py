@@ -199,7 +199,7 @@ def raw_log(record: JSONRecord, resource: dict[str, JSON], scope: JSONScope, lim
         time_ns=check_time(integer(record.time_unix_nano) or integer(record.observed_time_unix_nano)),
         attributes=attributes(record.attributes, limits),
         event_name=record.event_name or "",
-        body=plain(record.body, limits, 1),
+        body=json_value(record.body, limits, 1),
         resource=resource,
         scope=scope.name or "",
         scope_version=scope.version or "",
@@ -222,22 +222,22 @@ def _links(links: Sequence[JSONLink], limits: Limits) -> tuple[Link, ...]:
 
 def attributes(pairs: Sequence[KeyValue] | None, limits: Limits) -> dict[str, JSON]:
     """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
-    plain_values: dict[str, JSON] = {}
+    values: dict[str, JSON] = {}
     for pair in pairs or ():
         value = pair.value
         text = value.string_value if value is not None else None
         if text is None:
-            plain_values[pair.key] = plain(value, limits, 1)
+            values[pair.key] = json_value(value, limits, 1)
         elif len(text) > limits.value_bytes:
             raise _too_long(text, limits)
         else:
-            plain_values[pair.key] = text
-    if len(plain_values) > limits.attributes:
-        raise ItemRefused("too_many", f"{len(plain_values):,} attributes, at most {limits.attributes:,}")
-    return plain_values
+            values[pair.key] = text
+    if len(values) > limits.attributes:
+        raise ItemRefused("too_many", f"{len(values):,} attributes, at most {limits.attributes:,}")
+    return values
 
 
-def plain(value: AnyValue | None, limits: Limits, depth: int) -> JSON:
+def json_value(value: AnyValue | None, limits: Limits, depth: int) -> JSON:
     """One value as JSON knows it. Raises `ItemRefused` if it is nested too deep, too long or no such value."""
     if value is None:
         return None
@@ -259,9 +259,9 @@ def _nested(value: AnyValue, limits: Limits, depth: int) -> JSON:
     if depth > limits.depth:
         raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
     if value.array_value is not None:
-        return [plain(element, limits, depth + 1) for element in value.array_value.values or ()]
+        return [json_value(element, limits, depth + 1) for element in value.array_value.values or ()]
     pairs = value.kvlist_value.values if value.kvlist_value is not None else None
-    return {pair.key: plain(pair.value, limits, depth + 1) for pair in pairs or ()}
+    return {pair.key: json_value(pair.value, limits, depth + 1) for pair in pairs or ()}
 
 
 def hexadecimal(value: str | None) -> str:

@@ -66,7 +66,7 @@ def raw_log(record: LogRecord, resource: dict[str, JSON], scope: Instrumentation
         time_ns=check_time(record.time_unix_nano or record.observed_time_unix_nano),
         attributes=attributes(record.attributes, limits),
         event_name=record.event_name,
-        body=plain(record.body, limits, 1),
+        body=json_value(record.body, limits, 1),
         resource=resource,
         scope=scope.name,
         scope_version=scope.version,
@@ -88,7 +88,7 @@ def _links(span: Span, limits: Limits) -> tuple[Link, ...]:
 
 def attributes(pairs: Iterable[KeyValue], limits: Limits) -> dict[str, JSON]:
     """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
-    plain_values: dict[str, JSON] = {}
+    values: dict[str, JSON] = {}
     for pair in pairs:
         value = pair.value
         # Reading the text first costs a third of asking which of the seven it is
@@ -96,15 +96,15 @@ def attributes(pairs: Iterable[KeyValue], limits: Limits) -> dict[str, JSON]:
         if text:
             if len(text) > limits.value_bytes:
                 raise _too_long(len(text), limits)
-            plain_values[pair.key] = text
+            values[pair.key] = text
         else:
-            plain_values[pair.key] = plain(value, limits, 1)
-    if len(plain_values) > limits.attributes:
-        raise ItemRefused("too_many", f"{len(plain_values):,} attributes, at most {limits.attributes:,}")
-    return plain_values
+            values[pair.key] = json_value(value, limits, 1)
+    if len(values) > limits.attributes:
+        raise ItemRefused("too_many", f"{len(values):,} attributes, at most {limits.attributes:,}")
+    return values
 
 
-def plain(value: AnyValue, limits: Limits, depth: int) -> JSON:
+def json_value(value: AnyValue, limits: Limits, depth: int) -> JSON:
     """One value as JSON knows it. Raises `ItemRefused` if it is nested too deep or too long."""
     which: str | None = value.WhichOneof("value")
     if which is None:
@@ -123,8 +123,8 @@ def _nested(value: AnyValue, which: str, limits: Limits, depth: int) -> JSON:
     if depth > limits.depth:
         raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
     if which == "array_value":
-        return [plain(element, limits, depth + 1) for element in value.array_value.values]
-    return {pair.key: plain(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
+        return [json_value(element, limits, depth + 1) for element in value.array_value.values]
+    return {pair.key: json_value(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
 
 
 def finite(value: float) -> float | str:
