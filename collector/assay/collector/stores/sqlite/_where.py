@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from assay.collector.errors import Refused
@@ -30,6 +30,12 @@ def conditions(filter: Filter) -> list[Condition]:
         if value != getattr(_NOTHING, name):
             wanted.extend(_WRITERS[name](value))
     return wanted
+
+
+def joined(wanted: Sequence[Condition]) -> tuple[str, tuple[Any, ...]]:
+    """All of the conditions as one, with the values for its marks."""
+    values = (value for condition in wanted for value in condition.values)
+    return " AND ".join(condition.sql for condition in wanted), tuple(values)
 
 
 def _equals(column: str) -> Callable[[Any], list[Condition]]:
