@@ -1,0 +1,125 @@
+"""What writing remembers, and when a run that comes again is written again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.collector.records import Run, Usage
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.conformance_traces import eventually
+from collector.making import child, run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        yield made
+
+
+def settled(store: SQLiteStore) -> bool:
+    """Whether the text index has caught up: a trace that is written again would wait for it anew."""
+    return eventually(lambda: store.health()["text_index_waiting_traces"], 0)
+
+
+def test_the_same_run_again_is_not_written_again(store: SQLiteStore) -> None:
+    store.append([root := run()])
+    assert settled(store)
+    store.append([root])
+    assert store.health()["text_index_waiting_traces"] == 0
+
+
+def test_the_same_run_again_is_not_written_again_after_a_restart(store: SQLiteStore) -> None:
+    store.append([root := run(usage=Usage(1, 2, {"cache_read": 1}), tags=("a",), metadata={"k": "v"})])
+    assert settled(store)
+    store.close()
+    with SQLiteStore(store.path) as again:
+        again.append([root])
+        assert again.health()["text_index_waiting_traces"] == 0
+
+
+@pytest.mark.parametrize("fields", [{"name": "other"}, {"session_id": "s"}, {"status": "error", "error": "E"}], ids=str)
+def test_a_run_as_late_and_as_full_that_differs_takes_the_place(store: SQLiteStore, fields: dict[str, str]) -> None:
+    store.append([root := run(), below := child(root)])
+    store.append([changed := replace(root, **fields)])
+    assert store.trace(root.trace_id).runs == (changed, below)
+
+
+def test_an_earlier_or_thinner_run_changes_nothing(store: SQLiteStore) -> None:
+    store.append([root := run(outputs="whole")])
+    store.append([replace(root, outputs="w")])
+    store.append([replace(root, outputs="whole and more", end_ns=root.end_ns - 1)])
+    assert store.trace(root.trace_id).runs == (root,)
+
+
+def test_what_is_remembered_is_bounded_by_spans(store: SQLiteStore) -> None:
+    store._behind._file.appender.bound = 10
+    appender = store._behind._file.appender
+    roots = [run() for _ in range(8)]
+    for root in roots:
+        store.append([root, child(root), child(root)])
+        assert sum(len(state.facts) for state in appender._cache.values()) == appender._cached_spans <= 10
+    assert list(appender._cache) == [root.trace_id for root in roots[-3:]]
+
+
+def test_a_trace_that_is_written_stays_remembered(store: SQLiteStore) -> None:
+    store._behind._file.appender.bound = 3
+    first, second, third = run(), run(), run()
+    for one in (first, second, third, child(first)):
+        store.append([one])
+    assert list(store._behind._file.appender._cache) == [third.trace_id, first.trace_id]
+    store.append([late := child(second)])
+    assert store.trace(second.trace_id).runs == (second, late)
+
+
+def test_deleting_forgets_as_many_spans_as_go(store: SQLiteStore) -> None:
+    store.append([gone := run(), child(gone), stays := run()])
+    store.delete(trace_ids=(gone.trace_id,))
+    appender = store._behind._file.appender
+    assert (list(appender._cache), appender._cached_spans) == ([stays.trace_id], 1)
+
+
+def test_a_file_whose_trace_is_larger_than_the_bound_is_still_written(store: SQLiteStore) -> None:
+    store._behind._file.appender.bound = 2
+    store.append([root := run(), *(child(root) for _ in range(5))])
+    store.append([child(root)])
+    assert store.traces().items[0].span_count == 7
+
+
+def test_equal_resources_are_kept_once_across_requests_and_restarts(store: SQLiteStore) -> None:
+    store.append([run(resource={"service.name": "a"}), run(resource={"service.name": "a"}), run()])
+    store.close()
+    with SQLiteStore(store.path) as again:
+        again.append([late := run(resource={"service.name": "a"})])
+        assert again.trace(late.trace_id).root.resource == {"service.name": "a"}
+        assert again.stats()["resources"] == 2
+
+
+def test_known_values_are_noted_once(store: SQLiteStore) -> None:
+    store.append([run(tags=("a", "b"), model="m"), run(tags=("b",), kind="llm")])
+    with closing(sqlite3.connect(store.path)) as db:
+        rows = db.execute("SELECT field, value FROM known ORDER BY field, value").fetchall()
+    assert rows == [
+        ("environment", "default"),
+        *(("kind", kind) for kind in ("chain", "llm")),
+        ("model", "m"),
+        *(("tag", tag) for tag in "ab"),
+    ]
+
+
+def test_integer_keys_go_on_after_a_restart(store: SQLiteStore) -> None:
+    first: list[Run] = [run(), run()]
+    store.append(first)
+    store.close()
+    with SQLiteStore(store.path) as again:
+        again.append([last := run(), child(last)])
+        with closing(sqlite3.connect(store.path)) as db:
+            traces = dict(db.execute("SELECT trace_id, id FROM traces"))
+            spans = [row[0] for row in db.execute("SELECT id FROM spans ORDER BY id")]
+    assert [traces[one.trace_id] for one in (*first, last)] == [1, 2, 3]
+    assert spans == [1, 2, 3, 4]
