@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._writer import QUEUED_WEIGHT, Job
 from collector.conformance_traces import eventually
-from collector.making import child, run
+from collector.making import SECOND, child, run
 
 
 @pytest.fixture
@@ -123,3 +128,98 @@ def test_integer_keys_go_on_after_a_restart(store: SQLiteStore) -> None:
             spans = [row[0] for row in db.execute("SELECT id FROM spans ORDER BY id")]
     assert [traces[one.trace_id] for one in (*first, last)] == [1, 2, 3]
     assert spans == [1, 2, 3, 4]
+
+
+# groups of writes, held together while the writer waits at a gate
+
+
+@contextmanager
+def held(store: SQLiteStore) -> Iterator[File]:
+    """The file of a store whose writer stands still meanwhile, so that what is asked for goes into one commit."""
+    file, there, gate = store._behind._file, threading.Event(), threading.Event()
+    future = file.writer.put(Job(weight=1, alone=lambda _: (there.set(), gate.wait(20))))
+    assert there.wait(10)
+    try:
+        yield file
+    finally:
+        gate.set()
+        future.result(10)
+
+
+def test_what_a_rollback_took_back_is_not_remembered(store: SQLiteStore) -> None:
+    first, other = run(resource={"n": 1}, tags=("a",)), run(resource={"n": 2}, tags=("b",))
+    with held(store) as file:
+        kept = store.append_async([first])
+        failing = file.writer.put(Job(weight=1, action=lambda db: db.execute("nonsense")))
+    with pytest.raises(StoreError, match="nonsense"):
+        failing.result(10)
+    kept.result(10)
+    store.append([other])
+    assert [store.trace(one.trace_id).root for one in (first, other)] == [first, other]
+    assert store.values("tag") == ["a", "b"]
+    assert store.check(deep=True) == []
+
+
+def test_writes_that_wait_share_a_commit(store: SQLiteStore) -> None:
+    before = store.health()["commits"]
+    with held(store):
+        futures = [store.append_async([run()]) for _ in range(5)]
+        assert store.health()["queued_spans"] == 5
+    for future in futures:
+        future.result(10)
+    assert (store.health()["commits"], store.health()["queued_spans"]) == (before + 1, 0)
+
+
+def test_a_refused_action_takes_back_only_what_it_did(store: SQLiteStore) -> None:
+    def refused(db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM traces")
+        raise Refused("no")
+
+    store.append([stays := run()])
+    with held(store) as file:
+        futures = [store.append_async([run()])]
+        action = file.writer.put(Job(weight=1, action=refused))
+        futures.append(store.append_async([child(stays)]))
+    with pytest.raises(Refused):
+        action.result(10)
+    assert [future.result(10) for future in futures] == [None, None]
+    assert (store.count()["traces"], len(store.trace(stays.trace_id).runs)) == (2, 2)
+
+
+def test_who_no_longer_waits_disturbs_nobody(store: SQLiteStore) -> None:
+    with held(store):
+        gone, waits = store.append_async([run()]), store.append_async([run()])
+        assert gone.cancel()
+    waits.result(10)
+    store.append([run()])
+    assert store.health()["writable"]
+
+
+def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
+    with held(store) as file:
+        full = file.writer.put(Job(weight=QUEUED_WEIGHT, action=lambda _: None))
+        with pytest.raises(Unavailable, match=f"{QUEUED_WEIGHT} spans wait"):
+            store.append([run()])
+    full.result(10)
+    store.append([run()])
+
+
+def test_what_is_larger_than_the_queue_is_taken_when_nothing_waits(store: SQLiteStore) -> None:
+    assert store._behind._file.writer.put(Job(weight=10 * QUEUED_WEIGHT, action=lambda _: 7)).result(10) == 7
+
+
+@pytest.mark.parametrize("cursor", ["", "1", "x.1", "1.x", "1.2.3"])
+def test_a_cursor_that_is_none_is_refused(store: SQLiteStore, cursor: str) -> None:
+    for verb in (store.traces, store.feedbacks, store.decisions):
+        with pytest.raises(Refused, match="is no cursor"):
+            verb(cursor=cursor)
+
+
+def test_a_foreign_trace_is_complete_once_nothing_has_come_for_five_seconds(store: SQLiteStore) -> None:
+    store.append([run("quiet"), run("busy")])
+    with closing(sqlite3.connect(store.path)) as db:
+        for name, seconds in (("quiet", 6), ("busy", -60)):
+            db.execute("UPDATE traces SET updated_ns = ? WHERE name = ?", (time.time_ns() - seconds * SECOND, name))
+        db.commit()
+    assert [one.name for one in store.traces(complete=True)] == ["quiet"]
+    assert [one.name for one in store.traces(complete=False)] == ["busy"]
