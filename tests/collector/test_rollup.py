@@ -148,6 +148,13 @@ def test_parents_in_a_circle_do_no_harm() -> None:
     assert rolled(one, two).input_tokens > 0
 
 
+def test_parents_in_a_circle_beside_counted_spans_end_somewhere() -> None:
+    root = run()
+    one = run("one", trace_id=root.trace_id, span_id="1" * 16, parent_id="2" * 16)
+    two = run("two", trace_id=root.trace_id, span_id="2" * 16, parent_id="1" * 16)
+    assert rolled(own(root, root, started=1, open=0), one, two).complete is None
+
+
 def test_a_framework_around_a_client_counts_the_call_once() -> None:
     outer = run(kind="llm", usage=Usage(10, 5), cost=1.0)
     inner = child(outer, kind="llm", usage=Usage(10, 5))
