@@ -14,6 +14,7 @@ from assay.collector.records import Run, TraceSummary, Usage
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._codec import facts
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
+from assay.collector.stores.sqlite._values import loads
 from collector.making import START, child, run
 
 _numbers = itertools.count(1)
@@ -78,6 +79,57 @@ def unordered(summary: TraceSummary) -> TraceSummary:
     return replace(summary, tags=tuple(sorted(summary.tags)))
 
 
+def test_two_of_three_are_counted_as_two() -> None:
+    root = run(usage=Usage(1, 10), tags=("a",), model="m")
+    failing = [child(root, f"n{n}", status="error", error="E", kind="tool") for n in (1, 2)]
+    rolled_up = rolled(root, *failing)
+    assert (rolled_up.span_count, rolled_up.error_count, rolled_up.status) == (3, 2, "ok")
+    assert (rolled_up.names, rolled_up.kinds) == ('["answer","n1","n2"]', '["chain","tool"]')
+    assert rolled_up.size == sum(facts(one).size for one in (root, *failing))
+
+
+def test_what_the_root_does_not_say_is_that_of_the_first_span_that_does() -> None:
+    root = run()
+    first = child(root, session_id="s", user_id="u", experiment_id="e", example_id="x", metadata={"k": 1})
+    second = child(root, session_id="t", user_id="v", experiment_id="f", example_id="y", metadata={"k": 2})
+    rolled_up = rolled(root, first, second)
+    assert (rolled_up.session_id, rolled_up.user_id) == ("s", "u")
+    assert (rolled_up.experiment_id, rolled_up.example_id, rolled_up.metadata) == ("e", "x", '{"k":1}')
+    own = replace(root, session_id="r", user_id="w", experiment_id="g", example_id="z", metadata={"k": 3})
+    rolled_up = rolled(first, own, second)
+    assert (rolled_up.session_id, rolled_up.user_id) == ("r", "w")
+    assert (rolled_up.experiment_id, rolled_up.example_id, rolled_up.metadata) == ("g", "z", '{"k":3}')
+
+
+def test_each_model_has_its_own_calls_tokens_and_cost() -> None:
+    root = run()
+    a, b = (child(root, model=m, usage=Usage(n, 10 * n), cost=n / 2) for m, n in (("a", 1), ("b", 3)))
+    free = child(root, model="a")
+    nameless = child(root, usage=Usage(5, 5), cost=5.0)
+    assert loads(rolled(root, a, b, free, nameless).models or "") == {"a": [2, 1, 10, 0.5], "b": [1, 3, 30, 1.5]}
+    assert rolled(root).models is None
+
+
+def test_nothing_counted_is_no_cost_and_no_tags() -> None:
+    rolled_up = rolled(run(), run(trace_id="1" * 32))
+    assert (rolled_up.cost, rolled_up.tags, rolled_up.metadata, rolled_up.input_tokens) == (None, None, None, 0)
+    assert rolled(run(cost=0.0)).cost == 0.0
+
+
+def test_the_span_of_a_trace_is_from_the_first_start_to_the_last_end() -> None:
+    root = run(start_ns=50, end_ns=60)
+    early, late = child(root, start_ns=40, end_ns=45), child(root, start_ns=55, end_ns=90)
+    rolled_up = rolled(root, early, late)
+    assert (rolled_up.start_ns, rolled_up.end_ns, rolled_up.name) == (40, 90, "answer")
+
+
+def test_the_latest_counts_of_a_local_root_tell() -> None:
+    root = run()
+    still_open, closed = own(root, root, started=2, open=1), own(child(root), root, started=2, open=0)
+    assert rolled(still_open, closed).complete == 1
+    assert rolled(own(root, root, started=3, open=0), own(child(root), root, started=2, open=0)).complete == 0
+
+
 def test_the_root_is_the_earliest_span_without_a_parent() -> None:
     late, early = run("late", trace_id="1" * 32, start_ns=9), run("early", trace_id="1" * 32, start_ns=5)
     assert rolled(late, early).name == "early"
@@ -94,6 +146,13 @@ def test_parents_in_a_circle_do_no_harm() -> None:
     two = run("two", trace_id=one.trace_id, span_id="2" * 16, parent_id="1" * 16, usage=Usage(2, 0), start_ns=START * 2)
     assert rolled(one, two).name == "one"
     assert rolled(one, two).input_tokens > 0
+
+
+def test_parents_in_a_circle_beside_counted_spans_end_somewhere() -> None:
+    root = run()
+    one = run("one", trace_id=root.trace_id, span_id="1" * 16, parent_id="2" * 16)
+    two = run("two", trace_id=root.trace_id, span_id="2" * 16, parent_id="1" * 16)
+    assert rolled(own(root, root, started=1, open=0), one, two).complete is None
 
 
 def test_a_framework_around_a_client_counts_the_call_once() -> None:

@@ -38,13 +38,13 @@ def stats(store: FileOption = None, json: JsonOption = False) -> None:
     """
     path = _file(store)
     with inspect.opened(path) as file:
-        found = file.stats()
+        numbers = file.stats()
     if json:
-        _print_json([found])
+        _print_json([numbers])
         return
-    projects = found.pop("projects")
-    console.print(_table([{"what": name, "value": _shown(name, value)} for name, value in found.items()]))
-    console.print(_table([{**one, "bytes": _size(one["bytes"])} for one in projects]))
+    projects = numbers.pop("projects")
+    console.print(_table([{"what": name, "value": _shown(name, value)} for name, value in numbers.items()]))
+    console.print(_table([{**project, "bytes": _size(project["bytes"])} for project in projects]))
 
 
 @app.command()

@@ -17,8 +17,8 @@ class AsyncStore:
         self.store = store
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.store, name)
-        return partial(_beside, found) if callable(found) else found
+        verb = getattr(self.store, name)
+        return partial(_beside, verb) if callable(verb) else verb
 
     async def __aenter__(self) -> AsyncStore:
         return self

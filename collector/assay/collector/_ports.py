@@ -20,16 +20,16 @@ def assay_at(url: str, timeout: float = PROBE) -> dict[str, Any] | None:
     # Neither httpx nor a proxy: this runs at the start of programs that may not speak to a server at all
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with suppress(OSError, ValueError, urllib.error.URLError), opener.open(f"{url}/healthz", timeout=timeout) as answer:
-        found = json.load(answer)
-        return found if isinstance(found, dict) and found.get("service") == "assay" else None
+        answered = json.load(answer)
+        return answered if isinstance(answered, dict) and answered.get("service") == "assay" else None
     return None
 
 
 def holder(host: str, port: int) -> str:
     """Words for who holds a port: an Assay server and its store, a process by its name and id, or another program."""
-    found = assay_at(f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}")
-    if found:
-        return f"an Assay server (process {found.get('pid')}, store {found.get('store')!r})"
+    server = assay_at(f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}")
+    if server:
+        return f"an Assay server (process {server.get('pid')}, store {server.get('store')!r})"
     pid = next(_listeners(port), None)
     return f"process {pid} ({_name(pid)})" if pid else "another program"
 

@@ -75,7 +75,8 @@ def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None 
     equality. Raises `ValueError` for a name that is no condition, or a value that cannot be one.
     """
     given = {name: _normal(name, value) for name, value in (conditions or {}).items()}
-    return replace(filter or Filter(), **given)
+    whole = filter or Filter()
+    return replace(whole, **given) if given else whole
 
 
 def deletable(filter: Filter) -> Filter:

@@ -70,8 +70,8 @@ class Feedback:
         if (self.outcome == "error") != (self.error is not None):
             raise ValueError(f"feedback {self.key!r}: outcome {self.outcome!r} with error {self.error!r}")
         if isinstance(self.score, float) and not isfinite(self.score):
-            said = "NaN" if self.score != self.score else repr(self.score)  # neither has a mean, and JSON has neither
-            raise ValueError(f"feedback {self.key!r}: {said} is not a score; say outcome='skip' or 'error' instead")
+            shown = "NaN" if self.score != self.score else repr(self.score)  # neither has a mean, and JSON has neither
+            raise ValueError(f"feedback {self.key!r}: {shown} is not a score; say outcome='skip' or 'error' instead")
         if not self.id:
             object.__delattr__(self, "id")
 

@@ -160,7 +160,9 @@ class Both:
         """The same filter, with its dataset as the experiments over it."""
         if filter.dataset is None:
             return filter
-        ids = tuple(one.id for one in self._control.experiments(dataset=filter.dataset, limit=EXPERIMENTS))
+        ids = tuple(
+            experiment.id for experiment in self._control.experiments(dataset=filter.dataset, limit=EXPERIMENTS)
+        )
         if filter.experiments is not None:
             ids = tuple(id for id in ids if id in filter.experiments)
         return replace(filter, dataset=None, experiments=ids)

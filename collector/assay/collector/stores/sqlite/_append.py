@@ -17,7 +17,7 @@ from assay.collector.stores.sqlite._rollup import RollUp, roll_up
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._values import loads
 
-CACHED_SPANS = 20_000
+CACHED_SPANS = 20_000  # remembered at most
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS])
 TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", *RollUp._fields)
@@ -60,7 +60,7 @@ class Appender:
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
-        self._cached_spans = 0
+        self._cached_spans, self.bound = 0, CACHED_SPANS
         self._resources: dict[str, int] = {}
         self._values: set[tuple[str, str]] = set()
         self.forget()
@@ -218,7 +218,7 @@ class Appender:
             self._values |= new
 
     def _trim(self) -> None:
-        while self._cached_spans > CACHED_SPANS and len(self._cache) > 1:
+        while self._cached_spans > self.bound and len(self._cache) > 1:
             _, state = self._cache.popitem(last=False)
             self._cached_spans -= len(state.facts)
 

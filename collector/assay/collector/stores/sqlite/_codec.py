@@ -88,8 +88,8 @@ class Compressor:
         """One call into C for all, so that the interpreter's lock is given up once and not per payload."""
         if len(payloads) < 4:
             return [self._compressor.compress(payload) for payload in payloads]
-        found = self._compressor.multi_compress_to_buffer(list[bytes | bytearray | memoryview](payloads))
-        return [found[i].tobytes() for i in range(len(found))]
+        compressed = self._compressor.multi_compress_to_buffer(list[bytes | bytearray | memoryview](payloads))
+        return [compressed[i].tobytes() for i in range(len(compressed))]
 
 
 def facts(run: Run) -> Fact:
@@ -168,34 +168,34 @@ def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, tuple[int, int,
 
 def _plain_metadata(metadata: Mapping[str, JSON]) -> str | None:
     """What a filter can compare: short plain values, as text."""
-    found = {str(key): value for key, value in metadata.items() if isinstance(value, (str, int, float, bool))}
-    return dumps({key: value for key, value in found.items() if len(str(value)) <= 200}) if found else None
+    plain = {str(key): value for key, value in metadata.items() if isinstance(value, (str, int, float, bool))}
+    return dumps({key: value for key, value in plain.items() if len(str(value)) <= 200}) if plain else None
 
 
 def _payload(run: Run) -> dict[str, JSON]:
     """What no column holds, without what is empty."""
-    found: dict[str, JSON] = {"inputs": run.inputs, "outputs": run.outputs}
+    payload: dict[str, JSON] = {"inputs": run.inputs, "outputs": run.outputs}
     if run.documents:
-        found["documents"] = [(d.content, d.id, d.score, d.metadata) for d in run.documents]
+        payload["documents"] = [(d.content, d.id, d.score, d.metadata) for d in run.documents]
     if run.attributes:
-        found["attributes"] = run.attributes
+        payload["attributes"] = run.attributes
     if run.events:
-        found["events"] = [(e.name, min(e.time_ns, INT_MAX), e.attributes) for e in run.events]
+        payload["events"] = [(e.name, min(e.time_ns, INT_MAX), e.attributes) for e in run.events]
     if run.links:
-        found["links"] = [(link.trace_id, link.span_id, link.attributes) for link in run.links]
+        payload["links"] = [(link.trace_id, link.span_id, link.attributes) for link in run.links]
     if run.metadata:
-        found["metadata"] = run.metadata
+        payload["metadata"] = run.metadata
     if run.tags:
-        found["tags"] = run.tags
+        payload["tags"] = run.tags
     if run.usage and run.usage.details:
-        found["usage"] = run.usage.details
+        payload["usage"] = run.usage.details
     if run.experiment_id is not None:
-        found["experiment"] = (run.experiment_id, run.example_id, run.repetition)
+        payload["experiment"] = (run.experiment_id, run.example_id, run.repetition)
     if run.project != "default":
-        found["project"] = run.project
+        payload["project"] = run.project
     if run.environment != "default":
-        found["environment"] = run.environment
-    return found
+        payload["environment"] = run.environment
+    return payload
 
 
 def _mended(run: Run) -> Run:
@@ -275,8 +275,8 @@ class Decoder:
 
     def payload(self, blob: bytes) -> dict[str, JSON]:
         """The JSON object of a payload."""
-        found: dict[str, JSON] = loads(self.raw(blob))
-        return found
+        payload: dict[str, JSON] = loads(self.raw(blob))
+        return payload
 
     def _of(self, number: int) -> zstandard.ZstdDecompressor:
         if number not in self._by_id:

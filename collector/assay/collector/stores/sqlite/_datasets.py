@@ -133,8 +133,8 @@ def _write(
             (name,),
         )
     }
-    wanted = {one.id: to_text(one) for one in examples}
-    splits = {one.id: one.split for one in examples}
+    wanted = {example.id: to_text(example) for example in examples}
+    splits = {example.id: example.split for example in examples}
     gone = set(remove) & set(live) | (set(live) - set(wanted) if replace else set())
     changed = {id: text for id, text in wanted.items() if id not in live or live[id][2] != text}
     rows = [live[id][0] for id in live if id in gone or id in changed]

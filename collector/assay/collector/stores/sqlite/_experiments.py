@@ -51,7 +51,7 @@ class Experiments(Half):
 
 
 def _save(db: sqlite3.Connection, experiments: Sequence[Experiment]) -> None:
-    rows = [(*(getattr(one, name) for name in _COLUMNS[:-1]), to_text(one)) for one in experiments]
+    rows = [(*(getattr(experiment, name) for name in _COLUMNS[:-1]), to_text(experiment)) for experiment in experiments]
     insert_many(db, "experiments", _COLUMNS, rows, overwrite(_COLUMNS))
 
 

@@ -31,8 +31,8 @@ def feedbacks(
         values.extend(position(cursor))
     sql = f"{_feedback.SELECT.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
     by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few: its own index, then sorting
-    found = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
-    rows, next = page(found, limit, time=21, key=-1)
+    fetched = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
+    rows, next = page(fetched, limit, time=21, key=-1)
     return Page(items=tuple(map(_feedback.read, rows)), next=next)
 
 
@@ -97,8 +97,11 @@ def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str
 def _summed(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str]) -> list[Any]:
     """Rows of `_SESSIONS` in the order that was given."""
     wanted = conditions(filter)
-    sql = _SESSIONS.format(marks=",".join("?" * len(chosen)), where=" AND ".join(one.sql for one in wanted))
-    rows = {row[0]: row for row in db.execute(sql, (*chosen, *(value for one in wanted for value in one.values)))}
+    sql = _SESSIONS.format(marks=",".join("?" * len(chosen)), where=" AND ".join(condition.sql for condition in wanted))
+    rows = {
+        row[0]: row
+        for row in db.execute(sql, (*chosen, *(value for condition in wanted for value in condition.values)))
+    }
     return [rows[session] for session in chosen]
 
 

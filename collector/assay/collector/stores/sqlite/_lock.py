@@ -79,14 +79,14 @@ def _read(descriptor: int, text: str) -> dict[str, Any] | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        found: dict[str, Any] = json.loads(text) if text else {"pid": None, "url": None}
-        return found
+        process: dict[str, Any] = json.loads(text) if text else {"pid": None, "url": None}
+        return process
     return None
 
 
 def _taken(path: str) -> str:
-    found = holder(path) or {}
-    held = f"{path!r} is being written by process {found.get('pid')}"
-    if found.get("url"):
-        return f"{held}, which answers at {found['url']}; speak to its address, or use connect(), which finds it"
+    process = holder(path) or {}
+    held = f"{path!r} is being written by process {process.get('pid')}"
+    if process.get("url"):
+        return f"{held}, which answers at {process['url']}; speak to its address, or use connect(), which finds it"
     return f"{held}, which does not serve it; wait for its end, or let both speak to `assay serve --store {path}`"

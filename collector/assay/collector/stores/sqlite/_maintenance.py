@@ -113,11 +113,11 @@ _INVARIANTS = (
 
 def check(reader: Reader, deep: bool) -> list[str]:
     """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
-    found = [row[0] for row in reader.db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
+    problems = [row[0] for row in reader.db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
     for name, sql in _INVARIANTS:
         if count := reader.db.execute(sql).fetchone()[0]:
-            found.append(f"{count} {name}")
-    return found + (_unreadable(reader) if deep else [])
+            problems.append(f"{count} {name}")
+    return problems + (_unreadable(reader) if deep else [])
 
 
 def _unreadable(reader: Reader) -> list[str]:

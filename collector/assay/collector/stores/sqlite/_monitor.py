@@ -70,8 +70,8 @@ class Monitor(Half):
             where.append("(created_ns, id) < (?, ?)")
             values.extend(position(cursor))
         sql = f"SELECT {','.join(_DECISION)}, id FROM decisions WHERE {' AND '.join(where) or '1'}"
-        found = db.execute(f"{sql} ORDER BY created_ns DESC, id DESC LIMIT ?", (*values, limit + 1)).fetchall()
-        rows, next = page(found, limit, time=9, key=10)
+        fetched = db.execute(f"{sql} ORDER BY created_ns DESC, id DESC LIMIT ?", (*values, limit + 1)).fetchall()
+        rows, next = page(fetched, limit, time=9, key=10)
         return Page(items=tuple(map(_decision, rows)), next=next)
 
     @writes

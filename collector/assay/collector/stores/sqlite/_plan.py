@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.collector.filters import Filter
-from assay.collector.stores.sqlite._where import Condition, conditions
+from assay.collector.stores.sqlite._where import Condition, conditions, joined
 
 FEW = 3000
 BY_START = "INDEXED BY traces_by_start"
@@ -38,22 +38,19 @@ def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True) -> Pl
     if fewest is None:
         index = _index(filter)
         whole = not in_order and index == BY_START and filter.since_ns is None and filter.until_ns is None
-        return _joined("traces t NOT INDEXED" if whole else f"traces t {index}", wanted)
+        return Plan("traces t NOT INDEXED" if whole else f"traces t {index}", *joined(wanted))
     assert fewest.ids is not None
     driven = Condition(f"t.id IN ({fewest.ids})", fewest.ids_values)
-    return _joined("traces t NOT INDEXED", [driven, *(one for one in wanted if one is not fewest)])
-
-
-def _joined(source: str, wanted: list[Condition]) -> Plan:
-    return Plan(source, " AND ".join(one.sql for one in wanted), tuple(v for one in wanted for v in one.values))
+    others = (condition for condition in wanted if condition is not fewest)
+    return Plan("traces t NOT INDEXED", *joined([driven, *others]))
 
 
 def _fewest(db: sqlite3.Connection, wanted: list[Condition]) -> Condition | None:
     counted = []
-    for one in wanted:
-        if one.ids is not None:
-            sql = f"SELECT count(*) FROM (SELECT 1 FROM ({one.ids}) LIMIT {FEW + 1})"
-            counted.append((int(db.execute(sql, one.ids_values).fetchone()[0]), one))
+    for condition in wanted:
+        if condition.ids is not None:
+            sql = f"SELECT count(*) FROM (SELECT 1 FROM ({condition.ids}) LIMIT {FEW + 1})"
+            counted.append((int(db.execute(sql, condition.ids_values).fetchone()[0]), condition))
     few = [pair for pair in counted if pair[0] <= FEW]
     return min(few, key=lambda pair: pair[0])[1] if few else None
 

@@ -77,7 +77,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
     position = _root(facts, by_id)
     root = facts[position]
     tokens, costs = _lowest(with_tokens, by_id), _lowest(with_cost, by_id)
-    found = RollUp(
+    rolled = RollUp(
         span_count=len(facts),
         error_count=errors,
         project=root.project,
@@ -104,7 +104,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
         metadata=root.metadata or next((fact.metadata for fact in facts if fact.metadata), None),
         size=size,
     )
-    return found, position
+    return rolled, position
 
 
 def _root(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int:
@@ -130,17 +130,17 @@ def _lowest(facts: list[Fact], by_id: Mapping[str, Fact]) -> list[Fact]:
 
 def _models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[Fact]) -> str:
     """`{model: [calls, input tokens, output tokens, cost]}`; tokens and cost that were counted, under their model."""
-    found: dict[str | None, list[float]] = {}
+    by_model: dict[str | None, list[float]] = {}
     for fact in facts:
-        found.setdefault(fact.model, [0, 0, 0, 0.0])[0] += 1
+        by_model.setdefault(fact.model, [0, 0, 0, 0.0])[0] += 1
     for fact in tokens:
         if fact.model is not None:
-            found[fact.model][1] += fact.input_tokens or 0
-            found[fact.model][2] += fact.output_tokens or 0
+            by_model[fact.model][1] += fact.input_tokens or 0
+            by_model[fact.model][2] += fact.output_tokens or 0
     for fact in costs:
         if fact.model is not None:
-            found[fact.model][3] += fact.cost or 0.0
-    return dumps(found)
+            by_model[fact.model][3] += fact.cost or 0.0
+    return dumps(by_model)
 
 
 def _complete(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int | None:

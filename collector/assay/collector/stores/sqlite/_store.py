@@ -12,9 +12,13 @@ from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._traces import SQLiteTraces
 
 if TYPE_CHECKING:
+    from assay.collector.stores import Serving, Store
 
     class _Store(Both, SQLiteTraces, SQLiteControl):
         """What type checkers shall see in `Both`: the verbs of these two halves, which it takes from them."""
+
+    def _keeps(store: SQLiteStore) -> tuple[Store, Serving]:
+        return store, store
 
 else:
     _Store = Both

@@ -30,8 +30,8 @@ def page(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page
     if cursor is not None:
         chosen = chosen.after(*position(cursor))
     sql = f"SELECT {_SUMMARY} FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
-    found = reader.db.execute(sql, (*chosen.values, limit + 1)).fetchall()
-    rows, next = _sql.page(found, limit, time=4, key=0)
+    fetched = reader.db.execute(sql, (*chosen.values, limit + 1)).fetchall()
+    rows, next = _sql.page(fetched, limit, time=4, key=0)
     return Page(items=_summaries(reader, rows), next=next)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from assay.collector.errors import Refused
@@ -30,6 +30,12 @@ def conditions(filter: Filter) -> list[Condition]:
         if value != getattr(_NOTHING, name):
             wanted.extend(_WRITERS[name](value))
     return wanted
+
+
+def joined(wanted: Sequence[Condition]) -> tuple[str, tuple[Any, ...]]:
+    """All of the conditions as one, with the values for its marks."""
+    values = (value for condition in wanted for value in condition.values)
+    return " AND ".join(condition.sql for condition in wanted), tuple(values)
 
 
 def _equals(column: str) -> Callable[[Any], list[Condition]]:
@@ -152,7 +158,7 @@ QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete wh
 def complete_sql() -> str:
     """Whether the trace is complete: counted, or quiet for long enough."""
     quiet = f"t.updated_ns <= CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000 - {QUIET_NS}"
-    return f"(t.complete = 1 OR (t.complete IS NULL AND {quiet}))"
+    return f"(t.complete IS 1 OR (t.complete IS NULL AND {quiet}))"  # never NULL: it is negated, too
 
 
 def _one_of(column: str) -> Callable[[Any], list[Condition]]:

@@ -54,9 +54,9 @@ def _entries(reader: Reader, upto: dict[int, int]) -> Iterator[Entry]:
     for trace, row, payload in find_many(reader.db, "SELECT trace, id, payload FROM spans WHERE trace IN (%s)", upto):
         if row <= upto[trace]:
             rows.setdefault(trace, []).append((row, payload))
-    for trace, found in rows.items():
-        found.sort()
-        yield Entry(trace, found[-1][0], _text(reader, [payload for _, payload in found]))
+    for trace, stored in rows.items():
+        stored.sort()
+        yield Entry(trace, stored[-1][0], _text(reader, [payload for _, payload in stored]))
 
 
 def _text(reader: Reader, payloads: Iterable[bytes]) -> str:

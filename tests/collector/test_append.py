@@ -1,0 +1,225 @@
+"""What writing remembers, and when a run that comes again is written again."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.collector.errors import Refused, StoreError, Unavailable
+from assay.collector.records import Run, Usage
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._writer import QUEUED_WEIGHT, Job
+from collector.conformance_traces import eventually
+from collector.making import SECOND, child, run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        yield made
+
+
+def settled(store: SQLiteStore) -> bool:
+    """Whether the text index has caught up: a trace that is written again would wait for it anew."""
+    return eventually(lambda: store.health()["text_index_waiting_traces"], 0)
+
+
+def test_the_same_run_again_is_not_written_again(store: SQLiteStore) -> None:
+    store.append([root := run()])
+    assert settled(store)
+    store.append([root])
+    assert store.health()["text_index_waiting_traces"] == 0
+
+
+def test_the_same_run_again_is_not_written_again_after_a_restart(store: SQLiteStore) -> None:
+    store.append([root := run(usage=Usage(1, 2, {"cache_read": 1}), tags=("a",), metadata={"k": "v"})])
+    assert settled(store)
+    store.close()
+    with SQLiteStore(store.path) as again:
+        again.append([root])
+        assert again.health()["text_index_waiting_traces"] == 0
+
+
+@pytest.mark.parametrize("fields", [{"name": "other"}, {"session_id": "s"}, {"status": "error", "error": "E"}], ids=str)
+def test_a_run_as_late_and_as_full_that_differs_takes_the_place(store: SQLiteStore, fields: dict[str, str]) -> None:
+    store.append([root := run(), below := child(root)])
+    store.append([changed := replace(root, **fields)])
+    assert store.trace(root.trace_id).runs == (changed, below)
+
+
+def test_an_earlier_or_thinner_run_changes_nothing(store: SQLiteStore) -> None:
+    store.append([root := run(outputs="whole")])
+    store.append([replace(root, outputs="w")])
+    store.append([replace(root, outputs="whole and more", end_ns=root.end_ns - 1)])
+    assert store.trace(root.trace_id).runs == (root,)
+
+
+def test_what_is_remembered_is_bounded_by_spans(store: SQLiteStore) -> None:
+    store._behind._file.appender.bound = 10
+    appender = store._behind._file.appender
+    roots = [run() for _ in range(8)]
+    for root in roots:
+        store.append([root, child(root), child(root)])
+        assert sum(len(state.facts) for state in appender._cache.values()) == appender._cached_spans <= 10
+    assert list(appender._cache) == [root.trace_id for root in roots[-3:]]
+
+
+def test_a_trace_that_is_written_stays_remembered(store: SQLiteStore) -> None:
+    store._behind._file.appender.bound = 3
+    first, second, third = run(), run(), run()
+    for one in (first, second, third, child(first)):
+        store.append([one])
+    assert list(store._behind._file.appender._cache) == [third.trace_id, first.trace_id]
+    store.append([late := child(second)])
+    assert store.trace(second.trace_id).runs == (second, late)
+
+
+def test_deleting_forgets_as_many_spans_as_go(store: SQLiteStore) -> None:
+    store.append([gone := run(), child(gone), stays := run()])
+    store.delete(trace_ids=(gone.trace_id,))
+    appender = store._behind._file.appender
+    assert (list(appender._cache), appender._cached_spans) == ([stays.trace_id], 1)
+
+
+def test_a_file_whose_trace_is_larger_than_the_bound_is_still_written(store: SQLiteStore) -> None:
+    store._behind._file.appender.bound = 2
+    store.append([root := run(), *(child(root) for _ in range(5))])
+    store.append([child(root)])
+    assert store.traces().items[0].span_count == 7
+
+
+def test_equal_resources_are_kept_once_across_requests_and_restarts(store: SQLiteStore) -> None:
+    store.append([run(resource={"service.name": "a"}), run(resource={"service.name": "a"}), run()])
+    store.close()
+    with SQLiteStore(store.path) as again:
+        again.append([late := run(resource={"service.name": "a"})])
+        assert again.trace(late.trace_id).root.resource == {"service.name": "a"}
+        assert again.stats()["resources"] == 2
+
+
+def test_known_values_are_noted_once(store: SQLiteStore) -> None:
+    store.append([run(tags=("a", "b"), model="m"), run(tags=("b",), kind="llm")])
+    with closing(sqlite3.connect(store.path)) as db:
+        rows = db.execute("SELECT field, value FROM known ORDER BY field, value").fetchall()
+    assert rows == [
+        ("environment", "default"),
+        *(("kind", kind) for kind in ("chain", "llm")),
+        ("model", "m"),
+        *(("tag", tag) for tag in "ab"),
+    ]
+
+
+def test_integer_keys_go_on_after_a_restart(store: SQLiteStore) -> None:
+    first: list[Run] = [run(), run()]
+    store.append(first)
+    store.close()
+    with SQLiteStore(store.path) as again:
+        again.append([last := run(), child(last)])
+        with closing(sqlite3.connect(store.path)) as db:
+            traces = dict(db.execute("SELECT trace_id, id FROM traces"))
+            spans = [row[0] for row in db.execute("SELECT id FROM spans ORDER BY id")]
+    assert [traces[one.trace_id] for one in (*first, last)] == [1, 2, 3]
+    assert spans == [1, 2, 3, 4]
+
+
+# groups of writes, held together while the writer waits at a gate
+
+
+@contextmanager
+def held(store: SQLiteStore) -> Iterator[File]:
+    """The file of a store whose writer stands still meanwhile, so that what is asked for goes into one commit."""
+    file, there, gate = store._behind._file, threading.Event(), threading.Event()
+    future = file.writer.put(Job(weight=1, alone=lambda _: (there.set(), gate.wait(20))))
+    assert there.wait(10)
+    try:
+        yield file
+    finally:
+        gate.set()
+        future.result(10)
+
+
+def test_what_a_rollback_took_back_is_not_remembered(store: SQLiteStore) -> None:
+    first, other = run(resource={"n": 1}, tags=("a",)), run(resource={"n": 2}, tags=("b",))
+    with held(store) as file:
+        kept = store.append_async([first])
+        failing = file.writer.put(Job(weight=1, action=lambda db: db.execute("nonsense")))
+    with pytest.raises(StoreError, match="nonsense"):
+        failing.result(10)
+    kept.result(10)
+    store.append([other])
+    assert [store.trace(one.trace_id).root for one in (first, other)] == [first, other]
+    assert store.values("tag") == ["a", "b"]
+    assert store.check(deep=True) == []
+
+
+def test_writes_that_wait_share_a_commit(store: SQLiteStore) -> None:
+    before = store.health()["commits"]
+    with held(store):
+        futures = [store.append_async([run()]) for _ in range(5)]
+        assert store.health()["queued_spans"] == 5
+    for future in futures:
+        future.result(10)
+    assert (store.health()["commits"], store.health()["queued_spans"]) == (before + 1, 0)
+
+
+def test_a_refused_action_takes_back_only_what_it_did(store: SQLiteStore) -> None:
+    def refused(db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM traces")
+        raise Refused("no")
+
+    store.append([stays := run()])
+    with held(store) as file:
+        futures = [store.append_async([run()])]
+        action = file.writer.put(Job(weight=1, action=refused))
+        futures.append(store.append_async([child(stays)]))
+    with pytest.raises(Refused):
+        action.result(10)
+    assert [future.result(10) for future in futures] == [None, None]
+    assert (store.count()["traces"], len(store.trace(stays.trace_id).runs)) == (2, 2)
+
+
+def test_who_no_longer_waits_disturbs_nobody(store: SQLiteStore) -> None:
+    with held(store):
+        gone, waits = store.append_async([run()]), store.append_async([run()])
+        assert gone.cancel()
+    waits.result(10)
+    store.append([run()])
+    assert store.health()["writable"]
+
+
+def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
+    with held(store) as file:
+        full = file.writer.put(Job(weight=QUEUED_WEIGHT, action=lambda _: None))
+        with pytest.raises(Unavailable, match=f"{QUEUED_WEIGHT} spans wait"):
+            store.append([run()])
+    full.result(10)
+    store.append([run()])
+
+
+def test_what_is_larger_than_the_queue_is_taken_when_nothing_waits(store: SQLiteStore) -> None:
+    assert store._behind._file.writer.put(Job(weight=10 * QUEUED_WEIGHT, action=lambda _: 7)).result(10) == 7
+
+
+@pytest.mark.parametrize("cursor", ["", "1", "x.1", "1.x", "1.2.3"])
+def test_a_cursor_that_is_none_is_refused(store: SQLiteStore, cursor: str) -> None:
+    for verb in (store.traces, store.feedbacks, store.decisions):
+        with pytest.raises(Refused, match="is no cursor"):
+            verb(cursor=cursor)
+
+
+def test_a_foreign_trace_is_complete_once_nothing_has_come_for_five_seconds(store: SQLiteStore) -> None:
+    store.append([run("quiet"), run("busy")])
+    with closing(sqlite3.connect(store.path)) as db:
+        for name, seconds in (("quiet", 6), ("busy", -60)):
+            db.execute("UPDATE traces SET updated_ns = ? WHERE name = ?", (time.time_ns() - seconds * SECOND, name))
+        db.commit()
+    assert [one.name for one in store.traces(complete=True)] == ["quiet"]
+    assert [one.name for one in store.traces(complete=False)] == ["busy"]
