@@ -28,7 +28,7 @@ Place = Literal["path", "query", "filter", "conditions", "field", "body"]
 PLACEHOLDER = re.compile(r"{(\w+)(?::path)?}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sent:
     """One argument as it travels: `kind` is its type there, `alias` its name in a query string."""
 
@@ -39,17 +39,17 @@ class Sent:
     alias: str
     many: bool = False  # *records: one of them or a list
 
-    @property
+    @cached_property
     def record(self) -> Any:
         """The type of the record that it is, None given apart; None if it is none."""
         return next((kind for kind in kinds(self.kind) if is_dataclass(kind)), None)
 
-    @property
+    @cached_property
     def is_list(self) -> bool:
         """Whether it is a sequence of anything but characters."""
         return get_origin(self.kind) is Sequence
 
-    @property
+    @cached_property
     def empty_is_none(self) -> bool:
         """Whether None has to be said, because leaving the argument out says something else."""
         return self.default not in (None, REQUIRED) and NoneType in kinds(self.kind)
@@ -78,16 +78,46 @@ class Call:
         return self.function.__name__
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """Of all arguments; those that are spread bear a star, as no name that is given does."""
+        parameters = self.signature.parameters.values()
+        return frozenset(f"*{one.name}" if one.kind in _SPREAD else one.name for one in parameters)
+
+    @cached_property
+    def positional(self) -> tuple[str, ...]:
+        """Of the arguments that can be given by position."""
+        parameters = self.signature.parameters.values()
+        return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """Of the arguments that can be left out."""
+        parameters = self.signature.parameters.values()
+        return {
+            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+        }
+
+    @cached_property
     def listed(self) -> Sent | None:
         """The list that is the only argument, so that it can be sent in batches."""
         return self.sent[0] if len(self.sent) == 1 and self.sent[0].is_list else None
 
     @cached_property
+    def whole(self) -> Sent | None:
+        """The argument that is the body, if one is."""
+        return next((sent for sent in self.sent if sent.place == "body"), None)
+
+    @cached_property
+    def fields(self) -> tuple[Sent, ...]:
+        """The arguments that are fields of the body."""
+        return tuple(sent for sent in self.sent if sent.place == "field")
+
+    @cached_property
     def takes(self) -> Any:
         """The type of the body; None if there is none."""
-        if whole := next((sent for sent in self.sent if sent.place == "body"), None):
-            return whole.kind
-        fields = [(sent.name, sent.kind, sent.default) for sent in self.sent if sent.place == "field"]
+        if self.whole:
+            return self.whole.kind
+        fields = [(field.name, field.kind, field.default) for field in self.fields]
         return form(self.name.title().replace("_", ""), fields) if fields else None
 
     @cached_property
