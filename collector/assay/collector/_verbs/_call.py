@@ -17,7 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    Required,
+    TypedDict,
+    Union,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from assay.collector._verbs._forms import REQUIRED, change_of, form
 from assay.collector.filters import Filter
@@ -128,42 +139,44 @@ class Call:
         return self.takes if self.returns is None else self.returns
 
 
-def call_of(
-    function: Callable[..., Any],
-    request: str,
-    *,
-    tag: str,
-    needs: Needs | None = None,
-    says: str = "",
-    wire: Mapping[str, tuple[Any, Any]] | None = None,
-    alias: Mapping[str, str] | None = None,
-    count: str | None = None,
-    batch: int = 1,
-    patient: bool = False,
-) -> Call:
-    """The request of a function. `request` is a method and a path: `"GET /api/things/{name:path}"`.
+class How(TypedDict, total=False):
+    """What a request says beside method and path.
 
-    `wire` is {argument: (type, default)} where they travel narrower or wider than they are called. If not said, a GET
-    needs a key that may read, others one that may write; a DELETE is answered with how many were deleted; and the
-    API's readers are told the first paragraph of the docstring, without what it raises.
+    `wire` is {argument: (type, default)} where they travel narrower or wider than they are called, `alias` their names
+    in a query string. `needs`: if it is not said, a GET needs a key that may read, others one that may write. `says`:
+    else the first paragraph of the docstring, without what it raises. `count`: else a DELETE answers how many were
+    "deleted", and others what is returned. `batch` and `patient`: see `Call`.
     """
+
+    tag: Required[str]
+    needs: Needs
+    says: str
+    wire: Mapping[str, tuple[Any, Any]]
+    alias: Mapping[str, str]
+    count: str
+    batch: int
+    patient: bool
+
+
+def call_of(function: Callable[..., Any], request: str, **how: Unpack[How]) -> Call:
+    """The request of a function. `request` is a method and a path: `"GET /api/things/{name:path}"`."""
     method, path = cast(tuple[Method, str], request.split())
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = list(signature.parameters.values())[1:]
-    travelling = [_travelling(parameter, hints, wire or {}) for parameter in parameters]
+    travelling = [_travelling(parameter, hints, how.get("wire", {})) for parameter in parameters]
     return Call(
         function=function,
         signature=signature.replace(parameters=parameters),
         method=method,
         path=path,
-        tag=tag,
-        needs=needs or ("read" if method == "GET" else "write"),
-        says=says or _said(function),
-        sent=_sent(travelling, method, path, alias or {}, hints["return"]),
+        tag=how["tag"],
+        needs=how.get("needs", "read" if method == "GET" else "write"),
+        says=how.get("says") or _said(function),
+        sent=_sent(travelling, method, path, how.get("alias", {}), hints["return"]),
         returns=None if hints["return"] is NoneType else hints["return"],
-        count=("deleted" if method == "DELETE" else "") if count is None else count,
-        batch=batch,
-        patient=patient,
+        count=how.get("count", "deleted" if method == "DELETE" else ""),
+        batch=how.get("batch", 1),
+        patient=how.get("patient", False),
     )
 
 
