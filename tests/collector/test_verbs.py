@@ -247,6 +247,31 @@ def test_arguments_that_the_verb_does_not_take(client: Client) -> None:
         client.shoe("a", nmae="a")  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("name", ["conditions", "filters"])
+def test_a_condition_of_an_unknown_name(client: Client, name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' is no condition"):
+        client.find(**{name: {"name": "n"}})
+
+
+def test_a_field_of_an_unknown_name(client: Client) -> None:
+    with pytest.raises(Refused, match="unknown field `fields`"):
+        client.change("r", fields={"enabled": True})
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "told"),
+    [
+        (("a",), {"name": "b"}, "multiple values for argument 'name'"),
+        (("a", 1, 2), {}, "too many positional arguments"),
+        ((), {"size": 1}, "missing a required argument: 'name'"),
+        ((), {"nmae": "a"}, "missing a required argument: 'name'"),
+    ],
+)
+def test_wrong_arguments_are_told_as_of_a_function(client: Client, args: Any, given: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        client.shoe(*args, **given)
+
+
 # What people ask of the API
 
 

@@ -17,7 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    Required,
+    TypedDict,
+    Union,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from assay.collector._verbs._forms import REQUIRED, change_of, form
 from assay.collector.filters import Filter
@@ -28,7 +39,7 @@ Place = Literal["path", "query", "filter", "conditions", "field", "body"]
 PLACEHOLDER = re.compile(r"{(\w+)(?::path)?}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sent:
     """One argument as it travels: `kind` is its type there, `alias` its name in a query string."""
 
@@ -39,17 +50,17 @@ class Sent:
     alias: str
     many: bool = False  # *records: one of them or a list
 
-    @property
+    @cached_property
     def record(self) -> Any:
         """The type of the record that it is, None given apart; None if it is none."""
         return next((kind for kind in kinds(self.kind) if is_dataclass(kind)), None)
 
-    @property
+    @cached_property
     def is_list(self) -> bool:
         """Whether it is a sequence of anything but characters."""
         return get_origin(self.kind) is Sequence
 
-    @property
+    @cached_property
     def empty_is_none(self) -> bool:
         """Whether None has to be said, because leaving the argument out says something else."""
         return self.default not in (None, REQUIRED) and NoneType in kinds(self.kind)
@@ -78,16 +89,46 @@ class Call:
         return self.function.__name__
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """Of all arguments; those that are spread bear a star, as no name that is given does."""
+        parameters = self.signature.parameters.values()
+        return frozenset(f"*{one.name}" if one.kind in _SPREAD else one.name for one in parameters)
+
+    @cached_property
+    def positional(self) -> tuple[str, ...]:
+        """Of the arguments that can be given by position."""
+        parameters = self.signature.parameters.values()
+        return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """Of the arguments that can be left out."""
+        parameters = self.signature.parameters.values()
+        return {
+            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+        }
+
+    @cached_property
     def listed(self) -> Sent | None:
         """The list that is the only argument, so that it can be sent in batches."""
         return self.sent[0] if len(self.sent) == 1 and self.sent[0].is_list else None
 
     @cached_property
+    def whole(self) -> Sent | None:
+        """The argument that is the body, if one is."""
+        return next((sent for sent in self.sent if sent.place == "body"), None)
+
+    @cached_property
+    def fields(self) -> tuple[Sent, ...]:
+        """The arguments that are fields of the body."""
+        return tuple(sent for sent in self.sent if sent.place == "field")
+
+    @cached_property
     def takes(self) -> Any:
         """The type of the body; None if there is none."""
-        if whole := next((sent for sent in self.sent if sent.place == "body"), None):
-            return whole.kind
-        fields = [(sent.name, sent.kind, sent.default) for sent in self.sent if sent.place == "field"]
+        if self.whole:
+            return self.whole.kind
+        fields = [(field.name, field.kind, field.default) for field in self.fields]
         return form(self.name.title().replace("_", ""), fields) if fields else None
 
     @cached_property
@@ -98,42 +139,44 @@ class Call:
         return self.takes if self.returns is None else self.returns
 
 
-def call_of(
-    function: Callable[..., Any],
-    request: str,
-    *,
-    tag: str,
-    needs: Needs | None = None,
-    says: str = "",
-    wire: Mapping[str, tuple[Any, Any]] | None = None,
-    alias: Mapping[str, str] | None = None,
-    count: str | None = None,
-    batch: int = 1,
-    patient: bool = False,
-) -> Call:
-    """The request of a function. `request` is a method and a path: `"GET /api/things/{name:path}"`.
+class How(TypedDict, total=False):
+    """What a request says beside method and path.
 
-    `wire` is {argument: (type, default)} where they travel narrower or wider than they are called. If not said, a GET
-    needs a key that may read, others one that may write; a DELETE is answered with how many were deleted; and the
-    API's readers are told the first paragraph of the docstring, without what it raises.
+    `wire` is {argument: (type, default)} where they travel narrower or wider than they are called, `alias` their names
+    in a query string. `needs`: if it is not said, a GET needs a key that may read, others one that may write. `says`:
+    else the first paragraph of the docstring, without what it raises. `count`: else a DELETE answers how many were
+    "deleted", and others what is returned. `batch` and `patient`: see `Call`.
     """
+
+    tag: Required[str]
+    needs: Needs
+    says: str
+    wire: Mapping[str, tuple[Any, Any]]
+    alias: Mapping[str, str]
+    count: str
+    batch: int
+    patient: bool
+
+
+def call_of(function: Callable[..., Any], request: str, **how: Unpack[How]) -> Call:
+    """The request of a function. `request` is a method and a path: `"GET /api/things/{name:path}"`."""
     method, path = cast(tuple[Method, str], request.split())
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = list(signature.parameters.values())[1:]
-    travelling = [_travelling(parameter, hints, wire or {}) for parameter in parameters]
+    travelling = [_travelling(parameter, hints, how.get("wire", {})) for parameter in parameters]
     return Call(
         function=function,
         signature=signature.replace(parameters=parameters),
         method=method,
         path=path,
-        tag=tag,
-        needs=needs or ("read" if method == "GET" else "write"),
-        says=says or _said(function),
-        sent=_sent(travelling, method, path, alias or {}, hints["return"]),
+        tag=how["tag"],
+        needs=how.get("needs", "read" if method == "GET" else "write"),
+        says=how.get("says") or _said(function),
+        sent=_sent(travelling, method, path, how.get("alias", {}), hints["return"]),
         returns=None if hints["return"] is NoneType else hints["return"],
-        count=("deleted" if method == "DELETE" else "") if count is None else count,
-        batch=batch,
-        patient=patient,
+        count=how.get("count", "deleted" if method == "DELETE" else ""),
+        batch=how.get("batch", 1),
+        patient=how.get("patient", False),
     )
 
 

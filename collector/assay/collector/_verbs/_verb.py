@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, Unpack, cast
 
-from assay.collector._verbs._call import Call, call_of
+from assay.collector._verbs._call import Call, How, call_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,14 +18,12 @@ class Asks(Protocol):
         """Send a request with the arguments of the verb; what its answer says the verb returns."""
 
 
-def verb(method: F, request: str, **how: Any) -> F:
+def verb(method: F, request: str, **how: Unpack[How]) -> F:
     """A verb of a Protocol, by a request: `dataset = verb(ControlStore.dataset, "GET /api/datasets/{name:path}", …)`.
 
-    Takes what `call_of` takes. To type checkers the method is the Protocol's.
+    `how` is what `call_of` takes. To type checkers the method is the Protocol's.
     """
-    row = cache(
-        partial(call_of, method, request, **how)
-    )  # read when it is first needed: importing a client stays cheap
+    row = cache(partial(call_of, method, request, **how))  # read when first needed, so that the import stays cheap
 
     @wraps(method)
     def asked(self: Asks, *args: Any, **given: Any) -> Any:

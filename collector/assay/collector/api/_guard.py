@@ -65,18 +65,20 @@ class Guard:
             return _misnamed(headers)
         secret = _secret(headers)
         if secret is None:
-            return _Refusal(
-                401, "an API key is needed: send it as 'Authorization: Bearer …' (ASSAY_API_KEY for our clients)"
-            )
+            told = "an API key is needed: send it as 'Authorization: Bearer …' (ASSAY_API_KEY for our clients)"
+            return _Refusal(401, told)
         if self._api_key and hmac.compare_digest(secret.encode(), self._api_key):
             return None
+        return await self._too_narrow(self.keys, secret, self.scopes.needed(scope["method"], scope["path"]))
+
+    async def _too_narrow(self, keys: Keys, secret: str, needed: str) -> _Refusal | None:
+        """The refusal of a key out of the store."""
         try:
-            scopes = await self.keys.scopes(hashlib.sha256(secret.encode()).hexdigest())
+            scopes = await keys.scopes(hashlib.sha256(secret.encode()).hexdigest())
         except Unavailable as error:
             return _Refusal(503, str(error), error.retry_after)
         if scopes is None:
             return _Refusal(401, "the API key is unknown, expired or revoked")
-        needed = self.scopes.needed(scope["method"], scope["path"])
         return None if may(scopes, needed) else _Refusal(403, f"the API key may not {MAY.get(needed, needed)}")
 
 

@@ -1,4 +1,4 @@
-"""Whether the collector is alive, whether it is ready, and its numbers. Neither asks for the event loop's threads."""
+"""Whether the collector is alive, for which it needs neither thread nor store; whether it is ready; its numbers."""
 
 from __future__ import annotations
 

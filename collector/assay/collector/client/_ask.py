@@ -10,22 +10,25 @@ from assay.collector import _wire
 from assay.collector._verbs import PLACEHOLDER, Call, Sent
 from assay.collector.client._transport import Transport, segment
 from assay.collector.errors import NotFound
-from assay.collector.filters import combined
+from assay.collector.filters import Filter, combined
 
 T = TypeVar("T")
 
 
-def ask(transport: Transport, call: Call, args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
+def ask(transport: Transport, call: Call, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
     """Send a verb's request. A long list that is its only argument goes in several. Raises `StoreError`."""
     values = _values(call, args, given)
     if call.listed is None:
         return _once(transport, call, values)
     name = call.listed.name
-    return _joined(call, (_once(transport, call, {name: batch}) for batch in batches(values[name], call.batch)))
+    return _joined(call, [_once(transport, call, {name: batch}) for batch in batches(values[name], call.batch)])
 
 
-def _values(call: Call, args: tuple[Any, ...], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
+def _values(call: Call, args: tuple[Any, ...], given: dict[str, Any]) -> Mapping[str, Any]:
+    said = dict(zip(call.positional, args, strict=False)) | given
+    if len(said) == len(args) + len(given) and (values := {**call.defaults, **said}).keys() == call.names:
+        return values
+    try:  # it spreads, or says what is wrong, at ten times the price
         bound = call.signature.bind(*args, **given)
     except TypeError as error:
         raise TypeError(f"{call.name}() {error}") from None  # as Python says it of a function
@@ -39,7 +42,7 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _once(transport: Transport, call: Call, values: Mapping[str, Any]) -> Any:
-    path, query, body = _path(call.path, values), _query(call.sent, values), _body(call.sent, values)
+    path, query, body = _path(call.path, values), _query(call.sent, values), _body(call, values)
     try:
         answer = transport.ask(_kind(call), call.method, path, query, body, patient=call.patient)
     except NotFound:
@@ -55,11 +58,10 @@ def _kind(call: Call) -> Any:
     return Any if call.returns is None else call.answers
 
 
-def _joined(call: Call, answers: Iterator[Any]) -> Any:
+def _joined(call: Call, answers: Sequence[Any]) -> Any:
     if call.count:
         return sum(answers)
-    lists = [answer for answer in answers if answer is not None]
-    return None if call.returns is None else list(chain.from_iterable(lists))
+    return None if call.returns is None else list(chain.from_iterable(answers))
 
 
 def _path(path: str, values: Mapping[str, Any]) -> str:
@@ -67,14 +69,18 @@ def _path(path: str, values: Mapping[str, Any]) -> str:
 
 
 def _query(sent: Sequence[Sent], values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    items = []
+    items: list[tuple[str, Any]] = []
     for argument in sent:
         if argument.place == "filter":
-            conditions = next((values[other.name] for other in sent if other.place == "conditions"), None)
-            items.append((argument.alias, _json(combined(values[argument.name], conditions))))
+            items.append((argument.alias, _json(_filter(argument, sent, values))))
         elif argument.place == "query":
             items += [(argument.alias, value) for value in _texts(argument, values[argument.name])]
     return items
+
+
+def _filter(argument: Sent, sent: Sequence[Sent], values: Mapping[str, Any]) -> Filter:
+    conditions = next((values[other.name] for other in sent if other.place == "conditions"), None)
+    return combined(values[argument.name], conditions)
 
 
 def _texts(argument: Sent, value: Any) -> Sequence[Any]:
@@ -86,10 +92,10 @@ def _texts(argument: Sent, value: Any) -> Sequence[Any]:
     return [_json(value) if argument.record else value]
 
 
-def _body(sent: Sequence[Sent], values: Mapping[str, Any]) -> Any:
-    if whole := next((argument for argument in sent if argument.place == "body"), None):
-        return values[whole.name]
-    return {argument.name: values[argument.name] for argument in sent if argument.place == "field"} or None
+def _body(call: Call, values: Mapping[str, Any]) -> Any:
+    if call.whole:
+        return values[call.whole.name]
+    return {field.name: values[field.name] for field in call.fields} or None
 
 
 def _json(value: Any) -> str:
