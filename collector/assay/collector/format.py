@@ -84,7 +84,7 @@ def number(value: float | bool | None) -> str:
         return "true" if value else "false"
     if abs(value) < 1e15 and value == int(value):
         return f"{int(value):,}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.3g}"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:.3g}"  # three digits of 999.9 are 1e+03
 
 
 def signed(value: float) -> str:

@@ -1,0 +1,80 @@
+"""What every page has in common: headers, the static files, and what is said when a store cannot."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.requests import Request
+
+from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
+from assay.collector.pages import not_found
+from assay.collector.pages._router import failure
+from collector.pages.scene import experiment
+
+
+def request(path: str = "/") -> Request:
+    return Request({"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "title"),
+    [
+        (NotFound("no trace"), 404, "Not found"),
+        (Refused("no trace"), 400, "That cannot work"),
+        (Unavailable("no trace"), 503, "Not now"),
+        (StoreError("no trace"), 500, "Something went wrong"),
+    ],
+)
+def test_what_a_store_cannot_do_gets_a_page(error, status, title):
+    answer = failure(request(), error)
+    assert answer.status_code == status
+    assert f"<h1>{title}</h1>" in answer.body.decode()
+    assert "no trace" in answer.body.decode()
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.4, "1"), (2.6, "3")])
+def test_what_may_work_later_says_when(seconds, header):
+    assert failure(request(), Unavailable("busy", seconds)).headers["retry-after"] == header
+    assert "retry-after" not in failure(request(), Refused("never")).headers
+
+
+def test_an_address_that_nothing_answers():
+    answer = not_found(request("/<b>"))
+    assert (answer.status_code, "there is no page &#39;/&lt;b&gt;&#39;" in answer.body.decode()) == (404, True)
+
+
+def test_pages_are_kept_by_no_cache_and_tell_nobody_where_they_were(client):
+    headers = client.get("/").headers
+    assert (headers["cache-control"], headers["referrer-policy"]) == ("no-store", "same-origin")
+    assert headers["cross-origin-opener-policy"] == "same-origin"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("css", "text/css"), ("js", "text/javascript"), ("svg", "image/svg+xml")])
+def test_static_files_are_kept_for_a_year_under_an_address_of_their_content(client, ending, kind):
+    (address,) = set(re.findall(rf'/static/assay\.{ending}\?[0-9a-f]{{12}}"', client.get("/").text))
+    answer = client.get(address.strip('"'))
+    assert answer.headers["content-type"].startswith(kind)
+    assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("name", ["secrets", "base.html", "assay.map"])
+def test_nothing_else_is_static(client, name):
+    answer = client.get(f"/static/{name}")
+    assert (answer.status_code, answer.text) == (404, "not found")
+
+
+@pytest.mark.parametrize("number", ["x", "-1", "1.5", "1" * 13])
+def test_a_number_in_an_address_that_is_none_is_refused(store, client, number):
+    experiment(store, "first", (1.0, 0.0))
+    answer = client.get(f"/experiments/id-first?offset={number}")
+    assert (answer.status_code, f"offset &#39;{number}&#39; is no whole number" in answer.text) == (400, True)
+
+
+def test_a_number_in_an_address_may_be_left_empty(store, client):
+    experiment(store, "first", (1.0, 0.0))
+    assert client.get("/experiments/id-first?offset=").text.count('data-key="reference"') == 2
+    assert client.get("/experiments/id-first?offset=1").text.count('data-key="reference"') == 1
+    assert client.get(f"/datasets/sequences?offset={'0' * 12}").status_code == 200
