@@ -160,7 +160,7 @@ def _written(source: list[Any], model: str, per_source: int, base_url: str | Non
 
 def _correction(given: str) -> tuple[str, Any]:
     """(trace, reference); the reference is read as JSON if it is an object, a list or a quoted text."""
-    from assay.evaluators.datasets._files import cell
+    from assay.evaluators.datasets import cell
 
     id, equals, reference = given.partition("=")
     if not (id and equals):
