@@ -6,7 +6,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from assay.collector.dialects import DIALECTS, Draft, RawSpan, from_readable, read
+from assay.collector.dialects import Draft, RawSpan, from_readable, read
+from assay.collector.dialects._read import DIALECTS
 from assay.collector.records import Document, Event, Run, Usage
 
 
