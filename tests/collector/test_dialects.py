@@ -101,6 +101,12 @@ def test_openinference_llm_call():
     assert found.attributes == {}
 
 
+@pytest.mark.parametrize(("tokens", "counted"), [(0, 0), ("7", 7), (2**53 - 1, 2**53 - 1), (2**53, None), (-1, None)])
+def test_tokens_are_whole_numbers_that_a_float_holds(tokens, counted):
+    found = run(**{"gen_ai.usage.input_tokens": tokens})
+    assert found.usage == (None if counted is None else Usage(counted, 0))
+
+
 def test_genai_llm_call():
     messages = '[{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]'
     found = run(
