@@ -6,7 +6,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from assay.collector.dialects import DIALECTS, Draft, RawSpan, from_readable, read
+from assay.collector.dialects import Draft, RawSpan, from_readable, read
+from assay.collector.dialects._read import DIALECTS
 from assay.collector.records import Document, Event, Run, Usage
 
 
@@ -98,6 +99,12 @@ def test_openinference_llm_call():
     assert (found.model, found.cost) == ("m-1", 0.25)
     assert found.inputs == [{"role": "user", "content": "hi"}]
     assert found.attributes == {}
+
+
+@pytest.mark.parametrize(("tokens", "counted"), [(0, 0), ("7", 7), (2**53 - 1, 2**53 - 1), (2**53, None), (-1, None)])
+def test_tokens_are_whole_numbers_that_a_float_holds(tokens, counted):
+    found = run(**{"gen_ai.usage.input_tokens": tokens})
+    assert found.usage == (None if counted is None else Usage(counted, 0))
 
 
 def test_genai_llm_call():

@@ -13,7 +13,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from assay.collector.dialects import LOG_DIALECTS, Amendment, RawLog, read_feedback
+from assay.collector.dialects import Amendment, RawLog, read_feedback
+from assay.collector.dialects._log import LOG_DIALECTS
 from assay.collector.errors import Refused
 from assay.collector.intake import Receiver
 from assay.collector.intake._http import Route

@@ -16,7 +16,9 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from assay.collector._metrics import Metrics
-from assay.collector.dialects import DIALECTS, LOG_DIALECTS, Draft, RawSpan, read
+from assay.collector.dialects import Draft, RawSpan, read
+from assay.collector.dialects._log import LOG_DIALECTS
+from assay.collector.dialects._read import DIALECTS
 from assay.collector.errors import Refused, Unavailable
 from assay.collector.intake import Limits, Receiver, _protobuf
 from assay.collector.intake._http import Route
@@ -87,11 +89,12 @@ def test_a_resource_on_which_we_fail_costs_its_own_spans(tmp_path):
     assert found.stored["spans"] == 1
 
 
-def test_a_request_on_which_we_fail_as_a_whole_is_not_to_be_sent_again(tmp_path):
+def test_a_request_on_which_we_fail_as_a_whole_is_not_to_be_sent_again(tmp_path, caplog):
     found = outcome(tmp_path, altered(TRACES, parse=fails), request(span()))
     assert (found.answer.status_code, found.answer.headers.get("retry-after")) == (500, None)
     assert Status.FromString(found.answer.content).code == 13
     assert 'assay_requests_refused_total{signal="traces",reason="decoding"} 1' in found.numbers
+    assert [record.exc_info[0] for record in caplog.records] == [KeyError]
 
 
 def test_a_reader_of_log_records_that_fails_leaves_them_to_the_others(tmp_path):

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.dialects import DIALECTS, Dialect, Draft, RawSpan, read
+from assay.collector.dialects import Dialect, Draft, RawSpan, read
+from assay.collector.dialects._read import DIALECTS
 from assay.collector.intake import _logs, _traces
 from assay.collector.intake._decode import Codec, decode
 from assay.collector.intake._errors import Permanent

@@ -107,6 +107,8 @@ def test_what_is_kept_and_refused_is_counted_once():
     assert metrics.value("assay_refused_total", signal="traces", reason="ids") == 1
     assert metrics.value("assay_refused_total", signal="traces", reason="no_span") == 1
     assert metrics.value("assay_stored_total") == 1
+    timed = {line for line in metrics.text().splitlines() if "_seconds_count" in line}
+    assert timed == {"assay_commit_seconds_count 1", "assay_acknowledgement_seconds_count 1"}
 
 
 def test_what_was_refused_is_counted_although_the_rest_could_not_be_kept():

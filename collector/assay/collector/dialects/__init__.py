@@ -3,14 +3,12 @@
 from assay.collector.dialects._draft import Dialect, Draft, Fields
 from assay.collector.dialects._faults import Fault, log_fault, log_once
 from assay.collector.dialects._feedback import read_feedback
-from assay.collector.dialects._log import LOG_DIALECTS, Amendment, LogDialect, read_log
+from assay.collector.dialects._log import Amendment, LogDialect, read_log
 from assay.collector.dialects._raw import RawLog, RawSpan
-from assay.collector.dialects._read import DIALECTS, read
+from assay.collector.dialects._read import read
 from assay.collector.dialects._readable import from_readable
 
 __all__ = [
-    "DIALECTS",
-    "LOG_DIALECTS",
     "Amendment",
     "Dialect",
     "Draft",
