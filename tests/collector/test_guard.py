@@ -14,7 +14,8 @@ import httpx
 import pytest
 from starlette.routing import BaseRoute
 
-from assay.collector.api import SCOPES, Keys, create_app
+from assay.collector.api import Keys, create_app
+from assay.collector.api._app import SCOPES
 from assay.collector.api._keys import Ages
 from assay.collector.api._scopes import may
 from assay.collector.errors import Refused, Unavailable
@@ -189,6 +190,10 @@ def test_keys_are_read_once_for_many_requests(store: Held) -> None:
 
     assert asyncio.run(many(Keys(store))) == [("read", "write")] * 20
     assert store.readings == 1
+
+
+def test_how_long_keys_hold() -> None:
+    assert Ages() == Ages(fresh=10.0, patience=1.0, grace=20.0, pause=1.0)  # docs/collector.md says so
 
 
 def test_keys_are_remembered(store: Held) -> None:

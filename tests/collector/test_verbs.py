@@ -13,7 +13,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from assay.collector._verbs import REQUIRED, Call, Control, Traces, calls, verb
+from assay.collector._verbs import Call, Control, Traces, calls, verb
+from assay.collector._verbs._forms import REQUIRED
 from assay.collector.api._http import map_errors
 from assay.collector.api._routes import beside, install, verbs
 from assay.collector.client import HTTPStore

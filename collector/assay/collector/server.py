@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from assay.collector import _ports
-from assay.collector.api import SCOPES, Guard, Keys, create_app, is_loopback, past_framework
+from assay.collector.api import Guard, Keys, create_app, is_loopback, past_framework
 from assay.collector.errors import Refused
 from assay.collector.intake import Limits
 from assay.collector.stores import Serving, Store
@@ -46,7 +46,7 @@ class Server:
         self.port: int = self._socket.getsockname()[1]
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
         self._keys = Keys(store) if locked else None
-        self._server = _Uvicorn(_config(Guard(past_framework(app), SCOPES, self._keys, secret)))
+        self._server = _Uvicorn(_config(Guard(past_framework(app), app.state.scopes, self._keys, secret)))
         self._receiver = app.state.receiver
         self._thread: threading.Thread | None = None
 

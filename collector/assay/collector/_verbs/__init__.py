@@ -1,13 +1,11 @@
 """The verbs of the stores as requests: one table, from which the server's routes and the client's methods are made."""
 
-from assay.collector._verbs._call import PLACEHOLDER, Call, Needs, Sent, call_of, kinds
-from assay.collector._verbs._forms import REQUIRED, Change, given
+from assay.collector._verbs._call import Call, Needs, Sent, call_of, kinds
+from assay.collector._verbs._forms import Change, given
 from assay.collector._verbs._table import Control, Traces
 from assay.collector._verbs._verb import Asks, calls, verb
 
 __all__ = [
-    "PLACEHOLDER",
-    "REQUIRED",
     "Asks",
     "Call",
     "Change",

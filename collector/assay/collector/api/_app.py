@@ -45,7 +45,7 @@ def create_app(
         title="Assay", version=metadata.version("assay"), description="Traces, feedback, datasets and experiments."
     )
     receiver = Receiver(store, metrics, limits)
-    app.state.store = store
+    app.state.store, app.state.scopes = store, SCOPES
     app.state.receiver = receiver  # to be closed by whoever serves the application
     app.state.otlp = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]

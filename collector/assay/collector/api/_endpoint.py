@@ -12,7 +12,8 @@ from fastapi import Query, Request, Response
 
 from assay.collector import _wire
 from assay.collector._access import store_of
-from assay.collector._verbs import REQUIRED, Call, Change, Sent, given, kinds
+from assay.collector._verbs import Call, Change, Sent, given, kinds
+from assay.collector._verbs._forms import REQUIRED
 from assay.collector.api._http import Body, Limit, Number, conditions, reply
 
 

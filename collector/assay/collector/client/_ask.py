@@ -7,7 +7,8 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from assay.collector import _wire
-from assay.collector._verbs import PLACEHOLDER, Call, Sent
+from assay.collector._verbs import Call, Sent
+from assay.collector._verbs._call import PLACEHOLDER
 from assay.collector.client._transport import Transport, segment
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter, combined
