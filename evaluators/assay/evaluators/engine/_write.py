@@ -154,7 +154,7 @@ class Writer:
 
     def _keep(self, batch: Sequence[Done]) -> None:
         runs = [run for done in batch for run in done.runs]
-        feedback = [one for done in batch for one in done.feedback]
+        feedback = [outcome for done in batch for outcome in done.feedback]
         if self._offer(lambda store: keep(store, runs, feedback)):
             return
         self._spool.add(runs, feedback)

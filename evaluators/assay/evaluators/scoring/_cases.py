@@ -94,8 +94,8 @@ def _messages(root: Run) -> list[JSON]:
     conversation = messages(only(root.inputs))
     asked = conversation[-1].get("content") if conversation else only(root.inputs)
     answered = view_outputs(root.outputs, "chat")
-    said = (("user", asked), ("assistant", answered))
-    return [{"role": role, "content": content} for role, content in said if content is not None]
+    spoken = (("user", asked), ("assistant", answered))
+    return [{"role": role, "content": content} for role, content in spoken if content is not None]
 
 
 def _documents(trace: Trace | None, example: Example | None) -> tuple[Document, ...] | None:
