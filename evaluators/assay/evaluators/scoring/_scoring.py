@@ -12,7 +12,6 @@ from itertools import count
 
 from assay.collector.records import Case, Feedback, Target
 from assay.evaluators.protocol._evaluator import Evaluator
-from assay.evaluators.protocol._raised import ends_the_run
 from assay.evaluators.protocol._threads import Wait, in_thread, waiting_on
 from assay.evaluators.scoring._batcher import Batcher, is_batch
 
@@ -52,7 +51,7 @@ class Scoring:
         outcomes = await asyncio.gather(*looking, return_exceptions=True)
         feedback: list[Feedback] = []
         for evaluator, outcome in zip(evaluators, outcomes, strict=True):
-            feedback += _settled(evaluator, outcome, target)
+            feedback += evaluator.settled(outcome, target)
         return feedback
 
     async def _tried(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
@@ -91,12 +90,3 @@ def of_failed(evaluator: Evaluator, case: Case, target: Target) -> list[Feedback
 
 def _chosen(evaluators: Sequence[Evaluator], only: Sequence[Evaluator] | None) -> Sequence[Evaluator]:
     return evaluators if only is None else [judge for judge in evaluators if judge in only]
-
-
-def _settled(evaluator: Evaluator, outcome: list[Feedback] | BaseException, target: Target) -> list[Feedback]:
-    """Feedback also of an evaluator whose own asyncio task it has cancelled."""
-    if not isinstance(outcome, BaseException):
-        return outcome
-    if ends_the_run(outcome):
-        raise outcome
-    return evaluator.make.failure(target, outcome)
