@@ -160,6 +160,7 @@ def test_an_evaluator_that_cancels_its_own_asyncio_task_costs_no_other_outcome(s
     judged = [cancels_itself, fine_later, fine]
     summary = evaluate(DATA, plain_task, judged, store=store, progress=False).summary()
     assert [(summary[one.__name__].n, summary[one.__name__].failed) for one in judged] == [(0, 6), (6, 0), (6, 0)]
+    assert [one.error for one in score(cancels_itself, outputs="by hand")] == ["CancelledError"]
 
 
 def test_an_async_task_that_cancels_its_worker_is_not_lost_silently(store):

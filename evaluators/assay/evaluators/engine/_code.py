@@ -28,16 +28,16 @@ def code_of(function: Any) -> dict[str, str]:
     """Name → digest of everything that a callable reaches in its project."""
     walk = _Walk()
     walk.add("", function)
-    while walk.ahead and len(walk.found) < MOST:
+    while walk.ahead and len(walk.digests) < MOST:
         walk.step()
-    return {name: digest for name, digest in sorted(walk.found.items()) if name not in walk.stored}
+    return {name: digest for name, digest in sorted(walk.digests.items()) if name not in walk.stored}
 
 
 class _Walk:
     """What was found so far, and what is still to be looked at."""
 
     def __init__(self) -> None:
-        self.found: dict[str, str] = {}
+        self.digests: dict[str, str] = {}
         self.stored: set[str] = set()  # global names that the code itself assigns: counters and caches, not settings
         self.ahead: list[Any] = []
         self._seen: set[int] = set()
@@ -46,7 +46,7 @@ class _Walk:
         """Note a constant, or remember something to look at."""
         if _is_constant(value):
             if name:
-                self.found[name] = _digest(_stable(value))
+                self.digests[name] = _digest(_stable(value))
             return
         value = inspect.unwrap(value) if callable(value) else value
         if isinstance(value, functools.partial):
@@ -64,7 +64,7 @@ class _Walk:
         """Look at one function or class."""
         value = self.ahead.pop()
         if isinstance(value, type):
-            self._all(_name(value), {name: _inner(one) for name, one in vars(value).items() if _is_own(name)})
+            self._all(_name(value), {name: _inner(member) for name, member in vars(value).items() if _is_own(name)})
             for base in value.__bases__:
                 self.add("", base)
         else:
@@ -72,14 +72,16 @@ class _Walk:
 
     def _function(self, function: FunctionType) -> None:
         code, module = function.__code__, function.__module__
-        self.found[_name(function)] = _digest(_of_code(code))
-        named = {name for one in _nested(code) for name in one.co_names}
-        self.stored.update(f"{module}.{name}" for one in _nested(code) for name in _stores(one))
+        self.digests[_name(function)] = _digest(_of_code(code))
+        named = {name for inner in _nested(code) for name in inner.co_names}
+        self.stored.update(f"{module}.{name}" for inner in _nested(code) for name in _stores(inner))
         for name in sorted(named):
             value = function.__globals__.get(name, sys.modules.get(name))
             if isinstance(value, ModuleType):
                 if _is_project(value.__name__):
-                    self._all(value.__name__, {one: vars(value)[one] for one in sorted(named) if one in vars(value)})
+                    self._all(
+                        value.__name__, {name: vars(value)[name] for name in sorted(named) if name in vars(value)}
+                    )
             elif name in function.__globals__:
                 self.add(f"{module}.{name}", value)
         self._all(f"{_name(function)}.", dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {}))
@@ -119,29 +121,29 @@ def _stable(value: Any) -> str:
 
 
 def _of_code(code: CodeType) -> str:
-    consts = [_of_code(one) if isinstance(one, CodeType) else _stable(one) for one in code.co_consts]
+    consts = [_of_code(const) if isinstance(const, CodeType) else _stable(const) for const in code.co_consts]
     return repr((code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars))
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
     yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _nested(one)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _nested(const)
 
 
 def _stores(code: CodeType) -> Iterator[str]:
-    return (one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL")
+    return (step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")
 
 
 def _closure(function: FunctionType) -> dict[str, Any]:
-    found = {}
+    values = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            values[name] = cell.cell_contents
         except ValueError:  # not filled yet
             continue
-    return found
+    return values
 
 
 def _is_own(name: str) -> bool:

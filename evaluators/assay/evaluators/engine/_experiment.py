@@ -76,7 +76,9 @@ class Row:
     @property
     def scores(self) -> Mapping[str, float | bool | str | None]:
         """Score (or label) per key; None where there is an error or a skip."""
-        return {key: said.label if said.score is None else said.score for key, said in self.feedback.items()}
+        return {
+            key: outcome.label if outcome.score is None else outcome.score for key, outcome in self.feedback.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """One flat dict: the run's fields, then one entry per key."""
@@ -206,7 +208,9 @@ class Experiment:
         """With repetitions: per example id (n, mean, variance, whether it is flaky) of one key's scores."""
         tally = self._tally.keys.get(key)
         spreads = tally.spreads if tally else {}
-        return {example: (one.n, one.mean, one.variance, one.is_flaky) for example, one in spreads.items()}
+        return {
+            example: (spread.n, spread.mean, spread.variance, spread.is_flaky) for example, spread in spreads.items()
+        }
 
     def higher_is_better(self, key: str) -> bool:
         """Which direction is good under a key."""

@@ -88,7 +88,7 @@ def settings_of(options: Mapping[str, Any], caller: str) -> Settings:
 def taking_options(function: F) -> F:
     """Show every option with its default where people look: `help`, `inspect.signature`, notebooks."""
     signature = inspect.signature(function)
-    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    own = [known for known in signature.parameters.values() if known.kind is not known.VAR_KEYWORD]
     options = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in fields(Settings)

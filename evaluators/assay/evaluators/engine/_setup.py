@@ -40,37 +40,40 @@ def described(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]
     """Evaluators as they are kept with an experiment."""
     return tuple(
         {
-            "key": one.key,
-            "version": one.version,
-            "summary": one.summary,
-            "metrics": [metric.to_dict() for metric in one.metrics],
-            "origin": dict(one.origin),
-            "code": {} if one.spec else code_of(one.function),
-            "standards": list(one.standards),
+            "key": evaluator.key,
+            "version": evaluator.version,
+            "summary": evaluator.summary,
+            "metrics": [metric.to_dict() for metric in evaluator.metrics],
+            "origin": dict(evaluator.origin),
+            "code": {} if evaluator.spec else code_of(evaluator.function),
+            "standards": list(evaluator.standards),
         }
-        for one in evaluators
+        for evaluator in evaluators
     )
 
 
 def changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
     """What is different now from when the experiment began, in words; [] when its runs still count."""
     then: Mapping[str, Any] = record.metadata.get("setup") or {}
-    found = [_was(name, then.get(name), setup.get(name)) for name in _DECIDES if then.get(name) != setup.get(name)]
+    differences = [
+        _was(name, then.get(name), setup.get(name)) for name in _DECIDES if then.get(name) != setup.get(name)
+    ]
     if changed := _changed(then.get("task_code") or {}, setup.get("task_code") or {}):
-        found.append(f"the task's code changed: {_listed(changed)}")
+        differences.append(f"the task's code changed: {_listed(changed)}")
     given = plain(metadata)
     known = {name: value for name, value in record.metadata.items() if name not in ("setup", "totals")}
     if given:
-        found += [_was(f"metadata {n!r}", known.get(n), given.get(n)) for n in _changed(known, given)]
-    return found
+        differences += [_was(f"metadata {n!r}", known.get(n), given.get(n)) for n in _changed(known, given)]
+    return differences
 
 
 def merged(before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON]]) -> tuple[Mapping[str, JSON], ...]:
     """The evaluators of an experiment with those that are added. One that has changed since (its version, parameters
     or code) gets a `since_ns`: what it said before does not count any more.
     """
-    known = {one["key"]: one for one in before}
-    return tuple({**known, **{one["key"]: _since(known.get(one["key"]), one) for one in now}}.values())
+    known = {record["key"]: record for record in before}
+    added = {record["key"]: _since(known.get(record["key"]), record) for record in now}
+    return tuple({**known, **added}.values())
 
 
 def _since(before: Mapping[str, JSON] | None, now: Mapping[str, JSON]) -> Mapping[str, JSON]:
@@ -108,17 +111,17 @@ def surroundings() -> Future[dict[str, JSON]]:
 
 
 def _surroundings() -> dict[str, JSON]:
-    found: dict[str, JSON] = {"assay": SCOPE.version, "python": platform.python_version()}
+    versions: dict[str, JSON] = {"assay": SCOPE.version, "python": platform.python_version()}
     commit = _git("rev-parse", "HEAD")
     if commit is not None:
         changed = _git("status", "--porcelain", "--untracked-files=no")
-        found |= {"git_commit": commit, "git_changed": bool(changed)}
-    return found
+        versions |= {"git_commit": commit, "git_changed": bool(changed)}
+    return versions
 
 
 def _git(*arguments: str) -> str | None:
     try:
-        found = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+        finished = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return finished.stdout.strip()

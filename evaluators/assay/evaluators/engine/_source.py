@@ -143,9 +143,10 @@ def _traces(name: str, traces: Callable[[], Iterable[Trace]], count: int | None 
 def _whole(given: Sequence[Trace | TraceSummary], store: Store) -> Iterator[Trace]:
     for start in range(0, len(given), PAGE):
         page = given[start : start + PAGE]
-        found = {one.trace_id: one for one in store.many([s.trace_id for s in page if isinstance(s, TraceSummary)])}
-        for one in page:
-            trace = one if isinstance(one, Trace) else found.get(one.trace_id)
+        named = [member.trace_id for member in page if isinstance(member, TraceSummary)]
+        stored = {trace.trace_id: trace for trace in store.many(named)}
+        for member in page:
+            trace = member if isinstance(member, Trace) else stored.get(member.trace_id)
             if trace is not None:
                 yield trace
 

@@ -18,7 +18,7 @@ from assay.evaluators.engine._run import run_here, run_on_loop
 from assay.evaluators.protocol._evaluator import Evaluator
 
 STALLED = 10.0  # seconds without a finished run after which a bar says what is waited for
-SAID = 60.0  # and where there is no bar, one line
+TOLD = 60.0  # and where there is no bar, one line
 EVERY = 1.0  # seconds between two looks
 _NAMED = 2
 _JUDGING = {Evaluator.evaluate.__code__, Evaluator.evaluate_here.__code__, Evaluator.evaluate_batch.__code__}
@@ -57,9 +57,9 @@ class Watch:
             seconds = time.monotonic() - self._moved
             if seconds < STALLED:
                 continue
-            self.text = _told(under_way(self._loop), seconds)
+            self.text = _in_words(under_way(self._loop), seconds)
             self._shown.waiting(self.text)
-            if self._aloud and SAID <= seconds < SAID + EVERY:
+            if self._aloud and TOLD <= seconds < TOLD + EVERY:
                 say(f"assay: {self.text}; a timeout, of evaluate() or of the evaluator, makes it an error")
 
 
@@ -71,9 +71,9 @@ def under_way(loop: asyncio.AbstractEventLoop) -> list[str]:
     return list(dict.fromkeys([*judging.values(), *running.values()]))
 
 
-def _told(found: list[str], seconds: float) -> str:
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"waiting for {', '.join(found[:_NAMED]) or 'the store'}{more} ({seconds:.0f} s)"
+def _in_words(names: list[str], seconds: float) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"waiting for {', '.join(names[:_NAMED]) or 'the store'}{more} ({seconds:.0f} s)"
 
 
 def _of_threads() -> Iterator[FrameType]:

@@ -19,6 +19,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.records import Feedback, Run
 from assay.collector.stores import TraceStore
 from assay.evaluators.engine._plan import Done
+from assay.evaluators.protocol import pause
 
 BATCH = 500  # runs at once
 LINGER = 0.06  # seconds that a batch waits for more
@@ -154,7 +155,7 @@ class Writer:
 
     def _keep(self, batch: Sequence[Done]) -> None:
         runs = [run for done in batch for run in done.runs]
-        feedback = [one for done in batch for one in done.feedback]
+        feedback = [outcome for done in batch for outcome in done.feedback]
         if self._offer(lambda store: keep(store, runs, feedback)):
             return
         self._spool.add(runs, feedback)
@@ -170,7 +171,7 @@ class Writer:
                 self._why = f"{type(error).__name__}: {error}"
                 if not isinstance(error, Unavailable) or self.is_full:
                     return False
-                time.sleep(min(error.retry_after * 2**attempt, LONGEST_PAUSE))
+                time.sleep(pause(attempt, error.retry_after, LONGEST_PAUSE))
         return False
 
 

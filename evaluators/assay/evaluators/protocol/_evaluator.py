@@ -147,7 +147,19 @@ class Evaluator:
         Raises nothing but what ends everything, as `evaluate`.
         """
         if not isinstance(self.function, Batch):
-            return list(await asyncio.gather(*map(self.evaluate, cases, targets)))
+            outcomes = await asyncio.gather(*map(self.evaluate, cases, targets), return_exceptions=True)
+            return [self.settled(outcome, target) for outcome, target in zip(outcomes, targets, strict=True)]
+        return await self._evaluate_batch(cases, targets)
+
+    def settled(self, outcome: list[Feedback] | BaseException, target: Target) -> list[Feedback]:
+        """What `asyncio.gather` gives in place of feedback when an evaluator has cancelled its own asyncio task."""
+        if not isinstance(outcome, BaseException):
+            return outcome
+        if ends_the_run(outcome):
+            raise outcome
+        return self.make.failure(target, outcome)
+
+    async def _evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
         outcomes = [self._ready(case, target) for case, target in zip(cases, targets, strict=True)]
         ready = [case for case in outcomes if isinstance(case, Case)]
         values = iter(await self._batch(ready))

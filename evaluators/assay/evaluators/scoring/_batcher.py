@@ -76,9 +76,9 @@ class Batcher:
             if ends_the_run(error):
                 raise
             return
-        for outcome, said in zip(outcomes, feedback, strict=True):
+        for outcome, of_case in zip(outcomes, feedback, strict=True):
             if not outcome.done():
-                outcome.set_result(said)
+                outcome.set_result(of_case)
 
 
 def _refuse(outcomes: Sequence[Outcome], error: BaseException) -> None:

@@ -12,6 +12,7 @@ from assay.evaluators.protocol import documents_of
 
 RETRIEVAL = frozenset({"retriever", "reranker"})
 _FIELDS = frozenset(field.name for field in fields_of(Case))
+_LISTS = frozenset({"documents", "expected_documents"})
 
 
 def case_of(
@@ -36,7 +37,8 @@ def case_of(
         seen = _of_trace(target, example, kind)
     else:
         seen = _of_session(target, example, kind)
-    return Case(example=example, **{**seen, **_given(fields)} if fields else seen)
+    seen.update(_given(fields))
+    return Case(example=example, **seen)
 
 
 def retrieved(trace: Trace) -> tuple[Document, ...] | None:
@@ -48,25 +50,26 @@ def retrieved(trace: Trace) -> tuple[Document, ...] | None:
 
 
 def _of_trace(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:
-    seen: dict[str, Any] = {
-        "trace": trace,
-        "documents": _documents(trace, example),
-        "metadata": _metadata(trace, example),
-    }
+    seen = _asked(trace, example, kind)
     if trace is not None:
+        seen["trace"] = trace
         seen["outputs"] = view_outputs(trace.root.outputs, kind)
     if example is not None:
-        seen.update(view(example, kind))
-        seen.update({name: getattr(example, name) for name in ("expected_documents", "conditions", "guidelines")})
-    elif trace is not None:
-        seen.update(_asked(trace, kind))
+        seen["expected_documents"] = example.expected_documents
+        seen["conditions"] = example.conditions
+        seen["guidelines"] = example.guidelines
+    seen["documents"] = _documents(trace, example)
+    seen["metadata"] = _metadata(trace, example)
     return seen
 
 
-def _asked(trace: Trace, kind: str) -> Mapping[str, JSON]:
-    """What a trace that belongs to no example was asked."""
-    inputs = trace.root.inputs
-    return {"inputs": inputs} if kind == "kv" else view(Example(inputs=inputs, id=trace.trace_id), kind)
+def _asked(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:
+    """What was asked, and what should have been answered; for a trace without an example what its root says."""
+    if example is not None:
+        return view(example, kind)
+    if trace is None or kind == "kv":
+        return {"inputs": trace.root.inputs if trace is not None else None}
+    return view(Example(inputs=trace.root.inputs, id=trace.trace_id), kind)
 
 
 def _of_session(traces: Iterable[Trace], example: Example | None, kind: str) -> dict[str, Any]:
@@ -91,8 +94,8 @@ def _messages(root: Run) -> list[JSON]:
     conversation = messages(only(root.inputs))
     asked = conversation[-1].get("content") if conversation else only(root.inputs)
     answered = view_outputs(root.outputs, "chat")
-    said = (("user", asked), ("assistant", answered))
-    return [{"role": role, "content": content} for role, content in said if content is not None]
+    spoken = (("user", asked), ("assistant", answered))
+    return [{"role": role, "content": content} for role, content in spoken if content is not None]
 
 
 def _documents(trace: Trace | None, example: Example | None) -> tuple[Document, ...] | None:
@@ -107,11 +110,12 @@ def _metadata(trace: Trace | None, example: Example | None) -> Mapping[str, JSON
     return {**of_root, **example.metadata} if of_root else example.metadata
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in fields.items() if value is not None}
-    if unknown := sorted(given.keys() - _FIELDS):
-        raise TypeError(f"a case has no field {unknown[0]!r}; it has {', '.join(sorted(_FIELDS))}")
-    for name in ("documents", "expected_documents"):
-        if name in given:
-            given[name] = documents_of(given[name])
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are given. Raises `TypeError` for one that there is not."""
+    given = {}
+    for name, value in fields.items():
+        if name not in _FIELDS:
+            raise TypeError(f"a case has no field {name!r}; it has {', '.join(sorted(_FIELDS))}")
+        if value is not None:
+            given[name] = documents_of(value) if name in _LISTS else value
     return given

@@ -12,7 +12,6 @@ from itertools import count
 
 from assay.collector.records import Case, Feedback, Target
 from assay.evaluators.protocol._evaluator import Evaluator
-from assay.evaluators.protocol._raised import ends_the_run
 from assay.evaluators.protocol._threads import Wait, in_thread, waiting_on
 from assay.evaluators.scoring._batcher import Batcher, is_batch
 
@@ -23,12 +22,12 @@ class Scoring:
     """A set of evaluators of single cases, sorted by where they run. `only` names those of them that are to look."""
 
     def __init__(self, evaluators: Sequence[Evaluator], batch_size: int = 32) -> None:
-        self._batchers = {one.key: Batcher(one, batch_size) for one in evaluators if is_batch(one)}
-        self._plain = tuple(one for one in evaluators if one.plain)
-        self._others = tuple(one for one in evaluators if not one.plain)
+        self._batchers = {judge.key: Batcher(judge, batch_size) for judge in evaluators if is_batch(judge)}
+        self._plain = tuple(judge for judge in evaluators if judge.plain)
+        self._others = tuple(judge for judge in evaluators if not judge.plain)
         self.has_later = bool(self._others)
         self._returned: set[str] = set()  # keys of plain ones that have come back once
-        self._looked = {one.key: count(1) for one in evaluators if one.max_cases is not None}
+        self._looked = {judge.key: count(1) for judge in evaluators if judge.max_cases is not None}
 
     def here(self, case: Case, target: Target, wait: Wait, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
         """What the plain evaluators say, on this thread; `wait` gets what has to be awaited."""
@@ -52,7 +51,7 @@ class Scoring:
         outcomes = await asyncio.gather(*looking, return_exceptions=True)
         feedback: list[Feedback] = []
         for evaluator, outcome in zip(evaluators, outcomes, strict=True):
-            feedback += _settled(evaluator, outcome, target)
+            feedback += evaluator.settled(outcome, target)
         return feedback
 
     async def _tried(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
@@ -90,13 +89,4 @@ def of_failed(evaluator: Evaluator, case: Case, target: Target) -> list[Feedback
 
 
 def _chosen(evaluators: Sequence[Evaluator], only: Sequence[Evaluator] | None) -> Sequence[Evaluator]:
-    return evaluators if only is None else [one for one in evaluators if one in only]
-
-
-def _settled(evaluator: Evaluator, outcome: list[Feedback] | BaseException, target: Target) -> list[Feedback]:
-    """Feedback also of an evaluator whose own asyncio task it has cancelled."""
-    if not isinstance(outcome, BaseException):
-        return outcome
-    if ends_the_run(outcome):
-        raise outcome
-    return evaluator.make.failure(target, outcome)
+    return evaluators if only is None else [judge for judge in evaluators if judge in only]

@@ -1,0 +1,58 @@
+"""One declaration of what `evaluate()` takes by name: for checkers, for people who look it up, and for the engine."""
+
+import asyncio
+import inspect
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+
+from assay.evaluators import Experiment, aevaluate, evaluate
+from assay.evaluators.engine._settings import Options, Settings
+
+DATA = [{"inputs": "a"}]
+
+
+def test_checkers_and_the_engine_know_the_same_options():
+    types = get_type_hints(Options)
+    assert types == get_type_hints(Settings)
+    assert list(types) == [field.name for field in fields(Settings)]
+
+
+@pytest.mark.parametrize("function", [evaluate, aevaluate])
+def test_help_shows_every_option_with_its_default(function):
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[:3] == ["dataset", "task", "evaluators"]
+    defaults = {field.name: field.default for field in fields(Settings)}
+    assert {name: one.default for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY} == defaults
+    assert (parameters["concurrency"].default, parameters["retries"].annotation) == (8, "int")
+
+
+def test_an_option_that_there_is_not_is_named_with_the_nearest(store):
+    said = r"evaluate\(\) has no option 'concurency' \(did you mean 'concurrency'\?\); it takes name, concurrency"
+    with pytest.raises(TypeError, match=said):
+        evaluate(DATA, str, store=store, concurency=3)
+    with pytest.raises(TypeError, match=r"aevaluate\(\) has no option 'x'; it takes name"):
+        asyncio.run(aevaluate(DATA, str, store=store, x=3))
+
+
+def test_an_experiment_is_scored_further_with_the_same_options(store):
+    experiment = evaluate(DATA, lambda text: text, store=store, progress=False)
+    further = experiment.evaluate(["not_empty"], concurrency=2, metadata={"k": 1}, progress=False)
+    assert isinstance(further, Experiment)
+    assert (further.id, further.summary()["not_empty"].n, further.record.metadata["k"]) == (experiment.id, 1, 1)
+    with pytest.raises(TypeError, match=r"has no option 'retry' \(did you mean 'retries'\?\)"):
+        experiment.evaluate(["not_empty"], retry=1)
+
+
+def test_options_reach_the_runs(store):
+    seeds = []
+    settings = {"repetitions": 3, "seed": 7, "limit": 1, "split": "hard", "name": "named", "concurrency": 1}
+    data = [{"inputs": {"q": n}, "split": "hard" if n else "easy"} for n in range(3)]
+    experiment = evaluate(data, lambda q, seed: seeds.append((q, seed)), store=store, progress=False, **settings)
+    assert (len({seed for _, seed in seeds}), len({q for q, _ in seeds}), experiment.name) == (3, 1, "named")
+    assert seeds[0][0] in (1, 2)
+    recorded = experiment.record.metadata["setup"]
+    assert {name: recorded[name] for name in settings if name != "name"} == {
+        name: value for name, value in settings.items() if name != "name"
+    }
