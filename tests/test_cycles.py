@@ -9,9 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("tracer", "collector", "evaluators", "cli")
-KNOWN = {  # `Experiment.evaluate()` calls the engine; goes as soon as rescoring is the engine's
-    ("assay.evaluators.engine._experiment", "assay.evaluators.engine._evaluate"),
-}
 Graph = dict[str, set[str]]
 
 
@@ -59,13 +56,8 @@ def house() -> Graph:
     return graph_of({named(path, folder): path.read_text("utf-8") for path, folder in paths})
 
 
-def test_the_house_has_no_circle_but_those_that_are_known(house: Graph) -> None:
-    without = {module: {name for name in names if (module, name) not in KNOWN} for module, names in house.items()}
-    assert " → ".join(circle(without)) == ""
-
-
-def test_what_is_known_is_still_there(house: Graph) -> None:
-    assert [(module, name) for module, name in KNOWN if name not in house.get(module, ())] == []
+def test_the_house_has_no_circle(house: Graph) -> None:
+    assert " → ".join(circle(house)) == ""
 
 
 def test_the_whole_house_is_looked_at(house: Graph) -> None:
