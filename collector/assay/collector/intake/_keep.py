@@ -12,7 +12,7 @@ from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._signal import Request
 from assay.collector.records import Feedback, Run
-from assay.collector.stores import Store
+from assay.collector.stores import Serving, Store
 
 MANY = 500  # runs, from which on they are encoded beside the event loop
 Refusals = Sequence[ItemRefused]
@@ -31,7 +31,7 @@ class StoreKeeper:
     def __init__(self, store: Store, beside: Beside) -> None:
         self._store, self._beside = store, beside
         # Stores that write in a thread of their own need no second one to wait for it
-        self._append: Callable[[Sequence[Run]], Any] | None = getattr(store, "append_async", None)
+        self._append = store.append_async if isinstance(store, Serving) else None
         self._kinds: dict[str, Callable[[Sequence[Any]], Awaitable[Refusals]]] = {
             "traces": self._runs,
             "logs": self._logs,
@@ -60,9 +60,8 @@ class StoreKeeper:
         return [refusal for refusal in refusals if refusal]
 
     def _amend(self, content: Amendment) -> ItemRefused | None:
-        store: Any = self._store
         try:
-            if store.amend(content.trace_id, content.span_id, content.fields):
+            if self._store.amend(content.trace_id, content.span_id, content.fields):
                 return None
         except Refused as error:
             return ItemRefused("refused", str(error))
