@@ -56,3 +56,8 @@ def test_options_reach_the_runs(store):
     assert {name: recorded[name] for name in settings if name != "name"} == {
         name: value for name, value in settings.items() if name != "name"
     }
+
+
+def test_the_number_of_examples_is_known_in_the_end_though_nobody_knew_it_before(store):
+    experiment = evaluate(({"q": n} for n in range(3)), lambda q: q, repetitions=2, store=store, progress=False)
+    assert (store.experiment(experiment.id).example_count, experiment.summary().runs) == (3, 6)
