@@ -50,7 +50,7 @@ class Held(SQLiteStore):
         assert self.go.wait(30)
         if self.broken:
             raise Unavailable("broken")
-        return super().keys()
+        return self._control.keys()
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from assay.collector._metrics import Metrics
 from assay.collector.dialects import Draft, RawSpan, read
 from assay.collector.dialects._log import LOG_DIALECTS
 from assay.collector.dialects._read import DIALECTS
-from assay.collector.errors import Refused, Unavailable
+from assay.collector.errors import Closed, Refused, Unavailable
 from assay.collector.intake import Limits, Receiver, _protobuf
 from assay.collector.intake._http import Route
 from assay.collector.intake._logs import LOGS, read_item
@@ -109,7 +109,12 @@ def test_a_reader_of_log_records_that_fails_leaves_them_to_the_others(tmp_path):
 
 @pytest.mark.parametrize(
     ("error", "status", "code", "after"),
-    [(OSError("gone"), 503, 14, "5"), (Unavailable("full", 1.2), 503, 14, "2"), (Refused("newer"), 400, 3, None)],
+    [
+        (OSError("gone"), 503, 14, "5"),
+        (Unavailable("full", 1.2), 503, 14, "2"),
+        (Refused("newer"), 400, 3, None),
+        (Closed("on its way out"), 503, 14, "1"),
+    ],
 )
 def test_what_a_store_cannot_do_is_answered_by_whether_it_may_work_later(error, status, code, after):
     class Broken:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from assay.collector._ports import assay_at
-from assay.collector.errors import Refused
+from assay.collector.errors import Closed, Refused
 from assay.collector.records import Run
 from assay.collector.stores import Store
 
@@ -103,7 +103,7 @@ class _Handle:
     @property
     def _store(self) -> SQLiteStore:
         if self._closed:
-            raise Refused(f"this connection to {self.where!r} is closed")
+            raise Closed(f"this connection to {self.where!r} is closed")
         return self._shared.store
 
     def __getattr__(self, name: str) -> Any:

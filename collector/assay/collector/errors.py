@@ -4,6 +4,7 @@
       StoreError                     a store could not do something
         Refused                      permanent: it can never work as it was asked
           NotFound                   what was named is not there
+          Closed                     the store, or this connection to it, was closed
           Permanent                  a request to the collector can never be kept as it stands
         Unavailable                  may work later; says when to try again
           Retryable                  a request to the collector may be kept when it is sent again
@@ -39,6 +40,10 @@ class Refused(StoreError):
 
 class NotFound(Refused):
     """What was named is not in the store."""
+
+
+class Closed(Refused):
+    """Nothing more goes through this store: open another. A sender of telemetry is told to come again, elsewhere."""
 
 
 class Unavailable(StoreError):

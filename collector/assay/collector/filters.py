@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from assay.collector.errors import Refused
 from assay.collector.records import Status
-from assay.tracer.hints import did_you_mean
 
 Operator = Literal["<", "<=", "=", "!=", ">=", ">"]
 Comparison: TypeAlias = tuple[Operator, float]
@@ -101,6 +100,8 @@ def words(text: str) -> list[tuple[str, str]]:
 
 def _normal(name: str, value: Any) -> Any:
     if name not in CONDITIONS:
+        from assay.tracer.hints import did_you_mean  # loads the tracer, which only a mistake should cost
+
         raise ValueError(f"{name!r} is no condition on traces{did_you_mean(name, CONDITIONS, form=': {}')}")
     if value is None:
         return _DEFAULTS.get(name)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from assay.collector import _wire
-from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
+from assay.collector.errors import Closed, NotFound, Refused, StoreError, Unavailable
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
@@ -53,7 +53,7 @@ class Transport:
         except httpx.TransportError as error:
             raise Unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
         except RuntimeError as error:  # httpx's word for a client that was closed
-            raise Refused(f"the client of {self.url} is closed") from error
+            raise Closed(f"the client of {self.url} is closed") from error
         if not response.is_success:
             raise _error(self.url, response)
         return _wire.decode(kind, response.content)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.collector.errors import AssayError, Refused, Unavailable
+from assay.collector.errors import AssayError, Closed, Refused, Unavailable
 
 
 class ItemRefused(AssayError, ValueError):
@@ -36,6 +36,8 @@ def from_store(error: Exception) -> Permanent | Retryable:
     """What a store could not do: later, never, or a fault of ours that a later try may not meet."""
     if isinstance(error, Unavailable):
         return Retryable("unavailable", str(error), error.retry_after)
+    if isinstance(error, Closed):  # this server is on its way out: the next one may keep it
+        return Retryable("closed", str(error))
     if isinstance(error, Refused):
         return Permanent("refused", str(error))
     return Retryable("internal", f"the collector failed: {error!r}", 5.0)

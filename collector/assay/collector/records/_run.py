@@ -45,6 +45,11 @@ class Usage:
     output_tokens: int = 0
     details: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens together."""
+        return self.input_tokens + self.output_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:

@@ -11,7 +11,6 @@ import msgspec
 from assay.collector import _wire
 from assay.collector.errors import Refused
 from assay.collector.records import JSON, Run
-from assay.tracer.hints import did_you_mean
 
 FIELDS = "inputs outputs documents model usage cost session_id user_id tags metadata attributes".split()
 MERGED = ("metadata", "attributes")
@@ -22,6 +21,8 @@ def as_json(fields: Mapping[str, Any]) -> dict[str, JSON]:
     """The fields as plain JSON. Raises `Refused` for one that is not of `FIELDS`, or a value that it cannot have."""
     for name in fields:
         if name not in FIELDS:
+            from assay.tracer.hints import did_you_mean  # loads the tracer, which only a mistake should cost
+
             raise Refused(f"{name!r} of a run cannot be amended{did_you_mean(name, FIELDS)}")
     plain: dict[str, JSON] = _wire.decode(dict[str, Any], _wire.encode(fields))
     _typed(plain)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from queue import Empty, LifoQueue
 from typing import Any, NamedTuple
 
-from assay.collector.errors import Refused
+from assay.collector.errors import Closed
 from assay.collector.records import JSON, Run
 from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
 from assay.collector.stores.sqlite._errors import translate
@@ -108,10 +108,10 @@ class Readers:
 
     @contextmanager
     def one(self) -> Iterator[Reader]:
-        """A reader in one consistent snapshot of the file. Raises `Refused` once the store is closed."""
+        """A reader in one consistent snapshot of the file. Raises `Closed` once the store is."""
         with self._places:
             if self._closed:
-                raise Refused("the store is closed")
+                raise Closed("the store is closed")
             try:
                 reader = self._take()
                 reader.db.execute("BEGIN")

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from assay.collector.errors import Refused, StoreError, Unavailable
+from assay.collector.errors import Closed, StoreError, Unavailable
 from assay.collector.stores.sqlite._codec import Batch
 from assay.collector.stores.sqlite._errors import translate
 
@@ -66,10 +66,10 @@ class Writer:
         return self._weight
 
     def put(self, job: Job) -> Future[Any]:
-        """Queue a job. Raises `Unavailable` if too much waits already, `Refused` once the store is closed."""
+        """Queue a job. Raises `Unavailable` if too much waits already, `Closed` once the store is."""
         with self._ready:
             if self._closing:
-                raise Refused("the store is closed")
+                raise Closed("the store is closed")
             if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
                 raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
             self._jobs.append(job)
