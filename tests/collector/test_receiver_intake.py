@@ -139,6 +139,9 @@ class Encoding:
     def __init__(self, store: SQLiteStore) -> None:
         self.store = store
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
     def append_async(self, runs: Sequence[Run]) -> Any:
         self.thread = threading.current_thread().name
         return self.store.append_async(runs)

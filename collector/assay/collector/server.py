@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +22,7 @@ from assay.collector.intake import Limits
 from assay.collector.stores import Serving, Store
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
+TICK = 0.1  # seconds; uvicorn's own
 GRACE = 30  # seconds for requests that are under way when the server is told to stop
 
 
@@ -68,7 +71,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._server.should_exit = True
+        self._server.stop()
         if self._thread is not None:
             self._thread.join()
 
@@ -92,12 +95,32 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Tells once that it has started, or that it never will; and leaves the process alive after a signal.
+    """Tells once that it has started, or that it never will; stops when it is told to, not up to 0.1 s later; and
+    leaves the process alive after a signal.
 
     uvicorn raises the signal again once it has stopped, which ends the process before the store is closed.
     """
 
     tell: Callable[[], Any] | None = None
+    _wake: Callable[[], Any] | None = None
+
+    def stop(self) -> None:
+        """Stop, from any thread; requests under way are answered first."""
+        self.should_exit = True
+        if self._wake is not None:
+            with suppress(RuntimeError):  # the loop has ended already
+                self._wake()
+
+    async def main_loop(self) -> None:
+        """Tick as uvicorn does, ten times a second, until told to stop."""
+        told, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake = partial(loop.call_soon_threadsafe, told.set)
+        ticks = 0
+        while not await self.on_tick(ticks):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await told.wait()
+            ticks = (ticks + 1) % 10
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to answer, then tell."""
