@@ -11,7 +11,7 @@ import pytest
 from assay.collector.dialects import from_readable
 from assay.collector.records import Trace
 from assay.evaluators import Experiment, compare, evaluate, get, score
-from assay.tracer import current_run, span, trace
+from assay.tracer import _runtime, _settings, current_run, span, trace
 from assay.tracer.capture import is_traced
 from assay.tracer.testing import capture_spans
 
@@ -232,6 +232,31 @@ def test_a_wrapper_that_calls_the_task_another_number_of_times_keeps_the_root_ar
     assert (row.trace.root.kind, steps, row.trace.complete) == ("chain", ["agent"] * times, True)
 
 
+def test_a_wrapper_that_answers_for_a_task_that_failed_has_not_failed(store):
+    @functools.wraps(failing)
+    def task(q):
+        try:
+            return failing(q)
+        except LookupError:
+            return "sorry"
+
+    (row,) = evaluate(DATA, task, [lambda outputs: outputs == "sorry"], store=store, progress=False).rows()
+    assert (row.error, row.outputs, [one.score for one in row.trace.feedback]) == (None, "sorry", [True])
+
+
+def test_what_a_wrapper_makes_of_the_answer_is_the_answer(store):
+    @trace
+    def whole(q):
+        return {"answer": "A", "tokens": 3}
+
+    @functools.wraps(whole)
+    def task(q):
+        return whole(q)["answer"]
+
+    [row] = evaluate(DATA, task, store=store, progress=False).rows()
+    assert (row.outputs, [run.name for run in row.trace.runs]) == ("A", ["whole", "whole"])
+
+
 def test_a_task_that_is_not_traced_is_the_root_of_what_it_calls(store):
     (row,) = evaluate(DATA, lambda q: plain(q), store=store, progress=False).rows()
     assert [run.kind for run in row.trace.runs] == ["chain", "agent", "retriever", "tool"]
@@ -312,6 +337,17 @@ def test_rows_show_the_examples_inputs_whatever_the_task_calls_them(store):
         (row,) = experiment.rows()
         assert (row.inputs, row.example.inputs) == ({"q": "Why?"}, {"q": "Why?"})
         assert row.trace.root.inputs == {"inputs": {"q": "Why?"}}
+
+
+def test_examples_that_runs_carry_are_redacted_as_their_inputs(store):
+    previous = _runtime.replace(_runtime.Runtime(_settings.resolve(redact=["ssn"], spill_dir="off")))
+    try:
+        data = ({"inputs": {"q": q, "ssn": "123"}} for q in "a")
+        (row,) = evaluate(data, trace(lambda inputs: "x"), store=store, progress=False).rows()
+    finally:
+        _runtime.replace(previous)
+    assert row.inputs == {"q": "a", "ssn": "[redacted]"}
+    assert "123" not in repr(row)
 
 
 def test_traced_callables_are_known_and_others_are_not():

@@ -322,6 +322,23 @@ def test_a_deferred_coroutine_gives_its_context_back(traced: Spans, fails: bool)
     assert [traced.parent(name) for name in ("deferred", "after")] == ["around", "around"]
 
 
+def test_what_closes_a_generator_passes_through_a_traced_context_manager(traced: Spans) -> None:
+    @contextlib.contextmanager
+    @trace
+    def around() -> Iterator[None]:
+        yield
+
+    def outer() -> Iterator[str]:
+        with around():
+            yield "inside"
+        yield "after"
+
+    stream = outer()
+    next(stream)
+    stream.close()
+    assert closed(traced, "around") is True
+
+
 def test_a_generator_that_ignores_its_close_fails_as_it_would(traced: Spans) -> None:
     @trace
     def stubborn() -> Generator[int, None, None]:

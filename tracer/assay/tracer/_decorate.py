@@ -14,7 +14,8 @@ from assay.tracer._run import template
 from assay.tracer._streams import DEFERRED, follow
 from assay.tracer.hints import did_you_mean
 
-MARK = "__assay_traced__"  # attribute of what `trace` returns; wrappers made with `functools.wraps` bear it, too
+# Attribute of what `trace` returns, which is its value too: `functools.wraps` gives it to wrappers, who are another
+MARK = "__assay_traced__"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,7 +98,7 @@ def _decorate(
         reduce,
     )
     traced = functools.update_wrapper(_wrapper(function, spec), function)
-    setattr(traced, MARK, True)
+    setattr(traced, MARK, traced)
     return traced
 
 

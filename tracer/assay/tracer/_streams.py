@@ -134,7 +134,9 @@ def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any
             try:
                 action, argument = inner.send, (yield item)
             except GeneratorExit:
-                return _close(inner, stream)
+                if (returned := _close(inner, stream)) is None:
+                    raise  # also thrown, by a `contextmanager` in a generator that is closed: swallowed, it would go on
+                return returned
             except BaseException as error:
                 action, argument = inner.throw, error
     except StopIteration as stop:  # of the inner generator: what the consumer throws is caught above

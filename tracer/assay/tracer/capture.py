@@ -25,7 +25,7 @@ from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import LiveSpan
 
-__all__ = ["Captured", "FeedbackEvent", "capture", "is_traced"]
+__all__ = ["Captured", "FeedbackEvent", "capture", "is_traced", "is_wrapped"]
 
 preload()
 _making = threading.Lock()  # of the conditions on which captures wait
@@ -119,10 +119,19 @@ def is_traced(function: Any) -> bool:
     """Whether a call opens a span of its own first: `@trace` below partials, methods, objects that can be called, and
     other decorators, as far as these are made with `functools.wraps`.
     """
+    return any(hasattr(bearer, MARK) for bearer in _bearers(function))
+
+
+def is_wrapped(function: Any) -> bool:
+    """Whether such a call first goes through another decorator, so that what it returns may be something else."""
+    return is_traced(function) and not any(getattr(bearer, MARK, None) is bearer for bearer in _bearers(function))
+
+
+def _bearers(function: Any) -> tuple[Any, Any]:
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
-    return any(getattr(bearer, MARK, False) is True for bearer in (function, type(function).__call__))
+    return function, type(function).__call__
 
 
 def _bare(ctx: Context) -> Context:

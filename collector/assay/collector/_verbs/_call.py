@@ -92,7 +92,9 @@ class Call:
     def names(self) -> frozenset[str]:
         """Of all arguments; those that are spread bear a star, as no name that is given does."""
         parameters = self.signature.parameters.values()
-        return frozenset(f"*{one.name}" if one.kind in _SPREAD else one.name for one in parameters)
+        return frozenset(
+            f"*{parameter.name}" if parameter.kind in _SPREAD else parameter.name for parameter in parameters
+        )
 
     @cached_property
     def positional(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def append(store: TraceStore, runs: Sequence[Run]) -> None:
 def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
     """Keep feedback; answered with the ids when it is durable. The same id overwrites."""
     store.add_feedback(feedback)
-    return [one.id for one in feedback]
+    return [row.id for row in feedback]
 
 
 def delete_trace(store: TraceStore, trace_id: str) -> int:

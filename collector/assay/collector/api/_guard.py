@@ -69,9 +69,9 @@ class Guard:
             return _Refusal(401, told)
         if self._api_key and hmac.compare_digest(secret.encode(), self._api_key):
             return None
-        return await self._too_narrow(self.keys, secret, self.scopes.needed(scope["method"], scope["path"]))
+        return await self._too_narrow(self.keys, secret, scope)
 
-    async def _too_narrow(self, keys: Keys, secret: str, needed: str) -> _Refusal | None:
+    async def _too_narrow(self, keys: Keys, secret: str, scope: Scope) -> _Refusal | None:
         """The refusal of a key out of the store."""
         try:
             scopes = await keys.scopes(hashlib.sha256(secret.encode()).hexdigest())
@@ -79,6 +79,7 @@ class Guard:
             return _Refusal(503, str(error), error.retry_after)
         if scopes is None:
             return _Refusal(401, "the API key is unknown, expired or revoked")
+        needed = self.scopes.needed(scope["method"], scope["path"])  # which remembers paths: not those of strangers
         return None if may(scopes, needed) else _Refusal(403, f"the API key may not {MAY.get(needed, needed)}")
 
 

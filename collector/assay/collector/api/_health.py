@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from assay.collector._access import store_of
 from assay.collector._metrics import Metrics
 from assay.collector.api._http import reply
+from assay.collector.errors import Closed
 from assay.collector.stores import Serving, Store
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,7 +45,10 @@ def metrics(request: Request) -> Response:
 
 
 def _writable(store: Store) -> bool:
-    return bool(_health(store).get("writable", True))
+    try:
+        return bool(_health(store).get("writable", True))
+    except Closed:
+        return False
 
 
 def _stored(store: Store) -> dict[str, float]:

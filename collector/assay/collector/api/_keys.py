@@ -86,8 +86,9 @@ class Keys:
     def _read_anew(self) -> None:
         now = time.monotonic()
         if self._reading.done.done() and now - self._reading.since >= self.ages.pause:
-            self._reading = _Reading(now, Future())
-            threading.Thread(target=self._read, args=(self._reading,), name="assay-keys", daemon=True).start()
+            reading = _Reading(now, Future())
+            threading.Thread(target=self._read, args=(reading,), name="assay-keys", daemon=True).start()
+            self._reading = reading  # only now: one whose thread cannot start would never be done
 
     def _read(self, reading: _Reading) -> None:
         failure = None

@@ -26,8 +26,8 @@ def ask(transport: Transport, call: Call, args: tuple[Any, ...], given: dict[str
 
 
 def _values(call: Call, args: tuple[Any, ...], given: dict[str, Any]) -> Mapping[str, Any]:
-    said = dict(zip(call.positional, args, strict=False)) | given
-    if len(said) == len(args) + len(given) and (values := {**call.defaults, **said}).keys() == call.names:
+    named = dict(zip(call.positional, args, strict=False)) | given
+    if len(named) == len(args) + len(given) and (values := {**call.defaults, **named}).keys() == call.names:
         return values
     try:  # it spreads, or says what is wrong, at ten times the price
         bound = call.signature.bind(*args, **given)
@@ -66,7 +66,7 @@ def _joined(call: Call, answers: Sequence[Any]) -> Any:
 
 
 def _path(path: str, values: Mapping[str, Any]) -> str:
-    return PLACEHOLDER.sub(lambda found: segment(values[found[1]]), path)
+    return PLACEHOLDER.sub(lambda match: segment(values[match[1]]), path)
 
 
 def _query(sent: Sequence[Sent], values: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -83,10 +83,10 @@ def _error(url: str, response: httpx.Response) -> StoreError:
 
 def _message(response: httpx.Response) -> str | None:
     try:
-        found = response.json()
+        answer = response.json()
     except ValueError:
         return None
-    return found.get("message") if isinstance(found, dict) else None
+    return answer.get("message") if isinstance(answer, dict) else None
 
 
 def _seconds(response: httpx.Response) -> float:

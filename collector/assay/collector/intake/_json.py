@@ -115,7 +115,7 @@ class JSONRecord(Camel):
     time_unix_nano: Integer | None = None
     observed_time_unix_nano: Integer | None = None
     event_name: str | None = None
-    body: AnyValue | None = None
+    body: Any = None  # an `AnyValue`; read by itself, as not all that name an event write one
     trace_id: str | None = None
     span_id: str | None = None
     attributes: list[KeyValue] | None = None
@@ -199,11 +199,19 @@ def raw_log(record: JSONRecord, resource: dict[str, JSON], scope: JSONScope, lim
         time_ns=check_time(integer(record.time_unix_nano) or integer(record.observed_time_unix_nano)),
         attributes=attributes(record.attributes, limits),
         event_name=record.event_name or "",
-        body=json_value(record.body, limits, 1),
+        body=_body(record.body, limits),
         resource=resource,
         scope=scope.name or "",
         scope_version=scope.version or "",
     )
+
+
+def _body(body: Any, limits: Limits) -> JSON:
+    """The body of a record, None for one that is no value of OTLP: the record may say all in its attributes."""
+    try:
+        return json_value(msgspec.convert(body, AnyValue | None), limits, 1)
+    except msgspec.ValidationError:
+        return None
 
 
 def _events(events: Sequence[JSONEvent], limits: Limits) -> tuple[Event, ...]:

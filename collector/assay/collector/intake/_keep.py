@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from assay.collector.dialects import Amendment
-from assay.collector.errors import Refused
+from assay.collector.errors import Closed, Refused
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._signal import Request
@@ -38,7 +38,7 @@ class StoreKeeper:
         }
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """See `Keeper`; what is kept depends on the signal."""
+        """Runs are appended; of logs feedback is added first, then runs are amended, one by one."""
         return await self._kinds[request.signal.name](items)
 
     async def _runs(self, runs: Sequence[Run]) -> Refusals:
@@ -63,6 +63,8 @@ class StoreKeeper:
         try:
             if self._store.amend(content.trace_id, content.span_id, content.fields):
                 return None
+        except Closed:  # no fault of the item's: the next server may keep it
+            raise
         except Refused as error:
             return ItemRefused("refused", str(error))
         return ItemRefused("no_span", f"span {content.span_id!r} of trace {content.trace_id!r} is not here")

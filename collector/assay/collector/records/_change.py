@@ -14,8 +14,6 @@ from assay.collector.records._values import JSON
 
 R = TypeVar("R", Feedback, Experiment, Rule)
 
-
-# What can be said anew of a record without making it another one
 CHANGEABLE: Mapping[type, tuple[str, ...]] = {
     Feedback: ("score", "label", "comment", "metadata"),
     Experiment: ("name", "status", "metadata", "ended_ns", "example_count"),

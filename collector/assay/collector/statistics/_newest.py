@@ -19,9 +19,9 @@ def newest(feedback: Iterable[Feedback]) -> list[Feedback]:
         return rows
     kept: dict[Hashable, Feedback] = {}
     for row in rows:
-        found = place_of(row)
-        if found not in kept or kept[found].created_ns <= row.created_ns:
-            kept[found] = row
+        place = place_of(row)
+        if place not in kept or kept[place].created_ns <= row.created_ns:
+            kept[place] = row
     return list(kept.values())
 
 

@@ -64,17 +64,18 @@ class Lookup:
         return self._read[id]
 
 
-def kept(example: Example, root: Run) -> Mapping[str, JSON]:
+def kept(example: Example, root: Run, inputs: JSON) -> Mapping[str, JSON]:
     """What a root run has to carry of an example that no dataset in the store has: all but given answers, and inputs
-    where they are the root's.
+    where they are the root's. `inputs` are the example's as the tracer lets them leave: redacted, cut, or None.
     """
-    there = {"id", "outputs", "documents", *(["inputs"] if root.inputs == example.inputs else [])}
-    return {KEPT: {name: value for name, value in to_row(example).items() if name not in there}}
+    elsewhere = ("id", "inputs", "outputs", "documents")
+    row = {name: value for name, value in to_row(example).items() if name not in elsewhere}
+    return {KEPT: row if root.inputs == inputs else {**row, "inputs": inputs}}
 
 
-def with_example(runs: Sequence[Run], root: Run, example: Example) -> tuple[tuple[Run, ...], Run]:
-    """The runs of a trace, and their root, which carries the example."""
-    carrying = replace(root, attributes={**root.attributes, **kept(example, root)})
+def with_example(runs: Sequence[Run], root: Run, example: Example, inputs: JSON) -> tuple[tuple[Run, ...], Run]:
+    """The runs of a trace, and their root, which carries the example; `inputs` as in `kept`."""
+    carrying = replace(root, attributes={**root.attributes, **kept(example, root, inputs)})
     return tuple(carrying if run is root else run for run in runs), carrying
 
 

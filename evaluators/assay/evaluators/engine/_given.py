@@ -41,7 +41,7 @@ def _around_outputs(plan: Plan, item: Item) -> Trace:
         repetition=item.repetition,
     )
     if plan.keep_examples:
-        run = replace(run, attributes=kept(item.example, run))
+        run = replace(run, attributes=kept(item.example, run, run.inputs))
     return Trace(run, (run,), complete=True)
 
 

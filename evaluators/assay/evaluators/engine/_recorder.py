@@ -138,7 +138,7 @@ class Recorder:
         root = around = next(run for run in runs if run.parent_id is None)
         if traced:
             runs, root = own_root(runs, around, as_returned=around.outputs is None)
-        runs, root = with_example(runs, root, opened.example)
+        runs, root = with_example(runs, root, opened.example, around.inputs)
         opened.look_back(after, Trace(root, runs, complete=not still_open))
         feedback = opened.feedback + feedback_of(captured, around, root)
         keep(self._store, runs, feedback)

@@ -11,17 +11,20 @@ from assay.tracer import attributes as names
 _COUNTS = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED)
 
 
-def own_root(runs: Sequence[Run], around: Run, *, as_returned: bool = True) -> tuple[tuple[Run, ...], Run]:
+def own_root(
+    runs: Sequence[Run], around: Run, *, as_returned: bool = True, wrapped: bool = False
+) -> tuple[tuple[Run, ...], Run]:
     """The runs of a traced task and their root: its own span, in place of the one that was opened `around` it.
 
     That one stays where the task has no finished span of its own that can stand for the run: it opened none, or several
-    (a wrapper that tries again), was not over in time, or succeeded where the run did not.
+    (a wrapper that tries again), was not over in time, or came to another end: it succeeded where the run did not, or
+    failed where a wrapper answered in its stead. With `wrapped`, it also stays where a wrapper returned something else.
 
     The root's outputs are what the task's span says. Where that is only another form of what the run came to, with
     `as_returned` False (a stream, joined), and where it says nothing, they are those of the span around.
     """
     below = [run for run in runs if run.parent_id == around.span_id]
-    if len(below) != 1 or not _stands_for(below[0], around):
+    if len(below) != 1 or not _stands_for(below[0], around, wrapped):
         return tuple(runs), around
     own = below[0]
     counts = {name: around.attributes[name] for name in _COUNTS if name in around.attributes}
@@ -41,9 +44,10 @@ def own_root(runs: Sequence[Run], around: Run, *, as_returned: bool = True) -> t
     return kept, root
 
 
-def _stands_for(own: Run, around: Run) -> bool:
+def _stands_for(own: Run, around: Run, wrapped: bool) -> bool:
     in_time = names.LOCAL_ROOT not in own.attributes  # a span that ends after its local root names it
-    return in_time and (around.status != "error" or own.status == "error")
+    said_so = not wrapped or own.outputs in (None, around.outputs)
+    return in_time and said_so and (around.status == "error") == (own.status == "error")
 
 
 def _counted_without(around: Run, run: Run, root_id: str) -> Run:

@@ -155,9 +155,9 @@ def _done(plan: Plan, task: Task, item: Item, attempt: Attempt, spans: Sequence[
     runs, around = _read(spans)
     root = around
     if task.is_traced:
-        runs, root = own_root(runs, around, as_returned=attempt.as_returned)
+        runs, root = own_root(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
     if plan.keep_examples:
-        runs, root = with_example(runs, root, item.example)
+        runs, root = with_example(runs, root, item.example, around.inputs)
     trace = Trace(root, runs, complete=not still_open)
     case = _case(plan, item.example, trace, _outputs(attempt, around, root))
     feedback = feedback_of(attempt.captured, around, root)

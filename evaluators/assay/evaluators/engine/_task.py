@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Example
-from assay.tracer.capture import is_traced
+from assay.tracer.capture import is_traced, is_wrapped
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -32,6 +32,7 @@ class Task:
     first: str | None  # the one parameter that can be given by position
     is_async: bool
     is_traced: bool  # a call opens a span of its own
+    is_wrapped: bool  # … below another decorator
 
     def arguments(self, example: Example, kind: str = "kv", seed: int | None = None) -> tuple[tuple[Any, ...], JSON]:
         """(positional, named) arguments for an example. Raises `TaskError`, which says what does not fit."""
@@ -81,6 +82,7 @@ def as_task(function: Any) -> Task:
         first=by_position[0].name if by_position else None,
         is_async=_is_async(function),
         is_traced=is_traced(function),
+        is_wrapped=is_wrapped(function),
     )
 
 

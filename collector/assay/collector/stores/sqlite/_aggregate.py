@@ -43,22 +43,22 @@ def buckets(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group
     """Buckets in order of time, then group; those without traces are left out."""
     if bucket_ns is not None and bucket_ns <= 0:
         raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
-    found = plan(db, filter, in_order=False)
-    parts = _parts(found, bucket_ns, group_by)
-    rows = db.execute(_TRACES.format(**parts), found.values).fetchall()
-    stats = _stats(db, found, parts)
+    chosen = plan(db, filter, in_order=False)
+    parts = _parts(chosen, bucket_ns, group_by)
+    rows = db.execute(_TRACES.format(**parts), chosen.values).fetchall()
+    stats = _stats(db, chosen, parts)
     return [_bucket(row, filter, bucket_ns, stats.get(row[:2], ())) for row in rows]
 
 
-def _parts(found: Plan, bucket_ns: int | None, group_by: str | None) -> dict[str, str]:
+def _parts(chosen: Plan, bucket_ns: int | None, group_by: str | None) -> dict[str, str]:
     if group_by is not None and group_by not in _GROUPS:
         raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_GROUPS)}")
     by_model = group_by == "model"
     return {
         "bucket": f"t.start_ns / {bucket_ns} * {bucket_ns}" if bucket_ns else "0",
         "group": _GROUPS[group_by] if group_by else "NULL",
-        "source": f"{found.source} CROSS JOIN json_each(t.models) m" if by_model else found.source,
-        "where": found.where,
+        "source": f"{chosen.source} CROSS JOIN json_each(t.models) m" if by_model else chosen.source,
+        "where": chosen.where,
         "tokens_in": "json_extract(m.value, '$[1]')" if by_model else "t.input_tokens",
         "tokens_out": "json_extract(m.value, '$[2]')" if by_model else "t.output_tokens",
         "cost": "json_extract(m.value, '$[3]')" if by_model else "t.cost",
@@ -85,10 +85,10 @@ def _bucket(row: Any, filter: Filter, bucket_ns: int | None, stats: tuple[Feedba
     )
 
 
-def _stats(db: sqlite3.Connection, found: Plan, parts: dict[str, str]) -> dict[Any, tuple[FeedbackStats, ...]]:
+def _stats(db: sqlite3.Connection, chosen: Plan, parts: dict[str, str]) -> dict[Any, tuple[FeedbackStats, ...]]:
     """By (bucket, group): its keys, by name."""
     tallies: dict[Any, dict[str, Tally]] = {}
-    for bucket, group, key, *row in db.execute(_FEEDBACK.format(**parts), found.values):
+    for bucket, group, key, *row in db.execute(_FEEDBACK.format(**parts), chosen.values):
         _count(tallies.setdefault((bucket, group), {}).setdefault(key, Tally()), row)
     return {place: tuple(tally.stats(key) for key, tally in keys.items()) for place, keys in tallies.items()}
 

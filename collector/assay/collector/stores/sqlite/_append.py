@@ -132,6 +132,7 @@ class Appender:
             self._insert_spans([_Row(row, state.key, stored.resource, fact, payload)])
             self._insert_traces({trace_id: state})
             self._keep_values([fact])
+        self._trim()
         return True
 
     def _insert_spans(self, rows: Sequence[_Row]) -> None:

@@ -28,17 +28,23 @@ def passing(db: sqlite3.Connection, filter: Filter) -> Gone | None:
 
 
 def remove(appender: Appender, gone: Gone, db: sqlite3.Connection) -> tuple[int, set[str]]:
-    """Remove these traces, and feedback on these sessions; returns how many traces, and their tags."""
-    rows = find_many(db, "SELECT id, tags FROM traces WHERE trace_id IN (%s)", gone.traces)
+    """Remove these traces, and feedback on sessions that end with them; returns how many traces, and their tags."""
+    rows = find_many(db, "SELECT id, tags, session_id FROM traces WHERE trace_id IN (%s)", gone.traces)
     keys = [row[0] for row in rows]
     appender.disturbed.update(keys)
     _words.remove(appender.reader, keys)
     for table in ("unindexed", "feedback", "spans"):
         delete_many(db, table, "trace", keys)
     delete_many(db, "traces", "id", keys)
-    delete_many(db, "feedback", "session_id", gone.sessions)
+    delete_many(db, "feedback", "session_id", _ended(db, {row[2] for row in rows if row[2] is not None}))
     appender.evict(gone.traces)
     return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}
+
+
+def _ended(db: sqlite3.Connection, sessions: set[str]) -> set[str]:
+    """Those of which no trace is left now: since `passing` has looked, some may have come, and others gone."""
+    sql = "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)"
+    return sessions - {row[0] for row in find_many(db, sql, sessions)}
 
 
 def forget_tags(appender: Appender, tags: set[str]) -> None:

@@ -97,7 +97,7 @@ OF_TRACE = "INDEXED BY feedback_by_trace WHERE f.trace = t.id"
 
 
 def _feedback(wanted: Any) -> list[Condition]:
-    return [_scored(*one) for one in wanted]
+    return [_scored(*condition) for condition in wanted]
 
 
 def _scored(key: str, operator: str, value: float | str) -> Condition:
