@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,20 +15,41 @@ from assay.collector.stores import Store
 from assay.collector.stores.sqlite import SQLiteStore
 
 
+class Current:
+    """What the one server of a session serves: the store of the test that runs. Starting a server for each of some
+    hundred tests would take longer than the tests.
+    """
+
+    store: SQLiteStore
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "store":  # between two tests there is none
+            raise AttributeError(name)
+        return getattr(self.store, name)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[tuple[Current, str]]:
+    current = Current()
+    with Server(current) as server:  # type: ignore[arg-type]
+        yield current, server.url
+        vars(current).clear()  # its store is closed by now
+
+
 @contextmanager
-def over_http(folder: Path) -> Iterator[Store]:
-    with SQLiteStore(folder / "assay.db") as kept, Server(kept) as server, HTTPStore(server.url) as client:
+def over_http(folder: Path, current: Current, url: str) -> Iterator[Store]:
+    with SQLiteStore(folder / "assay.db") as current.store, HTTPStore(url) as client:
         yield client
 
 
-# name of an implementation: from a folder to a context that gives its store
-IMPLEMENTATIONS: dict[str, Callable[[Path], AbstractContextManager[Store]]] = {
+# name of an implementation: from a folder, and the session's server, to a context that gives its store
+IMPLEMENTATIONS: dict[str, Callable[[Path, Current, str], AbstractContextManager[Store]]] = {
     "http": over_http,
-    "sqlite": lambda folder: SQLiteStore(folder / "assay.db"),
+    "sqlite": lambda folder, current, url: SQLiteStore(folder / "assay.db"),
 }
 
 
 @pytest.fixture(params=sorted(IMPLEMENTATIONS))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with IMPLEMENTATIONS[request.param](tmp_path) as made:
+def store(request: pytest.FixtureRequest, tmp_path: Path, shared: tuple[Current, str]) -> Iterator[Store]:
+    with IMPLEMENTATIONS[request.param](tmp_path, *shared) as made:
         yield made
