@@ -81,5 +81,9 @@ class Line:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._later.discard(task)
         self._room.release()
-        if not task.cancelled():
+        if task.cancelled():  # unless `stop` did, when nobody asks any more: its run would be missing without a word
+            self._error = self._error or RuntimeError(
+                "something has cancelled the asyncio task in which evaluators look at a run: it is not stored"
+            )
+        else:
             self._error = self._error or task.exception()
