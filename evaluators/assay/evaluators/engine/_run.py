@@ -23,11 +23,11 @@ from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._root import own_root
 from assay.evaluators.engine._task import Task, joined
-from assay.evaluators.protocol import pause
 from assay.evaluators.protocol._raised import Ended, caught, is_cancelled
 from assay.evaluators.protocol._threads import Wait
 from assay.evaluators.scoring._cases import case_of
 from assay.tracer import attributes as names
+from assay.tracer.backoff import pause
 from assay.tracer.capture import Captured, capture
 from assay.tracer.spans import to_json
 

@@ -13,7 +13,6 @@ from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, missing_needs
 from assay.evaluators.protocol._own import builtin
 from assay.evaluators.protocol._registry import as_evaluator, factory, from_dict, get, names, spec, specs
-from assay.evaluators.protocol._retry import pause
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import in_thread
 
@@ -41,7 +40,6 @@ __all__ = [
     "make",
     "missing_needs",
     "names",
-    "pause",
     "spec",
     "specs",
     "value_of",

@@ -15,9 +15,9 @@ from assay.evaluators.protocol._binding import Binding
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
 from assay.evaluators.protocol._raised import ends_the_run
-from assay.evaluators.protocol._retry import pause
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import Wait, in_thread
+from assay.tracer.backoff import pause
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
 
