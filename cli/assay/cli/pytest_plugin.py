@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from assay.collector.records import Example, Feedback
     from assay.collector.stores import Store
     from assay.evaluators import Evaluator
-    from assay.evaluators.engine._recorder import OpenRun, Recorder
+    from assay.evaluators.engine import OpenRun, Recorder
 
 MARK = (
     "assay(dataset, name=None, evaluators=(), split=None, limit=None, store=None): run once per example of a dataset, "
@@ -44,7 +44,7 @@ class Group:
     def recording(self) -> Recorder:
         """The experiment, begun when the first test of the group runs."""
         if self.recorder is None:
-            from assay.evaluators.engine._recorder import Recorder
+            from assay.evaluators.engine import Recorder
 
             self.recorder = Recorder(self.opened(), self.name, self.dataset, self.evaluators)
         return self.recorder

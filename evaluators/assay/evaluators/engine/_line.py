@@ -9,8 +9,8 @@ from assay.evaluators.engine._given import given
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._run import run_here, run_on_loop
 from assay.evaluators.engine._write import Writer
-from assay.evaluators.protocol._threads import waiting_on
-from assay.evaluators.scoring._scoring import Scoring
+from assay.evaluators.protocol import waiting_on
+from assay.evaluators.scoring import Scoring
 
 
 class Line:

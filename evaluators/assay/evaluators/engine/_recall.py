@@ -12,8 +12,7 @@ from assay.collector.records import Experiment, Feedback, Target, TraceSummary
 from assay.collector.statistics import place_of
 from assay.collector.stores import Store
 from assay.evaluators.engine._tally import Tallies
-from assay.evaluators.protocol._evaluator import Evaluator
-from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol import Evaluator, Metric
 
 PAGE = 500
 
