@@ -38,8 +38,8 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
         return await _run(job)
 
 
-# Objects. From Python 3.12 on the interpreter freezes some hundreds by itself (375 in 3.12.1), a program's `gc.freeze()`
-# many thousands, maybe before we are imported.
+# Objects. The interpreter itself freezes some hundreds from Python 3.12 on (375 in 3.12.1); a program's `gc.freeze()`
+# many thousands, and that maybe before it imports us.
 _FROZEN_BY_THE_INTERPRETER = 1_000
 
 
