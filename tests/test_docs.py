@@ -53,3 +53,9 @@ def test_files_that_the_house_names_are_there():
     named = set(re.findall(r"[\w/*]+\.py", (ROOT / "docs" / "house.md").read_text()))
     assert sorted(name for name in named if not any(path.match(name) for path in files)) == []
     assert "engine/_line.py" in named
+
+
+def test_the_changelog_is_read_at_a_glance():
+    bullets = re.findall(r"^- ((?:.+\n?)(?:  .+\n?)*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert [bullet for bullet in bullets if len(bullet.split()) > 25] == []
+    assert len(bullets) > 50
