@@ -47,18 +47,18 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Mult: ast.Add,
     ast.Div: ast.Mult,
 }
-# module: the tests nearest to it
+# module: the tests nearest to it, the fastest first: the first that fails ends the run
 MODULES = {
-    "evaluators/assay/evaluators/protocol/_outcomes.py": "tests/evaluators/test_protocol.py tests/evaluators/test_outcomes.py",
-    "evaluators/assay/evaluators/protocol/_binding.py": "tests/evaluators/test_protocol.py",
-    "collector/assay/collector/statistics/_paired.py": "tests/collector/test_paired.py tests/collector/test_statistics.py",
-    "collector/assay/collector/statistics/_tally.py": "tests/collector/test_statistics.py",
-    "collector/assay/collector/stores/sqlite/_rollup.py": "tests/collector/test_rollup.py tests/collector/test_conformance.py",
-    "collector/assay/collector/stores/sqlite/_append.py": "tests/collector/test_sqlite.py tests/collector/test_conformance.py",
-    "collector/assay/collector/intake/_body.py": "tests/collector/test_receiver.py",
-    "tracer/assay/tracer/_span.py": "tests/tracer",
-    "tracer/assay/tracer/_spool.py": "tests/tracer/test_delivery.py",
-    "tracer/assay/tracer/_streams.py": "tests/tracer/test_streams.py tests/tracer/test_callables.py",
+    "evaluators/assay/evaluators/protocol/_outcomes.py": "evaluators: outcomes protocol make evaluate_outcomes",
+    "evaluators/assay/evaluators/protocol/_binding.py": "evaluators: binding protocol evaluator_here make",
+    "collector/assay/collector/statistics/_paired.py": "collector: paired contrast statistics",
+    "collector/assay/collector/statistics/_tally.py": "collector: tally statistics standing",
+    "collector/assay/collector/stores/sqlite/_rollup.py": "collector: rollup append conformance",
+    "collector/assay/collector/stores/sqlite/_append.py": "collector: append rollup sqlite conformance",
+    "collector/assay/collector/intake/_body.py": "collector: receiver_body receiver receiver_intake",
+    "tracer/assay/tracer/_span.py": "tracer: spans finish values context privacy",
+    "tracer/assay/tracer/_spool.py": "tracer: spool delivery",
+    "tracer/assay/tracer/_streams.py": "tracer: streams streams_as_before callables",
 }
 EQUIVALENT: dict[str, str] = {}
 
@@ -172,8 +172,9 @@ class Copy:
             path.write_text(original)
 
     def near(self, module: str) -> list[str]:
-        """The tests nearest to a module."""
-        return MODULES[module].split()
+        """The files with the tests nearest to a module."""
+        folder, names = MODULES[module].split(": ")
+        return [f"tests/{folder}/test_{name}.py" for name in names.split()]
 
     def passes(self, tests: list[str], seconds: float) -> bool:
         """Whether tests pass in time."""

@@ -45,3 +45,17 @@ def test_blocks_run(page, server, tmp_path, monkeypatch):
 def test_relative_links_lead_somewhere():
     links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_files_that_the_house_names_are_there():
+    folders = ("tracer", "collector", "evaluators", "cli", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    named = set(re.findall(r"[\w/*]+\.py", (ROOT / "docs" / "house.md").read_text()))
+    assert sorted(name for name in named if not any(path.match(name) for path in files)) == []
+    assert "engine/_line.py" in named
+
+
+def test_the_changelog_is_read_at_a_glance():
+    bullets = re.findall(r"^- ((?:.+\n?)(?:  .+\n?)*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert [bullet for bullet in bullets if len(bullet.split()) > 25] == []
+    assert len(bullets) > 50

@@ -11,7 +11,7 @@ from assay.collector.records import Case, Document, Example, Run, Trace
 from assay.collector.statistics import boolean_family
 from assay.evaluators import as_evaluator, ascore, case_of, evaluate, evaluator, get, score
 from assay.evaluators.builtin._verdicts import family, unparsed, verdict
-from assay.evaluators.engine._recorder import Recorder
+from assay.evaluators.engine import Recorder
 from assay.evaluators.protocol import documents_of
 from assay.tracer import trace as trace_calls
 

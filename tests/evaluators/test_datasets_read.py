@@ -226,6 +226,14 @@ def test_a_path_that_is_not_there_names_one_like_it(files):
         datasets.read(path.with_name("parcls.jsonl"))
 
 
+def test_the_hint_at_a_file_names_its_folder(files, monkeypatch):
+    path = files("parcels.jsonl", json.dumps(EXAMPLE))
+    monkeypatch.chdir(path.parent.parent)
+    with pytest.raises(FileNotFoundError) as refused:
+        datasets.read(f"{path.parent.name}/parcls.jsonl")
+    assert str(refused.value).endswith(f"; did you mean '{path.parent.name}/parcels.jsonl'?")
+
+
 def test_a_yaml_error_is_one_line_with_its_place(tmp_path):
     (tmp_path / "bad.yaml").write_text("- inputs: one\n- inputs: [1, 2\n- inputs: three\n")
     with pytest.raises(datasets.BadRow) as error:

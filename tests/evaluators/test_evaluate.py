@@ -3,6 +3,8 @@
 import asyncio
 import contextvars
 import gc
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -519,3 +521,20 @@ def test_objects_that_the_caller_has_frozen_stay_frozen(store):
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+FROZEN_FIRST = """
+import gc
+gc.freeze()
+frozen = gc.get_freeze_count()
+from assay.collector import connect
+from assay.evaluators import evaluate
+evaluate([{"inputs": 1}], lambda inputs: inputs, store=connect("runs.db"), progress=False)
+print(gc.get_freeze_count() - frozen)
+"""
+
+
+def test_objects_frozen_before_we_were_imported_stay_frozen(tmp_path):
+    command = [sys.executable, "-c", FROZEN_FIRST]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert abs(int(done.stdout)) < 500, "some die, most stay"

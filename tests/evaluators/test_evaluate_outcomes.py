@@ -175,6 +175,23 @@ def test_an_async_task_that_cancels_its_worker_is_not_lost_silently(store):
     assert store.experiments()[0].status == "interrupted"
 
 
+def test_an_evaluation_that_is_cancelled_from_outside_is_not_lost_silently(store):
+    async def main():
+        caller = asyncio.current_task()
+
+        async def cancels_all(outputs):
+            for task in asyncio.all_tasks() - {caller} if outputs == "3" else ():
+                task.cancel()
+            await asyncio.sleep(0)
+            return True
+
+        await aevaluate(DATA, plain_task, [cancels_all], store=store, progress=False)
+
+    with pytest.raises(RuntimeError, match="cancelled the asyncio task in which evaluators look at a run"):
+        asyncio.run(main())
+    assert store.experiments()[0].status == "interrupted"
+
+
 def test_what_an_exception_cannot_say_is_named_by_its_class(store):
     (row, *_) = evaluate(DATA, plain_task, [lambda outputs: is_mute()], store=store, progress=False).rows()
     (feedback,) = row.trace.feedback

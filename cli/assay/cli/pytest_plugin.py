@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from assay.collector.records import Example, Feedback
     from assay.collector.stores import Store
     from assay.evaluators import Evaluator
-    from assay.evaluators.engine._recorder import OpenRun, Recorder
+    from assay.evaluators.engine import OpenRun, Recorder
 
 MARK = (
     "assay(dataset, name=None, evaluators=(), split=None, limit=None, store=None): run once per example of a dataset, "
@@ -44,7 +44,7 @@ class Group:
     def recording(self) -> Recorder:
         """The experiment, begun when the first test of the group runs."""
         if self.recorder is None:
-            from assay.evaluators.engine._recorder import Recorder
+            from assay.evaluators.engine import Recorder
 
             self.recorder = Recorder(self.opened(), self.name, self.dataset, self.evaluators)
         return self.recorder
@@ -177,9 +177,9 @@ def _group(
     from assay.evaluators import as_evaluator, datasets
 
     given = metafunc.function.__name__
-    known = [as_evaluator(one) for one in evaluators]
-    known += [as_evaluator(id) for id in _ids(metafunc.fixturenames) if id not in {one.key for one in known}]
-    after = tuple(one for one in known if one.key not in metafunc.fixturenames and not one.summary)
+    known = [as_evaluator(judge) for judge in evaluators]
+    known += [as_evaluator(id) for id in _ids(metafunc.fixturenames) if id not in {judge.key for judge in known}]
+    after = tuple(judge for judge in known if judge.key not in metafunc.fixturenames and not judge.summary)
     group = Group(name or given, given, store or metafunc.config.getoption("--assay-store"), tuple(known), after)
     if isinstance(dataset, str) and not datasets.is_file(dataset):
         group.dataset = dataset
@@ -190,7 +190,7 @@ def _group(
         group.dataset, examples = path.stem, datasets.read(path)
     else:
         examples = datasets.read(dataset)
-    return group, [one for one in examples if split is None or one.split == split][:limit]
+    return group, [example for example in examples if split is None or example.split == split][:limit]
 
 
 def _ids(names: Iterable[str]) -> list[str]:
@@ -204,12 +204,12 @@ def _ids(names: Iterable[str]) -> list[str]:
 def _asked_for(fixtures: Iterable[str], group: Group) -> list[str]:
     from assay.collector.records import Example
 
-    ours = {one.name for one in fields(Example)} - {"id"} | {"example"} | {one.key for one in group.evaluators}
+    ours = {field.name for field in fields(Example)} - {"id"} | {"example"} | {judge.key for judge in group.evaluators}
     return [name for name in fixtures if name in ours]
 
 
 def _arguments(asked: Iterable[str], current: Current, group: Group) -> list[Any]:
-    scorers = {one.key: one for one in group.evaluators}
+    scorers = {judge.key: judge for judge in group.evaluators}
     values: list[Any] = []
     for name in asked:
         if name in scorers:

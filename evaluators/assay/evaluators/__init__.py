@@ -1,12 +1,11 @@
 """Judge: evaluators, `evaluate()`, monitor."""
 
-from assay.collector._extras import needing
+from assay.collector.extras import needing
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring._cases import case_of
-    from assay.evaluators.scoring._score import ascore, score
+    from assay.evaluators.scoring import ascore, case_of, score
 
 __all__ = [
     "Evaluator",

@@ -27,6 +27,7 @@ from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
 from assay.tracer._spool import Spool, folder_of
 from assay.tracer._wire import encode
+from assay.tracer.backoff import pause
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
 EXIT_TIMEOUT = 5.0  # seconds that the end of the process may wait for the collector
@@ -82,7 +83,7 @@ class Delivery:
         self._starting = threading.Lock()
         self._closed = self._exiting = False
         self._deadline = float("inf")
-        self._pause, self._not_before = 0.0, 0.0
+        self._failures, self._not_before = 0, 0.0  # in a row
         self._in_flight: tuple[str, bytes, int] | None = None
         self._batches: deque[list[ReadableSpan]] = deque()  # taken from the queue, not yet on their way
 
@@ -196,7 +197,7 @@ class Delivery:
         return answer.verdict
 
     def _acknowledged(self, path: str, answer: Answer, count: int) -> None:
-        self._pause = 0.0
+        self._failures = 0
         refused = min(rejected(path, answer.body), count)
         self.tally.delivered += count - refused
         if refused:
@@ -226,8 +227,9 @@ class Delivery:
         return time.monotonic() >= self._not_before
 
     def _back_off(self, answer: Answer) -> None:
-        self._pause = min(_LONGEST_PAUSE, self._pause * 2 or _FIRST_PAUSE)
-        self._not_before = time.monotonic() + max(answer.after, self._pause * _random.uniform(0.7, 1.0))
+        longest = pause(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE)
+        self._failures += 1
+        self._not_before = time.monotonic() + max(answer.after, longest * _random.uniform(0.7, 1.0))
 
     def _timeout(self) -> float:
         return min(_TIMEOUT, self._deadline - time.monotonic())

@@ -32,7 +32,7 @@ class ours:
         self._where = where
 
     def __enter__(self) -> None:
-        """Nothing to prepare: one object serves any number of blocks, in any threads, one inside the other."""
+        """Prepares nothing: one object serves any number of blocks, in any threads, one inside the other."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
         if not isinstance(error, Exception):
@@ -41,7 +41,7 @@ class ours:
         return True
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
-        """The function, guarded."""
+        """As a decorator: the function gives None where it would have raised."""
 
         @wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:

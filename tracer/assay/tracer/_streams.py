@@ -29,7 +29,9 @@ def follow(spec: Spec, call: Call, result: Any) -> Any:
     stream = Stream(spec, call)
     if type(result) is GeneratorType:
         return _generator(result, stream)
-    return _async_generator(result, stream) if type(result) is AsyncGeneratorType else _coroutine(result, stream)
+    if type(result) is AsyncGeneratorType:
+        return _async_generator(result, stream)
+    return _coroutine(result, stream)
 
 
 class Stream:
@@ -67,7 +69,7 @@ class Stream:
 
     @_errors.ours("stream")
     def end(self, closed: bool = False) -> None:
-        """The iteration is over; `closed` says that the consumer stopped before the generator did."""
+        """End the span with what was yielded; `closed` notes that the consumer stopped before the generator did."""
         if self._open:
             self._open = False
             try:
@@ -79,7 +81,7 @@ class Stream:
 
     @_errors.ours("stream")
     def fail(self, error: BaseException) -> None:
-        """The generator raised."""
+        """End the span as failed, with what was yielded until then."""
         if self._open:
             self._open = False
             try:
@@ -88,7 +90,7 @@ class Stream:
                 fail(self._call, error)
 
     def finish(self, value: object) -> None:
-        """A coroutine returned."""
+        """End the span with what a coroutine returned as its outputs."""
         if self._open:
             self._open = False
             finish(self._spec, self._call, value)
@@ -114,7 +116,7 @@ class Stream:
         try:
             return orjson.dumps(items).decode()
         except TypeError:  # a text with lone surrogates
-            return to_json([i if type(i) is str else "…" for i in items], self._call.runtime.limit)
+            return to_json([item if type(item) is str else "…" for item in items], self._call.runtime.limit)
 
     def __del__(self) -> None:
         self.end(closed=True)

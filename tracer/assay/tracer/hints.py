@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean"]
+__all__ = ["did_you_mean", "nearest"]
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, form: str = "; {}") -> str:
@@ -12,7 +12,12 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1, form: str = "; 
 
     `form` says how it is joined to the sentence before it: `" ({})"`.
     """
+    close = nearest(name, known, most)
+    return form.format(f"did you mean {' or '.join(map(repr, close))}?") if close else ""
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """The known names that look like `name`, the nearest first, `most` at most."""
     from difflib import get_close_matches  # 6 ms that only a mistake should cost
 
-    close = get_close_matches(name, list(known), n=most)
-    return form.format(f"did you mean {' or '.join(map(repr, close))}?") if close else ""
+    return get_close_matches(name, list(known), n=most)

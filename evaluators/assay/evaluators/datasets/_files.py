@@ -11,7 +11,7 @@ import orjson
 
 from assay.collector.records import JSON
 from assay.evaluators.datasets._columns import BadRow
-from assay.tracer.hints import did_you_mean
+from assay.tracer.hints import nearest
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".yaml", ".yml")
 _LISTS = ("examples", "items", "rows", "data")  # keys under which exports keep their rows
@@ -34,9 +34,9 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
 
 
 def _near(path: Path) -> str:
-    """A hint at files beside it that are called alike."""
+    """A hint at a file beside it that is called alike, with its folder: so that it can be copied."""
     beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return did_you_mean(path.name, beside)
+    return "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in nearest(path.name, beside))
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:

@@ -5,6 +5,7 @@ from assay.evaluators.engine._evaluate import aevaluate, evaluate
 from assay.evaluators.engine._experiment import Experiment, Failure, Row
 from assay.evaluators.engine._prepare import CannotResume
 from assay.evaluators.engine._progress import go_on
+from assay.evaluators.engine._recorder import OpenRun, Recorder
 from assay.evaluators.engine._summary import KeySummary, Summary
 from assay.evaluators.engine._task import TaskError
 from assay.evaluators.engine._write import deliver_spool
@@ -16,6 +17,8 @@ __all__ = [
     "Experiment",
     "Failure",
     "KeySummary",
+    "OpenRun",
+    "Recorder",
     "Row",
     "Summary",
     "TaskError",

@@ -102,17 +102,17 @@ class Comparison:
 
     @property
     def _title(self) -> str:
-        return " | ".join(f"{one.name} ({one.id[:8]})" for one in self.experiments)
+        return " | ".join(f"{experiment.name} ({experiment.id[:8]})" for experiment in self.experiments)
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         others = range(1, len(self.experiments))
         tests = [self.significance(other) for other in others]
-        names = _unlike([one.name for one in self.experiments])
+        names = _unlike([experiment.name for experiment in self.experiments])
         head = ["key", names[0], *(text for name in names[1:] for text in (name, "change [95 %]", "p"))]
         return head, [self._row(key, [test.get(key) for test in tests]) for key in self.keys]
 
     def _row(self, key: str, tests: Sequence[Paired | None]) -> list[str]:
-        base, *others = (_cell(one.summary().get(key)) for one in self.experiments)
+        base, *others = (_cell(experiment.summary().get(key)) for experiment in self.experiments)
         return [key, base, *(text for cell, test in zip(others, tests, strict=True) for text in (cell, *_tested(test)))]
 
     def _notes(self) -> list[str]:
@@ -134,7 +134,7 @@ def compare(*experiments: Experiment | str, store: Store | None = None) -> Compa
     """
     if len(experiments) < 2:
         raise ValueError(f"compare() takes two experiments or more, not {len(experiments)}")
-    return Comparison(tuple(_loaded(one, store) for one in experiments))
+    return Comparison(tuple(_loaded(experiment, store) for experiment in experiments))
 
 
 def scores_by_example(rows: Iterable[Row]) -> statistics.Scores:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from assay.evaluators.engine._core import run
 from assay.evaluators.engine._experiment import Experiment, scored_further_by
 from assay.evaluators.engine._settings import Options, settings_of, taking_options
-from assay.evaluators.protocol._bridge import finish
+from assay.evaluators.protocol import finish
 
 
 @taking_options

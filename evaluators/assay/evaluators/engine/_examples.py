@@ -9,8 +9,7 @@ from typing import TypeAlias
 from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Example, Experiment, Run
 from assay.collector.stores import Store
-from assay.evaluators.datasets._columns import to_example
-from assay.evaluators.datasets._write import to_row
+from assay.evaluators.datasets import to_example, to_row
 
 PAGE = 500
 KEPT = "assay.example"  # attribute of a root run: its example, where no dataset in the store has it

@@ -9,7 +9,7 @@ from dataclasses import replace
 from assay.collector.records import Link, Run, Target, Trace
 from assay.evaluators.engine._examples import kept
 from assay.evaluators.engine._plan import Done, Item, Plan
-from assay.evaluators.scoring._cases import case_of
+from assay.evaluators.scoring import case_of
 
 
 def given(plan: Plan, item: Item) -> Done:

@@ -9,8 +9,8 @@ from assay.evaluators.engine._given import given
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._run import run_here, run_on_loop
 from assay.evaluators.engine._write import Writer
-from assay.evaluators.protocol._threads import waiting_on
-from assay.evaluators.scoring._scoring import Scoring
+from assay.evaluators.protocol import waiting_on
+from assay.evaluators.scoring import Scoring
 
 
 class Line:
@@ -81,5 +81,9 @@ class Line:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._later.discard(task)
         self._room.release()
-        if not task.cancelled():
+        if task.cancelled():  # unless `stop` did, when nobody asks any more: its run would be missing without a word
+            self._error = self._error or RuntimeError(
+                "something has cancelled the asyncio task in which evaluators look at a run: it is not stored"
+            )
+        else:
             self._error = self._error or task.exception()

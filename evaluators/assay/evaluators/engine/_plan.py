@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from assay.collector.records import Case, Example, Feedback, Run, Target, Trace
 from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._task import Task
-from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol import Evaluator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

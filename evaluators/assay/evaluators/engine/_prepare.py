@@ -26,7 +26,7 @@ from assay.evaluators.engine._source import Source, items_of, source_of
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
 from assay.evaluators.engine._write import Spool
-from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol import Evaluator
 from assay.tracer.spans import current as tracing
 
 

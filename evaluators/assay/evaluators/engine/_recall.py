@@ -12,8 +12,7 @@ from assay.collector.records import Experiment, Feedback, Target, TraceSummary
 from assay.collector.statistics import place_of
 from assay.collector.stores import Store
 from assay.evaluators.engine._tally import Tallies
-from assay.evaluators.protocol._evaluator import Evaluator
-from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol import Evaluator, Metric
 
 PAGE = 500
 
@@ -23,23 +22,23 @@ Current: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
 
 @dataclass(slots=True)
 class Recall:
-    """Runs by (example id, repetition), and of each trace what has been said: (evaluator, version, key)."""
+    """Runs by (example id, repetition), and of each trace what feedback there is: (evaluator, version, key)."""
 
     traces: dict[tuple[str, int], str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)  # trace ids by start
     examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
-    said: dict[str, set[tuple[str | None, str | None, str]]] = field(default_factory=dict)
+    feedback: dict[str, set[tuple[str | None, str | None, str]]] = field(default_factory=dict)
     declared: frozenset[str] = frozenset()  # keys that some evaluator of the experiment is known to give
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         """The evaluators that have not looked at a trace, or did so at another version."""
-        said = self.said.get(trace_id, set())
-        versions = {(name, version) for name, version, key in said if key not in self.declared}
+        known = self.feedback.get(trace_id, set())
+        versions = {(name, version) for name, version, key in known if key not in self.declared}
         named = Counter(evaluator.make.name for evaluator in evaluators)
         return tuple(
             evaluator
             for evaluator in evaluators
-            if not any((evaluator.make.name, evaluator.version, key) in said for key in evaluator.make.keys)
+            if not any((evaluator.make.name, evaluator.version, key) in known for key in evaluator.make.keys)
             and not (named[evaluator.make.name] == 1 and (evaluator.make.name, evaluator.version) in versions)
         )
 
@@ -101,7 +100,7 @@ def _add_feedback(store: Store, experiment_id: str, tally: Tallies, recalled: Re
         version, since = current.get((feedback.evaluator, feedback.key), (feedback.version, 0))
         if trace_id not in recalled.examples or feedback.created_ns < since:
             continue
-        recalled.said.setdefault(trace_id, set()).add((feedback.evaluator, feedback.version, feedback.key))
+        recalled.feedback.setdefault(trace_id, set()).add((feedback.evaluator, feedback.version, feedback.key))
         place = place_of(feedback)
         if place not in counted and version == feedback.version:
             counted.add(place)

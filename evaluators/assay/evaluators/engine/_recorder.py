@@ -22,11 +22,8 @@ from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import keep
-from assay.evaluators.protocol._bridge import finish
-from assay.evaluators.protocol._evaluator import Evaluator
-from assay.evaluators.scoring._cases import case_of, retrieved
-from assay.evaluators.scoring._score import score
-from assay.evaluators.scoring._scoring import of_failed
+from assay.evaluators.protocol import Evaluator, finish
+from assay.evaluators.scoring import case_of, of_failed, retrieved, score
 from assay.tracer import attributes as names
 from assay.tracer.capture import Captured, capture, is_traced
 

@@ -17,17 +17,16 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.collector.dialects import from_readable
 from assay.collector.records import JSON, Case, Example, Run, Target, Trace
-from assay.evaluators.datasets._kinds import view_outputs
+from assay.evaluators.datasets import view_outputs
 from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._root import own_root
 from assay.evaluators.engine._task import Task, joined
-from assay.evaluators.protocol import pause
-from assay.evaluators.protocol._raised import Ended, caught, is_cancelled
-from assay.evaluators.protocol._threads import Wait
-from assay.evaluators.scoring._cases import case_of
+from assay.evaluators.protocol import Ended, Wait, caught, is_cancelled
+from assay.evaluators.scoring import case_of
 from assay.tracer import attributes as names
+from assay.tracer.backoff import pause
 from assay.tracer.capture import Captured, capture
 from assay.tracer.spans import to_json
 

@@ -14,7 +14,7 @@ import orjson
 from assay.collector.records import JSON, Experiment
 from assay.evaluators.engine._code import code_of
 from assay.evaluators.engine._task import Task
-from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol import Evaluator
 from assay.tracer.spans import SCOPE
 
 # What must be the same for a run to count as done, with the task's code and what the caller gave as metadata. Anything

@@ -148,7 +148,7 @@ def _why(tally: Tallies) -> dict[str, str]:
 
 def _lacking(tally: Tallies) -> dict[str, str]:
     keys = tally.in_order()
-    return {key: said.lacking for key, said in keys if said.lacking and said.tally.skipped == tally.runs}
+    return {key: of_key.lacking for key, of_key in keys if of_key.lacking and of_key.tally.skipped == tally.runs}
 
 
 def short(error: str) -> str:

@@ -9,7 +9,7 @@ from assay.collector.records import Feedback
 from assay.collector.statistics import Tally
 from assay.evaluators.engine._spread import Spread
 from assay.evaluators.engine._totals import Totals
-from assay.evaluators.protocol._metric import Metric
+from assay.evaluators.protocol import Metric
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from assay.evaluators.engine._progress import Bar, Quiet, say
 from assay.evaluators.engine._run import run_here, run_on_loop
-from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol import Evaluator
 
 STALLED = 10.0  # seconds without a finished run after which a bar says what is waited for
 TOLD = 60.0  # and where there is no bar, one line

@@ -12,8 +12,8 @@ from assay.collector.records import Case, Target
 from assay.collector.stores import Store
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._tally import Tallies
-from assay.evaluators.protocol._evaluator import Evaluator
-from assay.evaluators.scoring._cases import case_of
+from assay.evaluators.protocol import Evaluator
+from assay.evaluators.scoring import case_of
 
 
 async def score_set(experiment: Experiment, evaluators: Sequence[Evaluator], store: Store, tally: Tallies) -> None:

@@ -19,7 +19,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.records import Feedback, Run
 from assay.collector.stores import TraceStore
 from assay.evaluators.engine._plan import Done
-from assay.evaluators.protocol import pause
+from assay.tracer.backoff import pause
 
 BATCH = 500  # runs at once
 LINGER = 0.06  # seconds that a batch waits for more

@@ -12,15 +12,16 @@ from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, missing_needs
 from assay.evaluators.protocol._own import builtin
+from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_cancelled
 from assay.evaluators.protocol._registry import as_evaluator, factory, from_dict, get, names, spec, specs
-from assay.evaluators.protocol._retry import pause
 from assay.evaluators.protocol._spec import Spec
-from assay.evaluators.protocol._threads import in_thread
+from assay.evaluators.protocol._threads import Wait, in_thread, waiting_on
 
 __all__ = [
     "Batch",
     "Binding",
     "BindingError",
+    "Ended",
     "Evaluator",
     "Maker",
     "Metric",
@@ -28,21 +29,25 @@ __all__ = [
     "Options",
     "Skip",
     "Spec",
+    "Wait",
     "as_evaluator",
     "builtin",
+    "caught",
     "document_of",
     "documents_of",
+    "ends_the_run",
     "evaluator",
     "factory",
     "finish",
     "from_dict",
     "get",
     "in_thread",
+    "is_cancelled",
     "make",
     "missing_needs",
     "names",
-    "pause",
     "spec",
     "specs",
     "value_of",
+    "waiting_on",
 ]

@@ -15,9 +15,9 @@ from assay.evaluators.protocol._binding import Binding
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
 from assay.evaluators.protocol._raised import ends_the_run
-from assay.evaluators.protocol._retry import pause
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import Wait, in_thread
+from assay.tracer.backoff import pause
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
 
@@ -98,7 +98,7 @@ class Evaluator:
         if not self.origin:
             raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
         for name, value in self.origin["init_parameters"].items():
-            if not _is_plain(value):
+            if not _is_json(value):
                 raise ValueError(
                     f"evaluator {self.key!r} has the parameter {name}={value!r:.200}, which is no plain value"
                 )
@@ -182,9 +182,9 @@ class Evaluator:
                 return self.make.skip(target, why)
             if taken < self.min_cases:
                 return self.make.skip(target, f"{taken} cases, fewer than {self.min_cases}")
-            feedback = self.make.wrap(await self._attempt(self.function, columns), target)
+            outcomes = self.make.wrap(await self._attempt(self.function, columns), target)
             counts = {"cases": taken, "left_out": left_out}
-            return [replace(one, metadata={**one.metadata, **counts}) for one in feedback]
+            return [replace(outcome, metadata={**outcome.metadata, **counts}) for outcome in outcomes]
         except BaseException as error:
             if ends_the_run(error):
                 raise
@@ -265,11 +265,11 @@ class Evaluator:
         return await returned if inspect.isawaitable(returned) else returned
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_plain(one) for name, one in value.items())
+        return all(isinstance(name, str) and _is_json(member) for name, member in value.items())
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return all(map(_is_json, value))
     return value is None or isinstance(value, str | int | float)
 
 

@@ -119,7 +119,7 @@ def _check(options: Origin) -> None:
 def _metrics(key: str, renamed: Mapping[str, str], options: Origin) -> tuple[Metric, ...]:
     """The metrics under the keys that they get, with a threshold given for the whole evaluator where it belongs."""
     threshold = options.get("threshold")
-    declared = tuple(replace(one, key=renamed.get(one.key, one.key)) for one in options.get("metrics", ()))
+    declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in options.get("metrics", ()))
     if not declared:
         return (Metric(key, options.get("range"), options.get("higher_is_better", True), threshold, primary=True),)
     if threshold is None:

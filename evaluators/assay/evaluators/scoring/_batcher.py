@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from assay.collector.records import Case, Feedback, Target
-from assay.evaluators.protocol._evaluator import Batch, Evaluator
-from assay.evaluators.protocol._raised import ends_the_run
+from assay.evaluators.protocol import Batch, Evaluator, ends_the_run
 
 IDLE = 0.02  # seconds that a batch waits for more
 

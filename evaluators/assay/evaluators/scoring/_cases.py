@@ -7,7 +7,7 @@ from dataclasses import fields as fields_of
 from typing import Any
 
 from assay.collector.records import JSON, Case, Document, Example, Run, Trace
-from assay.evaluators.datasets._kinds import messages, only, view, view_outputs
+from assay.evaluators.datasets import messages, only, view, view_outputs
 from assay.evaluators.protocol import documents_of
 
 RETRIEVAL = frozenset({"retriever", "reranker"})

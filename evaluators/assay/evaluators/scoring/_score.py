@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
-from assay.evaluators.protocol import as_evaluator
-from assay.evaluators.protocol._bridge import finish
+from assay.evaluators.protocol import as_evaluator, finish
 from assay.evaluators.scoring._cases import case_of
 from assay.evaluators.scoring._scoring import of_failed
 

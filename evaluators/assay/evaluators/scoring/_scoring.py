@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from assay.collector.records import Case, Feedback, Target
-from assay.evaluators.protocol._evaluator import Evaluator
-from assay.evaluators.protocol._threads import Wait, in_thread, waiting_on
+from assay.evaluators.protocol import Evaluator, Wait, in_thread, waiting_on
 from assay.evaluators.scoring._batcher import Batcher, is_batch
 
 _SEE_FAILURES = frozenset({"run", "trace", "case"})  # evaluators that ask for these can judge a failed run

@@ -1,6 +1,6 @@
 """The store on one SQLite file."""
 
-from assay.collector._extras import needing
+from assay.collector.extras import needing
 
 with needing("server", __name__):
     from assay.collector.stores.sqlite._codec import Batch, encode

@@ -1,8 +1,8 @@
-"""How long an evaluator, a task or a store waits before the next attempt."""
+"""How long a delivery, an evaluator, a task or a store waits before the next attempt."""
 
 import pytest
 
-from assay.evaluators.protocol import pause
+from assay.tracer.backoff import pause
 
 
 def test_pauses_double_from_a_quarter_of_a_second():
@@ -13,6 +13,6 @@ def test_a_store_that_says_when_it_is_back_is_asked_then_at_first():
     assert [pause(attempt, first=0.75) for attempt in range(3)] == [0.75, 1.5, 3.0]
 
 
-@pytest.mark.parametrize("attempt", [2, 3, 1000])
+@pytest.mark.parametrize("attempt", [2, 3, 1000, 10_000])
 def test_no_pause_is_longer_than_the_longest(attempt):
     assert pause(attempt, first=1.0, longest=2.5) == 2.5
