@@ -213,3 +213,17 @@ def test_the_reasons_told_are_the_three_most_frequent():
     decoded.refuse(ItemRefused("y", "d"), "resource: ", 4)
     assert decoded.reason == "4 × resource: d; 3 × c; 2 × b; …"
     assert (decoded.refused_count, decoded.refused_by_reason) == (10, {"x": 6, "y": 4})
+
+
+def test_a_request_without_items_reaches_every_keeper():
+    """One that forwards passes on bodies, plain log records too."""
+    first, second = Kept(), Kept()
+    take(b"", first, second)
+    assert (first.requests, second.requests) == ([b""], [b""])
+
+
+def test_an_item_that_two_keepers_refuse_is_refused_once():
+    metrics, refusal = Metrics(), ItemRefused("refused", "not this one")
+    decoded = take(request(span()) * 3, Kept(refusal), Kept(refusal), metrics=metrics)
+    assert decoded.refused_count == 1
+    assert metrics.value("assay_stored_total", signal="traces") == 2

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from assay.collector._verbs import Call, Control, Needs, Traces, call_of, calls
-from assay.collector.api import _beside, _health
+from assay.collector.api import _extra, _health
 from assay.collector.api._endpoint import Endpoint
 
 
@@ -55,18 +55,18 @@ def health(path: str, needs: Needs, handler: Callable[..., Any], answers: Any = 
 
 
 INSTEAD: dict[str, Callable[..., Any]] = {
-    "append": _beside.append,
-    "add_feedback": _beside.add_feedback,
-    "delete_experiment": _beside.delete_experiment,
+    "append": _extra.append,
+    "add_feedback": _extra.add_feedback,
+    "delete_experiment": _extra.delete_experiment,
 }
 ROUTES = (
     health("/healthz", "open", _health.healthz, dict[str, str | int | None]),
     health("/readyz", "open", _health.readyz, dict[str, bool]),
     health("/metrics", "read", _health.metrics),
     *verbs(Traces),
-    beside(_beside.delete_trace, "DELETE /api/traces/{trace_id}", "traces"),
+    beside(_extra.delete_trace, "DELETE /api/traces/{trace_id}", "traces"),
     *verbs(Control),
-    beside(_beside.describe_dataset, "PATCH /api/datasets/{name:path}", "datasets"),
+    beside(_extra.describe_dataset, "PATCH /api/datasets/{name:path}", "datasets"),
 )
 
 

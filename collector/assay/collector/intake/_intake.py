@@ -12,7 +12,7 @@ from assay.collector.intake._beside import Beside
 from assay.collector.intake._decode import decode
 from assay.collector.intake._decoded import Decoded
 from assay.collector.intake._errors import Permanent, RequestRefused, from_store
-from assay.collector.intake._keep import Keeper
+from assay.collector.intake._keep import Keeper, Refusals
 from assay.collector.intake._limits import Limits
 from assay.collector.intake._signal import Request, Signal
 
@@ -35,7 +35,7 @@ class Intake:
         decoded = await self._decoded(request)
         self._count(request.signal, "assay_received_total", len(decoded.items) + decoded.refused_count)
         try:
-            if decoded.items:
+            if decoded.items or not decoded.refused:  # with neither, it may hold what only passes through
                 await self._kept(request, decoded)
         finally:
             self._count_refused(request.signal, decoded)
@@ -58,17 +58,17 @@ class Intake:
 
     async def _kept(self, request: Request[T], decoded: Decoded[T]) -> None:
         start = time.perf_counter()
-        refusals = 0
+        refusals: Refusals = ()
         for keeper in self._keepers:
             try:
                 refused = await keeper.keep(request, decoded.items)
             except Exception as error:
                 raise from_store(error) from error
-            for refusal in refused:
-                decoded.refuse(refusal)
-            refusals += len(refused)
+            refusals = max(refusals, refused, key=len)  # they may be of the same items: none counts twice
+        for refusal in refusals:
+            decoded.refuse(refusal)
         self._metrics.observe("assay_commit_seconds", time.perf_counter() - start)
-        self._count(request.signal, "assay_stored_total", len(decoded.items) - refusals)
+        self._count(request.signal, "assay_stored_total", len(decoded.items) - len(refusals))
 
     def _count_refused(self, signal: Signal[Any], decoded: Decoded[Any]) -> None:
         if decoded.refused:

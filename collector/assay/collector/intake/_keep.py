@@ -19,7 +19,7 @@ Refusals = Sequence[ItemRefused]
 
 
 class Keeper(Protocol):
-    """Keeps what a request brought, or passes it on (its items, or `request.body` as it came)."""
+    """Keeps what a request brought, or passes it on (its items, if any, or `request.body` as it came)."""
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
         """Return when the items are durable, with the reasons why single ones are not; raise when none is."""
@@ -39,7 +39,7 @@ class StoreKeeper:
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
         """Runs are appended; of logs feedback is added first, then runs are amended, one by one."""
-        return await self._kinds[request.signal.name](items)
+        return await self._kinds[request.signal.name](items) if items else ()
 
     async def _runs(self, runs: Sequence[Run]) -> Refusals:
         if self._append is None:
