@@ -216,3 +216,11 @@ def test_a_server_leaves_the_log_files_of_its_host_open(store: SQLiteStore, tmp_
         log.removeHandler(kept)
         kept.close()
     assert (tmp_path / "host.log").read_text() == "after the server has started\n"
+
+
+def test_a_store_that_closed_under_its_server_asks_to_come_again(tmp_path):
+    store = SQLiteStore(tmp_path / "a.db")
+    with TestClient(create_app(store), base_url="http://127.0.0.1") as client:
+        store.close()
+        for path in ("/api/count", "/datasets"):
+            assert client.get(path).status_code == 503

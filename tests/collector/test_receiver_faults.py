@@ -89,6 +89,27 @@ def test_a_resource_on_which_we_fail_costs_its_own_spans(tmp_path):
     assert found.stored["spans"] == 1
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "x"),
+        ("documents", ({"content": "a"},)),
+        ("documents", []),
+        ("tags", "abc"),
+        ("usage", {}),
+        ("cost", "1"),
+    ],
+)
+def test_what_a_run_cannot_have_costs_only_the_dialect_that_filled_it_in(field, value):
+    def wrong(draft: Draft) -> None:
+        draft.fields[field] = value
+
+    faults: list[str] = []
+    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="a", attributes={"gen_ai.request.model": "m"})
+    found = read(raw, lambda dialect, error: faults.append(dialect), [wrong, *DIALECTS])
+    assert (faults, found) == (["wrong"], read(raw))
+
+
 def test_a_request_on_which_we_fail_as_a_whole_is_not_to_be_sent_again(tmp_path, caplog):
     found = outcome(tmp_path, altered(TRACES, parse=fails), request(span()))
     assert (found.answer.status_code, found.answer.headers.get("retry-after")) == (500, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
@@ -115,32 +115,6 @@ def bound(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def to_items(filter: Filter) -> list[tuple[str, str]]:
-    """The pairs that say a filter: `to_filter` of them is the filter again.
-
-    What the grammar cannot say does not survive: a comparison within a key of feedback or metadata, a label of
-    feedback that reads as a number, and an empty list of `experiments`.
-    """
-    return [item for field in Filter.__dataclass_fields__ for item in _items(field, getattr(filter, field))]
-
-
-def _items(field: str, value: Any) -> Iterator[tuple[str, str]]:
-    if value is None:
-        return
-    if field in LISTS:
-        yield from ((field, text) for text in value)
-    elif field == "feedback":
-        yield from ((field, f"{key}{operator}{bound}") for key, operator, bound in value)
-    elif field == "metadata":
-        yield from (
-            (f"metadata.{key}", text) if ":" in key else (field, f"{key}:{text}") for key, text in value.items()
-        )
-    elif field in COMPARISONS:
-        yield field, f"{value[0]}{value[1]!r}"
-    else:
-        yield field, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bounded(time_ns: int, text: str) -> int:

@@ -11,7 +11,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from assay.collector import _wire
-from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
+from assay.collector.errors import Closed, NotFound, Refused, StoreError, Unavailable
 from assay.collector.filters import Filter
 from assay.collector.querystring import to_filter
 
@@ -99,6 +99,7 @@ def map_errors(app: FastAPI) -> None:
     """Answer what stores raise: 404 and 400 for what cannot work, 503 with Retry-After for what may work later."""
     app.state.pending_bytes = 0
     app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(Closed, _unavailable)  # this server is on its way out: the next one may do it
     app.add_exception_handler(StoreError, _unavailable)
     app.add_exception_handler(ValueError, _invalid)
     app.add_exception_handler(OverflowError, _overflow)

@@ -29,6 +29,40 @@ class Fields(TypedDict, total=False):
     repetition: int
 
 
+# The types of fields, exactly; None for any JSON
+KINDS: Mapping[str, tuple[type, ...] | None] = {
+    "kind": (str,),
+    "inputs": None,
+    "outputs": None,
+    "documents": (tuple,),
+    "model": (str,),
+    "usage": (Usage,),
+    "cost": (float, int, type(None)),
+    "session_id": (str,),
+    "user_id": (str,),
+    "tags": (tuple,),
+    "metadata": (dict,),
+    "experiment_id": (str, type(None)),
+    "example_id": (str, type(None)),
+    "repetition": (int,),
+}
+ITEMS = (("documents", {Document}), ("tags", {str}))
+
+
+def check(fields: Mapping[str, Any]) -> None:
+    """Raises `TypeError` for what a run cannot have, `KeyError` for what is no field that a dialect fills in.
+
+    Every store would trip over it, and over its neighbours with it.
+    """
+    for name, value in fields.items():
+        kinds = KINDS[name]
+        if kinds is not None and type(value) not in kinds:
+            raise TypeError(f"a dialect has filled in {name}={value!r:.200}, which a run cannot have")
+    for name, kind in ITEMS:
+        if (items := fields.get(name)) and set(map(type, items)) != kind:
+            raise TypeError(f"a dialect has filled in {name}={items!r:.200}, which a run cannot have")
+
+
 class Draft:
     """What arrived, and what has been made of it so far.
 

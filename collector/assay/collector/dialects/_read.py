@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.collector.dialects._assay import assay
-from assay.collector.dialects._draft import Dialect, Draft
+from assay.collector.dialects._draft import Dialect, Draft, check
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._genai import genai
 from assay.collector.dialects._openinference import openinference
@@ -36,16 +36,19 @@ DIALECTS: tuple[Dialect, ...] = (assay, openinference, genai, retrieval, prices)
 def read(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | None = None) -> Run:
     """The run that a span of any known convention is. What no field has taken stays in `attributes`.
 
-    A dialect that raises is told to `fault`, and the span is read as if that dialect did not exist.
+    A dialect that raises, or fills in what a run cannot have, is told to `fault`, and the span is read as if that
+    dialect did not exist.
     """
-    draft = Draft(span)
+    draft, dialects = Draft(span), DIALECTS if dialects is None else dialects
     try:
-        for dialect in DIALECTS if dialects is None else dialects:
+        for dialect in dialects:
             dialect(draft)
+        check(draft.fields)
     except Exception as error:
-        fault(name_of(dialect), error)
+        failed = _failed(span, dialects)
+        fault(name_of(failed), error)
         # What it had done by then is in the draft: starting anew costs only the spans that it fails on
-        return read(span, fault, [other for other in dialects or DIALECTS if other is not dialect])
+        return read(span, fault, [other for other in dialects if other is not failed])
     attributes, fields = draft.attributes, draft.fields
     fields.setdefault("kind", "unknown")
     if draft.awaits:
@@ -69,6 +72,18 @@ def read(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | 
         environment=environment,
         **fields,
     )
+
+
+def _failed(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
+    """The first dialect that fails on a span, of which it is known that one does."""
+    draft = Draft(span)
+    for dialect in dialects:
+        try:
+            dialect(draft)
+            check(draft.fields)
+        except Exception:
+            return dialect
+    return dialects[-1]  # one that does not fail every time: leave one out at any rate
 
 
 def _error(span: RawSpan, attributes: Mapping[str, JSON]) -> str:

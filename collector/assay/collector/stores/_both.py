@@ -86,7 +86,8 @@ class Both:
     a crash leaves behind is found by doing the same again:
 
     - Deleting (and pruning): first the control half forgets decisions and queues' items about some traces, then the
-      trace half removes these traces. After a crash in between the traces still pass, and are deleted next time.
+      trace half removes these traces. After a crash in between the traces still pass, and are deleted next time. What
+      passes at the first step goes, even if it is scored before the second.
     - Deleting an experiment: its traces, then the feedback on it, last its record, by which it is found again.
     - A condition on a dataset is looked up first, as the ids of its experiments: what is saved meanwhile is not seen.
     """
@@ -96,9 +97,8 @@ class Both:
         for half in (control, traces):
             for name in dir(half):
                 if not name.startswith("_") and not hasattr(type(self), name):
-                    setattr(self, name, getattr(half, name))  # once, so that a verb costs nothing more
-        for name in OVER_TRACES:
-            setattr(self, name, self._over_datasets(getattr(traces, name)))
+                    verb = getattr(half, name)  # once, so that a verb costs nothing more
+                    setattr(self, name, self._over_datasets(verb) if name in OVER_TRACES else verb)
 
     @property
     def where(self) -> str:
