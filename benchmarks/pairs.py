@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="another checkout")
     parser.add_argument("python", help="the interpreter of the environment that it is installed in")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--again", type=int, default=15, help="pairs for what is above the bound after the first ones")
+    parser.add_argument("--again", type=int, default=15, help="pairs for what is above the bound then; 0: none")
     parser.add_argument("--only", default="", help="only scripts whose name has this in it")
     parser.add_argument("--spans", type=int, default=200_000, help="in the file for queries")
     args = parser.parse_args()
@@ -183,9 +183,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         large = filled(args.other.resolve(), args.python, Path(folder), args.spans)
         for script in SCRIPTS:
-            if args.only in script.name and not show(
-                script, paired(script, args.other.resolve(), args.python, large, args.pairs)
-            ):
+            if args.only not in script.name:
+                continue
+            within = show(script, paired(script, args.other.resolve(), args.python, large, args.pairs))
+            if not within and args.again:
                 show(script, paired(script, args.other.resolve(), args.python, large, args.again))
 
 
