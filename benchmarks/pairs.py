@@ -65,7 +65,7 @@ QUESTIONS = (
     "latest 50 before a moment",
     "name and an hour",
     "feedback < any threshold",
-    "one trace",
+    "one trace with its spans",
     "text: a rare word",
     "text: a frequent word",
     "text: a beginning",
