@@ -160,14 +160,15 @@ class Copy:
         }
 
     def verdict(self, mutant: Mutant) -> str:
-        """`near` or `suite` for what kills it, else `alive`."""
+        """`near`, or `suite` with the test that fails, for what kills it, else `alive`."""
         path = self.root / mutant.module
         original = path.read_text()
         path.write_text(mutant.source)
         try:
-            if not self.passes(self.near(mutant.module), NEAR_SECONDS):
+            if self.failure(self.near(mutant.module), NEAR_SECONDS):
                 return "near"
-            return "alive" if self.passes([], SUITE_SECONDS) else "suite"
+            killer = self.failure([], SUITE_SECONDS)
+            return f"suite ({killer})" if killer else "alive"
         finally:
             path.write_text(original)
 
@@ -176,23 +177,26 @@ class Copy:
         folder, names = MODULES[module].split(": ")
         return [f"tests/{folder}/test_{name}.py" for name in names.split()]
 
-    def passes(self, tests: list[str], seconds: float) -> bool:
-        """Whether tests pass in time."""
+    def failure(self, tests: list[str], seconds: float) -> str | None:
+        """The first test that fails, or what else keeps them from passing in time; None if they pass."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         process = subprocess.Popen(
             command,
             cwd=self.root,
             env=self.environment,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            text=True,
         )
         try:
-            return process.wait(seconds) == 0
+            said, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
-            process.wait()
-            return False
+            process.communicate()
+            return f"more than {seconds} s"
+        failed = [line.split()[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return None if process.returncode == 0 else next(iter(failed), f"exit {process.returncode}")
 
 
 def main() -> None:
@@ -216,8 +220,8 @@ def tried(chosen: list[Mutant], jobs: int) -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         places = [Copy(Path(folder) / str(number)) for number in range(jobs)]
         for module in dict.fromkeys(mutant.module for mutant in chosen):
-            if not places[0].passes(places[0].near(module), NEAR_SECONDS):
-                raise SystemExit(f"the tests nearest to {module} fail without any fault: they would kill everything")
+            if failed := places[0].failure(places[0].near(module), NEAR_SECONDS):
+                raise SystemExit(f"{failed}, near to {module}, fails without any fault: it would kill everything")
 
         def work(mutant: Mutant) -> tuple[Mutant, str]:
             if mutant.name in EQUIVALENT:
