@@ -134,13 +134,12 @@ def test_large_bodies_are_decoded_beside_the_event_loop(size, thread):
 
 
 class Encoding:
-    """A store that tells where runs are encoded."""
+    """A `Serving` over a store that tells where runs are encoded."""
+
+    where = "here"
 
     def __init__(self, store: SQLiteStore) -> None:
-        self.store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
+        self.store, self.announce, self.health = store, store.announce, store.health
 
     def append_async(self, runs: Sequence[Run]) -> Any:
         self.thread = threading.current_thread().name
