@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -71,7 +72,7 @@ def lost(url: str, acknowledged: set[str]) -> set[str]:
 
 
 def sound(path: Path) -> list[str]:
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         return [row[0] for row in db.execute("PRAGMA integrity_check")]
 
 
