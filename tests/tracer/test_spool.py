@@ -158,6 +158,14 @@ def test_what_a_dead_process_claimed_counts_against_the_bound(tmp_path: Path) ->
     assert sent_by(Spool(tmp_path)) == [b"12345"]
 
 
+@pytest.mark.parametrize(("bound", "left"), [(10, [b"older", b"newer"]), (9, [b"newer"])])
+def test_a_byte_above_the_bound_costs_the_oldest_file(tmp_path: Path, bound: int, left: list[bytes]) -> None:
+    spool = Spool(tmp_path, max_bytes=bound)
+    spool.keep(TRACES, b"older", 1)
+    assert spool.keep(TRACES, b"newer", 1) == (1, {"disk_full": 1} if bound == 9 else {})
+    assert sent_by(spool) == left
+
+
 @pytest.mark.parametrize("name", ["01-1-1-n1.traces.part", "01-1-1-n1.traces.who.claim", "notes.txt"])
 def test_files_that_are_nobodys_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
