@@ -11,7 +11,6 @@ from assay.collector.dialects import Draft, RawSpan, from_readable, read
 from assay.collector.dialects._read import DIALECTS
 from assay.collector.records import Document, Event, Run, Usage
 
-
 JSON_OUTPUT = {"output.mime_type": "application/json"}
 
 

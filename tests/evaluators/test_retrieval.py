@@ -151,7 +151,7 @@ def test_missing_documents_are_a_skip_that_names_them():
     assert score(get("ir_mrr"), expected_documents=["a"])[0].comment == "needs documents; the case has none"
 
 
-@pytest.mark.parametrize("bad", [{"k": 0}, {"by": "title"}, {"mode": "some"}])
+@pytest.mark.parametrize("bad", [{"k": 0}, {"by": "title"}, {"by": "metadata."}, {"mode": "some"}])
 def test_bad_parameters_are_refused_when_the_evaluator_is_made(bad):
     with pytest.raises(ValueError, match=repr(next(iter(bad.values())))):
         get("document_recall", **bad)

@@ -115,8 +115,9 @@ class ByKind:
         lost = {at: each for each, at in pairs if at is not None and at not in found and not side.compares(each)}
         if lost:
             raise Skip(
-                f"{len(lost)} of {self.total} expected documents cannot be compared with what was retrieved: expected "
-                f"{_kinds(lost.values())}, retrieved {_kinds(retrieved)}; send the same of both, or say with by= what to compare"
+                f"{len(lost)} of {self.total} expected documents cannot be compared with what was retrieved: "
+                f"expected {_kinds(lost.values())}, retrieved {_kinds(retrieved)}; "
+                "send the same of both, or say with by= what to compare"
             )
 
 
@@ -155,9 +156,9 @@ def value_of(by: str) -> Callable[[Document], Hashable | None]:
         return lambda document: document.content or None
     if by == "doc_uri":
         return lambda document: _hashable(document.metadata.get("doc_uri")) or document.id
-    if not by.startswith(("meta.", "metadata.")):
+    head, *steps = by.split(".")
+    if head not in ("meta", "metadata") or not steps or not all(steps):
         raise ValueError(f"by is 'auto', 'id', 'content', 'doc_uri' or 'metadata.<field>', not {by!r}")
-    steps = by.split(".")[1:]
 
     def value(document: Document) -> Hashable | None:
         inner: Any = document.metadata

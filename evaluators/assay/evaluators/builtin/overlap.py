@@ -19,6 +19,8 @@ from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, VALID
 
 Rouge = tuple[float, float, float]  # precision, recall, F1
+# Length × length of two sequences whose edits are counted: some 2 s, in C, where no timeout ends it.
+MOST_CELLS = 4e10
 
 
 def bleu(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: str = "nltk") -> float:
@@ -56,12 +58,20 @@ def rouge_parts(
 
 
 def levenshtein(text: str, reference: str) -> float:
-    """1 − edits / length of the longer text, in [0, 1]; two empty texts are the same."""
+    """1 − edits / length of the longer text, in [0, 1]; two empty texts are the same.
+
+    Raises `ValueError` for texts that it would take minutes to compare.
+    """
+    _check_size(text, reference)
     return float(_similarity("Levenshtein")(text, reference))
 
 
 def fuzzy(text: str, reference: str) -> float:
-    """2 × matches / sum of the lengths (insertions and deletions only), in [0, 1]: rapidfuzz's `ratio` over 100."""
+    """2 × matches / sum of the lengths (insertions and deletions only), in [0, 1]: rapidfuzz's `ratio` over 100.
+
+    Raises `ValueError` for texts that it would take minutes to compare.
+    """
+    _check_size(text, reference)
     return float(_similarity("Indel")(text, reference))
 
 
@@ -226,7 +236,15 @@ def _similarity(distance: str) -> Callable[[str, str], float]:
 def _common_subsequence(left: list[str], right: list[str]) -> int:
     from rapidfuzz.distance import LCSseq
 
+    _check_size(left, right)
     return int(LCSseq.similarity(left, right))
+
+
+def _check_size(left: Sequence[str], right: Sequence[str]) -> None:
+    if len(left) * len(right) > MOST_CELLS and left != right:
+        raise ValueError(
+            f"{len(left):,} by {len(right):,} characters or words would take minutes to compare: shorten them with map="
+        )
 
 
 def _f1(common: int, given: int, expected: int) -> Rouge:
