@@ -113,7 +113,13 @@ class DocumentRecall:
     """The share of the expected documents that were retrieved, each counted once.
 
     `mode="single_hit"` gives 1 if any of them was, else 0. `k` looks at the first k retrieved only. `by` says what
-    makes two documents the same: "auto", "id", "content", "doc_uri" or "metadata.<field>".
+    makes two documents the same: "auto", "id", "content", "doc_uri" or "metadata.<field>". "auto" compares ids where
+    both have one and contents where not; of ids that were made from contents (64 hex digits, as Haystack's) and differ,
+    the contents decide. A plain list of texts may be one of ids.
+
+    Where something was retrieved, but an expected document that is not among it could not have been found by anything
+    that it has (its id is known, and of the retrieved ones only contents), the case is skipped. An empty chunk matches
+    nothing and keeps its rank.
     """
 
     mode: Mode = "multi_hit"
@@ -142,7 +148,8 @@ class DocumentRecall:
 class AveragePrecision:
     """Average precision: the mean over all expected documents of the precision at the rank of each.
 
-    An expected document that was not retrieved adds 0, as in trec_eval. The mean over cases is MAP.
+    An expected document that was not retrieved adds 0, as in trec_eval. The mean over cases is MAP. Documents are
+    compared, and cases skipped, as in `document_recall`.
     """
 
     k: int | None = None
@@ -166,7 +173,10 @@ class AveragePrecision:
 )
 @dataclass(frozen=True, slots=True)
 class ReciprocalRank:
-    """One over the rank of the first expected document, 0 if none was retrieved. The mean over cases is MRR."""
+    """One over the rank of the first expected document, 0 if none was retrieved. The mean over cases is MRR.
+
+    Documents are compared, and cases skipped, as in `document_recall`.
+    """
 
     k: int | None = None
     by: str = "auto"
@@ -192,7 +202,8 @@ class ReciprocalRank:
 class NDCG:
     """Normalised discounted cumulative gain: what the ranking gains over what the best ranking would.
 
-    The gain of an expected document is its score (1 when none has a score), discounted by log2(rank + 1).
+    The gain of an expected document is its score (1 when none has a score), discounted by log2(rank + 1). Documents are
+    compared, and cases skipped, as in `document_recall`.
     """
 
     k: int | None = None
@@ -218,7 +229,7 @@ class NDCG:
 class PrecisionAtK:
     """Expected documents among the first k retrieved, over k (also when fewer than k were retrieved).
 
-    `k=None` divides by the number retrieved.
+    `k=None` divides by the number retrieved. Documents are compared, and cases skipped, as in `document_recall`.
     """
 
     k: int | None = 5
@@ -242,7 +253,10 @@ class PrecisionAtK:
 )
 @dataclass(frozen=True, slots=True)
 class HitAtK:
-    """Whether any expected document is among the first k retrieved."""
+    """Whether any expected document is among the first k retrieved.
+
+    Documents are compared, and cases skipped, as in `document_recall`.
+    """
 
     k: int | None = 5
     by: str = "auto"
