@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from assay.collector.dialects._draft import Draft
@@ -89,7 +88,8 @@ def _documents(draft: Draft) -> tuple[Document, ...]:
     for prefix in DOCUMENTS:
         if listed := take_list(draft.attributes, prefix, "document"):
             retrieved = tuple(map(document_of, listed))
-            return retrieved if all(one.id for one in retrieved) else _named(retrieved, draft.fields.get("outputs"))
+            outputs = draft.fields.get("outputs")
+            return retrieved if outputs is None or all(one.id for one in retrieved) else _named(retrieved, outputs)
     return ()
 
 
@@ -105,7 +105,7 @@ def _named(retrieved: tuple[Document, ...], outputs: JSON) -> tuple[Document, ..
     for said in documents(outputs):
         if waiting and waiting[-1].content == said.content:
             listed = waiting.pop()
-            named.append(replace(listed, id=listed.id or said.id))
+            named.append(Document(listed.content, listed.id or said.id, listed.score, listed.metadata))
         elif said.content:
             return retrieved
         else:

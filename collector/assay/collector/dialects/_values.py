@@ -69,14 +69,15 @@ def document(value: JSON) -> Document | None:
 
 def document_of(value: Mapping[str, JSON]) -> Document:
     """The document that an object is known to be: without content it is an empty one, which still has its rank."""
-    content, metadata = _first(value, CONTENTS), from_json(value.get("metadata"))
+    content, id, metadata = value.get("content"), value.get("id"), value.get("metadata")
+    if content is None:
+        content = _first(value, CONTENTS)
+    if metadata is not None:
+        metadata = from_json(metadata)
     metadata = metadata if isinstance(metadata, dict) else {}
-    return Document(
-        "" if content is None else as_text(content),
-        _identity(value, IDENTITIES) or _identity(metadata, IDENTITIES_WITHIN),
-        number(value.get("score")),
-        metadata,
-    )
+    if type(id) is not str or not id:
+        id = _identity(value, IDENTITIES) or (_identity(metadata, IDENTITIES_WITHIN) if metadata else None)
+    return Document("" if content is None else as_text(content), id, number(value.get("score")), metadata)
 
 
 def documents(values: JSON) -> tuple[Document, ...]:

@@ -7,7 +7,8 @@ retriever for what the trace does not say. Such a case is undefined.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 from assay.collector.records import Document
@@ -97,10 +98,10 @@ class ByKind:
 
     def find(self, document: Document) -> int | None:
         """By its id, the `doc_uri` of its metadata, its content; either side's ids may stand where contents do."""
+        if document.id and (position := self._ids.get(document.id)) is not None:
+            return position
         own, content = _own_id(document), document.content
-        position = self._ids.get(document.id) if document.id else None
-        if position is None and own and self._texts:
-            position = self._texts.get(own)
+        position = self._texts.get(own) if own else None
         if position is None and document.metadata:  # Databricks' doc_uri beside an id of its own
             position = self._ids.get(str(document.metadata.get("doc_uri") or ""))
         if position is not None or not content:
@@ -110,7 +111,7 @@ class ByKind:
     def check(self, retrieved: Sequence[Document], found: frozenset[int]) -> None:
         if not retrieved or len(found) == self.total:
             return
-        side = _Retrieved(retrieved, self._ids.keys())
+        side = _Retrieved(retrieved, self._ids)
         pairs = zip(self._expected, self.positions, strict=True)
         lost = {at: each for each, at in pairs if at is not None and at not in found and not side.compares(each)}
         if lost:
@@ -122,30 +123,51 @@ class ByKind:
 
 
 class _Retrieved:
-    """What the retrieved documents can be compared by."""
+    """What the retrieved documents can be compared by, looked up when it is asked for."""
 
-    def __init__(self, documents: Sequence[Document], ids: Iterable[str]) -> None:
-        own = [id for id in map(_own_id, documents) if id]
-        self._ids = bool(own) or any(document.metadata.get("doc_uri") for document in documents)
-        self._derived = any(map(_is_derived, documents))
-        self._spaced_ids = not all(map(_like_an_id, own))
-        unnamed = [document.content for document in documents if not _own_id(document)]  # "" is a content: an empty one
-        contents = unnamed + [document.content for document in documents if document.content]
-        self._unnamed, self._contents = bool(unnamed), bool(contents)
-        texts = [text for text in unnamed if text]
-        self._short = not any(contents) or any(_like_an_id(text) for text in contents if text)
-        self._may_be_ids = bool(texts) and (all(map(_like_an_id, texts)) or not set(texts).isdisjoint(ids))
-        self._texts = bool(texts)
+    def __init__(self, documents: Sequence[Document], ids: Collection[str]) -> None:
+        self._documents, self._expected_ids = documents, ids
 
     def compares(self, expected: Document) -> bool:
+        """Whether any of them can be told to be, or not to be, the expected one."""
         id, content = _own_id(expected), expected.content
-        if (id and self._ids) or (self._derived and _is_derived(expected)):
+        if (id and self._ids) or (_is_derived(expected) and self._derived):
             return True
-        if content and (self._unnamed if id else self._contents) and (id or self._short or not _like_an_id(content)):
+        if content and (self._unnamed if id else self._contents) and (id or not _like_an_id(content) or self._short):
             return True
         if id:  # retrieved as a plain list of ids?
-            return self._may_be_ids or (self._texts and not _like_an_id(id))
+            return self._may_be_ids or (any(self._unnamed) and not _like_an_id(id))
         return bool(content) and self._ids and (_like_an_id(content) or self._spaced_ids)
+
+    @cached_property
+    def _ids(self) -> bool:
+        return any(_own_id(document) or document.metadata.get("doc_uri") for document in self._documents)
+
+    @cached_property
+    def _derived(self) -> bool:
+        return any(map(_is_derived, self._documents))
+
+    @cached_property
+    def _spaced_ids(self) -> bool:
+        return not all(_like_an_id(_own_id(document) or "") for document in self._documents)
+
+    @cached_property
+    def _unnamed(self) -> list[str]:
+        """The contents of those without an id of their own; "" is a content, that of an empty document."""
+        return [document.content for document in self._documents if not _own_id(document)]
+
+    @cached_property
+    def _contents(self) -> list[str]:
+        return [document.content for document in self._documents if document.content or not _own_id(document)]
+
+    @cached_property
+    def _short(self) -> bool:
+        return not any(self._contents) or any(_like_an_id(text) for text in self._contents if text)
+
+    @cached_property
+    def _may_be_ids(self) -> bool:
+        texts = [text for text in self._unnamed if text]
+        return bool(texts) and (all(map(_like_an_id, texts)) or any(text in self._expected_ids for text in texts))
 
 
 def value_of(by: str) -> Callable[[Document], Hashable | None]:
@@ -175,7 +197,8 @@ def _hashable(value: Any) -> Hashable | None:
 
 def _own_id(document: Document) -> str | None:
     """The id, unless it is made from the content: that one says no more than the content, and changes with metadata."""
-    return None if not document.id or _is_derived(document) else document.id
+    id = document.id
+    return None if not id or (len(id) == 64 and _DERIVED.fullmatch(id)) else id
 
 
 def _is_derived(document: Document) -> bool:

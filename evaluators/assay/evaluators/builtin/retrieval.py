@@ -21,11 +21,11 @@ from typing import Any, Literal, TypeAlias
 from assay.collector.records import Document
 from assay.evaluators.builtin._matching import Matching, matching, value_of
 from assay.evaluators.protocol import Metric, builtin, documents_of
-from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
+from assay.evaluators.protocol.standards import OUTCOMES, VALID
 
 Mode = Literal["single_hit", "multi_hit"]
 Hits: TypeAlias = list[tuple[int, int]]  # (rank from 0, position among the distinct expected documents)
-STANDARDS = (VALID, TRANSPARENT, SOUNDNESS, OUTCOMES)
+STANDARDS = (VALID, OUTCOMES)
 
 
 def recall(
