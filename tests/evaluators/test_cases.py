@@ -52,6 +52,19 @@ def test_an_empty_document_of_a_row_stops_no_run(store):
     assert row.scores == {"ir_mrr": 0.5}
 
 
+@pytest.mark.parametrize("empty", ["", {"content": None}, HaystackDocument(content=None), LangChainDocument(None)])
+def test_an_empty_document_that_a_task_retrieved_keeps_its_rank(store, empty):
+    @trace_calls(kind="retriever")
+    def search(question):
+        return [empty, HaystackDocument(content="a")]
+
+    rows = [{"inputs": {"question": "?"}, "expected_documents": ["a"]}]
+    (row,) = evaluate(
+        rows, lambda question: len(search(question)), ["ir_mrr", get("DocumentMRR", key="theirs")], store=store
+    ).rows()
+    assert row.scores == {"ir_mrr": 0.5, "theirs": 0.5}
+
+
 @pytest.mark.parametrize("bad", ["a string", {"content": "one document"}, [3], [{"title": "no content"}], [None]])
 def test_what_is_no_list_of_documents(bad):
     with pytest.raises((TypeError, ValueError)):

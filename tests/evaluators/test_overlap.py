@@ -245,3 +245,10 @@ def test_texts_that_would_take_minutes_are_an_error_at_once(id):
     said = score(get(id), outputs="a b " * 200_000, reference_outputs="b c " * 200_000)
     assert "would take minutes to compare" in said[0].error
     assert score(get(id), outputs="a b " * 200_000, reference_outputs="a b " * 200_000)[0].score == 1.0
+
+
+def test_orders_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="n is 1 or more, not 0"):
+        bleu("a", "a", n=0)
+    with pytest.raises(ValueError, match="not '0'"):
+        rouge("a", "a", kind="0")

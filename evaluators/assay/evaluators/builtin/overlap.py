@@ -33,7 +33,9 @@ def bleu(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: st
 
 
 def bleus(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: str = "nltk") -> list[float]:
-    """BLEU-1 to BLEU-n at once. Raises `Skip` when there is no reference."""
+    """BLEU-1 to BLEU-n at once. Raises `Skip` when there is no reference, `ValueError` for n below 1."""
+    if n < 1:
+        raise ValueError(f"n is 1 or more, not {n!r}")
     tokens_of = tokenizer_of(tokenizer)
     candidate = tokens_of(text)
     references = [tokens_of(text) for text in ([reference] if isinstance(reference, str) else reference)]
@@ -219,6 +221,8 @@ def _cumulative(precisions: list[tuple[int, int]], penalty: float) -> list[float
 def _rouge(candidate: list[str], reference: list[str], kind: str) -> Rouge:
     if kind.upper() == "L":
         return _f1(_common_subsequence(candidate, reference), len(candidate), len(reference))
+    if not kind.isdecimal() or int(kind) < 1:
+        raise ValueError(f"kind is 'L' or a number from '1', not {kind!r}")
     order = int(kind)
     left, right = _ngrams(candidate, order), _ngrams(reference, order)
     common = sum(min(count, right[ngram]) for ngram, count in left.items() if ngram in right)
