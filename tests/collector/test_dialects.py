@@ -1,5 +1,6 @@
 from typing import Any
 
+import orjson
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -9,6 +10,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from assay.collector.dialects import Draft, RawSpan, from_readable, read
 from assay.collector.dialects._read import DIALECTS
 from assay.collector.records import Document, Event, Run, Usage
+
+JSON_OUTPUT = {"output.mime_type": "application/json"}
 
 
 def strict(dialect: str, error: Exception) -> None:
@@ -68,6 +71,52 @@ def test_documents_of_assay_win_over_the_flattened_copy():
     )
     assert found.documents == (Document("a", "1", 0.5, {"k": 1}),)
     assert found.attributes == {}
+
+
+def langchain(outputs: str, **listed: str) -> Run:
+    """A retriever's span as OpenInference's instrumentor of LangChain sends it: no ids, and no empty documents."""
+    texts = {f"retrieval.documents.{key[1:]}.document.content": text for key, text in listed.items()}
+    kind = {"openinference.span.kind": "RETRIEVER", "output.mime_type": "application/json"}
+    return run(**kind, **texts, **{"output.value": outputs})
+
+
+def test_ids_and_empty_documents_that_langchain_does_not_list_come_from_its_outputs():
+    said = """{"documents": [{"id": "d1", "metadata": {"source": "s"}, "page_content": "a", "type": "Document"},
+        {"id": "d2", "page_content": "", "type": "Document"}, {"id": null, "page_content": "b", "metadata": {}}]}"""
+    assert langchain(said, d0="a", d2="b").documents == (Document("a", "d1"), Document("", "d2"), Document("b"))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    ["[]", "{broken", '"a"', '{"documents": ["b", "a"]}', '{"documents": [{"id": "x", "text": "other"}]}', "[" * 2000],
+)
+def test_outputs_that_are_not_the_listed_documents_name_none(outputs):
+    assert langchain(outputs, d0="a", d1="b").documents == (Document("a"), Document("b"))
+
+
+def test_outputs_of_more_than_a_megabyte_are_not_looked_into_for_ids():
+    said = '{"documents": [{"id": "d", "text": "a"}]}'
+    listed = {"retrieval.documents.0.document.content": "a"}
+    assert run(**listed, **{"output.value": said}).documents[0].id == "d"
+    assert run(**listed, **{"output.value": said + " " * 2**20}).documents[0].id is None
+
+
+def test_ids_stand_in_metadata_and_in_objects_that_langchain_wrote():
+    listed = {"retrieval.documents.0.document.content": "a", "retrieval.documents.0.document.metadata": '{"id": 7}'}
+    assert run(**listed).documents[0].id == "7"
+    lc = {"lc": 1, "type": "constructor", "id": ["langchain", "Document"], "kwargs": {"page_content": "a", "id": "x"}}
+    assert run(**{"gen_ai.retrieval.documents": orjson.dumps([lc]).decode()}).documents == (Document("a", "x"),)
+
+
+@pytest.mark.parametrize("empty", ['{"content": ""}', '{"content": null}', '{"page_content": null, "id": "d"}'])
+def test_an_empty_document_keeps_its_rank(empty):
+    found = run(**{"openinference.span.kind": "RETRIEVER", "output.value": f'[{empty}, "b"]'} | JSON_OUTPUT)
+    assert [document.content for document in found.documents] == ["", "b"]
+
+
+def test_a_listed_document_without_content_keeps_its_rank():
+    listed = {"retrieval.documents.0.document.score": 0.5, "retrieval.documents.1.document.content": "b"}
+    assert run(**listed).documents == (Document("", None, 0.5), Document("b"))
 
 
 def test_outputs_of_a_retriever_are_its_documents():

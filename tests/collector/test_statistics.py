@@ -107,6 +107,15 @@ def test_results_under_databricks_names():
     assert databricks_results([row(True, "safety")], "safety")["response/llm_judged/safety/rating/average"] == 1.0
 
 
+def test_document_recall_under_databricks_names():
+    rows = [row(0.5, "document_recall"), row(None, "document_recall"), row(1.0, "document_recall"), row(1.0, "exact")]
+    assert databricks_results(iter(rows), "document_recall") == {
+        "retrieval/ground_truth/document_recall": [0.5, None, 1.0],
+        "retrieval/ground_truth/document_recall/average": 0.75,
+    }
+    assert databricks_results([], "document_recall")["retrieval/ground_truth/document_recall/average"] is None
+
+
 def test_results_under_haystacks_names():
     assert haystack_results([row(1.0), row(None), row(0.5), row(0.0, "other")], "k") == {
         "individual_scores": [1.0, None, 0.5],

@@ -1,6 +1,7 @@
 """What agents did and left behind."""
 
 import json
+import re
 from itertools import permutations
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from assay.collector.records import Run, Trace
 from assay.evaluators import get, score
+from assay.evaluators.builtin.agents import _assigned
 
 
 def trace_of(*steps, kind="tool"):
@@ -82,7 +84,7 @@ def test_unordered_is_a_permutation(made, wanted):
 
 def test_a_case_without_expected_calls_is_skipped():
     assert {one.outcome for one in score(get("tool_calls"), trace_of("a"))} == {"skip"}
-    assert score(get("tool_calls", expected=[{"tool": "a"}]), trace_of("a"))[0].outcome == "error"
+    assert score(get("tool_calls"), trace_of("a"), reference_outputs=[{"tool": "a"}])[0].outcome == "error"
 
 
 def test_trajectories():
@@ -208,3 +210,47 @@ def test_an_artifact_named_twice_fails_if_either_is_bad():
 def test_content_of_artifacts_may_be_values_or_bytes(content):
     outputs = {"artifacts": [{"path": "a.json", "content": content}]}
     assert score(get("agent_sanity"), outputs=outputs)[0].score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("id", "parameters", "told"),
+    [
+        ("tool_calls", {"expected": [{"tool": "a"}]}, "an expected tool call is a name or"),
+        ("step_limit", {"limit": 3, "kinds": ["tools"]}, "no kind 'tools' of spans; did you mean 'tool'"),
+        ("step_limit", {"limit": 3, "kinds": []}, "kinds are None for all"),
+        ("trajectory_match", {"kinds": ["Tool"]}, "no kind 'Tool' of spans; did you mean 'tool'"),
+        ("has_span", {"kind": "retrievr"}, "did you mean 'retriever'"),
+        ("has_span", {"status": "failed"}, "status is 'unset' or 'ok' or 'error'"),
+        ("has_span", {"at_least": -1}, "at_least is 0 or more"),
+        ("has_span", {"min_seconds": 2.0, "max_seconds": 1.0}, "min_seconds 2.0 is from 0 to max_seconds 1.0"),
+        ("human_feedback", {"of": " "}, "of is the key of people's feedback"),
+    ],
+)
+def test_parameters_that_nothing_could_meet_are_refused(id, parameters, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        get(id, **parameters)
+
+
+def test_a_kind_of_ones_own_is_a_kind():
+    assert score(get("step_limit", limit=0, kinds=["my_step"]), trace_of("a", kind="my_step"))[0].score is False
+
+
+def most(made, wanted):
+    """By trying all."""
+    if not wanted:
+        return 0
+    first, *others = wanted
+    took = [1 + most(made[:i] + made[i + 1 :], others) for i, call in enumerate(made) if call in first]
+    return max([most(made, others), *took])
+
+
+@given(st.lists(st.integers(0, 3), max_size=4), st.lists(st.sets(st.integers(0, 3)), max_size=4))
+def test_as_many_as_can_be_are_assigned(made, wanted):
+    assert _assigned(made, wanted, lambda call, each: call in each) == most(made, wanted)
+
+
+@pytest.mark.parametrize("id", ["tool_calls", "trajectory_match"])
+def test_an_agent_that_calls_thousands_of_times_is_judged(id):
+    done = trace_of(*["search"] * 3000)
+    assert score(get(id, expected=["search"] * 3000, match="unordered"), done)[0].score is True
+    assert len(score(get(id, expected=["search"]), done)[0].comment) < 1100

@@ -36,10 +36,33 @@ class LangChainDocument:
         (LangChainDocument("c", {"source": "s"}, "9"), Document("c", "9", None, {"source": "s"})),
         (HaystackDocument(id="h", content="c", meta={"a": 1}, score=0.3), Document("c", "h", 0.3, {"a": 1})),
         (Document("c"), Document("c")),
+        ({"content": ""}, Document("")),
+        ({"page_content": None, "id": "d"}, Document("", "d")),
+        (LangChainDocument(None), Document("")),
+        (HaystackDocument(id="h", content=None), Document("", "h")),
     ],
 )
 def test_documents_in_many_forms(given, expected):
     assert documents_of([given]) == (expected,)
+
+
+def test_an_empty_document_of_a_row_stops_no_run(store):
+    rows = [{"inputs": "?", "outputs": "!", "documents": [{"content": ""}, "a"], "expected_documents": ["a"]}]
+    (row,) = evaluate(rows, None, [get("ir_mrr")], store=store).rows()
+    assert row.scores == {"ir_mrr": 0.5}
+
+
+@pytest.mark.parametrize("empty", ["", {"content": None}, HaystackDocument(content=None), LangChainDocument(None)])
+def test_an_empty_document_that_a_task_retrieved_keeps_its_rank(store, empty):
+    @trace_calls(kind="retriever")
+    def search(question):
+        return [empty, HaystackDocument(content="a")]
+
+    rows = [{"inputs": {"question": "?"}, "expected_documents": ["a"]}]
+    (row,) = evaluate(
+        rows, lambda question: len(search(question)), ["ir_mrr", get("DocumentMRR", key="theirs")], store=store
+    ).rows()
+    assert row.scores == {"ir_mrr": 0.5, "theirs": 0.5}
 
 
 @pytest.mark.parametrize("bad", ["a string", {"content": "one document"}, [3], [{"title": "no content"}], [None]])

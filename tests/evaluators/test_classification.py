@@ -1,8 +1,10 @@
 """Classification against scikit-learn."""
 
 import asyncio
+import time
 import warnings
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +95,29 @@ def test_nothing_and_unequal_lists_are_refused():
         report([], [])
     with pytest.raises(ValueError, match="1 predictions for 2"):
         report(["a"], ["a", "b"])
+
+
+def test_labels_without_end_stay_linear_and_small(target):
+    cases = [
+        Case(outputs=f"answer {i}", reference_outputs="a" if i % 2 else f"label {i} {'x' * 999}") for i in range(20_000)
+    ]
+    started = time.process_time()
+    accuracy = asyncio.run(get("classification").evaluate_set(cases, target))[0]
+    assert time.process_time() - started < 5  # quadratic: minutes
+    matrix = accuracy.metadata
+    assert (len(matrix["labels"]), matrix["labels_left_out"]) == (50, 29_951)
+    assert "a" in matrix["labels"]
+    assert len(orjson.dumps(matrix)) < 30_000
+
+
+def test_the_numbers_are_over_all_labels_also_those_left_out():
+    labels = [str(i) for i in range(200)]
+    found = report(labels, [*labels[:100], *labels[:100]])
+    assert (found.accuracy, found.recall, found.left_out) == (0.5, 0.25, 150)
+
+
+def test_a_positive_label_that_nobody_uses_is_no_zero(target):
+    cases = [Case(outputs=said, reference_outputs="ham") for said in ("spam", "ham")]
+    (first, *_) = asyncio.run(get("classification", average="binary", positive="Spam").evaluate_set(cases, target))
+    assert first.outcome == "error"
+    assert "no case has the positive label 'Spam'; labels are ham, spam" in first.error

@@ -1,8 +1,12 @@
 """Haystack's evaluators under their own names: its examples run as they stand, its numbers come out."""
 
+import subprocess
+import sys
+
 import haystack.components.evaluators as theirs
 import pytest
 from haystack import Document as HaystackDocument
+from haystack import Pipeline, component
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,3 +106,53 @@ def test_bad_modes_and_fields_are_refused():
         ours.DocumentRecallEvaluator(mode="any")
     with pytest.raises(ValueError, match="'title'"):
         ours.DocumentMAPEvaluator(document_comparison_field="title").run([["a"]], [["a"]])
+
+
+TEXTS = st.lists(st.sampled_from(["a", "b", "", None]), max_size=4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(found=TEXTS, expected=st.lists(st.sampled_from(["a", "b", None]), max_size=3))
+def test_empty_documents_score_on_as_theirs_do(name, found, expected):
+    lists = documents([expected]), documents([found])
+    theirs_say = getattr(theirs, name)().run(*lists)["score"]
+    assert getattr(ours, name)().run(*lists)["score"] == pytest.approx(theirs_say)
+
+
+@component
+class Search:
+    @component.output_types(documents=list[list[HaystackDocument]])
+    def run(self, questions: list[str]):
+        return {"documents": documents([["b", "a"] for _ in questions])}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluators_work_in_a_pipeline_also_after_its_way_through_yaml(name):
+    pipeline = Pipeline()
+    pipeline.add_component("search", Search())
+    pipeline.add_component("judge", getattr(ours, name)())
+    pipeline.connect("search.documents", "judge.retrieved_documents")
+    data = {"search": {"questions": ["?"]}, "judge": {"ground_truth_documents": documents([["a"]])}}
+    theirs_say = getattr(theirs, name)().run(documents([["a"]]), documents([["b", "a"]]))
+    assert pipeline.run(data)["judge"] == theirs_say
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["assay.evaluators.haystack", Search.__module__])
+    assert again.run(data)["judge"] == theirs_say
+
+
+def test_exact_match_works_in_a_pipeline():
+    pipeline = Pipeline().add_component("exact", ours.AnswerExactMatchEvaluator())
+    said = pipeline.run({"exact": {"ground_truth_answers": ["a", "b"], "predicted_answers": ["a", "c"]}})
+    assert said == {"exact": {"individual_scores": [1, 0], "score": 0.5}}
+
+
+WITHOUT = """
+import sys
+sys.modules["haystack"] = None  # as where it is not installed
+from assay.evaluators.haystack import DocumentRecallEvaluator
+print(DocumentRecallEvaluator("multi_hit").run([["a", "b"]], [["b"]]))
+"""
+
+
+def test_the_classes_work_where_haystack_is_not_installed():
+    said = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    assert said.stdout == "{'score': 0.5, 'individual_scores': [0.5]}\n"

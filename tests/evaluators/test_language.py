@@ -112,3 +112,71 @@ def test_few_chinese_characters_may_be_japanese():
         get("language_mismatch"), inputs="日本の首都はどこですか?", outputs="日本的首都是东京,人口约一千四百万。"
     )
     assert longer[0].score is False
+
+
+PAIRS = [  # as people ask, and as models answer
+    ("en", "What is the capital of France?", "The capital of France is Paris."),
+    ("en", "Who wrote the play Hamlet?", "It was written by Shakespeare."),
+    ("en", "How many moons does Mars have?", "Mars has two moons."),
+    ("en", "Can I return my order?", "Yes, within 30 days."),
+    ("de", "Was ist die Hauptstadt von Frankreich?", "Die Hauptstadt ist Paris."),
+    ("de", "Wer hat Faust geschrieben?", "Faust stammt von Goethe."),
+    ("fr", "Quelle est la capitale de l'Italie ?", "La capitale est Rome."),
+    ("fr", "Qui a peint la Joconde ?", "Elle a été peinte par Léonard de Vinci."),
+    ("es", "¿Cuál es la capital de Perú?", "La capital de Perú es Lima."),
+    ("es", "¿Quién escribió Don Quijote?", "Lo escribió Cervantes."),
+    ("it", "Qual è la capitale della Spagna?", "La capitale è Madrid."),
+    ("pt", "Qual é a capital do Brasil?", "A capital do Brasil é Brasília."),
+    ("nl", "Wat is de hoofdstad van België?", "De hoofdstad is Brussel."),
+    ("pl", "Jaka jest stolica Polski?", "Stolicą Polski jest Warszawa."),
+    ("sv", "Vad heter Sveriges huvudstad?", "Huvudstaden heter Stockholm."),
+    ("fi", "Mikä on Suomen pääkaupunki?", "Suomen pääkaupunki on Helsinki."),
+    ("hu", "Mi Magyarország fővárosa?", "Magyarország fővárosa Budapest."),
+    ("tr", "Türkiye'nin başkenti neresidir?", "Türkiye'nin başkenti Ankara'dır."),
+    ("ru", "Какая столица России?", "Столица России — Москва."),
+    ("uk", "Яка столиця України?", "Столиця України — Київ."),
+    ("el", "Ποια είναι η πρωτεύουσα;", "Η Αθήνα."),
+    ("ar", "ما هي عاصمة مصر؟", "عاصمة مصر هي القاهرة."),
+    ("hi", "भारत की राजधानी क्या है?", "भारत की राजधानी नई दिल्ली है।"),
+    ("bn", "বাংলাদেশের রাজধানী কী?", "বাংলাদেশের রাজধানী ঢাকা।"),
+    ("ta", "தலைநகரம் எது?", "சென்னை."),
+    ("th", "เมืองหลวงของไทยคืออะไร", "กรุงเทพ"),
+    ("ja", "日本の首都はどこですか?", "東京です。"),
+    ("zh", "中国的首都是哪里?", "中国的首都是北京,人口两千万。"),
+    ("ko", "한국의 수도는 어디입니까?", "서울입니다."),
+    ("id", "Apa ibu kota Indonesia?", "Ibu kota Indonesia adalah Jakarta."),
+    ("vi", "Thủ đô của Việt Nam là gì?", "Thủ đô của Việt Nam là Hà Nội."),
+]
+
+
+@pytest.mark.parametrize(("code", "question", "answer"), PAIRS)
+def test_a_question_and_its_short_answer_are_in_one_language(code, question, answer):
+    feedback = score(get("language_mismatch"), inputs=question, outputs=answer)
+    assert (feedback[0].score, feedback[0].comment) == (True, f"question {code}, answer {code}")
+
+
+@pytest.mark.parametrize("at", range(0, len(PAIRS), 2))
+def test_an_answer_in_another_language_is_never_taken_for_one_in_the_same(at):
+    (_, question, _), (other, _, answer) = PAIRS[at], PAIRS[(at + 7) % len(PAIRS)]
+    assert other != PAIRS[at][0]
+    assert score(get("language_mismatch"), inputs=question, outputs=answer)[0].score is not True
+
+
+@pytest.mark.parametrize(
+    "name", ["Guillermo del Toro", "Johann Sebastian Bach", "Reykjavík", "Wolfgang Amadeus Mozart"]
+)
+@pytest.mark.parametrize(
+    "question", ["Who wrote this book?", "Wer hat das Buch geschrieben?", "Кто написал эту книгу?"]
+)
+def test_an_answer_that_is_a_name_is_in_no_other_language(question, name):
+    assert score(get("language_mismatch"), inputs=question, outputs=name)[0].score is not False
+
+
+def test_languages_that_are_close_kin_are_not_told_apart_by_a_few_words():
+    feedback = score(get("language_mismatch"), inputs="Číslo stránky je menší.", outputs="Číslo stránky nie je menšie.")
+    assert feedback[0].score is not False
+
+
+def test_vowel_signs_are_letters():
+    said = score(get("language_mismatch"), inputs=PAIRS[0][1], outputs="यह हिन्दी में है")
+    assert said[0].score is False  # seven consonants, six signs

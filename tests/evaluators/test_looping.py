@@ -121,3 +121,9 @@ def test_sentences_lose_nothing_but_space(text):
 @pytest.mark.parametrize("text", ["." * 500_000, '."' * 250_000, "a. " * 150_000, "x\n " * 200_000, "Mr. " * 100_000])
 def test_hostile_texts_split_in_time(text):
     assert "".join(sentences(text)).count(text[0]) == text.count(text[0])
+
+
+@pytest.mark.parametrize("shortest", [0, -3])
+def test_a_shortest_sentence_of_nothing_is_refused(shortest):
+    with pytest.raises(ValueError, match=f"1 character or more, not {shortest}"):
+        get("looping", shortest=shortest)

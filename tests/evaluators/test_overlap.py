@@ -1,5 +1,7 @@
 """BLEU against NLTK and sacrebleu, ROUGE against rouge-score, edits against rapidfuzz."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.evaluators import Skip, get, score
+from assay.evaluators.builtin import _treebank
 from assay.evaluators.builtin._tokens import tokenizer
 from assay.evaluators.builtin.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
 
@@ -211,3 +214,41 @@ def test_marks_belong_to_the_word_that_they_stand_in():
     assert hindi == (0.5, 0.5, 0.5)
     assert rouge("क़िला", "क़िले", kind="1", tokenizer="unicode") == 0.0
     assert rouge("cafe\u0301 noir", "cafe\u0301 noir", kind="2", tokenizer="unicode") == 1.0
+
+
+def test_the_treebank_patterns_are_those_of_the_nltk_that_is_installed():
+    from nltk.tokenize import NLTKWordTokenizer as Theirs
+
+    for name in ("STARTING_QUOTES", "PUNCTUATION", "ENDING_QUOTES"):
+        assert [(rule.pattern, by) for rule, by in getattr(Theirs, name)] == list(getattr(_treebank, name))
+    for name in ("PARENS_BRACKETS", "DOUBLE_DASHES"):
+        rule, by = getattr(Theirs, name)
+        assert ((rule.pattern, by),) == getattr(_treebank, name)
+    for name in ("CONTRACTIONS2", "CONTRACTIONS3"):
+        assert tuple(rule.pattern for rule in getattr(Theirs, name)) == getattr(_treebank, name)
+
+
+FIRST_CALL = """
+import sys
+from assay.evaluators import get, score
+score(get("bleu"), outputs="(the cat's) mat", reference_outputs="the cat\\x1f")
+assert not {"nltk", "numpy", "scipy"} & sys.modules.keys(), sorted(sys.modules)
+"""
+
+
+def test_a_first_bleu_imports_no_library_that_takes_seconds():
+    subprocess.run([sys.executable, "-c", FIRST_CALL], check=True)
+
+
+@pytest.mark.parametrize("id", ["levenshtein", "fuzzy", "rouge"])
+def test_texts_that_would_take_minutes_are_an_error_at_once(id):
+    said = score(get(id), outputs="a b " * 200_000, reference_outputs="b c " * 200_000)
+    assert "would take minutes to compare" in said[0].error
+    assert score(get(id), outputs="a b " * 200_000, reference_outputs="a b " * 200_000)[0].score == 1.0
+
+
+def test_orders_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="n is 1 or more, not 0"):
+        bleu("a", "a", n=0)
+    with pytest.raises(ValueError, match="not '0'"):
+        rouge("a", "a", kind="0")

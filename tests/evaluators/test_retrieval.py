@@ -151,7 +151,7 @@ def test_missing_documents_are_a_skip_that_names_them():
     assert score(get("ir_mrr"), expected_documents=["a"])[0].comment == "needs documents; the case has none"
 
 
-@pytest.mark.parametrize("bad", [{"k": 0}, {"by": "title"}, {"mode": "some"}])
+@pytest.mark.parametrize("bad", [{"k": 0}, {"by": "title"}, {"by": "metadata."}, {"mode": "some"}])
 def test_bad_parameters_are_refused_when_the_evaluator_is_made(bad):
     with pytest.raises(ValueError, match=repr(next(iter(bad.values())))):
         get("document_recall", **bad)
@@ -172,3 +172,115 @@ def test_gains_below_zero_are_none_and_nan_is_refused():
     assert retrieval.ndcg(["a", "b"], grades) == pytest.approx(trec("nDCG", ["a", "b"], {"a": -1, "b": 1}))
     with pytest.raises(ValueError, match="neither NaN"):
         retrieval.ndcg(["a"], [{"id": "a", "score": math.nan}])
+
+
+ALL = ("document_recall", "ir_map", "ir_mrr", "ir_ndcg", "precision_at_k", "hit_at_k")
+HAYSTACK = ("DocumentRecall", "DocumentMAP", "DocumentMRR", "DocumentNDCG")
+PROSE = ({"content": "Paris is the capital of France."}, {"content": "Lyon lies at the Rhône."})
+SHA = "a" * 64
+
+
+def said(documents, expected, id="document_recall", **parameters):
+    (feedback,) = score(get(id, **parameters), documents=documents, expected_documents=expected)
+    return feedback.score if feedback.outcome == "score" else feedback.comment
+
+
+@pytest.mark.parametrize("id", ALL)
+def test_ids_that_nobody_sent_are_a_skip_and_no_zero(id):
+    assert said(PROSE, [{"id": "d1"}, {"id": "d2"}], id) == (
+        "2 of 2 expected documents cannot be compared with what was retrieved: expected ids, retrieved contents; "
+        "send the same of both, or say with by= what to compare"
+    )
+
+
+@pytest.mark.parametrize("id", HAYSTACK)
+def test_contents_that_nobody_sent_are_a_skip_under_haystacks_names(id):
+    assert "compared by 'content', and none of the 1 retrieved ones has it" in said([{"id": "d1"}], ["a text"], id)
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected", "score_or_why"),
+    [
+        (["d3"], [{"id": "d1"}], 0.0),  # a plain list of ids
+        (["doc three"], [{"id": "doc one"}], 0.0),  # ids with spaces
+        (
+            PROSE,
+            ["d1", "d2"],
+            "expected texts that look like ids, retrieved contents",
+        ),  # a plain list of ids, and texts
+        (["北京是中国的首都。"], ["d1"], "expected texts that look like ids, retrieved contents"),
+        ([{"id": "d3"}], ["d1"], 0.0),
+        ([{"id": "d3"}], ["A text of a document."], "expected contents, retrieved ids"),
+        ([{"id": "d3", "content": "A text."}], ["Another text."], 0.0),
+        ([{"id": "d3"}], [{"id": "d1", "content": "A text."}], 0.0),
+        ([{"content": "Another text."}], [{"id": "d1", "content": "A text."}], 0.0),
+        ([{"content": ""}], [{"id": "d1"}], "expected ids, retrieved neither ids nor contents"),
+        ([{"content": ""}], ["A text."], 0.0),
+        ([], [{"id": "d1"}], 0.0),
+        ([{"id": "", "content": "A text."}], [{"id": "", "content": "A text."}], 1.0),
+    ],
+)
+def test_what_can_be_compared(documents, expected, score_or_why):
+    given = said(documents, expected)
+    assert given == score_or_why if isinstance(score_or_why, float) else score_or_why in given
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected", "score_or_why"),
+    [
+        # each expected document must have something to be found by
+        (PROSE, [{"id": "d1"}, PROSE[0]], "1 of 2 expected documents cannot be compared"),
+        # a retrieved document that cannot be compared is one that is not expected
+        ([*PROSE, {"id": "d1"}], [{"id": "d1"}, {"id": "d2"}], 0.5),
+        ([{"id": "d1"}, *PROSE], [{"id": "d1"}, PROSE[1]], 1.0),
+        # what was found needs nothing else
+        (["d1", "a text of its own"], [{"id": "d1"}], 1.0),
+        (["d1", "a text of its own"], [{"id": "d1"}, {"id": "d2"}], 0.5),
+    ],
+)
+def test_documents_of_several_kinds(documents, expected, score_or_why):
+    given = said(documents, expected)
+    assert given == score_or_why if isinstance(score_or_why, float) else score_or_why in given
+
+
+def test_ids_made_from_contents_are_not_compared_where_contents_are():
+    from haystack import Document as HaystackDocument
+
+    found = [HaystackDocument(content="A text.", meta={"rank": 1})]
+    assert said(found, [HaystackDocument(content="A text.")]) == 1.0
+    assert said(found, [{"id": "d1", "content": "A text."}]) == 1.0
+    assert said(found, [HaystackDocument(content="Another.")]) == 0.0
+    assert said(found, [HaystackDocument(content="A text."), HaystackDocument(content="A text.", meta={"k": 1})]) == 1.0
+    assert "expected ids, retrieved ids made from contents and contents" in said(found, [{"id": "d1"}])
+
+
+def test_ids_of_64_hex_digits_without_contents_are_ids():
+    assert said([{"id": SHA}], [{"id": SHA, "content": "The text."}]) == 1.0
+    assert said([{"id": SHA}], [{"id": "b" * 64}]) == 0.0
+
+
+@pytest.mark.parametrize("by", ["id", "doc_uri", "metadata.source"])
+def test_a_field_that_nothing_retrieved_has_is_a_skip(by):
+    expected = {"id": "d1", "metadata": {"source": "s"}}
+    assert f"compared by {by!r}, and none of the 2" in said(PROSE, [expected], "ir_map", by=by)
+    assert said([], [expected], "ir_map", by=by) == 0.0
+    assert f"names no document by {by!r}" in said([expected], PROSE, "ir_map", by=by)
+
+
+def test_a_case_with_documents_that_only_come_after_k_is_compared():
+    assert said([*PROSE, {"id": "d1"}], [{"id": "d1"}], "hit_at_k", k=1) is False
+
+
+@pytest.mark.parametrize("empty", [{"content": ""}, {"content": None}, Document("")])
+def test_an_empty_chunk_keeps_its_rank(empty):
+    assert said([empty, "a"], ["a"], "ir_mrr") == 0.5
+
+
+def test_many_documents_are_matched_in_time():
+    found, expected = [Document(f"text {i}") for i in range(20_000)], [{"id": f"d {i}"} for i in range(20_000)]
+    assert said(found, expected) == 0.0  # quadratic would be minutes
+
+
+def test_addresses_that_are_no_texts_are_compared_all_the_same():
+    odd = {"content": "c", "metadata": {"doc_uri": ["u"]}}
+    assert said([odd], [odd], by="doc_uri") == 1.0

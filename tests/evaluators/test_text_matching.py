@@ -150,3 +150,28 @@ def test_a_malformed_condition_is_refused_when_made_and_an_error_in_a_case():
 def test_the_context_can_be_left_out():
     judge = get("text_matching", condition='"yes"', evaluate_retrieved_context=False)
     assert score(judge, outputs="yes", documents=["no"])[0].score is True
+
+
+@pytest.mark.parametrize(("answer", "passed"), [("yes", True), ("no", False)])
+def test_no_retrieved_context_is_no_retrieval_failure(answer, passed):
+    feedback = score(get("text_matching", condition='"yes"'), outputs=answer, documents=[])
+    assert family(feedback)[""] is passed
+    assert family(feedback)["_retrieval_fail"] is None
+    assert family(feedback)["_generation_fail"] is not passed
+    assert feedback[2].comment == "no context was judged"
+
+
+def test_an_empty_chunk_is_a_context_that_fails():
+    feedback = score(get("text_matching", condition='"yes"'), outputs="yes", documents=[{"content": ""}])
+    assert family(feedback)["_retrieval_fail"] is True
+
+
+@pytest.mark.parametrize("conditions", ["", [], ()])
+def test_no_condition_is_a_skip(conditions):
+    assert {one.outcome for one in score(get("text_matching"), outputs="a", conditions=conditions)} == {"skip"}
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_patterns_need_some_time(seconds):
+    with pytest.raises(ValueError, match="seconds are more than 0"):
+        get("text_matching", seconds=seconds)

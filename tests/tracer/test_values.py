@@ -182,7 +182,7 @@ def test_third_party_attributes_are_bounded_and_stay_json(traced: Spans) -> None
 
 
 class PageContent:
-    def __init__(self, page_content: str, metadata: dict[str, Any], id: str | None = None) -> None:
+    def __init__(self, page_content: str | None, metadata: dict[str, Any], id: str | None = None) -> None:
         self.page_content, self.metadata, self.id = page_content, metadata, id
 
 
@@ -199,7 +199,7 @@ class NodeWithScore:
 @dataclasses.dataclass
 class Haystack:
     id: str
-    content: str
+    content: str | None
     meta: dict[str, Any]
     score: float
     embedding: list[float]
@@ -216,6 +216,10 @@ class Haystack:
         (NodeWithScore(TextNode("c", "n"), 0.5), ("c", "n", 0.5, {"m": 1})),
         (Haystack("h", "c", {"a": 1}, 0.25, [0.0] * 9), ("c", "h", 0.25, {"a": 1})),
         ((PageContent("c", {}), 0.75), ("c", None, 0.75, {})),
+        (Haystack("h", None, {}, 0.25, []), ("", "h", 0.25, {})),
+        (PageContent(None, {}), ("", None, None, {})),
+        ({"content": None}, ("", None, None, {})),
+        ({"id": 7}, ("", "7", None, {})),
     ],
 )
 def test_documents_by_duck_typing(traced: Spans, given: Any, expected: tuple[Any, ...]) -> None:

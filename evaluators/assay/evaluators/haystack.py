@@ -1,8 +1,11 @@
 """Haystack's evaluators under their own names: `run(...)` over lists, with its result keys.
 
 They give the numbers of Haystack 3 (average precision over all relevant documents, each document credited once), and
-take its documents as well as ours. Unlike the built-in retrieval metrics, a question for which nothing is expected
-scores 0, as it does there.
+take its documents as well as ours. Unlike the built-in retrieval metrics, a question for which nothing is expected,
+or whose documents cannot be compared, scores 0, as it does there. An empty document ("" or None) counts for nothing
+on either side, as in Haystack's recall; its three others take an expected "" for a document like any other.
+
+Where Haystack is installed they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`.
 """
 
 from __future__ import annotations
@@ -11,13 +14,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.collector.records import Document
 from assay.evaluators.builtin import retrieval
 from assay.evaluators.protocol import Skip, documents_of
 
-Documents = Sequence[Sequence[Any]]
+component: Any = None
+try:
+    from haystack import component
+except ImportError:  # the same classes, for code that has no pipelines
+    pass
+
+C = TypeVar("C", bound=type)
+Documents = list[list[Any]]  # a type that a pipeline's connection can be checked against
+
+
+def _component(**outputs: Any) -> Callable[[C], C]:
+    """Make a class a component of Haystack's, which says what its `run` gives; nothing where there is no Haystack."""
+
+    def decorate(cls: C) -> C:
+        if component is None:
+            return cls
+        component.output_types(**outputs)(cls.__dict__["run"])
+        made: C = component(cls)
+        return made
+
+    return decorate
 
 
 class RecallMode(Enum):
@@ -38,11 +61,12 @@ class RecallMode(Enum):
             raise ValueError(f"mode is one of 'single_hit', 'multi_hit', not {string!r}") from None
 
 
-@dataclass(frozen=True, slots=True)
+@_component(score=float, individual_scores=list[int])
+@dataclass
 class AnswerExactMatchEvaluator:
     """Predicted answers that are equal to the expected ones, position by position."""
 
-    def run(self, ground_truth_answers: Sequence[str], predicted_answers: Sequence[str]) -> dict[str, Any]:
+    def run(self, ground_truth_answers: list[str], predicted_answers: list[str]) -> dict[str, Any]:
         """`individual_scores` (0 or 1 each) and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
         _check("answers", ground_truth_answers, predicted_answers)
         scores = [int(truth == answer) for truth, answer in zip(ground_truth_answers, predicted_answers, strict=True)]
@@ -58,7 +82,8 @@ class AnswerExactMatchEvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-@dataclass(frozen=True, slots=True)
+@_component(score=float, individual_scores=list[float])
+@dataclass
 class DocumentMAPEvaluator:
     """The mean over questions of the average precision of the retrieved documents."""
 
@@ -79,7 +104,8 @@ class DocumentMAPEvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-@dataclass(frozen=True, slots=True)
+@_component(score=float, individual_scores=list[float])
+@dataclass
 class DocumentMRREvaluator:
     """The mean over questions of 1 / rank of the first expected document."""
 
@@ -100,7 +126,8 @@ class DocumentMRREvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-@dataclass(frozen=True, slots=True)
+@_component(score=float, individual_scores=list[float])
+@dataclass
 class DocumentNDCGEvaluator:
     """The mean over questions of the normalised discounted cumulative gain; gains are the expected documents' scores,
     else 1.
@@ -139,7 +166,8 @@ class DocumentNDCGEvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-@dataclass(frozen=True, slots=True)
+@_component(score=float, individual_scores=list[float])
+@dataclass
 class DocumentRecallEvaluator:
     """The mean over questions of the share of expected documents retrieved, or of whether any was."""
 
@@ -147,7 +175,7 @@ class DocumentRecallEvaluator:
     document_comparison_field: str = "content"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", RecallMode.from_str(str(self.mode)))
+        self.mode = RecallMode.from_str(str(self.mode))
 
     def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
         """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
@@ -178,7 +206,7 @@ def _over(score: Callable[..., float], wanted: Documents, retrieved: Documents) 
 def _or_zero(score: Callable[..., float], retrieved: Sequence[Document], wanted: Sequence[Document]) -> float:
     try:
         return score(retrieved, wanted)
-    except Skip:  # nothing is expected: 0 in Haystack
+    except Skip:  # nothing is expected, or can be compared: 0 in Haystack
         return 0.0
 
 

@@ -63,7 +63,9 @@ def document(value: Any, nested: bool = False) -> Fields | None:
         return fields and {**fields, "score": _score(_get(value, ("score",)), fields["score"])}
     content = _get(value, _CONTENT)
     if content is None:
-        return None
+        if not _is_empty(value):
+            return None
+        content = ""
     metadata = _get(value, _METADATA)
     return {
         "content": content if isinstance(content, str) else str(content),
@@ -71,6 +73,14 @@ def document(value: Any, nested: bool = False) -> Fields | None:
         "score": _score(_get(value, ("score",)), None),
         "metadata": dict(metadata) if isinstance(metadata, Mapping) else {},
     }
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether it is a document all the same: a dict with an id or content that is None, an object with such content."""
+    if isinstance(value, Mapping):
+        return any(key in value for key in (*_CONTENT, *_ID))
+    missing = object()
+    return any(getattr(value, key, missing) is None for key in _CONTENT)
 
 
 def _get(value: Any, keys: Iterable[str]) -> Any:

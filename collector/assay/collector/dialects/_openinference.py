@@ -6,7 +6,7 @@ from typing import Any
 
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._keys import namespace
-from assay.collector.dialects._values import count, document, from_json, number, take_list, text
+from assay.collector.dialects._values import count, document_of, documents, from_json, number, take_list, text
 from assay.collector.records import JSON, Document, Usage
 from assay.tracer import attributes as names
 
@@ -20,6 +20,7 @@ MODELS = (
     "reranker.model_name",
 )
 DOCUMENTS = (names.DOCUMENTS, "reranker.output_documents")
+LONGEST = 2**20  # characters of outputs that are looked into for ids
 WHOSE = frozenset(map(namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
 RARE = frozenset(("retrieval", "reranker", "llm", "embedding"))  # namespaces that plain spans do not have
 DETAILS = {
@@ -75,7 +76,7 @@ def _whose(draft: Draft) -> None:
 
 def _rare(draft: Draft) -> None:
     if "retrieval" in draft.namespaces or "reranker" in draft.namespaces:
-        retrieved = _documents(draft.attributes)
+        retrieved = _documents(draft)
         draft.fields.setdefault("documents", retrieved)
     _model(draft)
     if "llm" in draft.namespaces:
@@ -83,11 +84,33 @@ def _rare(draft: Draft) -> None:
         _messages(draft)
 
 
-def _documents(attributes: dict[str, Any]) -> tuple[Document, ...]:
+def _documents(draft: Draft) -> tuple[Document, ...]:
     for prefix in DOCUMENTS:
-        if listed := take_list(attributes, prefix, "document"):
-            return tuple(retrieved for retrieved in map(document, listed) if retrieved)
+        if listed := take_list(draft.attributes, prefix, "document"):
+            retrieved = tuple(map(document_of, listed))
+            outputs = draft.fields.get("outputs")
+            return retrieved if outputs is None or all(one.id for one in retrieved) else _named(retrieved, outputs)
     return ()
+
+
+def _named(retrieved: tuple[Document, ...], outputs: JSON) -> tuple[Document, ...]:
+    """The same documents with the ids that the outputs give them, and with the empty ones that were not listed.
+
+    LangChain's instrumentor lists neither ids nor empty documents; its outputs have both. Outputs that hold anything
+    else than these documents in this order say nothing about them.
+    """
+    if isinstance(outputs, str):
+        outputs = from_json(outputs) if len(outputs) <= LONGEST else None
+    named, waiting = [], list(reversed(retrieved))
+    for said in documents(outputs):
+        if waiting and waiting[-1].content == said.content:
+            listed = waiting.pop()
+            named.append(Document(listed.content, listed.id or said.id, listed.score, listed.metadata))
+        elif said.content:
+            return retrieved
+        else:
+            named.append(said)
+    return retrieved if waiting else tuple(named)
 
 
 def _model(draft: Draft) -> None:

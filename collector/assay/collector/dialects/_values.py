@@ -11,7 +11,10 @@ import orjson
 from assay.collector.dialects._keys import listed
 from assay.collector.records import JSON, Document
 
-CONTENTS, IDENTITIES = ("page_content", "text", "chunk"), ("doc_uri", "document_id", "url")
+CONTENTS = ("content", "page_content", "text", "chunk")
+IDENTITIES = ("id", "doc_uri", "document_id", "url")
+IDENTITIES_WITHIN = ("doc_uri", "id", "document_id", "doc_id")  # of a document's metadata
+NAMED = frozenset((*CONTENTS, *IDENTITIES))
 
 
 def from_json(value: JSON) -> JSON:
@@ -57,20 +60,24 @@ def document(value: JSON) -> Document | None:
         return Document(value)
     if not isinstance(value, dict):
         return None
-    content, identity = value.get("content"), value.get("id")
+    if "lc" in value and isinstance(
+        inner := value.get("kwargs"), dict
+    ):  # as LangChain writes objects; its id is a class
+        value = inner
+    return document_of(value) if not NAMED.isdisjoint(value) else None
+
+
+def document_of(value: Mapping[str, JSON]) -> Document:
+    """The document that an object is known to be: without content it is an empty one, which still has its rank."""
+    content, id, metadata = value.get("content"), value.get("id"), value.get("metadata")
     if content is None:
         content = _first(value, CONTENTS)
-    if identity is None:
-        identity = _first(value, IDENTITIES)
-    if content is None and identity is None:
-        return None
-    metadata = from_json(value.get("metadata"))
-    return Document(
-        "" if content is None else as_text(content),
-        None if identity is None else as_text(identity),
-        number(value.get("score")),
-        metadata if isinstance(metadata, dict) else {},
-    )
+    if metadata is not None:
+        metadata = from_json(metadata)
+    metadata = metadata if isinstance(metadata, dict) else {}
+    if type(id) is not str or not id:
+        id = _identity(value, IDENTITIES) or (_identity(metadata, IDENTITIES_WITHIN) if metadata else None)
+    return Document("" if content is None else as_text(content), id, number(value.get("score")), metadata)
 
 
 def documents(values: JSON) -> tuple[Document, ...]:
@@ -95,3 +102,8 @@ def take_list(attributes: dict[str, Any], prefix: str, element: str) -> list[dic
 
 def _first(value: Mapping[str, JSON], names: tuple[str, ...]) -> JSON:
     return next((value[name] for name in names if value.get(name) is not None), None)
+
+
+def _identity(value: Mapping[str, JSON], names: tuple[str, ...]) -> str | None:
+    given = (value.get(name) for name in names)
+    return next((str(id) for id in given if type(id) in (str, int, float) and id != ""), None)

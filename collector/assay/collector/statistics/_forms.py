@@ -9,14 +9,20 @@ from assay.collector.records import Feedback
 from assay.collector.statistics._tally import Tally
 
 AVERAGES = frozenset({"safety"})  # whose set value Databricks calls an average; the others are percentages
+GROUND_TRUTH = frozenset({"document_recall"})  # no judge's: numbers, by documents that were expected
 
 
 def databricks_results(feedback: Iterable[Feedback], name: str) -> dict[str, Any]:
     """The results of one judge under Databricks' names: lists over rows, and the share of yes.
 
     `response/llm_judged/{name}/rating` ("yes", "no", None), `…/rationale`, `…/error_message`, and
-    `…/rating/percentage` (`…/rating/average` for safety) in [0, 1], over the rows that have a rating.
+    `…/rating/percentage` (`…/rating/average` for safety) in [0, 1], over the rows that have a rating. Of
+    "document_recall", `retrieval/ground_truth/document_recall` (None where it is undefined) and `…/average`.
     """
+    if name in GROUND_TRUTH:
+        scores = haystack_results(feedback, name)
+        stem = f"retrieval/ground_truth/{name}"
+        return {stem: scores["individual_scores"], f"{stem}/average": scores["score"]}
     rows = [row for row in feedback if row.key == name]
     ratings = [_rating(row) for row in rows]
     rated = [rating for rating in ratings if rating is not None]

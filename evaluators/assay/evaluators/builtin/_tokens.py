@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Literal, TypeAlias, cast
 
+from assay.evaluators.builtin._treebank import words
+
 Tokenizer: TypeAlias = Callable[[str], list[str]]
 Name = Literal["nltk", "13a", "rouge", "unicode", "characters"]
 
@@ -23,7 +25,6 @@ _HARD = re.compile(
     r"[«“‘„`\"'()\[\]{}<>;:@#$%&*»”’\u2012-\u2015\x1c-\x1f\x85]|--|\.\.|,(?![\s\d]|$)"
     r"|(?i:cannot|gimme|gonna|gotta|lemme|wanna)"
 )
-_UNLIKE = re.compile(r"[\x1c-\x1f]")  # white space to `re`, and none to the library that NLTK takes
 _SPLIT_OFF = re.compile(r"[?!]|,(?!\d)")
 # mteval-v13a: symbols; periods and commas unless between digits; a hyphen after a digit.
 _13A = [
@@ -43,7 +44,7 @@ def tokenizer(name: str) -> Tokenizer:
     one. "characters": every character but white space. Raises `ValueError` for another name.
     """
     known: dict[str, Callable[[], Tokenizer]] = {
-        "nltk": _nltk,
+        "nltk": lambda: _nltk,
         "13a": _13a,
         "rouge": lambda: _rouge,
         "unicode": _unicode,
@@ -54,30 +55,8 @@ def tokenizer(name: str) -> Tokenizer:
     return known[name]()
 
 
-def _nltk() -> Tokenizer:
-    """NLTK's own patterns in its order, without the time limit that it sets on each: they are linear."""
-    from nltk.tokenize import NLTKWordTokenizer as Theirs
-
-    inner = [*Theirs.STARTING_QUOTES, *Theirs.PUNCTUATION, Theirs.PARENS_BRACKETS, Theirs.DOUBLE_DASHES]
-    apart = [(pattern, r" \1 \2 ") for pattern in (*Theirs.CONTRACTIONS2, *Theirs.CONTRACTIONS3)]
-    theirs = cast(Tokenizer, Theirs().tokenize)
-    first, then = (
-        [(re.compile(rule.pattern).sub, by) for rule, by in steps] for steps in (inner, Theirs.ENDING_QUOTES + apart)
-    )
-
-    def split(text: str) -> list[str]:
-        if not _HARD.search(text):
-            return _easy(text)
-        if _UNLIKE.search(text):
-            return theirs(text)
-        for sub, by in first:
-            text = sub(by, text)
-        text = f" {text} "
-        for sub, by in then:
-            text = sub(by, text)
-        return text.split()
-
-    return split
+def _nltk(text: str) -> list[str]:
+    return words(text) if _HARD.search(text) else _easy(text)
 
 
 def _easy(text: str) -> list[str]:

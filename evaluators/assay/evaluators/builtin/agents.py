@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from assay.collector.records import JSON, Run, Trace
+from assay.collector.records import JSON, Run, Status, Trace
 from assay.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
 from assay.evaluators.builtin.json import InvalidJSON, loads
 from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, SECURE, TRANSPARENT, VALID
+from assay.tracer import attributes as names
+from assay.tracer.hints import did_you_mean
 
 Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
+Made: TypeAlias = tuple[str, list[Any]]  # a tool's name, and what its arguments may be
+Wanted: TypeAlias = tuple[str, Any]  # its name and arguments, None for any
+Same: TypeAlias = Callable[[Any, Any], bool]
 MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
 
 
@@ -45,20 +51,34 @@ class ToolCalls:
 
     def __post_init__(self) -> None:
         _check_match(self.match, self.expected)
+        for call in self.expected or ():
+            _call(call)
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> list[dict[str, Any]]:
         wanted = [_call(call) for call in _expected(self.expected, reference_outputs, "tool_calls")]
         made = [(run.name, _arguments(run)) for run in _runs(trace) if run.kind == "tool"]
-        hits = _assigned(made, wanted, self._same)
-        passed = _matches(made, wanted, self.match, self._same)
-        names = ", ".join(name for name, _ in made) or "no tool"
+        hits = self._hits(made, wanted)
+        passed = _matches(made, wanted, self.match, self._same, hits)
+        called = ", ".join(name for name, _ in made)[:1000] or "no tool"
         return [
-            {"key": "tool_calls", "score": passed, "comment": f"called {names}"},
+            {"key": "tool_calls", "score": passed, "comment": f"called {called}"},
             {"key": "tool_calls_precision", "score": hits / len(made) if made else (0.0 if wanted else 1.0)},
             {"key": "tool_calls_recall", "score": hits / len(wanted) if wanted else 1.0},
         ]
 
-    def _same(self, made: tuple[str, list[Any]], wanted: tuple[str, Any]) -> bool:
+    def _hits(self, made: list[Made], wanted: list[Wanted]) -> int:
+        """How many expected calls were made; of one tool, those with arguments choose first, the others take what is
+        left.
+        """
+        hits = 0
+        for name in {name for name, _ in wanted}:
+            calls = [call for call in made if call[0] == name]
+            strict = [each for each in wanted if each[0] == name and each[1] is not None]
+            loose = sum(each == (name, None) for each in wanted)
+            hits += min(len(calls), _assigned(calls, strict, self._same) + loose)
+        return hits
+
+    def _same(self, made: Made, wanted: Wanted) -> bool:
         if made[0] != wanted[0] or wanted[1] is None:
             return made[0] == wanted[0]
         return any(self._same_arguments(arguments, wanted[1]) for arguments in made[1])
@@ -91,12 +111,14 @@ class TrajectoryMatch:
 
     def __post_init__(self) -> None:
         _check_match(self.match, self.expected)
+        _check_kinds(self.kinds)
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> dict[str, Any]:
         wanted = [str(step) for step in _expected(self.expected, reference_outputs, "trajectory")]
         steps = [run for run in _runs(trace) if run.span_id != trace.root.span_id]
         taken = [run.name for run in steps if self.kinds is None or run.kind in self.kinds]
-        passed = _matches(taken, wanted, self.match, str.__eq__)
+        hits = (Counter(taken) & Counter(wanted)).total()
+        passed = _matches(taken, wanted, self.match, str.__eq__, hits)
         return {"score": passed, "comment": " → ".join(taken)[:1000] or "no steps"}
 
 
@@ -118,7 +140,7 @@ class HasSpan:
 
     name: str | None = None
     kind: str | None = None
-    status: str | None = None
+    status: Status | None = None
     attributes: Mapping[str, JSON] = field(default_factory=dict)
     inputs: Mapping[str, JSON] = field(default_factory=dict)
     min_seconds: float = 0.0
@@ -129,6 +151,11 @@ class HasSpan:
     def __post_init__(self) -> None:
         if self.at_most is not None and self.at_least > self.at_most:
             raise ValueError(f"at_least {self.at_least!r} is above at_most {self.at_most!r}")
+        if self.at_least < 0:
+            raise ValueError(f"at_least is 0 or more, not {self.at_least!r}")
+        if not 0 <= self.min_seconds <= self.max_seconds:
+            raise ValueError(f"min_seconds {self.min_seconds!r} is from 0 to max_seconds {self.max_seconds!r}")
+        _check_kinds(None if self.kind is None else (self.kind,))
 
     def __call__(self, trace: Trace) -> dict[str, Any]:
         count = sum(map(self._matches, trace.runs))
@@ -163,6 +190,7 @@ class StepLimit:
     def __post_init__(self) -> None:
         if self.limit < 0:
             raise ValueError(f"limit is 0 or more, not {self.limit!r}")
+        _check_kinds(self.kinds)
 
     def __call__(self, trace: Trace) -> dict[str, Any]:
         steps = [run for run in trace.runs if run.span_id != trace.root.span_id]
@@ -250,30 +278,46 @@ def _values(arguments: Any) -> Any:
         return arguments
 
 
-def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Any) -> int:
+def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Same) -> int:
     """How many of the wanted ones can be given a made one of their own: a maximum matching, by augmenting paths."""
     taken: dict[int, int] = {}  # made → wanted
+    given: dict[int, int] = {}  # wanted → made
+    for start in range(len(wanted)):
+        path = _to_a_free_one(start, made, wanted, same, taken)
+        place: int | None = next(reversed(path), None) if path else None
+        while place is not None:
+            index = path[place]
+            before = given.get(index)
+            taken[place], given[index] = index, place
+            place = before
+    return len(taken)
 
-    def place(index: int, seen: set[int]) -> bool:
-        for position, call in enumerate(made):
-            if position in seen or not same(call, wanted[index]):
+
+def _to_a_free_one(
+    start: int, made: Sequence[Any], wanted: Sequence[Any], same: Same, taken: Mapping[int, int]
+) -> dict[int, int]:
+    """For each made one that is reached, the wanted one that asks for it; the last is free. Empty if none is."""
+    path: dict[int, int] = {}
+    waiting = [start]
+    while waiting:
+        index = waiting.pop()
+        for place, call in enumerate(made):
+            if place in path or not same(call, wanted[index]):
                 continue
-            seen.add(position)
-            if position not in taken or place(taken[position], seen):
-                taken[position] = index
-                return True
-        return False
-
-    return sum(place(index, set()) for index in range(len(wanted)))
+            path[place] = index
+            if place not in taken:
+                return path
+            waiting.append(taken[place])
+    return {}
 
 
-def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Any) -> bool:
+def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Same, hits: int) -> bool:
+    """Whether the steps match; `hits` of the wanted ones have a made one of their own."""
     if match == "strict":
         return len(made) == len(wanted) and all(map(same, made, wanted))
     if match == "ordered":
         rest = iter(made)
         return all(any(same(call, each) for call in rest) for each in wanted)
-    hits = _assigned(made, wanted, same)
     if match == "superset":
         return hits == len(wanted)
     if match == "subset":
@@ -286,3 +330,12 @@ def _check_match(match: str, expected: Sequence[Any] | None) -> None:
         raise ValueError(f"expected is a list, as in expected=[{expected!r}], not {expected!r}")
     if match not in MATCHES:
         raise ValueError(f"match is one of {', '.join(map(repr, MATCHES))}, not {match!r}")
+
+
+def _check_kinds(kinds: Sequence[str] | None) -> None:
+    """Raises `ValueError` for what no span can be of: a misspelt kind would find nothing, and so pass."""
+    if kinds is not None and not kinds:
+        raise ValueError("kinds are None for all, or at least one of " + ", ".join(map(repr, names.KINDS)))
+    for kind in kinds or ():
+        if kind not in names.KINDS and (hint := did_you_mean(kind, names.KINDS)):
+            raise ValueError(f"there is no kind {kind!r} of spans{hint}")

@@ -13,11 +13,17 @@ from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
 
 Average = Literal["macro", "micro", "weighted", "binary"]
 AVERAGES = ("macro", "micro", "weighted", "binary")
+MOST = 50  # labels in a confusion matrix: free texts taken for labels would make it quadratic in the cases
+LONGEST = 200  # characters of a label as it is shown
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Numbers of one classification. `confusion[i][j]` counts cases of `labels[i]` that were called `labels[j]`."""
+    """Numbers of one classification. `confusion[i][j]` counts cases of `labels[i]` that were called `labels[j]`.
+
+    Of more than `MOST` labels, `labels` are those that occur most often, in alphabetical order; `left_out` counts the
+    others. The numbers are over all.
+    """
 
     labels: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
@@ -25,6 +31,7 @@ class Report:
     precision: float
     recall: float
     f1: float
+    left_out: int = 0
 
 
 def report(
@@ -34,16 +41,19 @@ def report(
 
     Every label that occurs on either side is a class. "macro" is the mean over classes, "weighted" weights them by
     their expected cases, "micro" counts all decisions alike, "binary" speaks of the class `positive` alone. Raises
-    `ValueError` for no cases, different lengths, or "binary" without its positive label.
+    `ValueError` for no cases, different lengths, or "binary" without its positive label or one that is none of several.
     """
     if len(predicted) != len(expected) or not expected:
         raise ValueError(f"{len(predicted)} predictions for {len(expected)} expected labels")
-    labels = tuple(sorted({*predicted, *expected}))
     counts = Counter(zip(expected, predicted, strict=True))
+    sides = _Sides(
+        Counter(expected), Counter(predicted), Counter(a for a, b in zip(expected, predicted, strict=True) if a == b)
+    )
+    precision, recall, f1 = _averaged(sides, average, positive)
+    labels = sides.most_frequent()
     confusion = tuple(tuple(counts[(row, column)] for column in labels) for row in labels)
-    hits = sum(counts[(label, label)] for label in labels)
-    precision, recall, f1 = _averaged(labels, counts, average, positive)
-    return Report(labels, confusion, hits / len(expected), precision, recall, f1)
+    accuracy = sides.right.total() / len(expected)
+    return Report(labels, confusion, accuracy, precision, recall, f1, len(sides.labels) - len(labels))
 
 
 @builtin(
@@ -66,7 +76,8 @@ class Classification:
 
     `average` says how classes come together: "macro" (default), "micro", "weighted", or "binary" with the `positive`
     label. A label that only the model uses is a class of its own, and so is an answer that is no one text, such as a
-    dict of several. `normalize` strips white space and folds case first.
+    dict of several. `normalize` strips white space and folds case first. The matrix, in the metadata of the accuracy,
+    has the 50 most frequent labels; `labels_left_out` counts the others.
     """
 
     average: Average = "macro"
@@ -83,7 +94,7 @@ class Classification:
         predicted = [self._normal(_said(value)) for value in outputs]
         expected = [self._normal(text_of(value)) for value in reference_outputs]
         numbers = report(predicted, expected, average=self.average, positive=self._positive())
-        matrix = {"labels": list(numbers.labels), "confusion": [list(row) for row in numbers.confusion]}
+        matrix = _matrix(numbers)
         values = {name: getattr(numbers, name) for name in ("accuracy", "precision", "recall", "f1")}
         return [
             {"key": f"classification_{name}", "score": value, "metadata": matrix if name == "accuracy" else {}}
@@ -105,23 +116,53 @@ def _said(answer: Any) -> str:
         return repr(answer)[:200]
 
 
-def _averaged(
-    labels: Sequence[str], counts: Counter[tuple[str, str]], average: Average, positive: str | None
-) -> tuple[float, float, float]:
-    right = {label: counts[(label, label)] for label in labels}
-    called = {label: sum(counts[(row, label)] for row in labels) for label in labels}
-    support = {label: sum(counts[(label, column)] for column in labels) for label in labels}
+def _matrix(numbers: Report) -> dict[str, Any]:
+    shown = [label if len(label) <= LONGEST else f"{label[:LONGEST]}…" for label in numbers.labels]
+    matrix: dict[str, Any] = {"labels": shown, "confusion": [list(row) for row in numbers.confusion]}
+    return matrix | ({"labels_left_out": numbers.left_out} if numbers.left_out else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """How often each label was expected, was predicted, and was both in one case."""
+
+    support: Counter[str]
+    called: Counter[str]
+    right: Counter[str]
+
+    @property
+    def labels(self) -> set[str]:
+        return self.support.keys() | self.called.keys()
+
+    def most_frequent(self) -> tuple[str, ...]:
+        by_cases = sorted(self.labels, key=lambda label: (-self.support[label] - self.called[label], label))
+        return tuple(sorted(by_cases[:MOST]))
+
+    def ratios(self, label: str) -> tuple[float, float, float]:
+        return _ratios(self.right[label], self.called[label], self.support[label])
+
+
+def _averaged(sides: _Sides, average: Average, positive: str | None) -> tuple[float, float, float]:
     if average == "micro":
-        return _ratios(sum(right.values()), sum(called.values()), sum(support.values()))
+        return _ratios(sides.right.total(), sides.called.total(), sides.support.total())
     if average == "binary":
-        if positive is None:
-            raise ValueError("average='binary' needs the positive label")
-        return _ratios(right.get(positive, 0), called.get(positive, 0), support.get(positive, 0))
-    each = [_ratios(right[label], called[label], support[label]) for label in labels]
-    weights = [1.0 if average == "macro" else float(support[label]) for label in labels]
+        return _of_positive(sides, positive)
+    labels = sorted(sides.labels)
+    each = [sides.ratios(label) for label in labels]
+    weights = [1.0 if average == "macro" else float(sides.support[label]) for label in labels]
     total = sum(weights)
     mean = [sum(w * ratios[i] for w, ratios in zip(weights, each, strict=True)) / total for i in range(3)]
     return mean[0], mean[1], mean[2]
+
+
+def _of_positive(sides: _Sides, positive: str | None) -> tuple[float, float, float]:
+    if positive is None:
+        raise ValueError("average='binary' needs the positive label")
+    if positive not in sides.labels and len(sides.labels) > 1:  # as in scikit-learn: a misspelt one must not score 0
+        raise ValueError(
+            f"no case has the positive label {positive!r}; labels are {', '.join(sides.most_frequent())[:200]}"
+        )
+    return sides.ratios(positive)
 
 
 def _ratios(right: int, called: int, support: int) -> tuple[float, float, float]:

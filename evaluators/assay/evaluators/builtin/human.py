@@ -30,6 +30,10 @@ class HumanFeedback:
 
     of: str
 
+    def __post_init__(self) -> None:
+        if not self.of.strip():
+            raise ValueError(f"of is the key of people's feedback, such as 'thumbs_up', not {self.of!r}")
+
     def __call__(self, trace: Trace) -> dict[str, Any]:
         votes = _newest([feedback for feedback in trace.feedback if _counts(feedback, self.of)])
         if not votes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,6 +25,12 @@ _LONGEST = 4000  # characters looked at: more do not change the verdict
 # text it is sure of 6 in 10 and wrong about 2 in 1000; names alone ("Barack Obama") it is seldom sure of.
 _FEWEST, _FEW = 12, 20
 _SURE, _SURE_OF_FEW = 0.6, 0.7
+# Of a pair: how likely one language must be, and how unlikely, to be decided; and how likely one language of each side
+# must be for two to be found different, since names alone are in any language.
+_SAME, _DIFFERENT, _EACH = 0.95, 0.3, 0.55
+_LANGUAGES = 97  # that py3langid tells
+# Written standards of one language, between which a sentence or two does not decide.
+_ONE = {"nb": "no", "nn": "no", "bs": "hr"}
 # Scripts that (nearly) one language writes: few letters are enough, and the script decides.
 _OF_SCRIPT = {
     "HANGUL": "ko",
@@ -52,15 +58,9 @@ def language(text: str) -> str | None:
     """The ISO 639-1 code of a text's language; None when it cannot be told: too few letters, code, numbers, a
     mixture.
     """
-    prose = _prose(text)
-    letters = _letters(prose)
-    by_script = _by_script(letters)
-    if by_script is not None:
-        return by_script
-    if len(letters) < _FEWEST:
-        return None
-    code, probability = _identifier().classify(prose)
-    return str(code) if probability >= (_SURE if len(letters) >= _FEW else _SURE_OF_FEW) else None
+    told = tell(text)
+    sure = 0.0 if told.by_script else _SURE if told.letters >= _FEW else _SURE_OF_FEW
+    return told.best if told.likely and told.certainty >= sure else None
 
 
 def _prose(text: str) -> str:
@@ -68,7 +68,63 @@ def _prose(text: str) -> str:
 
 
 def _letters(prose: str) -> list[str]:
-    return [character for character in prose if character.isalpha()]
+    """Its letters, with the vowel signs of scripts that have them: half of what Indic scripts write."""
+    return [character for character in prose if character.isalpha() or _is_vowel_sign(character)]
+
+
+def _is_vowel_sign(character: str) -> bool:
+    if unicodedata.category(character) not in ("Mn", "Mc"):
+        return False
+    return not unicodedata.name(character, "COMBINING").startswith(("COMBINING", "VARIATION"))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a text's language: how likely each is, None where it is too short, and its letters."""
+
+    likely: Mapping[str, float] | None
+    letters: int
+    by_script: bool = False
+
+    @property
+    def best(self) -> str:
+        return max(self.likely, key=self.likely.__getitem__) if self.likely else ""
+
+    @property
+    def certainty(self) -> float:
+        return max(self.likely.values()) if self.likely else 0.0
+
+
+def tell(text: str) -> Told:
+    """The languages that a text may be in."""
+    prose = _prose(text)
+    letters = _letters(prose)
+    if code := _by_script(letters):
+        return Told({code: 1.0}, len(letters), by_script=True)
+    if len(letters) < _FEWEST:
+        return Told(None, len(letters))
+    likely: dict[str, float] = {}
+    for code, probability in _identifier().rank(prose):
+        code = _ONE.get(code, code)
+        likely[code] = likely.get(code, 0.0) + probability
+    return Told(likely, len(letters))
+
+
+def one_language(first: Told, second: Told) -> bool | None:
+    """Whether two texts are in the same language; None where it cannot be told.
+
+    A question and its answer are as likely in one language as in two (of all that there are, each as likely as the
+    others), before their letters are looked at. So a text of which little is known is taken for the language of the
+    other one where its letters allow that, and for another where they hardly do.
+    """
+    if first.likely is None or second.likely is None:
+        return None
+    together = sum(probability * second.likely.get(code, 0.0) for code, probability in first.likely.items())
+    same = together / (together + 1 / _LANGUAGES)
+    if same >= _SAME:
+        return True
+    apart = same <= _DIFFERENT and min(first.certainty, second.certainty) >= _EACH
+    return False if apart else None
 
 
 @builtin(
@@ -84,8 +140,9 @@ def _letters(prose: str) -> list[str]:
 class LanguageMismatch:
     """Whether question and answer are in the same language, told by py3langid (97 languages, no model to download).
 
-    Code, addresses and numbers are left out. Where either language cannot be told (fewer than 12 letters, a name alone,
-    a mixture), the case is skipped; a script that one language writes tells it from fewer letters.
+    The two are looked at together: a short answer is taken for the language of the question where its letters allow
+    that. Code, addresses and numbers are left out. Where it cannot be told (fewer than 12 letters, a name alone, two
+    languages that are close kin), the case is skipped; a script that one language writes tells it from fewer letters.
     `evaluate_retrieved_context=True` compares the context with the question, too. `detect` puts another detector in
     place: a function from a text to a language code, or None.
     """
@@ -94,26 +151,38 @@ class LanguageMismatch:
     detect: Detector | None = None
 
     def __call__(self, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> list[dict[str, Any]]:
-        asked = self._told("question", question_of(inputs))
-        answered = self._told("answer", text_of(outputs))
-        if {asked, answered} == {"ja", "zh"} and len(text_of(outputs)) < _FEWEST:
+        asked, answered = self._tell(question_of(inputs)), self._tell(text_of(outputs))
+        same = one_language(asked, answered)
+        if {asked.best, answered.best} == {"ja", "zh"} and answered.letters < _FEWEST:
             raise Skip("few Chinese characters may be Japanese, too")
+        if same is None:
+            raise Skip(self._why(asked, answered))
         context = None
         if documents and self.evaluate_retrieved_context:
-            code = (self.detect or language)("\n".join(document.content for document in documents))
-            context = None if code is None else code == asked
-        return verdict("language_mismatch", answered == asked, context, comment=f"question {asked}, answer {answered}")
+            context = one_language(asked, self._tell("\n".join(document.content for document in documents)))
+        codes = _common(asked, answered) if same else (asked.best, answered.best)
+        return verdict("language_mismatch", same, context, comment=f"question {codes[0]}, answer {codes[1]}")
 
-    def _told(self, what: str, text: str) -> str:
-        code = (self.detect or language)(text)
-        if code is None:
-            raise Skip(f"the language of the {what} cannot be told{self._why(text)}")
-        return code
+    def _tell(self, text: str) -> Told:
+        if self.detect is None:
+            return tell(text)
+        code = self.detect(text)
+        return Told(None if code is None else {code: 1.0}, len(_letters(_prose(text))))
 
-    def _why(self, text: str) -> str:
-        count = len(_letters(_prose(text)))
-        short = self.detect is None and count < _FEWEST
-        return f": it is too short, {count} letters of at least {_FEWEST}" if short else ""
+    def _why(self, asked: Told, answered: Told) -> str:
+        if min(asked.certainty, answered.certainty) >= _EACH:
+            return f"the languages of question and answer, {asked.best} and {answered.best}, cannot be told apart"
+        what, told = min(("question", asked), ("answer", answered), key=lambda side: side[1].certainty)
+        short = self.detect is None and told.likely is None
+        why = f": it is too short, {told.letters} letters of at least {_FEWEST}" if short else ""
+        return f"the language of the {what} cannot be told{why}"
+
+
+def _common(first: Told, second: Told) -> tuple[str, str]:
+    """The language that both are most likely in, twice."""
+    likely, other = first.likely or {}, second.likely or {}
+    code = max(likely, key=lambda code: likely[code] * other.get(code, 0.0))
+    return code, code
 
 
 def _by_script(letters: list[str]) -> str | None:

@@ -63,6 +63,10 @@ class Looping:
 
     shortest: int = SHORTEST
 
+    def __post_init__(self) -> None:
+        if self.shortest < 1:
+            raise ValueError(f"shortest is 1 character or more, not {self.shortest!r}")
+
     def __call__(self, outputs: Any) -> list[dict[str, Any]]:
         text = text_of(outputs)
         if not text:

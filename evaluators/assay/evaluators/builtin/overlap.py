@@ -19,6 +19,8 @@ from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, VALID
 
 Rouge = tuple[float, float, float]  # precision, recall, F1
+# Length × length of two sequences whose edits are counted: some 2 s, in C, where no timeout ends it.
+MOST_CELLS = 4e10
 
 
 def bleu(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: str = "nltk") -> float:
@@ -31,7 +33,9 @@ def bleu(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: st
 
 
 def bleus(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: str = "nltk") -> list[float]:
-    """BLEU-1 to BLEU-n at once. Raises `Skip` when there is no reference."""
+    """BLEU-1 to BLEU-n at once. Raises `Skip` when there is no reference, `ValueError` for n below 1."""
+    if n < 1:
+        raise ValueError(f"n is 1 or more, not {n!r}")
     tokens_of = tokenizer_of(tokenizer)
     candidate = tokens_of(text)
     references = [tokens_of(text) for text in ([reference] if isinstance(reference, str) else reference)]
@@ -56,12 +60,20 @@ def rouge_parts(
 
 
 def levenshtein(text: str, reference: str) -> float:
-    """1 − edits / length of the longer text, in [0, 1]; two empty texts are the same."""
+    """1 − edits / length of the longer text, in [0, 1]; two empty texts are the same.
+
+    Raises `ValueError` for texts that it would take minutes to compare.
+    """
+    _check_size(text, reference)
     return float(_similarity("Levenshtein")(text, reference))
 
 
 def fuzzy(text: str, reference: str) -> float:
-    """2 × matches / sum of the lengths (insertions and deletions only), in [0, 1]: rapidfuzz's `ratio` over 100."""
+    """2 × matches / sum of the lengths (insertions and deletions only), in [0, 1]: rapidfuzz's `ratio` over 100.
+
+    Raises `ValueError` for texts that it would take minutes to compare.
+    """
+    _check_size(text, reference)
     return float(_similarity("Indel")(text, reference))
 
 
@@ -209,6 +221,8 @@ def _cumulative(precisions: list[tuple[int, int]], penalty: float) -> list[float
 def _rouge(candidate: list[str], reference: list[str], kind: str) -> Rouge:
     if kind.upper() == "L":
         return _f1(_common_subsequence(candidate, reference), len(candidate), len(reference))
+    if not kind.isdecimal() or int(kind) < 1:
+        raise ValueError(f"kind is 'L' or a number from '1', not {kind!r}")
     order = int(kind)
     left, right = _ngrams(candidate, order), _ngrams(reference, order)
     common = sum(min(count, right[ngram]) for ngram, count in left.items() if ngram in right)
@@ -226,7 +240,15 @@ def _similarity(distance: str) -> Callable[[str, str], float]:
 def _common_subsequence(left: list[str], right: list[str]) -> int:
     from rapidfuzz.distance import LCSseq
 
+    _check_size(left, right)
     return int(LCSseq.similarity(left, right))
+
+
+def _check_size(left: Sequence[str], right: Sequence[str]) -> None:
+    if len(left) * len(right) > MOST_CELLS and left != right:
+        raise ValueError(
+            f"{len(left):,} by {len(right):,} characters or words would take minutes to compare: shorten them with map="
+        )
 
 
 def _f1(common: int, given: int, expected: int) -> Rouge:

@@ -2,27 +2,30 @@
 
 Documents are the same by `by`: "id", "content", "doc_uri" or a field of the metadata ("metadata.source"). "auto", the
 default, compares ids where both have one and contents where not; a document without an id also matches one whose id is
-its text, so that either side may be written as a plain list of ids.
+its text, so that either side may be written as a plain list of ids. An id of 64 hex digits is taken for a SHA-256 that
+was made from the content (Haystack's ids are, from content and metadata): where it differs, the contents decide.
 
-A document that is retrieved twice counts once, at its first rank; an empty text matches nothing. Where nothing is
-expected, nothing is defined: the functions raise `Skip`.
+A document that is retrieved twice counts once, at its first rank; an empty one matches nothing and keeps its rank.
+The functions raise `Skip` where nothing is defined: nothing is expected; or something was retrieved, but an expected
+document that was not found has nothing by which it could have been, such as an id where the retrieved documents have
+contents alone. A retrieved document that cannot be compared with any expected one counts as one that is not expected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
 from typing import Any, Literal, TypeAlias
 
 from assay.collector.records import Document
-from assay.evaluators.protocol import Metric, Skip, builtin, documents_of
-from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
+from assay.evaluators.builtin._matching import Matching, matching, value_of
+from assay.evaluators.protocol import Metric, builtin, documents_of
+from assay.evaluators.protocol.standards import OUTCOMES, VALID
 
 Mode = Literal["single_hit", "multi_hit"]
-Finder: TypeAlias = Callable[[Document], int | None]  # to the position among the distinct expected documents
 Hits: TypeAlias = list[tuple[int, int]]  # (rank from 0, position among the distinct expected documents)
-STANDARDS = (VALID, TRANSPARENT, SOUNDNESS, OUTCOMES)
+STANDARDS = (VALID, OUTCOMES)
 
 
 def recall(
@@ -63,25 +66,25 @@ def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = N
     some expected documents have scores.
     """
     wanted = documents_of(expected)
-    find, total = _expected(wanted, by)
-    gains = _gains(wanted, find, total)
+    known = matching(wanted, by)
+    gains = _gains(wanted, known)
     ideal = _discounted(enumerate(sorted(gains, reverse=True)[:k]))
-    gained = _discounted((rank, gains[position]) for rank, position in _found(documents, find, k))
+    gained = _discounted((rank, gains[position]) for rank, position in _found(documents, known, k))
     return gained / ideal if ideal > 0 else 0.0
 
 
 def gain(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
     """Discounted cumulative gain of the retrieved documents."""
     wanted = documents_of(expected)
-    find, total = _expected(wanted, by)
-    gains = _gains(wanted, find, total)
-    return _discounted((rank, gains[position]) for rank, position in _found(documents, find, k))
+    known = matching(wanted, by)
+    gains = _gains(wanted, known)
+    return _discounted((rank, gains[position]) for rank, position in _found(documents, known, k))
 
 
 def ideal_gain(expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
     """Discounted cumulative gain of the best ranking of the expected documents."""
     wanted = documents_of(expected)
-    return _discounted(enumerate(sorted(_gains(wanted, *_expected(wanted, by)), reverse=True)[:k]))
+    return _discounted(enumerate(sorted(_gains(wanted, matching(wanted, by)), reverse=True)[:k]))
 
 
 def precision(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
@@ -110,7 +113,13 @@ class DocumentRecall:
     """The share of the expected documents that were retrieved, each counted once.
 
     `mode="single_hit"` gives 1 if any of them was, else 0. `k` looks at the first k retrieved only. `by` says what
-    makes two documents the same: "auto", "id", "content", "doc_uri" or "metadata.<field>".
+    makes two documents the same: "auto", "id", "content", "doc_uri" or "metadata.<field>". "auto" compares ids where
+    both have one and contents where not; of ids that were made from contents (64 hex digits, as Haystack's) and differ,
+    the contents decide. A plain list of texts may be one of ids.
+
+    Where something was retrieved, but an expected document that is not among it could not have been found by anything
+    that it has (its id is known, and of the retrieved ones only contents), the case is skipped. An empty chunk matches
+    nothing and keeps its rank.
     """
 
     mode: Mode = "multi_hit"
@@ -139,7 +148,8 @@ class DocumentRecall:
 class AveragePrecision:
     """Average precision: the mean over all expected documents of the precision at the rank of each.
 
-    An expected document that was not retrieved adds 0, as in trec_eval. The mean over cases is MAP.
+    An expected document that was not retrieved adds 0, as in trec_eval. The mean over cases is MAP. Documents are
+    compared, and cases skipped, as in `document_recall`.
     """
 
     k: int | None = None
@@ -163,7 +173,10 @@ class AveragePrecision:
 )
 @dataclass(frozen=True, slots=True)
 class ReciprocalRank:
-    """One over the rank of the first expected document, 0 if none was retrieved. The mean over cases is MRR."""
+    """One over the rank of the first expected document, 0 if none was retrieved. The mean over cases is MRR.
+
+    Documents are compared, and cases skipped, as in `document_recall`.
+    """
 
     k: int | None = None
     by: str = "auto"
@@ -189,7 +202,8 @@ class ReciprocalRank:
 class NDCG:
     """Normalised discounted cumulative gain: what the ranking gains over what the best ranking would.
 
-    The gain of an expected document is its score (1 when none has a score), discounted by log2(rank + 1).
+    The gain of an expected document is its score (1 when none has a score), discounted by log2(rank + 1). Documents are
+    compared, and cases skipped, as in `document_recall`.
     """
 
     k: int | None = None
@@ -215,7 +229,7 @@ class NDCG:
 class PrecisionAtK:
     """Expected documents among the first k retrieved, over k (also when fewer than k were retrieved).
 
-    `k=None` divides by the number retrieved.
+    `k=None` divides by the number retrieved. Documents are compared, and cases skipped, as in `document_recall`.
     """
 
     k: int | None = 5
@@ -239,7 +253,10 @@ class PrecisionAtK:
 )
 @dataclass(frozen=True, slots=True)
 class HitAtK:
-    """Whether any expected document is among the first k retrieved."""
+    """Whether any expected document is among the first k retrieved.
+
+    Documents are compared, and cases skipped, as in `document_recall`.
+    """
 
     k: int | None = 5
     by: str = "auto"
@@ -253,109 +270,43 @@ class HitAtK:
 
 def _hits(documents: Iterable[Any], expected: Iterable[Any], by: str, k: int | None) -> tuple[Hits, int]:
     """First appearances of expected documents, by rank, and how many distinct documents are expected."""
-    find, total = _expected(documents_of(expected), by)
-    return _found(documents, find, k), total
+    known = matching(documents_of(expected), by)
+    return _found(documents, known, k), known.total
 
 
-def _expected(expected: Sequence[Document], by: str) -> tuple[Finder, int]:
-    find, total = _finder(expected, by)
-    if not total:
-        raise Skip("expected_documents names no document: nothing is defined")
-    return find, total
-
-
-def _found(documents: Iterable[Any], find: Finder, k: int | None) -> Hits:
+def _found(documents: Iterable[Any], known: Matching, k: int | None) -> Hits:
+    retrieved = documents_of(documents)
     hits: dict[int, int] = {}
-    for rank, document in enumerate(documents_of(documents)[:k]):
-        position = find(document)
+    for rank, document in enumerate(retrieved):
+        position = known.find(document)
         if position is not None and position not in hits:
             hits[position] = rank
-    return [(rank, position) for position, rank in hits.items()]
+    known.check(retrieved, frozenset(hits))
+    return [(rank, position) for position, rank in hits.items() if k is None or rank < k]
 
 
 def _discounted(gains: Iterable[tuple[int, float]]) -> float:
     return sum([value / log2(rank + 2) for rank, value in gains])
 
 
-def _finder(expected: Sequence[Document], by: str) -> tuple[Finder, int]:
-    if by == "auto":
-        return _auto_finder(expected)
-    value = _value(by)
-    known: dict[Hashable, int] = {}
-    for document in expected:
-        if (name := value(document)) is not None:
-            known.setdefault(name, len(known))
-    return lambda document: known.get(value(document)), len(known)
-
-
-def _auto_finder(expected: Sequence[Document]) -> tuple[Finder, int]:
-    ids: dict[str, int] = {}
-    texts: dict[str, int] = {}  # of expected documents without an id
-    contents: dict[str, int] = {}  # of all, for retrieved documents without an id
-    total = 0
-    for document in expected:
-        known, name = (ids, document.id) if document.id is not None else (texts, document.content)
-        if not name:
-            continue
-        if name not in known:
-            known[name] = total
-            total += 1
-        if document.content:
-            contents.setdefault(document.content, known[name])
-
-    def find(document: Document) -> int | None:
-        name = document.id
-        if name is None:
-            return contents.get(document.content, ids.get(document.content))
-        position = ids.get(name)
-        if position is None and texts:
-            position = texts.get(name)
-        if position is None and document.metadata:  # Databricks' doc_uri beside an id of its own
-            position = ids.get(str(document.metadata.get("doc_uri", "")))
-        return texts.get(document.content) if position is None and texts else position
-
-    return find, total
-
-
-def _gains(expected: Sequence[Document], find: Finder, total: int) -> list[float]:
+def _gains(expected: Sequence[Document], known: Matching) -> list[float]:
     """One gain per distinct expected document, the highest where it is given more than once."""
     scored = [document.score is not None for document in expected]
     if True not in scored:
-        return [1.0] * total
+        return [1.0] * known.total
     if False in scored:
         raise ValueError("either all expected documents have a score or none has: some have none")
     if not all(document.score is None or isfinite(document.score) for document in expected):
         raise ValueError("the scores of expected documents are their gains: numbers, neither NaN nor infinite")
-    gains = [float("-inf")] * total
-    for document in expected:
-        position = find(document)
+    gains = [float("-inf")] * known.total
+    for document, position in zip(expected, known.positions, strict=True):
         if position is not None:
             gains[position] = max(gains[position], 0.0, document.score or 0.0)
     return gains
-
-
-def _value(by: str) -> Callable[[Document], Hashable | None]:
-    if by == "id":
-        return lambda document: document.id
-    if by == "content":
-        return lambda document: document.content or None
-    if by == "doc_uri":
-        return lambda document: document.metadata.get("doc_uri") or document.id
-    if not by.startswith(("meta.", "metadata.")):
-        raise ValueError(f"by is 'auto', 'id', 'content', 'doc_uri' or 'metadata.<field>', not {by!r}")
-    steps = by.split(".")[1:]
-
-    def value(document: Document) -> Hashable | None:
-        inner: Any = document.metadata
-        for step in steps:
-            inner = inner.get(step) if isinstance(inner, dict) else None
-        return inner if isinstance(inner, Hashable) else repr(inner)
-
-    return value
 
 
 def _check(k: int | None, by: str) -> None:
     if k is not None and k < 1:
         raise ValueError(f"k is at least 1, not {k!r}")
     if by != "auto":
-        _value(by)
+        value_of(by)

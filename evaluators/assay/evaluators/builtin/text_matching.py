@@ -37,7 +37,9 @@ class TextMatching:
 
     A condition joins strings in double quotes and `regexp("…")` by AND, OR and NOT; NOT binds before AND before OR, and
     parentheses group. It comes from the case's `conditions` (a list: all must hold) or from the parameter `condition`.
-    The context is all chunks together, one per line; `evaluate_retrieved_context=False` looks at the answer only.
+    The context is all chunks together, one per line; `evaluate_retrieved_context=False` looks at the answer only. Where
+    no chunk was retrieved there is no context that could fail: the answer alone decides, and no retrieval is counted.
+    `seconds` bound each pattern.
     """
 
     condition: str | None = None
@@ -47,6 +49,8 @@ class TextMatching:
     def __post_init__(self) -> None:
         if self.condition is not None:
             parse(self.condition)
+        if not self.seconds > 0:
+            raise ValueError(f"seconds are more than 0, not {self.seconds!r}")
 
     def __call__(
         self, outputs: Any, documents: Sequence[Document] | None = None, conditions: Any = None
@@ -54,7 +58,7 @@ class TextMatching:
         wanted = conditions_of(self.condition, conditions)
         answer = all(condition.holds(text_of(outputs), seconds=self.seconds) for condition in wanted)
         context = None
-        if documents is not None and self.evaluate_retrieved_context:
+        if documents and self.evaluate_retrieved_context:
             whole = "\n".join(document.content for document in documents)
             context = all(condition.holds(whole, seconds=self.seconds) for condition in wanted)
         return verdict("text_matching", answer, context)
@@ -64,7 +68,7 @@ def conditions_of(parameter: str | None, conditions: Any) -> list[Condition]:
     """The parsed conditions of a case. Raises `Skip` when there are none, `ValueError` for what is no condition."""
     if parameter is not None:
         conditions = parameter
-    if conditions is None or conditions == [] or conditions == "":
+    if conditions is None or (isinstance(conditions, str | list | tuple) and not conditions):
         raise Skip("needs conditions; the case has none")
     listed = conditions if isinstance(conditions, list | tuple) else [conditions]
     for condition in listed:

@@ -27,9 +27,9 @@ def documents_of(value: Iterable[Any]) -> tuple[Document, ...]:
 
 
 def document_of(value: Any) -> Document:
-    """One document; unknown fields of a dict become metadata.
+    """One document; unknown fields of a dict become metadata. Content that is None or "" makes an empty document.
 
-    Raises `TypeError` for what is no document, `ValueError` for a dict that has neither content nor an id.
+    Raises `TypeError` for what is no document, `ValueError` for a dict with fields neither for content nor for an id.
     """
     if isinstance(value, Document):
         return value
@@ -42,18 +42,19 @@ def document_of(value: Any) -> Document:
 
 def _from_object(value: Any) -> Document:
     """Documents of LangChain, LlamaIndex and Haystack."""
-    content = next((text for name in CONTENT if (text := getattr(value, name, None)) is not None), None)
+    contents = [getattr(value, name) for name in CONTENT if hasattr(value, name)]
+    content = next((text for text in contents if text is not None), "" if contents else None)
     if not isinstance(content, str):
         raise TypeError(f"a document is a string, a dict with its content, or a document, not {value!r:.200}")
     metadata = getattr(value, "metadata", None) or getattr(value, "meta", None) or {}
-    id = getattr(value, "id", None)
+    id = next((id for name in (*IDS, "id_", "node_id") if (id := getattr(value, name, None)) is not None), None)
     return Document(content, None if id is None else str(id), getattr(value, "score", None), dict(metadata))
 
 
 def _from_mapping(value: Mapping[str, Any]) -> Document:
     content = next((value[name] for name in CONTENT if value.get(name) is not None), "")
     id = next((value[name] for name in IDS if value.get(name) is not None), None)
-    if not content and id is None:
+    if not any(name in value for name in (*CONTENT, *IDS)):
         raise ValueError(f"a document has content or an id: {dict(value)!r:.200}")
     known = {*CONTENT, *IDS, "score", "metadata"}
     rest = {name: kept for name, kept in value.items() if name not in known}
