@@ -186,9 +186,9 @@ class AgentSanity:
 
     Artifacts are the outputs' field "artifacts" (or the outputs, when they are a list): dicts with "path" and
     "content", a dict of contents by path, or paths alone; and, with `directory`, all files below it. Each must not be
-    empty, and `.json` and `.jsonl` must be JSON. `expectations`, by path, add to that: "kind" ("file" or "dir"), "min_bytes",
-    "contains" (a list of texts), "fields" (name or dotted path: value, of JSON), "entries" (names in a directory),
-    "pages" (a PDF's least number of pages). An expected artifact that is missing counts as a failed one.
+    empty, and `.json` and `.jsonl` must be JSON. `expectations`, by path, add to that: "kind" ("file" or "dir"),
+    "min_bytes", "contains" (a list of texts), "fields" (name or dotted path: value, of JSON), "entries" (names in a
+    directory), "pages" (a PDF's least number of pages). An expected artifact that is missing counts as a failed one.
 
     Nothing is opened but regular files and folders below `directory`, wherever names and links lead; where an answer
     names files and there is no `directory`, the case is skipped. More than `max_artifacts` entries, or more than

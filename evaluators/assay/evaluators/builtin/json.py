@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from assay.evaluators.builtin._verdicts import family, verdict
 from assay.evaluators.protocol import Metric, builtin
 from assay.evaluators.protocol.standards import SECURE, VALID
 
-_FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+_LANGUAGE = re.compile(r"[\w-]*\s*")
 
 
 class InvalidJSON(AssayError, ValueError):
@@ -28,17 +29,26 @@ def loads(text: str, *, lenient: bool = False) -> Any:
     `lenient` takes off a byte order mark and a Markdown code fence first. Raises `InvalidJSON`.
     """
     if lenient:
-        text = text.removeprefix("\ufeff")
-        fenced = _FENCE.match(text)
-        text = fenced.group(1) if fenced else text
+        text = unfenced(text.removeprefix("\ufeff"))
+    if text.startswith("\ufeff"):
+        raise InvalidJSON("a BOM, a byte order mark, stands before it")
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_without_repeats)
+        return _STRICT.decode(text)
     except InvalidJSON:
         raise
     except RecursionError:
         raise InvalidJSON("nested too deeply to be read") from None
     except ValueError as error:
         raise InvalidJSON(str(error)) from error
+
+
+def unfenced(text: str) -> str:
+    """A text without the Markdown code fence around it, if it is all in one."""
+    inner = text.strip()
+    if not (inner.startswith("```") and inner.endswith("```")):
+        return text
+    language, newline, content = inner[3:-3].partition("\n")
+    return content if newline and _LANGUAGE.fullmatch(language) else text
 
 
 def is_json(text: str, *, lenient: bool = False) -> bool:
@@ -229,7 +239,10 @@ def _integer(digits: str) -> int | float:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise InvalidJSON(f"the key {repeated!r} comes twice in one object")
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
+        raise InvalidJSON(f"the key {repeated!r:.200} comes twice in one object")
     return members
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_without_repeats)
