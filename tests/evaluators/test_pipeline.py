@@ -36,9 +36,9 @@ def test_what_is_no_number_is_an_error(said):
     assert "judging pipeline" in feedback.error
 
 
-@pytest.mark.parametrize("bad", [{"minimum": 2, "maximum": 1}, {"minimum": float("nan")}, {"maximum": float("nan")}])
+@pytest.mark.parametrize("bad", [{"minimum": float("nan")}, {"maximum": float("nan")}])
 def test_a_range_that_holds_nothing_is_refused(bad):
-    with pytest.raises(ValueError, match="is not below maximum"):
+    with pytest.raises(ValueError, match="minimum and maximum are numbers, not"):
         get("pipeline", function=len, **bad)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import Document
-from assay.evaluators.builtin._patterns import search
+from assay.evaluators.builtin._keywords import bounded, first_error
+from assay.evaluators.builtin._patterns import check_seconds
 from assay.evaluators.builtin._verdicts import family, verdict
 from assay.evaluators.protocol import Metric, builtin
 from assay.evaluators.protocol.standards import SECURE, VALID
@@ -98,18 +100,23 @@ class JSONSchema:
     refused when the evaluator is made, and so is one that refers to what it does not hold: nothing is fetched. Where
     documents were retrieved, those that begin like a JSON object or array are checked in the same way: they count as
     retrieval failures, and do not fail the case. `lenient` takes off a byte order mark and a code fence first.
+
+    A check that takes longer than `seconds` (of the clock) is an error of that case, and so is a pattern that takes
+    more than 1 s of CPU time.
     """
 
     json_schema: Mapping[str, Any] | str | bool = field(default_factory=dict)
     lenient: bool = False
     evaluate_retrieved_context: bool = True
+    seconds: float = 10.0
     _validator: Any = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
+        check_seconds(self.seconds)
         object.__setattr__(self, "_validator", validator_for(self.json_schema))
 
     def __call__(self, outputs: Any, documents: Sequence[Document] | None = None) -> list[dict[str, Any]]:
-        problem = _problem(outputs, self._validator, self.lenient)
+        problem = self._problem(outputs)
         context, bad = None, []
         if documents is not None and self.evaluate_retrieved_context:
             fragments = [
@@ -129,8 +136,8 @@ class JSONSchema:
             metadata={"documents": bad} if bad else None,
         )
 
-    def _problem(self, text: str) -> str | None:
-        return _problem(text, self._validator, self.lenient)
+    def _problem(self, value: Any) -> str | None:
+        return _problem(value, self._validator, self.lenient, self.seconds)
 
 
 def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
@@ -157,9 +164,9 @@ def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
     except RecursionError:
         raise ValueError("json_schema is nested too deeply") from None
     _check_references(dict(schema), kind.META_SCHEMA["$schema"])
-    extend: Any = jsonschema.validators.extend  # untyped
-    kind = extend(kind, {"pattern": _pattern, "patternProperties": _pattern_properties})
-    return _ending(kind(dict(schema), registry=REGISTRY))  # it holds JSON Schema's own schemas; nothing is fetched
+    return _ending(
+        bounded(kind)(dict(schema), registry=REGISTRY)
+    )  # it holds JSON Schema's own schemas; nothing is fetched
 
 
 def _check_references(schema: Mapping[str, Any], dialect: str) -> None:
@@ -191,7 +198,7 @@ def _ending(validator: Any) -> Any:
     return validator
 
 
-def _problem(value: Any, validator: Any, lenient: bool) -> str | None:
+def _problem(value: Any, validator: Any, lenient: bool, seconds: float = math.inf) -> str | None:
     """What is wrong with an answer as JSON; None if nothing is. Values that are no text are taken as they are."""
     try:
         parsed = loads(value, lenient=lenient) if isinstance(value, str) else value
@@ -200,27 +207,10 @@ def _problem(value: Any, validator: Any, lenient: bool) -> str | None:
     if validator is None:
         return None
     try:
-        first = next(iter(validator.iter_errors(parsed)), None)
+        first = first_error(validator, parsed, seconds)
     except RecursionError:
         return "nested too deeply to be checked"
     return None if first is None else f"{first.message:.500} at {first.json_path}"
-
-
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """As in jsonschema, but with a time limit: the answer decides how long a pattern may backtrack."""
-    import jsonschema
-
-    if isinstance(instance, str) and search(pattern, instance) is None:
-        yield jsonschema.ValidationError(f"{instance!r:.200} does not match {pattern!r}")
-
-
-def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
-    if not isinstance(instance, Mapping):
-        return
-    for pattern, wanted in patterns.items():
-        for name, value in instance.items():
-            if search(pattern, name) is not None:
-                yield from validator.descend(value, wanted, path=name, schema_path=pattern)
 
 
 def _looks_like_json(text: str) -> bool:

@@ -56,8 +56,10 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"function is a callable, not {self.function!r}")
-        if not self.minimum <= self.maximum:
-            raise ValueError(f"minimum {self.minimum!r} is not below maximum {self.maximum!r}")
+        if math.isnan(self.minimum) or math.isnan(self.maximum):
+            raise ValueError(f"minimum and maximum are numbers, not {self.minimum!r} and {self.maximum!r}")
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum {self.minimum!r} is above maximum {self.maximum!r}")
         object.__setattr__(self, "_asks", _asks(self.function))
         parameters = inspect.signature(self.function).parameters.values()
         object.__setattr__(self, "_takes_all", any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters))
