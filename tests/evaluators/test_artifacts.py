@@ -31,24 +31,24 @@ def problem(place, name, **parameters):
     "name", ["/etc/passwd", "/dev/zero", "../secret.txt", "../../../etc/passwd", "/", "..", "a/../.."]
 )
 def test_what_lies_outside_is_not_opened(place, name):
-    assert problem(place, name) == ["lies outside of the directory"]
+    assert problem(place, name) == ["cannot be read: it lies outside of the directory"]
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret.txt", "..", "/dev/zero"])
 def test_links_that_lead_outside_are_not_followed(place, target):
     (place / "link").symlink_to(target)
-    assert problem(place, "link") == ["leads outside of the directory"]
+    assert problem(place, "link") == ["cannot be read: it leads outside of the directory"]
 
 
 def test_a_folder_that_is_a_link_leads_outside_too(place):
     (place / "link").symlink_to(place.parent)
-    assert problem(place, "link/secret.txt") == ["leads outside of the directory"]
+    assert problem(place, "link/secret.txt") == ["cannot be read: it leads outside of the directory"]
 
 
 def test_a_neighbour_whose_name_begins_alike_is_outside(place):
     (place.parent / "work2").mkdir()
     (place.parent / "work2" / "a.txt").write_text(SECRET)
-    assert problem(place, "../work2/a.txt") == ["lies outside of the directory"]
+    assert problem(place, "../work2/a.txt") == ["cannot be read: it lies outside of the directory"]
 
 
 def test_links_that_stay_inside_are_followed(place):
@@ -76,14 +76,14 @@ def test_what_is_no_regular_file_is_not_read(place, make, monkeypatch):
 
 
 def test_devices_are_not_read():
-    assert problem("/dev", "zero", max_artifacts=10**6) == ["is no regular file"]
+    assert problem("/dev", "zero", max_artifacts=10**6) == ["cannot be read: it is no regular file"]
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("a\0b", "has a name with a NUL, which no file can have"),
-        ("\ud800", "has a name that no file can have"),
+        ("a\0b", "cannot be read: no file can have a NUL in its name"),
+        ("\ud800", "cannot be read: no file can have its name"),
         ("missing", "is missing"),
         ("a.txt/b", "cannot be read: Not a directory"),
         ("n" * 1000, "cannot be read: File name too long"),
@@ -124,7 +124,7 @@ def test_what_is_expected_but_not_handed_over_is_missing(place, monkeypatch):
     feedback = score(get("agent_sanity", expectations={"a.json": {}}), outputs="done")[0]
     assert (feedback.score, feedback.comment) == (
         0.0,
-        "a.json: is not handed over, and there is no directory to look in",
+        "a.json: cannot be read: it is not handed over, and there is no directory to look in",
     )
 
 

@@ -259,3 +259,8 @@ def test_a_time_limit_that_nothing_can_keep_is_refused(seconds):
 @pytest.mark.parametrize("text", ["```\n" + " " * 200_000, "```" + "\n" * 200_000 + "x```", "`" * 200_000])
 def test_fences_are_taken_off_in_time(text):
     assert is_json(text, lenient=True) is False
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_json_cannot_write_is_none(value):
+    assert score(get("is_json"), outputs=value)[0].comment == f"{value!r} is no JSON"

@@ -196,3 +196,9 @@ def test_a_number_of_a_million_digits_is_compared_in_time():
 def test_a_number_beyond_all_bounds_is_an_error_and_no_wrong_answer(beyond):
     feedback = score(get("numeric"), outputs=beyond, reference_outputs=1)[0]
     assert (feedback.outcome, feedback.error[:13]) == ("error", "OverflowError")
+
+
+def test_nan_is_no_number_and_a_reference_that_is_nan_an_error():
+    nan = float("nan")
+    assert score(get("numeric"), outputs=nan, reference_outputs=1)[0].comment == "nan is no number"
+    assert score(get("numeric"), outputs=1, reference_outputs=nan)[0].outcome == "error"

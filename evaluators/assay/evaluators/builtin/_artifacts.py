@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
-from assay.evaluators.builtin._below import Below, Unreadable
+from assay.evaluators.builtin._below import Below
 from assay.evaluators.builtin.json import InvalidJSON, loads
 
 LONGEST_NAME = 4096  # characters: longer paths are opened by no system
@@ -43,8 +43,10 @@ def check(artifact: Artifact, expected: Mapping[str, Any], below: Below) -> list
     """
     try:
         held = below.read(artifact.path) if artifact.content is None else artifact.content
-    except Unreadable as why:
-        return [str(why)]
+    except FileNotFoundError:
+        return ["is missing"]
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
     if artifact.content is not None:
         below.take(len(artifact.content), artifact.path)
     kind = expected.get("kind")

@@ -7,6 +7,7 @@ looked at before it is read, so that a FIFO, a device or a socket is never read 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -16,10 +17,6 @@ from itertools import islice
 
 _STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LAST = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC  # a FIFO would wait for a writer
-
-
-class Unreadable(Exception):
-    """Why something cannot be read, in words that follow its name."""
 
 
 @dataclass(slots=True)
@@ -55,21 +52,16 @@ class Below:
         return os.path.relpath(whole, os.path.abspath(self.directory or "."))
 
     def read(self, name: str) -> bytes | frozenset[str]:
-        """The bytes of a file, or the names in a folder. Raises `Unreadable`, or `ValueError` for too much."""
+        """The bytes of a file, or the names in a folder. Raises `OSError`, or `ValueError` for too much."""
         if self.directory is None:
-            raise Unreadable("is not handed over, and there is no directory to look in")
-        try:
-            with _opened(self.directory, name) as (descriptor, found):
-                if stat.S_ISDIR(found.st_mode):
-                    return self._listed(descriptor)
-                if not stat.S_ISREG(found.st_mode):
-                    raise Unreadable("is no regular file")
-                self.take(found.st_size, name)
-                return _bytes(descriptor, found.st_size)
-        except FileNotFoundError:
-            raise Unreadable("is missing") from None
-        except OSError as error:
-            raise Unreadable(f"cannot be read: {error.strerror}") from error
+            raise _refused("it is not handed over, and there is no directory to look in")
+        with _opened(self.directory, name) as (descriptor, found):
+            if stat.S_ISDIR(found.st_mode):
+                return self._listed(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise _refused("it is no regular file")
+            self.take(found.st_size, name)
+            return _bytes(descriptor, found.st_size)
 
     def take(self, size: int, name: str) -> None:
         """Counts bytes that are to be looked at. Raises `ValueError` when they are more than may be read."""
@@ -102,9 +94,13 @@ class Below:
             )
 
 
+def _refused(why: str) -> PermissionError:
+    return PermissionError(errno.EACCES, why)
+
+
 @contextmanager
 def _opened(directory: str, name: str) -> Iterator[tuple[int, os.stat_result]]:
-    """A descriptor of what stands at a name below a directory, and what it is. Raises `Unreadable` and `OSError`."""
+    """A descriptor of what stands at a name below a directory, and what it is. Raises `OSError`."""
     root = os.path.realpath(directory)
     *steps, last = os.path.relpath(_resolved(directory, root, name), root).split(os.sep)
     descriptor = os.open(root, _STEP)
@@ -127,16 +123,16 @@ def _next(descriptor: int, step: str, flags: int) -> int:
 def _resolved(directory: str, root: str, name: str) -> str:
     """The path at which a name ends. One that leads out in so many words is not even looked for on the disk."""
     if "\0" in name:
-        raise Unreadable("has a name with a NUL, which no file can have")
+        raise _refused("no file can have a NUL in its name")
     whole = os.path.abspath(os.path.join(directory, name))
     if not _is_below(whole, os.path.abspath(directory)) and not _is_below(whole, root):
-        raise Unreadable("lies outside of the directory")
+        raise _refused("it lies outside of the directory")
     try:
         real = os.path.realpath(whole)
     except UnicodeEncodeError:
-        raise Unreadable("has a name that no file can have") from None
+        raise _refused("no file can have its name") from None
     if not _is_below(real, root):
-        raise Unreadable("leads outside of the directory")
+        raise _refused("it leads outside of the directory")
     return real
 
 

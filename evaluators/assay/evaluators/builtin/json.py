@@ -74,7 +74,8 @@ def is_json(text: str, *, lenient: bool = False) -> bool:
 class IsJSON:
     """Whether the answer is JSON: strictly (no NaN, no repeated keys, nothing around it).
 
-    `lenient` first takes off a byte order mark and a Markdown code fence. Outputs that are no text already are values.
+    `lenient` first takes off a byte order mark and a Markdown code fence. Outputs that are no text already are values;
+    of these only numbers that JSON cannot write (nan, inf) are none.
     """
 
     lenient: bool = False
@@ -204,6 +205,8 @@ def _problem(value: Any, validator: Any, lenient: bool, seconds: float = math.in
         parsed = loads(value, lenient=lenient) if isinstance(value, str) else value
     except InvalidJSON as error:
         return str(error)
+    if isinstance(parsed, float) and not math.isfinite(parsed):
+        return f"{parsed!r} is no JSON"
     if validator is None:
         return None
     try:

@@ -81,6 +81,8 @@ def _context(*values: decimals.Decimal) -> decimals.Context:
 def number_of(value: Any, *, decimal: Decimal = ".") -> Number:
     """The one number in a value. Raises `ValueError` when there is none or several, `OverflowError` for a huge one."""
     if isinstance(value, Real | decimals.Decimal) and not isinstance(value, bool):
+        if value != value:
+            raise ValueError("nan is no number")
         return _of_number(value)
     text = text_of(value)
     numbers = numbers_in(text, decimal=decimal)

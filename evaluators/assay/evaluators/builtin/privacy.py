@@ -128,7 +128,7 @@ class EncodingGuardrail:
         whole = "\n".join(dict.fromkeys([answer, shown, *hidden]))
         holds = self._check(conditions)
         context = None
-        if documents is not None and self.evaluate_retrieved_context:
+        if documents and self.evaluate_retrieved_context:
             context = holds("\n".join(document.content for document in documents))
         told = f"{len(hidden)} encoded parts" if hidden else None
         return verdict("encoding_guardrail", holds(whole), context, comment=told)
@@ -144,8 +144,8 @@ def _judged(
     id: str, find: Find, outputs: Any, documents: Sequence[Document] | None, *, parse: bool = True
 ) -> list[dict[str, Any]]:
     in_answer = find(all_text_of(outputs))
-    contents = None if documents is None else [document.content for document in documents]
-    in_context = None if contents is None else [finding for content in contents for finding in find(content)]
+    contents = [document.content for document in documents or ()]
+    in_context = [finding for content in contents for finding in find(content)] if contents else None
     where = {"answer": in_answer, "context": in_context or []}
     comment = "; ".join(f"{name}: {_counted(findings)}" for name, findings in where.items() if findings) or None
     return verdict(id, not in_answer, None if in_context is None else not in_context, comment=comment, parse=parse)
