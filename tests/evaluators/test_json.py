@@ -171,3 +171,96 @@ def test_the_schemas_true_and_false():
     assert score(get("json_schema", json_schema=False), outputs="1")[0].score is False
     with pytest.raises(ValueError, match="json_schema is a dict"):
         get("json_schema", json_schema=[1])
+
+
+@pytest.mark.parametrize(
+    ("items", "unique"),
+    [
+        ([1, 1.0], False),
+        ([1, True, 0, False], True),
+        ([[1], [True]], True),
+        ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], False),
+    ],
+)
+def test_unique_items_are_those_of_jsonschema(items, unique):
+    assert jsonschema.Draft202012Validator({"uniqueItems": True}).is_valid(items) is unique
+    assert score(get("json_schema", json_schema={"uniqueItems": True}), outputs=items)[0].score is unique
+
+
+@given(st.lists(VALUES, max_size=5))
+def test_uniqueness_is_jsonschemas(items):
+    valid = jsonschema.Draft202012Validator({"uniqueItems": True}).is_valid(items)
+    assert score(get("json_schema", json_schema={"uniqueItems": True}), outputs=json.dumps(items))[0].score is valid
+
+
+@pytest.mark.parametrize(
+    "items", [[{"a": n} for n in range(5000)], [n * (2**61 - 1) for n in range(5000)]], ids=["objects", "equal hashes"]
+)
+def test_thousands_of_items_are_not_compared_with_one_another(items):
+    judge = get("json_schema", json_schema={"uniqueItems": True}, seconds=5)
+    assert score(judge, outputs=json.dumps(items))[0].score is True
+
+
+NESTED = {
+    "$ref": "#/$defs/n",
+    "$defs": {
+        "n": {
+            "anyOf": [
+                {"required": ["b"], "properties": {"a": {"$ref": "#/$defs/n"}}},
+                {"required": ["c"], "properties": {"a": {"$ref": "#/$defs/n"}}},
+            ]
+        }
+    },
+}
+
+
+def test_alternatives_that_multiply_are_stopped():
+    answer: dict = {}
+    for _ in range(60):
+        answer = {"a": answer}
+    feedback = score(get("json_schema", json_schema=NESTED, seconds=0.1), outputs=answer)[0]
+    assert "more than 0.1 s: give more seconds" in feedback.error
+
+
+def test_names_are_held_against_patterns_in_time_also_where_others_are_refused():
+    schema = {"patternProperties": {"^(a|a)*$": {}}, "additionalProperties": False}
+    feedback = score(get("json_schema", json_schema=schema), outputs={"a" * 40 + "b": 1})[0]
+    assert (feedback.error or "").startswith("TimeoutError")
+
+
+@pytest.mark.parametrize("rest", [False, {"type": "integer"}])
+@given(st.dictionaries(st.sampled_from(["a", "xa", "b", "c"]), st.integers() | st.text(max_size=1)))
+def test_names_that_no_pattern_matches_are_additional_as_in_jsonschema(rest, answer):
+    schema = {"properties": {"b": {}}, "patternProperties": {"a$": {"type": "integer"}}, "additionalProperties": rest}
+    valid = jsonschema.Draft202012Validator(schema).is_valid(answer)
+    assert score(get("json_schema", json_schema=schema), outputs=json.dumps(answer))[0].score is valid
+
+
+def test_what_grows_with_the_square_of_its_members_is_refused_in_numbers():
+    schema = {"contains": {"type": "integer"}, "unevaluatedItems": False}
+    assert (
+        "5,001 members, more than 5,000" in score(get("json_schema", json_schema=schema), outputs=[1] * 5001)[0].error
+    )
+    assert score(get("json_schema", json_schema=schema), outputs=[1, 2])[0].score is True
+
+
+def test_of_thousands_of_names_one_that_comes_twice_is_found_in_time():
+    names = ",".join(f'"{n}":1' for n in [*range(50_000), 49_999])
+    assert score(get("is_json"), outputs=f"{{{names}}}")[0].comment == "the key '49999' comes twice in one object"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_time_limit_that_nothing_can_keep_is_refused(seconds):
+    for id, needed in (("json_schema", {}), ("regex", {"pattern": "a"})):
+        with pytest.raises(ValueError, match="seconds is a time limit, more than 0"):
+            get(id, seconds=seconds, **needed)
+
+
+@pytest.mark.parametrize("text", ["```\n" + " " * 200_000, "```" + "\n" * 200_000 + "x```", "`" * 200_000])
+def test_fences_are_taken_off_in_time(text):
+    assert is_json(text, lenient=True) is False
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_json_cannot_write_is_none(value):
+    assert score(get("is_json"), outputs=value)[0].comment == f"{value!r} is no JSON"

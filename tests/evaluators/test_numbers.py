@@ -149,3 +149,56 @@ def test_no_finite_number_is_close_to_infinity():
 @pytest.mark.parametrize("value", [np.float32(0.5), Decimal("0.5"), Fraction(1, 2)])
 def test_numbers_of_every_kind_are_numbers(value):
     assert score(get("numeric"), outputs=value, reference_outputs=0.5)[0].score is True
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "same"),
+    [
+        ("9" * 400, "1" * 400, False),
+        ("9" * 400, "9" * 400, True),
+        (10**400, "1" + "0" * 399 + "1", False),
+        (10**400, "1" + "0" * 400, True),
+        ("9007199254740993", 9007199254740992, False),
+        ("9007199254740993", 9007199254740992.0, True),
+        (np.int64(2**62 + 1), 2**62, False),
+        ("1e999", "2e999", False),
+        ("1e999", "1" + "0" * 999, True),
+        ("1e999999999999", "1", False),
+        ("-" + "9" * 400, "9" * 400, False),
+        ("9" * 400, 5, False),
+    ],
+)
+def test_numbers_that_no_float_holds_are_compared_exactly(answer, reference, same):
+    judge = get("numeric", relative=0.0)
+    assert score(judge, outputs=answer, reference_outputs=reference)[0].score is same
+
+
+@given(st.integers(2**53, 10**40), st.integers(2**53, 10**40), st.integers(0, 10**40))
+def test_whole_numbers_are_close_as_whole_numbers_are(value, expected, absolute):
+    judge = get("numeric", relative=0.0, absolute=float(absolute))
+    near = abs(value - expected) <= int(float(absolute))
+    assert score(judge, outputs=str(value), reference_outputs=str(expected))[0].score is near
+
+
+@pytest.mark.parametrize("relative", [1e-6, 0.5])
+def test_tolerances_hold_for_numbers_that_no_float_holds(relative):
+    judge = get("numeric", relative=relative)
+    near, far = 10**400 + int(relative * 10**6) * 10**393, 10**400 + int(relative * 10**6) * 10**395
+    assert score(judge, outputs=near, reference_outputs=10**400)[0].score is True
+    assert score(judge, outputs=far, reference_outputs=10**400)[0].score is False
+
+
+def test_a_number_of_a_million_digits_is_compared_in_time():
+    assert score(get("numeric"), outputs="9" * 1_000_000, reference_outputs="9" * 999_999)[0].score is False
+
+
+@pytest.mark.parametrize("beyond", ["1e99999999999999999999", 1 << 10_000_000], ids=["exponent", "bits"])
+def test_a_number_beyond_all_bounds_is_an_error_and_no_wrong_answer(beyond):
+    feedback = score(get("numeric"), outputs=beyond, reference_outputs=1)[0]
+    assert (feedback.outcome, feedback.error[:13]) == ("error", "OverflowError")
+
+
+def test_nan_is_no_number_and_a_reference_that_is_nan_an_error():
+    nan = float("nan")
+    assert score(get("numeric"), outputs=nan, reference_outputs=1)[0].comment == "nan is no number"
+    assert score(get("numeric"), outputs=1, reference_outputs=nan)[0].outcome == "error"

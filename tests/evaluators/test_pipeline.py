@@ -28,12 +28,18 @@ def test_numbers_that_judges_say(said, expected):
 
 
 @pytest.mark.parametrize(
-    "said", ["", "good", "between 3 and 4", {"rating": 3}, '{"score": "high"}', "score: 1, score: 2", [1]]
+    "said", ["", "good", "between 3 and 4", {"verdict": 3}, '{"score": "high"}', "score: 1, score: 2", [1]]
 )
 def test_what_is_no_number_is_an_error(said):
     feedback = score(get("pipeline", function=lambda outputs: said), outputs="a")[0]
     assert feedback.outcome == "error"
     assert "judging pipeline" in feedback.error
+
+
+@pytest.mark.parametrize("bad", [{"minimum": float("nan")}, {"maximum": float("nan")}])
+def test_a_range_that_holds_nothing_is_refused(bad):
+    with pytest.raises(ValueError, match="minimum and maximum are numbers, not"):
+        get("pipeline", function=len, **bad)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

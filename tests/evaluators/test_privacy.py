@@ -523,3 +523,24 @@ def test_the_name_of_a_field_names_its_number_and_its_password():
 def test_what_people_said_before_is_no_leak_of_the_answer():
     messages = [{"role": "user", "content": "I am a@b.io"}, {"role": "assistant", "content": "Hello."}]
     assert score(get("pii"), outputs=messages)[0].score is True
+
+
+@pytest.mark.parametrize("id", ["pii", "sensitive_data"])
+def test_no_kinds_at_all_would_find_nothing_and_are_refused(id):
+    with pytest.raises(ValueError, match="which finds nothing: leave it out for all"):
+        get(id, kinds=[])
+
+
+def test_thousands_of_encoded_words_are_not_compared_with_one_another():
+    words = [base64.b64encode(f"word {n:06}".encode()).decode() for n in range(20_000)]
+    assert len(decoded(" ".join(words))) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("id", "parameters"),
+    [("pii", {}), ("sensitive_data", {}), ("encoding_guardrail", {"all_cases": True, "condition": '"fine"'})],
+)
+def test_where_nothing_was_retrieved_no_context_can_fail(id, parameters):
+    feedback = {one.key: one for one in score(get(id, **parameters), outputs="fine", documents=[])}
+    assert feedback[id].score is True
+    assert (feedback[f"{id}_retrieval_fail"].outcome, feedback[f"{id}_generation_fail"].score) == ("skip", False)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.collector.records import Case, Run, Trace
-from assay.evaluators import get, score
+from assay.evaluators import evaluator, get, score
 from assay.evaluators.builtin import text
 
 
@@ -141,3 +141,30 @@ def test_texts_of_chat_messages_and_completions():
 def test_a_tuple_is_the_list_that_json_makes_of_it():
     assert text.exact((1, 2), [1, 2]) == 1.0
     assert text.exact((1, 2), [2, 1]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("id", "threshold"), [("exact", 5), ("exact", -0.1), ("latency", -1), ("pii", 2), ("exact", True)]
+)
+def test_a_threshold_that_no_score_or_every_score_is_beyond_is_refused(id, threshold):
+    with pytest.raises(ValueError, match=rf"is a number within that, not {threshold}"):
+        get(id, threshold=threshold)
+
+
+@pytest.mark.parametrize(
+    ("id", "threshold"), [("exact", 0), ("exact", 1), ("latency", float("inf")), ("length", 5), ("tokens", 10**6)]
+)
+def test_thresholds_within_the_range_of_scores_and_at_its_ends_are_taken(id, threshold):
+    assert get(id, metric_threshold=threshold).metrics[0].threshold == threshold
+
+
+def test_a_threshold_of_ones_own_evaluator_is_within_the_range_that_it_declares():
+    with pytest.raises(ValueError, match="threshold of 'stars', whose scores are 1 to 5"):
+        evaluator(key="stars", range=(1, 5), threshold=0.5)(lambda outputs: 3)
+    assert evaluator(key="stars", threshold=50)(lambda outputs: 3).metrics[0].threshold == 50
+
+
+@pytest.mark.parametrize("bad", [{"min": -1}, {"max": -1}])
+def test_lengths_below_zero_are_refused(bad):
+    with pytest.raises(ValueError, match="is 0 or more, as every length, not -1"):
+        get("length", **bad)

@@ -4,105 +4,136 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
+from pathlib import PurePosixPath
 from typing import Any
 
+from assay.evaluators.builtin._below import Below
 from assay.evaluators.builtin.json import InvalidJSON, loads
 
-EXPECTATIONS = ("kind", "min_bytes", "contains", "fields", "entries", "pages")
+LONGEST_NAME = 4096  # characters: longer paths are opened by no system
+MOST_PROBLEMS = 20  # told of one artifact: a file of lines may have a million
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file or directory, or content that was handed over with its name."""
+    """A name, and the content that was handed over with it; None: it is on the disk, if anywhere."""
 
     path: str
-    content: str | bytes | None = None
-    directory: str | None = None
-
-    @property
-    def place(self) -> Path:
-        """Where it is, if it is a file."""
-        return Path(self.directory or ".") / self.path
-
-    def read(self) -> bytes:
-        """Its bytes."""
-        if self.content is None:
-            return self.place.read_bytes()
-        return self.content if isinstance(self.content, bytes) else self.content.encode("utf-8", "surrogatepass")
+    content: bytes | None = None
 
 
-def artifacts_of(outputs: Any, directory: str | None) -> list[Artifact]:
-    """Artifacts named in outputs, and all files below a directory. Raises `ValueError` for what is no artifact."""
-    named = outputs.get("artifacts", []) if isinstance(outputs, Mapping) else outputs
-    artifacts = [_artifact(item, directory) for item in named] if isinstance(named, list | tuple) else []
-    if directory is not None:
-        known = {artifact.path for artifact in artifacts}
-        root = Path(directory)
-        files = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-        artifacts += [Artifact(path, directory=directory) for path in files if path not in known]
-    return artifacts
+def artifacts_of(outputs: Any) -> list[Artifact]:
+    """What outputs name or hold: a list of artifacts, one alone, or contents by name. Raises `ValueError`."""
+    named = outputs.get("artifacts") if isinstance(outputs, Mapping) else outputs
+    if named is None or (named is outputs and not isinstance(named, list | tuple)):
+        return []
+    if isinstance(named, Mapping) and not isinstance(named.get("path"), str):
+        return [_artifact({"path": path, "content": content}) for path, content in named.items()]
+    return [_artifact(item) for item in (named if isinstance(named, list | tuple) else [named])]
 
 
-def check(artifact: Artifact, expected: Mapping[str, Any]) -> list[str]:
-    """What is wrong with an artifact, in words; empty when it is sound."""
-    if artifact.content is None and not artifact.place.exists():
+def check(artifact: Artifact, expected: Mapping[str, Any], below: Below) -> list[str]:
+    """What is wrong with an artifact, in words, the first of it; empty when it is sound.
+
+    Raises `ValueError` for more than may be read.
+    """
+    try:
+        held = below.read(artifact.path) if artifact.content is None else artifact.content
+    except FileNotFoundError:
         return ["is missing"]
-    is_directory = artifact.content is None and artifact.place.is_dir()
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    if artifact.content is not None:
+        below.take(len(artifact.content), artifact.path)
     kind = expected.get("kind")
-    if kind is not None and (kind == "dir") != is_directory:
+    if kind is not None and (kind == "dir") != isinstance(held, frozenset):
         return [f"is no {kind}"]
-    return _check_directory(artifact, expected) if is_directory else _check_file(artifact, expected)
+    problems = _of_folder(held, expected) if isinstance(held, frozenset) else _of_file(artifact.path, held, expected)
+    return list(islice(problems, MOST_PROBLEMS))
 
 
-def check_expectations(expectations: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises `ValueError` for an expectation that does not exist."""
+def check_expectations(expectations: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for an expectation that does not exist, or that nothing could meet."""
     for path, expected in expectations.items():
-        for name in expected:
+        if not isinstance(expected, Mapping):
+            raise ValueError(
+                f"what is expected of {path!r} is a dict such as {{'min_bytes': 1}}, not {expected!r:.200}"
+            )
+        for name, value in expected.items():
             if name not in EXPECTATIONS:
                 raise ValueError(f"expectation {name!r} of {path!r} is none of {', '.join(EXPECTATIONS)}")
-        if expected.get("kind") not in (None, "file", "dir"):
-            raise ValueError(f"kind of {path!r} is 'file' or 'dir', not {expected['kind']!r}")
+            words, holds = EXPECTATIONS[name]
+            if not holds(value):
+                raise ValueError(f"expectation {name!r} of {path!r} is {words}, not {value!r:.200}")
 
 
-def _check_directory(artifact: Artifact, expected: Mapping[str, Any]) -> list[str]:
-    entries = {path.name for path in artifact.place.iterdir()}
-    problems = [] if entries else ["is empty"]
-    return problems + [f"has no {name}" for name in expected.get("entries", ()) if name not in entries]
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _check_file(artifact: Artifact, expected: Mapping[str, Any]) -> list[str]:
-    data = artifact.read()
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+
+
+EXPECTATIONS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "kind": ("'file' or 'dir'", lambda value: value in ("file", "dir")),
+    "min_bytes": ("a whole number, 0 or more", _is_count),
+    "contains": ("a list of texts", _are_texts),
+    "fields": ("a dict of paths and values", lambda value: isinstance(value, Mapping)),
+    "entries": ("a list of names", _are_texts),
+    "pages": ("a whole number, 0 or more", _is_count),
+}
+
+
+def _of_folder(entries: frozenset[str], expected: Mapping[str, Any]) -> Iterator[str]:
+    if not entries:
+        yield "is empty"
+    yield from (f"has no {name}" for name in expected.get("entries", ()) if name not in entries)
+
+
+def _of_file(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
     if not data.strip():
-        return ["is empty"]
-    checks: list[Callable[[Artifact, bytes, Mapping[str, Any]], list[str]]] = [_size, _texts, _json, _pages]
-    return [problem for find in checks for problem in find(artifact, data, expected)]
+        yield "is empty"
+        return
+    for problems in (_size, _texts, _json, _pages):
+        yield from problems(path, data, expected)
 
 
-def _size(artifact: Artifact, data: bytes, expected: Mapping[str, Any]) -> list[str]:
+def _size(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
     least = expected.get("min_bytes", 0)
-    return [] if len(data) >= least else [f"has {len(data)} bytes, fewer than {least}"]
+    if len(data) < least:
+        yield f"has {len(data)} bytes, fewer than {least}"
 
 
-def _texts(artifact: Artifact, data: bytes, expected: Mapping[str, Any]) -> list[str]:
-    text = data.decode("utf-8", "replace")
-    return [f"does not contain {wanted!r}" for wanted in expected.get("contains", ()) if wanted not in text]
+def _texts(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
+    wanted = expected.get("contains", ())
+    text = data.decode("utf-8", "replace") if wanted else ""
+    yield from (f"does not contain {part!r}" for part in wanted if part not in text)
 
 
-def _json(artifact: Artifact, data: bytes, expected: Mapping[str, Any]) -> list[str]:
-    suffix = Path(artifact.path).suffix.lower()
+def _json(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
+    suffix = PurePosixPath(path).suffix.lower()
     if suffix not in (".json", ".jsonl") and "fields" not in expected:
-        return []
+        return
     try:
-        text = data.decode("utf-8")
-        rows = [loads(line) for line in text.splitlines() if line.strip()] if suffix == ".jsonl" else [loads(text)]
+        for row in _rows(data, by_line=suffix == ".jsonl"):
+            fields = expected.get("fields", {}).items()
+            yield from (problem for steps, value in fields if (problem := _field(row, steps, value)))
     except (InvalidJSON, UnicodeDecodeError) as error:
-        return [f"is no JSON: {error}"]
-    wanted = expected.get("fields", {})
-    return [problem for row in rows for path, value in wanted.items() if (problem := _field(row, path, value))]
+        yield f"is no JSON: {error}"
+
+
+def _rows(data: bytes, *, by_line: bool) -> Iterator[Any]:
+    if not by_line:
+        yield loads(data.decode("utf-8"))
+        return
+    for line in data.split(b"\n"):
+        if line.strip():
+            yield loads(line.decode("utf-8"))
 
 
 def _field(row: Any, path: str, value: Any) -> str | None:
@@ -114,28 +145,33 @@ def _field(row: Any, path: str, value: Any) -> str | None:
     return None if inner == value else f"has {path!r} {inner!r:.100}, not {value!r:.100}"
 
 
-def _pages(artifact: Artifact, data: bytes, expected: Mapping[str, Any]) -> list[str]:
+def _pages(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
     if "pages" not in expected:
-        return []
+        return
     if not data.startswith(b"%PDF-"):
-        return ["is no PDF"]
+        yield "is no PDF"
+        return
     count = len(_PAGE.findall(data))
-    return [] if count >= expected["pages"] else [f"has {count} pages, fewer than {expected['pages']}"]
+    if count < expected["pages"]:
+        yield f"has {count} pages, fewer than {expected['pages']}"
 
 
-def _artifact(item: Any, directory: str | None) -> Artifact:
-    if isinstance(item, str):
-        return Artifact(item, directory=directory)
-    if isinstance(item, Mapping) and isinstance(item.get("path"), str):
-        content = item.get("content")
-        known = content is None or isinstance(content, str | bytes)
-        return Artifact(item["path"], content if known else _written(content), directory)
-    raise ValueError(f"an artifact is a path or {{'path': …, 'content': …}}, not {item!r:.200}")
+def _artifact(item: Any) -> Artifact:
+    path = item.get("path") if isinstance(item, Mapping) else item
+    if not isinstance(path, str):
+        raise ValueError(f"an artifact is a path or {{'path': …, 'content': …}}, not {item!r:.200}")
+    if len(path) > LONGEST_NAME:
+        raise ValueError(f"an artifact's path has {len(path):,} characters, more than {LONGEST_NAME:,}: {path!r:.200}")
+    content = item.get("content") if isinstance(item, Mapping) else None
+    return Artifact(path, None if content is None else _written(content))
 
 
-def _written(content: Any) -> str:
-    """The text of content that was handed over as a value: JSON, which is what it would be in a file."""
+def _written(content: Any) -> bytes:
+    """Content that was handed over, as it would be in a file: texts as they are, values as JSON."""
+    if isinstance(content, bytes):
+        return content
     try:
-        return json.dumps(content, allow_nan=False)
+        text = content if isinstance(content, str) else json.dumps(content, allow_nan=False)
     except (TypeError, ValueError):
-        return str(content)
+        text = str(content)
+    return text.encode("utf-8", "surrogatepass")

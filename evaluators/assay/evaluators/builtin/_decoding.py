@@ -19,13 +19,13 @@ _WRAPPED = re.compile(r"(?:[A-Za-z0-9+/]{60,76}\r?\n)+[A-Za-z0-9+/]{1,76}={0,2}"
 
 def decoded(text: str, depth: int = DEPTH) -> list[str]:
     """The readable texts that are encoded in a text, outer ones first."""
-    texts: list[str] = []
+    texts: dict[str, None] = {}  # in order, each once
     for hidden in _candidates(text):
         if hidden not in texts:
-            texts.append(hidden)
+            texts[hidden] = None
             if depth > 1:
-                texts += [deeper for deeper in decoded(hidden, depth - 1) if deeper not in texts]
-    return texts
+                texts.update(dict.fromkeys(decoded(hidden, depth - 1)))
+    return list(texts)
 
 
 def _candidates(text: str) -> list[str]:

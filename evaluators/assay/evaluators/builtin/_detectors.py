@@ -7,12 +7,12 @@ plans of telephones), so that an order number is no credit card.
 from __future__ import annotations
 
 import re
-import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.evaluators.builtin._phones import Regions, phones
+from assay.evaluators.builtin._plainly import Places, plainly, seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,6 @@ _SSN = re.compile(r"(?<![\w.-])(\d{3})([- .])(\d{2})\2(\d{4})(?![\w-]|\.\d)")
 _SSN_NAMED = re.compile(
     r"(?<!\w)(?:SSN|social security (?:number|no\.?))\W{1,4}(?:is\W{1,3})?(\d{3})()(\d{2})(\d{4})(?!\w)", re.IGNORECASE
 )
-# Spaces, hyphens, full-width letters and digits as typographers and East Asian keyboards write them, one for one;
-# characters of no width, which only hide what stands beside them, go.
-_PLAIN = str.maketrans(
-    {
-        **dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " "),
-        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"),
-        **{chr(0xFF00 + place): chr(0x20 + place) for place in range(1, 95)},
-        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u2060\ufeff", ""),
-    }
-)
-_OTHER_DIGIT = re.compile(r"[^\D0-9]")  # Arabic-Indic, Devanagari, …
-# Scripts that put no spaces between words put none between a word and a number either.
-_SPACELESS = "[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
-_BESIDE = re.compile(rf"{_SPACELESS}(?=[0-9A-Za-z])|(?<=[0-9A-Za-z]){_SPACELESS}")
 _EMAIL = re.compile(
     r"(?<![\w.+%'-])[\w+%'-]{1,64}(?:\.[\w+%'-]{1,64}){0,8}@(?:[^\W_](?:[^\W_]|-){0,62}\.){1,8}(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,59})(?![\w-])"
 )
@@ -277,38 +263,42 @@ SECRETS: dict[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
 
 
 def find_pii(text: str, kinds: str | Sequence[str] | None = None, *, region: Regions = None) -> list[Finding]:
-    """Personal data in a text, by place (not counting characters of no width). Raises `ValueError` for an unknown kind
-    or region.
-    """
+    """Personal data in a text, by place. Raises `ValueError` for an unknown kind or region."""
     findings = []
-    text = text if text.isascii() else _plainly_written(text)
+    plain = plainly(text)
     for kind in check_kinds(kinds, PII):
         finder = PII[kind]
-        places = phones(text, region) if kind == "phone" else finder(text)
+        places = phones(plain, region) if kind == "phone" else finder(plain)
         findings += [Finding(kind, start, end) for start, end in places]
-    return _without_overlaps(findings)
-
-
-def _plainly_written(text: str) -> str:
-    text = _OTHER_DIGIT.sub(lambda match: str(unicodedata.decimal(match.group())), text.translate(_PLAIN))
-    return _BESIDE.sub(" ", text)
+    return _placed(_without_overlaps(findings), text)
 
 
 def find_secrets(text: str, kinds: str | Sequence[str] | None = None) -> list[Finding]:
     """Secrets in a text, by place. Raises `ValueError` for an unknown kind."""
     findings = []
-    lower = text.lower()
+    plain = seen(text)
+    lower = plain.lower()
     for kind in check_kinds(kinds, SECRETS):
         hints, pattern = SECRETS[kind]
         if any(hint in lower for hint in hints):
-            findings += [Finding(kind, *match.span()) for match in pattern.finditer(text)]
-    return sorted(findings, key=lambda finding: finding.start)
+            findings += [Finding(kind, *match.span()) for match in pattern.finditer(plain)]
+    return _placed(sorted(findings, key=lambda finding: finding.start), text)
+
+
+def _placed(findings: list[Finding], text: str) -> list[Finding]:
+    """The same, where they stand in the text as it was written."""
+    places = Places(text if findings else "")
+    return [Finding(finding.kind, *places(finding.start, finding.end)) for finding in findings]
 
 
 def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
     """The kinds to look for; all when None. Raises `ValueError` for an unknown one."""
     if isinstance(kinds, str):
         kinds = [kinds]
+    if kinds is not None and not kinds:
+        raise ValueError(
+            f"kinds is {kinds!r}, which finds nothing: leave it out for all, or name some of {', '.join(known)}"
+        )
     for kind in kinds or ():
         if kind not in known:
             raise ValueError(f"{kind!r} is none of {', '.join(known)}")

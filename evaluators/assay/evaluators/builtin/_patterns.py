@@ -9,13 +9,21 @@ from typing import Any
 def search(pattern: str, text: str, *, flags: str = "", seconds: float = 1.0) -> str | None:
     """The first match of a regular expression, or None. `flags` are letters as in "(?i)".
 
-    Raises `TimeoutError` when the search takes longer than `seconds`, `ValueError` for a pattern that is none.
+    `seconds` is CPU time of the whole process, which is what the `regex` library counts: a busy machine does not make
+    a search fail, other threads that are busy count. Raises `TimeoutError` when it takes longer, `ValueError` for a
+    pattern that is none.
     """
     try:
         match = compiled(pattern, flags).search(text, timeout=seconds)
     except TimeoutError as error:
-        raise TimeoutError(f"searching for {pattern!r} took more than {seconds} s") from error
+        raise TimeoutError(f"searching for {pattern!r} took more than {seconds} s of CPU time") from error
     return None if match is None else str(match.group())
+
+
+def check_seconds(seconds: float) -> None:
+    """Raises `ValueError` for a time limit that no search could keep."""
+    if not seconds > 0:
+        raise ValueError(f"seconds is a time limit, more than 0, not {seconds!r}")
 
 
 @lru_cache(maxsize=1024)

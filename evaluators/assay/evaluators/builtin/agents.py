@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from assay.collector.records import JSON, Run, Status, Trace
 from assay.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
+from assay.evaluators.builtin._below import Below
 from assay.evaluators.builtin.json import InvalidJSON, loads
 from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, SECURE, TRANSPARENT, VALID
@@ -211,30 +212,56 @@ class StepLimit:
 class AgentSanity:
     """The share of an agent's artifacts that are sound; 0 when it left none.
 
-    Artifacts are the outputs' field "artifacts" (or the outputs, when they are a list): paths, or dicts with "path" and
-    "content"; and, with `directory`, all files below it. Each must not be empty, and `.json` and `.jsonl` must be JSON.
-    `expectations`, by path, add to that: "kind" ("file" or "dir"), "min_bytes", "contains" (a list of texts), "fields"
-    (name or dotted path: value, of JSON), "entries" (names in a directory), "pages" (a PDF's least number of pages). An
-    expected artifact that is missing counts as a failed one.
+    Artifacts are the outputs' field "artifacts" (or the outputs, when they are a list): dicts with "path" and
+    "content", a dict of contents by path, or paths alone; and, with `directory`, all files below it. Each must not be
+    empty, and `.json` and `.jsonl` must be JSON. `expectations`, by path, add to that: "kind" ("file" or "dir"),
+    "min_bytes", "contains" (a list of texts), "fields" (name or dotted path: value, of JSON), "entries" (names in a
+    directory), "pages" (a PDF's least number of pages). An expected artifact that is missing counts as a failed one.
+
+    Nothing is opened but regular files and folders below `directory`, wherever names and links lead; where an answer
+    names files and there is no `directory`, the case is skipped. More than `max_artifacts` entries, or more than
+    `max_bytes` of all artifacts of a case together, are an error.
     """
 
     expectations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     directory: str | None = None
+    max_artifacts: int = 1000
+    max_bytes: int = 20_000_000
 
     def __post_init__(self) -> None:
         check_expectations(self.expectations)
+        if self.directory == "":
+            raise ValueError("directory is a path, not ''; the current one is '.'")
+        for name in ("max_artifacts", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is 1 or more, not {getattr(self, name)!r}")
 
     def __call__(self, outputs: Any) -> dict[str, Any]:
-        artifacts = artifacts_of(outputs, self.directory)
-        known = {artifact.path for artifact in artifacts}
-        artifacts += [Artifact(path, directory=self.directory) for path in self.expectations if path not in known]
-        checked = [(artifact.path, check(artifact, self.expectations.get(artifact.path, {}))) for artifact in artifacts]
+        below = Below(self.directory, self.max_artifacts, self.max_bytes)
+        artifacts = self._artifacts(outputs, below)
+        expected = {below.normal(path): wanted for path, wanted in self.expectations.items()}
+        checked = [(each.path, check(each, expected.get(below.normal(each.path), {}), below)) for each in artifacts]
         failed = [(path, problems) for path, problems in checked if problems]
         if not artifacts:
             return {"score": 0.0, "comment": "the agent left no artifacts"}
-        shown = "; ".join(f"{path}: {', '.join(problems)}" for path, problems in failed)
-        problems = {"problems": dict(failed)}
-        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": problems}
+        shown = "; ".join(f"{path}: {', '.join(problems)}" for path, problems in failed[:100])
+        told = {"artifacts": len(artifacts), "failed": len(failed), "problems": dict(failed[:100])}
+        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": told}
+
+    def _artifacts(self, outputs: Any, below: Below) -> list[Artifact]:
+        """What the answer names, what stands below the directory, and what is expected."""
+        named = artifacts_of(outputs)
+        if len(named) > self.max_artifacts:
+            raise ValueError(f"the answer names {len(named):,} artifacts: give a larger max_artifacts")
+        unseen = [artifact.path for artifact in named if artifact.content is None]
+        if unseen and self.directory is None:
+            raise Skip(
+                f"the answer names files ({', '.join(map(repr, unseen)):.200}) without their content, and files are "
+                "opened only below a given directory: get('agent_sanity', directory=…)"
+            )
+        known = {below.normal(artifact.path) for artifact in named}
+        further = dict.fromkeys(map(below.normal, [*below.files(), *self.expectations]))
+        return named + [Artifact(path) for path in further if path not in known]
 
 
 def _runs(trace: Trace) -> list[Run]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import Document
-from assay.evaluators.builtin._patterns import search
+from assay.evaluators.builtin._keywords import bounded, first_error
+from assay.evaluators.builtin._patterns import check_seconds
 from assay.evaluators.builtin._verdicts import family, verdict
 from assay.evaluators.protocol import Metric, builtin
 from assay.evaluators.protocol.standards import SECURE, VALID
 
-_FENCE = re.compile(r"\A\s*```[\w-]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+_LANGUAGE = re.compile(r"[\w-]*\s*")
 
 
 class InvalidJSON(AssayError, ValueError):
@@ -28,17 +31,26 @@ def loads(text: str, *, lenient: bool = False) -> Any:
     `lenient` takes off a byte order mark and a Markdown code fence first. Raises `InvalidJSON`.
     """
     if lenient:
-        text = text.removeprefix("\ufeff")
-        fenced = _FENCE.match(text)
-        text = fenced.group(1) if fenced else text
+        text = unfenced(text.removeprefix("\ufeff"))
+    if text.startswith("\ufeff"):
+        raise InvalidJSON("a BOM, a byte order mark, stands before it")
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_without_repeats)
+        return _STRICT.decode(text)
     except InvalidJSON:
         raise
     except RecursionError:
         raise InvalidJSON("nested too deeply to be read") from None
     except ValueError as error:
         raise InvalidJSON(str(error)) from error
+
+
+def unfenced(text: str) -> str:
+    """A text without the Markdown code fence around it, if it is all in one."""
+    inner = text.strip()
+    if not (inner.startswith("```") and inner.endswith("```")):
+        return text
+    language, newline, content = inner[3:-3].partition("\n")
+    return content if newline and _LANGUAGE.fullmatch(language) else text
 
 
 def is_json(text: str, *, lenient: bool = False) -> bool:
@@ -62,7 +74,8 @@ def is_json(text: str, *, lenient: bool = False) -> bool:
 class IsJSON:
     """Whether the answer is JSON: strictly (no NaN, no repeated keys, nothing around it).
 
-    `lenient` first takes off a byte order mark and a Markdown code fence. Outputs that are no text already are values.
+    `lenient` first takes off a byte order mark and a Markdown code fence. Outputs that are no text already are values;
+    of these only numbers that JSON cannot write (nan, inf) are none.
     """
 
     lenient: bool = False
@@ -88,18 +101,23 @@ class JSONSchema:
     refused when the evaluator is made, and so is one that refers to what it does not hold: nothing is fetched. Where
     documents were retrieved, those that begin like a JSON object or array are checked in the same way: they count as
     retrieval failures, and do not fail the case. `lenient` takes off a byte order mark and a code fence first.
+
+    A check that takes longer than `seconds` (of the clock) is an error of that case, and so is a pattern that takes
+    more than 1 s of CPU time.
     """
 
     json_schema: Mapping[str, Any] | str | bool = field(default_factory=dict)
     lenient: bool = False
     evaluate_retrieved_context: bool = True
+    seconds: float = 10.0
     _validator: Any = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
+        check_seconds(self.seconds)
         object.__setattr__(self, "_validator", validator_for(self.json_schema))
 
     def __call__(self, outputs: Any, documents: Sequence[Document] | None = None) -> list[dict[str, Any]]:
-        problem = _problem(outputs, self._validator, self.lenient)
+        problem = self._problem(outputs)
         context, bad = None, []
         if documents is not None and self.evaluate_retrieved_context:
             fragments = [
@@ -119,8 +137,8 @@ class JSONSchema:
             metadata={"documents": bad} if bad else None,
         )
 
-    def _problem(self, text: str) -> str | None:
-        return _problem(text, self._validator, self.lenient)
+    def _problem(self, value: Any) -> str | None:
+        return _problem(value, self._validator, self.lenient, self.seconds)
 
 
 def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
@@ -147,9 +165,9 @@ def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
     except RecursionError:
         raise ValueError("json_schema is nested too deeply") from None
     _check_references(dict(schema), kind.META_SCHEMA["$schema"])
-    extend: Any = jsonschema.validators.extend  # untyped
-    kind = extend(kind, {"pattern": _pattern, "patternProperties": _pattern_properties})
-    return _ending(kind(dict(schema), registry=REGISTRY))  # it holds JSON Schema's own schemas; nothing is fetched
+    return _ending(
+        bounded(kind)(dict(schema), registry=REGISTRY)
+    )  # it holds JSON Schema's own schemas; nothing is fetched
 
 
 def _check_references(schema: Mapping[str, Any], dialect: str) -> None:
@@ -181,36 +199,21 @@ def _ending(validator: Any) -> Any:
     return validator
 
 
-def _problem(value: Any, validator: Any, lenient: bool) -> str | None:
+def _problem(value: Any, validator: Any, lenient: bool, seconds: float = math.inf) -> str | None:
     """What is wrong with an answer as JSON; None if nothing is. Values that are no text are taken as they are."""
     try:
         parsed = loads(value, lenient=lenient) if isinstance(value, str) else value
     except InvalidJSON as error:
         return str(error)
+    if isinstance(parsed, float) and not math.isfinite(parsed):
+        return f"{parsed!r} is no JSON"
     if validator is None:
         return None
     try:
-        first = next(iter(validator.iter_errors(parsed)), None)
+        first = first_error(validator, parsed, seconds)
     except RecursionError:
         return "nested too deeply to be checked"
     return None if first is None else f"{first.message:.500} at {first.json_path}"
-
-
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """As in jsonschema, but with a time limit: the answer decides how long a pattern may backtrack."""
-    import jsonschema
-
-    if isinstance(instance, str) and search(pattern, instance) is None:
-        yield jsonschema.ValidationError(f"{instance!r:.200} does not match {pattern!r}")
-
-
-def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
-    if not isinstance(instance, Mapping):
-        return
-    for pattern, wanted in patterns.items():
-        for name, value in instance.items():
-            if search(pattern, name) is not None:
-                yield from validator.descend(value, wanted, path=name, schema_path=pattern)
 
 
 def _looks_like_json(text: str) -> bool:
@@ -229,7 +232,10 @@ def _integer(digits: str) -> int | float:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise InvalidJSON(f"the key {repeated!r} comes twice in one object")
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
+        raise InvalidJSON(f"the key {repeated!r:.200} comes twice in one object")
     return members
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_without_repeats)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import decimal as decimal_
+import decimal as decimals
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
 
 from assay.collector.records import Run, Trace
 from assay.evaluators.builtin._texts import text_of
@@ -16,8 +16,11 @@ from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
 
 Decimal = Literal[".", ","]
+Number: TypeAlias = float | decimals.Decimal
 Amount = Literal["input", "output", "total"]
 INFINITE = (0.0, float("inf"))
+_EXACT = 2**53  # above, floats have no place for every whole number
+_MOST_BITS = 64_000  # of a whole number that was no text: what more take grows with their square
 
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:[%s\u00a0\u202f' ]\d{3})+|\d+)(?:\%s\d+)?(?:[eE][-+]?\d+)?|[-+−]?\%s\d+(?:[eE][-+]?\d+)?"
 # Units that are glued to numbers. Letters that may be a magnitude (10k, 5m, 2B) are none: 10 would be a wrong number.
@@ -40,16 +43,20 @@ _IN_TEXT = {
 }
 
 
-def numbers_in(text: str, *, decimal: Decimal = ".") -> list[float]:
+def numbers_in(text: str, *, decimal: Decimal = ".") -> list[Number]:
     """The numbers in a text, as `15,969.50` or, with `decimal=","`, `15.969,50`, without percent signs and units.
 
     A unit may be glued to its number ("10km", "2.5GB"); a number with another word glued to it ("v2", "10k") is none.
+    Whole numbers that no float holds, and all above 1.8e308, are exact. Raises `OverflowError` for an absurd exponent.
     """
     return [_read(digits, decimal) for digits in _IN_TEXT[decimal].findall(text)]
 
 
-def close(value: float, expected: float, *, absolute: float = 0.0, relative: float = 0.0) -> bool:
+def close(value: Number, expected: Number, *, absolute: float = 0.0, relative: float = 0.0) -> bool:
     """|value − expected| ≤ max(absolute, relative × |expected|): the tolerances of `pytest.approx`."""
+    if isinstance(value, decimals.Decimal) and isinstance(expected, decimals.Decimal):
+        return _close(value, expected, decimals.Decimal(absolute), decimals.Decimal(relative))
+    value, expected = float(value), float(expected)
     if value == expected:
         return True
     if not math.isfinite(expected):
@@ -57,10 +64,26 @@ def close(value: float, expected: float, *, absolute: float = 0.0, relative: flo
     return abs(value - expected) <= max(absolute, relative * abs(expected))
 
 
-def number_of(value: Any, *, decimal: Decimal = ".") -> float:
-    """The one number in a value. Raises `ValueError` when there is none or more than one."""
-    if isinstance(value, Real | decimal_.Decimal) and not isinstance(value, bool):
-        return float(value)
+def _close(
+    value: decimals.Decimal, expected: decimals.Decimal, absolute: decimals.Decimal, relative: decimals.Decimal
+) -> bool:
+    """The same of whole numbers that no float holds: in time that grows with their digits, not with their size."""
+    exact = _context(value, expected)
+    apart = exact.subtract(value, expected)
+    return bool(exact.abs(apart) <= exact.max(absolute, exact.multiply(relative, exact.abs(expected))))
+
+
+def _context(*values: decimals.Decimal) -> decimals.Context:
+    digits = sum(len(str(value)) for value in values) + 60  # a float's own digits beside theirs
+    return decimals.Context(prec=digits, Emax=decimals.MAX_EMAX, Emin=decimals.MIN_EMIN, traps=[])
+
+
+def number_of(value: Any, *, decimal: Decimal = ".") -> Number:
+    """The one number in a value. Raises `ValueError` when there is none or several, `OverflowError` for a huge one."""
+    if isinstance(value, Real | decimals.Decimal) and not isinstance(value, bool):
+        if value != value:
+            raise ValueError("nan is no number")
+        return _of_number(value)
     text = text_of(value)
     numbers = numbers_in(text, decimal=decimal)
     if len(set(numbers)) != 1:
@@ -81,7 +104,8 @@ class Numeric:
     """Whether the number in the answer is within `absolute`, or `relative` × |reference|, of the reference's.
 
     The larger tolerance counts. Numbers are found in texts ("about 15,969 km", "15969km"); an answer without exactly
-    one number fails, and 10k or 5m, which may be thousands and millions, are none. `decimal=","` reads 15.969,5.
+    one number fails, and 10k or 5m, which may be thousands and millions, are none. `decimal=","` reads 15.969,5. Whole
+    numbers are compared digit by digit, however long they are.
     """
 
     absolute: float = 0.0
@@ -101,7 +125,9 @@ class Numeric:
         except ValueError as error:
             return {"score": False, "comment": str(error)}
         passed = close(value, expected, absolute=self.absolute, relative=self.relative)
-        return {"score": passed, "comment": f"{value:g} for {expected:g}", "metadata": {"difference": value - expected}}
+        apart = float(value) - float(expected)
+        shown = {"difference": apart} if math.isfinite(apart) else {}
+        return {"score": passed, "comment": f"{value:.6g} for {expected:.6g}", "metadata": shown}
 
 
 @builtin(
@@ -184,7 +210,29 @@ def _lowest(trace: Trace, holders: Sequence[Run]) -> Iterable[Run]:
     return [run for run in holders if run.span_id not in above]
 
 
-def _read(digits: str, decimal: Decimal) -> float:
+def _read(digits: str, decimal: Decimal) -> Number:
     plain = re.sub(r"[\u00a0\u202f' ]", "", digits).replace("−", "-")
     plain = plain.replace(",", "") if decimal == "." else plain.replace(".", "").replace(",", ".")
-    return float(plain)
+    number = float(plain)
+    if abs(number) < _EXACT or (math.isfinite(number) and not plain.lstrip("+-").isdecimal()):
+        return number
+    try:
+        return decimals.Decimal(plain)
+    except decimals.InvalidOperation:
+        raise OverflowError(f"{digits!r:.200} is beyond all bounds") from None
+
+
+def _of_number(value: Any) -> Number:
+    """Floats as they are, whole numbers that no float holds exactly. Raises `OverflowError` for too many bits."""
+    if isinstance(value, decimals.Decimal):
+        return value if value.is_finite() and abs(value) >= _EXACT else float(value)
+    if not isinstance(value, Integral):
+        return float(value)
+    whole = int(value)
+    if abs(whole) < _EXACT:
+        return float(whole)
+    if whole.bit_length() > _MOST_BITS:
+        raise OverflowError(
+            f"a whole number of {whole.bit_length():,} bits is more than {_MOST_BITS:,}: give it as a text"
+        )
+    return decimals.Decimal(whole)

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.collector.records import Case
+from assay.evaluators.builtin._replies import number_in
 from assay.evaluators.protocol import Metric, Skip, builtin, value_of
 from assay.evaluators.protocol.standards import VALID
 
-_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
-_SCORE = re.compile(
-    r"[\"'“”„‘’]?\bscore\b[\"'“”„‘’]?\s*[:=]\s*[\"'“”‘’]?([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)", re.IGNORECASE
-)
-
 
 def parse_number(answer: Any) -> float:
-    """The number in what a judge said: a number, a text that is one, or JSON (curly quotes are fine) with a "score".
-
-    Raises `ValueError` for anything else; a text with several numbers is not guessed at.
-    """
-    if isinstance(answer, bool | int | float):
-        return float(answer)
-    if isinstance(answer, Mapping):
-        return _of_mapping(answer)
-    text = str(answer).strip()
-    whole = _NUMBER.fullmatch(text)
-    scores = _SCORE.findall(text)
-    if whole or len(set(scores)) == 1:
-        return float(whole.group() if whole else scores[0])
-    raise ValueError(f'the judging pipeline said {text!r:.200}, which is no number and has no one "score"')
+    """The number in what a judge said, as `number_in` reads it. Raises `ValueError`, which shows what it said."""
+    try:
+        return number_in(answer)
+    except ValueError as error:
+        raise ValueError(f"the judging pipeline said {answer!r:.200}: {error}") from error
 
 
 @builtin(
@@ -52,8 +38,13 @@ class Pipeline:
     `function` (sync or async) is called with those of the outputs that have the names of its parameters: outputs that
     it does not ask for are left out (`**kwargs` asks for all), and one that it asks for and that is not there is an
     error that names it. Where outputs are no dict, and for the names of a case's fields (`inputs`, `documents`,
-    `reference_outputs`, …), the case gives the value. What it returns must be a number, a text that is one, or an
-    object with a "score". The range is the function's own; `minimum` and `maximum` make what lies outside an error.
+    `reference_outputs`, …), the case gives the value. The range is the function's own; `minimum` and `maximum` make
+    what lies outside an error.
+
+    What it returns must be a number, a text that is one, an object, or words with "score: 4". JSON (also in a code
+    fence or among words) is read before words are searched, so that a number that it only quotes never counts. The
+    number of an object is its "score", "rating", "value" or "grade". None, several that differ, and JSON that is cut
+    off are errors that show the reply.
     """
 
     function: Callable[..., Any]
@@ -65,6 +56,8 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"function is a callable, not {self.function!r}")
+        if math.isnan(self.minimum) or math.isnan(self.maximum):
+            raise ValueError(f"minimum and maximum are numbers, not {self.minimum!r} and {self.maximum!r}")
         if self.minimum > self.maximum:
             raise ValueError(f"minimum {self.minimum!r} is above maximum {self.maximum!r}")
         object.__setattr__(self, "_asks", _asks(self.function))
@@ -99,12 +92,6 @@ class Pipeline:
                 there = ", ".join(map(repr, offered)) or "none by name"
                 raise ValueError(f"the judging pipeline asks for {name!r}; the outputs are {there}")
         return arguments
-
-
-def _of_mapping(answer: Mapping[str, Any]) -> float:
-    if "score" not in answer:
-        raise ValueError(f"the judging pipeline gave {dict(answer)!r:.200}, which has no 'score'")
-    return parse_number(answer["score"])
 
 
 def _asks(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:

@@ -12,6 +12,7 @@ from assay.evaluators.builtin._conditions import parse
 from assay.evaluators.builtin._decoding import decoded
 from assay.evaluators.builtin._detectors import PII, SECRETS, Finding, check_kinds, find_pii, find_secrets
 from assay.evaluators.builtin._phones import Regions, check_regions
+from assay.evaluators.builtin._plainly import seen
 from assay.evaluators.builtin._texts import all_text_of
 from assay.evaluators.builtin._verdicts import family, verdict
 from assay.evaluators.builtin.text_matching import conditions_of
@@ -122,15 +123,15 @@ class EncodingGuardrail:
         if not self.all_cases and not _encoded(example):
             raise Skip("the case's categories name no encoding")
         answer = all_text_of(outputs)
-        seen = "\n".join([answer, *decoded(answer)])
+        shown = seen(answer)
+        hidden = decoded(shown)
+        whole = "\n".join(dict.fromkeys([answer, shown, *hidden]))
         holds = self._check(conditions)
         context = None
-        if documents is not None and self.evaluate_retrieved_context:
+        if documents and self.evaluate_retrieved_context:
             context = holds("\n".join(document.content for document in documents))
-        hidden = len(decoded(answer))
-        return verdict(
-            "encoding_guardrail", holds(seen), context, comment=f"{hidden} encoded parts" if hidden else None
-        )
+        told = f"{len(hidden)} encoded parts" if hidden else None
+        return verdict("encoding_guardrail", holds(whole), context, comment=told)
 
     def _check(self, conditions: Any) -> Callable[[str], bool]:
         if self.condition is None and not conditions:
@@ -143,8 +144,8 @@ def _judged(
     id: str, find: Find, outputs: Any, documents: Sequence[Document] | None, *, parse: bool = True
 ) -> list[dict[str, Any]]:
     in_answer = find(all_text_of(outputs))
-    contents = None if documents is None else [document.content for document in documents]
-    in_context = None if contents is None else [finding for content in contents for finding in find(content)]
+    contents = [document.content for document in documents or ()]
+    in_context = [finding for content in contents for finding in find(content)] if contents else None
     where = {"answer": in_answer, "context": in_context or []}
     comment = "; ".join(f"{name}: {_counted(findings)}" for name, findings in where.items() if findings) or None
     return verdict(id, not in_answer, None if in_context is None else not in_context, comment=comment, parse=parse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from assay.evaluators.builtin._patterns import compiled, search
+from assay.evaluators.builtin._patterns import check_seconds, compiled, search
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.builtin.looping import compression_ratio, repeated_share, unique_sentences
 from assay.evaluators.builtin.overlap import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
@@ -125,7 +125,8 @@ class Regex:
     r"""1 if the pattern is found anywhere in the answer, else 0; `^` and `$` anchor it.
 
     `flags` are letters as in `(?i)`. A search that takes longer than `seconds` (a pattern that backtracks without end)
-    is an error of that case. A pattern that is none is refused when the evaluator is made.
+    is an error of that case; they are seconds of the process's CPU time, so that a busy machine makes no search fail.
+    A pattern that is none is refused when the evaluator is made.
     """
 
     pattern: str
@@ -134,6 +135,7 @@ class Regex:
 
     def __post_init__(self) -> None:
         compiled(self.pattern, self.flags)
+        check_seconds(self.seconds)
 
     def __call__(self, outputs: Any) -> float:
         return float(search(self.pattern, text_of(outputs), flags=self.flags, seconds=self.seconds) is not None)
@@ -158,6 +160,9 @@ class Length:
     def __post_init__(self) -> None:
         if self.unit not in ("characters", "words"):
             raise ValueError(f"unit is 'characters' or 'words', not {self.unit!r}")
+        for name in ("min", "max"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} is 0 or more, as every length, not {getattr(self, name)!r}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min!r} is above max {self.max!r}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
@@ -121,10 +122,20 @@ def _metrics(key: str, renamed: Mapping[str, str], options: Origin) -> tuple[Met
     threshold = options.get("threshold")
     declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in options.get("metrics", ()))
     if not declared:
-        return (Metric(key, options.get("range"), options.get("higher_is_better", True), threshold, primary=True),)
+        metric = Metric(key, options.get("range"), options.get("higher_is_better", True), primary=True)
+        return (metric if threshold is None else _with(threshold, metric),)
     if threshold is None:
         return declared
-    return tuple(replace(metric, threshold=threshold) if _takes(metric, declared) else metric for metric in declared)
+    return tuple(_with(threshold, metric) if _takes(metric, declared) else metric for metric in declared)
+
+
+def _with(threshold: float, metric: Metric) -> Metric:
+    """The metric with a threshold. Raises `ValueError` for one that every score, or none, is on the good side of."""
+    low, high = metric.range or (-math.inf, math.inf)
+    if isinstance(threshold, bool) or not low <= threshold <= high:
+        within = f"whose scores are {low:g} to {high:g}"
+        raise ValueError(f"threshold of {metric.key!r}, {within}, is a number within that, not {threshold!r}")
+    return replace(metric, threshold=threshold)
 
 
 def _takes(metric: Metric, metrics: Sequence[Metric]) -> bool:
