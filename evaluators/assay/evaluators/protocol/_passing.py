@@ -20,6 +20,7 @@ RetryOn: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Cal
 
 LONGEST = 60.0  # seconds between two attempts, whatever a server asks for
 _STATUSES = frozenset({408, 409, 425, 429})  # and all from 500 on
+_REFUSALS = frozenset({401, 402, 403, 407})  # of a key, not of what was sent
 _NETWORK = frozenset(
     getattr(errno, name)
     for name in ("EAGAIN", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENOBUFS", "ETIMEDOUT")
@@ -62,6 +63,11 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, Exception) and any(map(_passes, _behind(error)))
 
 
+def is_outside(error: BaseException) -> bool:
+    """Whether an error says nothing of what was sent: it may pass, or the server refused the key."""
+    return may_pass(error) or any(_status(cause) in _REFUSALS for cause in _behind(error))
+
+
 def retries_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
     """What an option `retry_on=` says, as a function of the error: a kind of exception, several, or one's own function.
 
@@ -79,12 +85,12 @@ def retries_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
 def wait_before(attempt: int, error: BaseException) -> float:
     """Seconds to wait after a failed attempt, counted from 0: what the server asked for, else twice as long each time.
 
-    Never more than `LONGEST`. Between half and all of it is drawn at random, so that many that failed together do not
-    come back together; of what a server asked for nothing is taken off.
+    Never more than `LONGEST`. Up to half is left to chance, so that many that failed together do not come back
+    together; of what a server asked for nothing is taken off, but up to a quarter is added.
     """
     asked = retry_after(error)
     if asked is not None:
-        return min(asked + pause(0) * _random.random(), LONGEST)
+        return min(asked * (1 + _random.random() / 4), LONGEST)
     return pause(attempt, longest=LONGEST) * (0.5 + _random.random() / 2)
 
 
