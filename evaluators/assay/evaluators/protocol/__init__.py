@@ -13,6 +13,7 @@ from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, missing_needs
 from assay.evaluators.protocol._own import builtin
 from assay.evaluators.protocol._passing import RetryOn, may_pass, retries_on, wait_before
+from assay.evaluators.protocol._plain import plain
 from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_cancelled
 from assay.evaluators.protocol._registry import as_evaluator, factory, from_dict, get, names, spec, specs
 from assay.evaluators.protocol._spec import Spec
@@ -49,6 +50,7 @@ __all__ = [
     "may_pass",
     "missing_needs",
     "names",
+    "plain",
     "retries_on",
     "spec",
     "specs",
