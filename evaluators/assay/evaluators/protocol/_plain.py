@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import orjson
@@ -17,22 +18,21 @@ _AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
 def plain(value: Any) -> JSON:
     """A value as it is read back from a trace later, but never cut short: JSON's types and nothing else.
 
-    numpy's scalars and arrays, tensors and pandas' columns become numbers and lists, a DataFrame a dict per row; models,
-    dataclasses and named tuples dicts; enums their values; sets and tuples lists; dates and decimals texts. What is
-    missing (`pandas.NA`, NaN inside of a container) becomes None. Anything else is its `repr`.
+    numpy's scalars and arrays, tensors and pandas' columns become numbers and lists, a DataFrame a dict per row;
+    models, dataclasses and named tuples dicts; enums their values; sets and tuples lists; dates and decimals texts.
+    What is missing (`pandas.NA`, NaN inside of a container) becomes None. Anything else is its `repr`.
     """
     if type(value) in _AS_THEY_ARE:
         return value
-    value = _listed(value)
-    if type(value) in _AS_THEY_ARE:
-        return value
-    return orjson.loads(to_json(value, LARGEST, MEMBERS, float("inf")))
+    if hasattr(type(value), "tolist"):
+        value = _listed(value)
+        if type(value) in _AS_THEY_ARE:
+            return value
+    return orjson.loads(to_json(value, LARGEST, MEMBERS, inf))
 
 
 def _listed(value: Any) -> Any:
     """Arrays and numpy's scalars in Python's types, which JSON takes many times faster than item by item."""
-    if not hasattr(type(value), "tolist"):
-        return value
     try:
         return value.tolist()
     except Exception:  # somebody else's method of that name; `to_json` says what happened
