@@ -22,9 +22,10 @@ def plain(value: Any) -> JSON:
     models, dataclasses and named tuples dicts; enums their values; sets and tuples lists; dates and decimals texts.
     What is missing (`pandas.NA`, NaN inside of a container) becomes None. Anything else is its `repr`.
     """
-    if type(value) in _AS_THEY_ARE:
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
         return value
-    if hasattr(type(value), "tolist"):
+    if kind is not dict and hasattr(kind, "tolist"):
         value = _listed(value)
         if type(value) in _AS_THEY_ARE:
             return value
