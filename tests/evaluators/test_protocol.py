@@ -48,7 +48,7 @@ def test_arguments_come_by_name(run):
     assert seen["outputs"] == "out"
     assert seen["documents"][0].content == "d"
     assert seen["metadata"] == {"m": 1}
-    assert seen["example"] is FULL.example
+    assert seen["example"] == FULL.example
 
 
 def test_run_and_trace_come_by_name(run, trace):

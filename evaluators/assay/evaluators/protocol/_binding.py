@@ -2,6 +2,8 @@
 
 A field whose value is None is missing. A missing field is left to the parameter's default, or, where there is none,
 makes the case a skip that names it. That holds for `outputs` of a failed run too.
+
+What people's own callables get is theirs to change (see `_views`): copies of values, views of records.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, TypeAlias
 
 from assay.collector.errors import AssayError
 from assay.collector.records import Case
+from assay.evaluators.protocol._views import ATOMS, case_view, copied, langsmith_example
 
 Getter: TypeAlias = Callable[[Case], Any]
 Arguments: TypeAlias = dict[str, Any]
@@ -46,11 +49,13 @@ FIELDS: Mapping[str, Getter] = {
     "guidelines": _or_of_example("guidelines"),
     "history": _or_of_example("history"),
     "run": lambda case: case.run,
+    "root_run": lambda case: case.run,
     "trace": lambda case: case.trace,
     "example": lambda case: case.example,
     "metadata": lambda case: case.metadata or (case.example.metadata if case.example else case.metadata),
     "case": lambda case: case,
 }
+_RECORDS = frozenset({"run", "root_run", "trace", "example", "case"})  # what is handed out as views
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
 
 
@@ -67,21 +72,23 @@ class Binding:
     positional: tuple[str, ...] = ()
     prepare: Callable[[Case], Mapping[str, Any]] | None = None
     paths: tuple[tuple[str, Getter], ...] = ()  # where a map says that arguments are
+    shares: bool = False  # gets the values themselves: it is one of ours, which change nothing
+    views: bool = False  # asks for records, or has functions that get the case: they get views
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """The arguments, and the names of those that are required and missing."""
         arguments: Arguments = dict(self.prepare(case)) if self.prepare else {}
-        missing = []
-        for name, get in self.required:
-            value = arguments[name] if name in arguments else get(case)
-            if value is None:
-                missing.append(name)
-            else:
-                arguments[name] = value
-        for name, get in self.optional:
+        case, theirs = self._handed(case)
+        for name, get in (*self.required, *self.optional) if self.optional else self.required:
             if name not in arguments and (value := get(case)) is not None:
-                arguments[name] = value
-        return arguments, missing
+                arguments[name] = value if type(value) in ATOMS else theirs(value)
+        return arguments, [name for name, _ in self.required if arguments.get(name) is None]
+
+    def _handed(self, case: Case) -> tuple[Case, Callable[[Any], Any]]:
+        """The case from which arguments are taken, and how these become the callable's own."""
+        if self.shares:
+            return case, _itself
+        return (case_view(case), _itself) if self.views else (case, copied)
 
     def taken(self, arguments: Arguments) -> Sequence[Any]:
         """Those that are given by position, taken out of the arguments."""
@@ -91,6 +98,7 @@ class Binding:
 
     def mapped(self, case: Case) -> Case:
         """The case with its fields as a map says: for those who get whole cases."""
+        case = case if self.shares else case_view(case)
         fields = {name: get(case) for name, get in self.paths if name in Case.__dataclass_fields__}
         return replace(case, **fields) if fields else case
 
@@ -120,8 +128,11 @@ def bind(
     where: Mapping[str, str | Callable[[Case], Any]] | None = None,
     prepare_data: Callable[..., Mapping[str, Any]] | None = None,
     name: str = "",
+    shares: bool = False,
 ) -> Binding:
     """Compile a binding. `where` names a path ("outputs.answer") or a function of the case per argument.
+
+    `shares` says that neither the callable nor a function in `where` changes what it gets.
 
     Raises `BindingError` when a parameter without a default is no field of a case and is not mapped.
     """
@@ -151,7 +162,16 @@ def bind(
             raise _unknown(name or getattr(function, "__name__", repr(function)), parameter.name)
     _check_map(function, paths)
     prepare = _prepare(prepare_data)
-    return Binding(_as_langsmith(required), tuple(optional), tuple(positional), prepare, tuple(paths.items()))
+    asked = {PLURALS.get(name, name) for name, _ in (*required, *optional)}
+    return Binding(
+        required=_as_langsmith(required),
+        optional=tuple(optional),
+        positional=tuple(positional),
+        prepare=prepare,
+        paths=tuple(paths.items()),
+        shares=shares,
+        views=not asked.isdisjoint(_RECORDS) or any(map(callable, (where or {}).values())),
+    )
 
 
 def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> None:
@@ -189,13 +209,13 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _as_langsmith(required: list[tuple[str, Getter]]) -> tuple[tuple[str, Getter], ...]:
     """Who asks for `run` and `example` expects the reference under `example.outputs`, as LangSmith has it."""
-    both = {PLURALS.get(name, name) for name, _ in required} >= {"run", "example"}
-    return tuple((name, _reference_as_outputs if both and get is FIELDS["example"] else get) for name, get in required)
+    asked = {PLURALS.get(name, name) for name, _ in required}
+    both = "example" in asked and not asked.isdisjoint({"run", "root_run"})
+    return tuple((name, langsmith_example if both and get is FIELDS["example"] else get) for name, get in required)
 
 
-def _reference_as_outputs(case: Case) -> Any:
-    example = case.example
-    return None if example is None else replace(example, outputs=example.reference_outputs)
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _field(name: str) -> Getter | None:

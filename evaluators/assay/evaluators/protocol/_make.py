@@ -56,6 +56,7 @@ class Origin(Options, total=False):
     name: str
     origin: Mapping[str, Any]
     spec: Spec
+    shares: bool  # changes nothing of what it looks at, and so needs no copies
 
 
 def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
@@ -70,7 +71,13 @@ def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
     return Evaluator(
         key=key,
         function=function,
-        binding=bind(function, where=options.get("map"), prepare_data=options.get("prepare_data"), name=own),
+        binding=bind(
+            function,
+            where=options.get("map"),
+            prepare_data=options.get("prepare_data"),
+            name=own,
+            shares=options.get("shares", False),
+        ),
         make=Maker(
             key=key,
             keys=tuple(metric.key for metric in metrics),

@@ -143,8 +143,14 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         summary=spec.summary,
         origin=origin,
         spec=spec,
+        shares=not any(map(_runs_code, origin["init_parameters"].values())),
         **options,
     )
+
+
+def _runs_code(parameter: Any) -> bool:
+    """Whether a parameter brings along functions of somebody else's."""
+    return callable(parameter) or (isinstance(parameter, Mapping) and any(map(callable, parameter.values())))
 
 
 def _check(id: str, factory: type, parameters: Mapping[str, Any]) -> None:
