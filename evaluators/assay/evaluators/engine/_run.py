@@ -20,7 +20,7 @@ from assay.evaluators.datasets import view_outputs
 from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._plan import Done, Item, Plan
-from assay.evaluators.engine._root import own_root
+from assay.evaluators.engine._root import own_root, said_none
 from assay.evaluators.engine._task import Task, joined
 from assay.evaluators.protocol import Ended, Wait, caught, is_cancelled, plain
 from assay.evaluators.scoring import case_of
@@ -150,6 +150,8 @@ def _done(plan: Plan, task: Task, item: Item, attempt: Attempt, spans: Sequence[
     root = around
     if task.is_traced:
         runs, root = own_root(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
+    if attempt.error is None and root.outputs is None:
+        runs, root = said_none(runs, root)
     if plan.keep_examples:
         runs, root = with_example(runs, root, item.example, around.inputs)
     trace = Trace(root, runs, complete=not still_open)

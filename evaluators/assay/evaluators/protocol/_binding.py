@@ -1,7 +1,8 @@
 """Arguments by name: which fields of a case a callable asks for, decided once when the evaluator is made.
 
 A field whose value is None is missing. A missing field is left to the parameter's default, or, where there is none,
-makes the case a skip that names it. That holds for `outputs` of a failed run too.
+makes the case a skip that names it. That holds for `outputs` of a failed run too; but None that a task has returned is
+a value (see `answered`), and so is None where a map points into outputs.
 
 What people's own callables get is theirs to change (see `_views`): copies of values, views of records.
 """
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 from assay.collector.errors import AssayError
 from assay.collector.records import Case
 from assay.evaluators.protocol._views import ATOMS, case_view, copied, langsmith_example
+from assay.tracer import attributes as names
 
 Getter: TypeAlias = Callable[[Case], Any]
 Arguments: TypeAlias = dict[str, Any]
@@ -23,6 +25,10 @@ Arguments: TypeAlias = dict[str, Any]
 
 def _inputs(case: Case) -> Any:
     return case.example.inputs if case.inputs is None and case.example is not None else case.inputs
+
+
+def _outputs(case: Case) -> Any:
+    return case.outputs
 
 
 def _reference_outputs(case: Case) -> Any:
@@ -41,7 +47,7 @@ def _or_of_example(name: str) -> Getter:
 
 FIELDS: Mapping[str, Getter] = {
     "inputs": _inputs,
-    "outputs": lambda case: case.outputs,
+    "outputs": _outputs,
     "reference_outputs": _reference_outputs,
     "documents": lambda case: case.documents,
     "expected_documents": _or_of_example("expected_documents"),
@@ -59,6 +65,12 @@ _RECORDS = frozenset({"run", "root_run", "trace", "example", "case"})  # what is
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
 
 
+def answered(case: Case) -> bool:
+    """Whether outputs of None are what was returned: the root says so, by an output that is JSON's null."""
+    run = case.run
+    return run is not None and run.status != "error" and run.attributes.get(names.OUTPUT_VALUE) == "null"
+
+
 class BindingError(AssayError, TypeError):
     """A callable asks for something that no case has."""
 
@@ -72,23 +84,29 @@ class Binding:
     positional: tuple[str, ...] = ()
     prepare: Callable[[Case], Mapping[str, Any]] | None = None
     paths: tuple[tuple[str, Getter], ...] = ()  # where a map says that arguments are
-    shares: bool = False  # gets the values themselves: it is one of ours, which change nothing
-    views: bool = False  # asks for records, or has functions that get the case: they get views
+    theirs: Callable[[Any], Any] = copied  # makes a value the callable's own
+    views: bool = False  # it asks for records, or brings functions that get the case: these get views
+    shares: bool = False  # gets everything as it is: it is one of ours, which change nothing
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """The arguments, and the names of those that are required and missing."""
         arguments: Arguments = dict(self.prepare(case)) if self.prepare else {}
-        case, theirs = self._handed(case)
-        for name, get in (*self.required, *self.optional) if self.optional else self.required:
-            if name not in arguments and (value := get(case)) is not None:
-                arguments[name] = value if type(value) in ATOMS else theirs(value)
-        return arguments, [name for name, _ in self.required if arguments.get(name) is None]
-
-    def _handed(self, case: Case) -> tuple[Case, Callable[[Any], Any]]:
-        """The case from which arguments are taken, and how these become the callable's own."""
-        if self.shares:
-            return case, _itself
-        return (case_view(case), _itself) if self.views else (case, copied)
+        missing = []
+        if self.views:
+            case = case_view(case)
+        for name, get in self.required:
+            if arguments and name in arguments:
+                value = arguments[name]
+            elif type(value := get(case)) not in ATOMS:
+                value = self.theirs(value)
+            if value is None and not _is_answer(get, case):
+                missing.append(name)
+            else:
+                arguments[name] = value
+        for name, get in self.optional:
+            if name not in arguments and ((value := get(case)) is not None or _is_answer(get, case)):
+                arguments[name] = value if type(value) in ATOMS else self.theirs(value)
+        return arguments, missing
 
     def taken(self, arguments: Arguments) -> Sequence[Any]:
         """Those that are given by position, taken out of the arguments."""
@@ -163,14 +181,16 @@ def bind(
     _check_map(function, paths)
     prepare = _prepare(prepare_data)
     asked = {PLURALS.get(name, name) for name, _ in (*required, *optional)}
+    views = not shares and (not asked.isdisjoint(_RECORDS) or any(map(callable, (where or {}).values())))
     return Binding(
         required=_as_langsmith(required),
         optional=tuple(optional),
         positional=tuple(positional),
         prepare=prepare,
         paths=tuple(paths.items()),
+        theirs=_itself if shares or views else copied,
+        views=views,
         shares=shares,
-        views=not asked.isdisjoint(_RECORDS) or any(map(callable, (where or {}).values())),
     )
 
 
@@ -248,8 +268,34 @@ def _getter(argument: str, path: str | Callable[[Case], Any]) -> Getter:
         if argument not in FIELDS:
             raise BindingError(f"map: {path!r} begins with none of {', '.join(FIELDS)}")
         first, rest = argument, [first, *rest]
-    field = FIELDS[first]
-    return lambda case: _walk(field(case), rest)
+    return _InOutputs(rest) if first == "outputs" else _path(FIELDS[first], rest)
+
+
+def _path(field: Getter, steps: list[str]) -> Getter:
+    return lambda case: _walk(field(case), steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _InOutputs:
+    """A path into outputs. Where it leads to a None that is there, that is what the task has answered."""
+
+    steps: list[str]
+
+    def __call__(self, case: Case) -> Any:
+        return _walk(case.outputs, self.steps)
+
+    def is_none(self, case: Case) -> bool:
+        """Whether None is what stands there."""
+        if case.outputs is None:
+            return answered(case)
+        *way, last = self.steps
+        holder = _walk(case.outputs, way)
+        return isinstance(holder, Mapping) and last in holder and holder[last] is None
+
+
+def _is_answer(get: Getter, case: Case) -> bool:
+    """Whether the None that a getter gave was answered, and is not missing."""
+    return get.is_none(case) if isinstance(get, _InOutputs) else get is _outputs and answered(case)
 
 
 def _walk(value: Any, steps: list[str]) -> Any:
