@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields as fields_of
 from typing import Any
 
