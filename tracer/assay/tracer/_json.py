@@ -173,8 +173,13 @@ class _Rewriter:
     def table(self, value: Any, depth: int) -> list[Any]:
         """pandas' DataFrames: a dict per row. Large ones give their first rows."""
         kept = max(self.nodes, 0) // (len(value.columns) + 1)
-        rows = self.items(value.head(kept).to_dict("records"), min(kept, len(value)), depth)
-        return rows if kept >= len(value) else [*rows, f"…[cut: {len(value) - kept:,} more rows]"]
+        rows: list[Any] = []
+        for row in value.head(kept).to_dict("records"):
+            if self.nodes <= 0 or self.size <= 0:
+                break
+            rows.append(self.rewrite(row, depth + 1))
+        left = len(value) - len(rows)
+        return [*rows, f"…[cut: {left:,} more rows]"] if left else rows
 
     def mapping(self, pairs: Iterable[tuple[Any, Any]], total: int, depth: int) -> dict[str, Any]:
         rewritten: dict[str, Any] = {}
