@@ -11,7 +11,7 @@ import copy
 import datetime
 from collections.abc import Mapping
 from dataclasses import fields as fields_of
-from typing import Any
+from typing import Any, ClassVar
 
 from assay.collector.records import Case, Document, Example, Run, Trace
 
@@ -56,10 +56,12 @@ class View:
     """A record that copies the fields of another when they are looked at. Its classes derive from the records' own."""
 
     __slots__ = ()
+    _record: ClassVar[type]
+    _names: ClassVar[frozenset[str]]
     _of: Any
 
     def __init_subclass__(cls) -> None:
-        cls._record: type = cls.__bases__[1]
+        cls._record = cls.__bases__[1]
         cls._names = frozenset(field.name for field in fields_of(cls._record))
         cls.__dataclass_fields__ = cls._record.__dataclass_fields__  # type: ignore[attr-defined]  # orjson looks here
 
@@ -98,13 +100,14 @@ class TraceView(View, Trace):
     """A trace of an evaluator's own."""
 
     __slots__ = ("_of", "_tree")
+    _tree: Tree
 
     def _copy_of(self, name: str) -> Any:
         if name == "root":
             return _run_view(self._of.root, self._tree)
         if name == "runs":
-            root = self.root
-            return tuple([root if run is root._of else _run_view(run, self._tree) for run in self._of.runs])
+            of_root = self._of.root
+            return tuple([self.root if run is of_root else _run_view(run, self._tree) for run in self._of.runs])
         return View._copy_of(self, name)
 
 
@@ -121,6 +124,7 @@ class RunView(View, Run):
     """
 
     __slots__ = ("_of", "_tree")
+    _tree: Tree
 
     @property
     def id(self) -> str:
