@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from itertools import count
 
 import numpy as np
 import pytest
@@ -420,7 +421,7 @@ def test_a_batch_is_tried_again_before_it_is_halved(target):
     assert judge.asked == [8, 8]
 
 
-@pytest.mark.parametrize("returned", [None, "12345678", {"results": []}, [1], range(9)])
+@pytest.mark.parametrize("returned", [None, "12345678", {"results": []}, set(range(8)), [1], range(9), count()])
 def test_a_batch_that_returns_no_list_of_that_length_is_called_once(target, returned):
     asked = []
 

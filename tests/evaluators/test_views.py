@@ -10,7 +10,7 @@ import msgspec
 import orjson
 import pytest
 
-from assay.collector.records import Case, Document, Example, Run, Trace, Usage
+from assay.collector.records import Case, Document, Event, Example, Feedback, Run, Target, Trace, Usage
 from assay.evaluators import as_evaluator, evaluate, evaluator, get, score
 from assay.evaluators.protocol._views import RunView, case_view, copied
 from assay.tracer import trace as traced
@@ -242,6 +242,16 @@ def test_a_view_is_of_its_records_class_and_cannot_be_set():
 def test_one_run_is_the_same_in_run_and_trace():
     assert score(lambda run, trace: run is trace.root and run is trace.runs[0], TRACE)[0].score is True
     assert RunView in {type(run) for run in case_view(Case(trace=TRACE)).trace.children("a" * 16)}
+
+
+def test_what_others_said_of_a_trace_can_be_looked_at_and_changed_by_nobody_else():
+    said = Feedback(target=Target(trace_id="1" * 32), key="k", score=1.0, metadata={"a": [1]})
+    event = Event("exception", 3, {"a": [1]})
+    given = Trace(dataclasses.replace(ROOT, events=(event,)), (ROOT,), (said,))
+    seen = case_view(Case(trace=given)).trace
+    seen.feedback[0].metadata["a"].append(2)
+    seen.root.events[0].attributes["a"].append(2)
+    assert (said.metadata, event.attributes, seen.feedback[0].id) == ({"a": [1]}, {"a": [1]}, said.id)
 
 
 def test_a_copy_is_as_deep_as_the_value_and_no_deeper_than_it_can():

@@ -1,7 +1,8 @@
 """The one protocol: any callable becomes an evaluator, found by name, whose outcomes are values.
 
-`_binding` says what a callable asks for, `_make` makes an `Evaluator` of it, `_outcomes` turns what it returns into
-feedback; `_own` and `_table` hold our own evaluators, `_foreign` those of other packages, `_registry` finds them all.
+`_binding` says what a callable asks for, `_plain` and `_views` what it is handed, `_make` makes an `Evaluator` of it,
+`_returned` and `_outcomes` turn what it returns into feedback; `_passing` knows which failures are worth another try;
+`_own` and `_table` hold our own evaluators, `_foreign` those of other packages, `_registry` finds them all.
 """
 
 from assay.evaluators.protocol._binding import Binding, BindingError, value_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -286,11 +286,12 @@ class Evaluator:
 
 def _one_each(returned: Any, count: int) -> list[Any]:
     """What `batch` has returned, as a list of so many. Raises `Nonsense`, and what an iterator of it raises."""
-    if isinstance(returned, str | Mapping) or not isinstance(returned, Iterable):
+    if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
         raise Nonsense(f"batch() gave {returned!r:.200}, which is no list of {count} results")
-    listed = list(returned)
+    listed = list(islice(returned, count + 1))  # it may have no end
     if len(listed) != count:
-        raise Nonsense(f"batch() gave {len(listed)} results for {count} cases")
+        told = f"more than {count}" if len(listed) > count else len(listed)
+        raise Nonsense(f"batch() gave {told} results for {count} cases")
     return listed
 
 
