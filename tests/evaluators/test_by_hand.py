@@ -4,6 +4,7 @@ import datetime
 import enum
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +66,7 @@ VALUES = [
     (Mood.GOOD, "good"),
     (Level.HIGH, 3),
     (Decimal("0.5"), "0.5"),
+    (Fraction(1, 2), 0.5),
     ({3}, [3]),
     (datetime.date(2026, 1, 2), "2026-01-02"),
     ({1: "a", "b": (2,)}, {"1": "a", "b": [2]}),
@@ -75,8 +77,7 @@ VALUES = [
 @pytest.mark.parametrize(("given", "seen"), VALUES, ids=lambda value: f"{type(value).__name__}")
 def test_a_value_is_seen_as_plain_and_whole(given, seen):
     came = plain(given)
-    assert came == seen
-    assert type(came) is type(seen)
+    assert repr(came) == repr(seen)  # 3 is no 3.0
 
 
 @pytest.mark.parametrize("given", [given for given, _ in VALUES], ids=lambda value: type(value).__name__)

@@ -159,7 +159,9 @@ class _Rewriter:
             return value.isoformat()
         if hasattr(type(value), "iterrows"):
             return self.table(value, depth)
-        return self.array(value, depth) if hasattr(type(value), "tolist") else self.text(_words(value))
+        if hasattr(type(value), "tolist"):
+            return self.array(value, depth)
+        return float(value) if isinstance(value, numbers.Rational) else self.text(_words(value))
 
     def array(self, value: Any, depth: int) -> Any:
         """numpy arrays and scalars, and what looks like them (tensors). Large ones give their beginning."""
