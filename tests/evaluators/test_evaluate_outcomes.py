@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 
 import pytest
@@ -53,6 +54,29 @@ def is_mute():
 
 
 RAISING = [fails, cancels, ends, stops, leaves, is_odd, is_mute]
+
+
+DEADLINE = 60  # seconds
+
+
+def in_time(call):
+    """What a call returns or raises; a failure when it hangs."""
+    ended = []
+
+    def work():
+        try:
+            ended.append((call(), None))
+        except BaseException as error:
+            ended.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    assert ended, "it hangs"
+    returned, error = ended[0]
+    if error is not None:
+        raise error
+    return returned
 
 
 def fine(outputs):
@@ -133,9 +157,21 @@ def judges(raising):
 @pytest.mark.parametrize("task", [wait_task, plain_task])
 @pytest.mark.parametrize("raising", RAISING, ids=lambda raising: raising.__name__)
 def test_every_row_gets_every_outcome(store, raising, task):
-    summary = evaluate(DATA, task, [*judges(raising), fine], store=store, batch_size=1, progress=False).summary()
+    summary = in_time(lambda: evaluate(DATA, task, [*judges(raising), fine], store=store, progress=False).summary())
     assert (summary.runs, summary.failed, summary["fine"].n) == (6, 0, 6)
     keys = [judge.key for judge in judges(raising)]
+    assert {key: (summary[key].n, summary[key].failed) for key in keys} == dict.fromkeys(keys, (5, 1))
+
+
+@pytest.mark.parametrize("raising", RAISING, ids=lambda raising: raising.__name__)
+def test_every_row_gets_every_outcome_when_it_is_scored_later_and_from_async_code(store, raising):
+    async def main():
+        experiment = await aevaluate(DATA, wait_task, store=store, progress=False)
+        return (await aevaluate(experiment, None, [*judges(raising), fine], store=store, progress=False)).summary()
+
+    summary = in_time(lambda: asyncio.run(main()))
+    keys = [judge.key for judge in judges(raising)]
+    assert (summary.runs, summary["fine"].n) == (6, 6)
     assert {key: (summary[key].n, summary[key].failed) for key in keys} == dict.fromkeys(keys, (5, 1))
 
 
@@ -254,3 +290,90 @@ def test_a_model_that_is_never_reached_again_leaves_no_case_waiting(store):
 
     summary = evaluate(DATA, wait_task, [Stops()], store=store, batch_size=4, progress=False).summary()
     assert (summary.runs, summary["Stops"].failed) == (6, 6)
+
+
+def is_interrupted():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("task", [wait_task, plain_task])
+@pytest.mark.parametrize("which", [n for n in range(10) if n != 8], ids=lambda which: judges(fails)[which].key)
+def test_ctrl_c_in_any_kind_of_evaluator_ends_the_run_resumably(store, task, which):
+    def run(raising, **more):
+        judge = judges(raising)[which]
+        return evaluate(DATA, task, [judge, fine], name="x", store=store, progress=False, **more)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_time(lambda: run(is_interrupted))
+    gc.collect()
+    assert store.experiment("x").status == "interrupted"
+    summary = in_time(lambda: run(lambda: None, resume=True)).summary()
+    assert (summary.runs, summary["fine"].n, summary[judges(fails)[which].key].n) == (6, 6, 6)
+
+
+def test_ctrl_c_in_a_set_level_evaluator_keeps_the_runs(store):
+    whole = evaluator(key="whole", summary=True)(lambda outputs: is_interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        in_time(
+            lambda: evaluate(
+                DATA, plain_task, [fine], name="x", summary_evaluators=[whole], store=store, progress=False
+            )
+        )
+    assert len(list(store.traces(experiment=store.experiment("x").id))) == 6
+
+
+class Spiteful:
+    """A value that raises whatever is done with it."""
+
+    def __init__(self, raising):
+        self.raising = raising
+
+    def __repr__(self):
+        self.raising()
+
+    __str__ = __eq__ = __hash__ = __bool__ = __repr__
+
+
+@pytest.mark.parametrize("task", [wait_task, plain_task])
+@pytest.mark.parametrize("raising", RAISING, ids=lambda raising: raising.__name__)
+def test_values_that_raise_when_they_are_looked_at_cost_no_row(store, raising, task):
+    async def spiteful_task(inputs):
+        return Spiteful(raising)
+
+    plain = task is plain_task
+    judged = [
+        lambda outputs: Spiteful(raising),
+        fine,
+        evaluator(key="dict")(lambda outputs: {"score": Spiteful(raising)}),
+    ]
+    spiteful = (lambda inputs: Spiteful(raising)) if plain else spiteful_task
+    summary = in_time(lambda: evaluate(DATA, spiteful, judged, store=store, progress=False).summary())
+    assert (summary.runs, summary["fine"].n, summary["dict"].failed, summary["<lambda>"].failed) == (6, 6, 6, 6)
+    assert score(fine, outputs=Spiteful(raising))[0].score is True
+
+
+def odd_generator(raising):
+    yield True
+    raising()
+
+
+class Generates(Model):
+    """Gives its batch as a generator, which raises on the way."""
+
+    def batch(self, cases):
+        yield from super().batch(cases)
+
+
+@pytest.mark.parametrize("raising", RAISING, ids=lambda raising: raising.__name__)
+def test_generators_that_raise_are_errors_of_their_case(store, raising):
+    judged = [
+        evaluator(key="yields")(lambda outputs: odd_generator(raising)),
+        evaluator(key="batch")(Generates(raising, whole=True)),
+        fine,
+    ]
+    summary = in_time(lambda: evaluate(DATA, plain_task, judged, store=store, progress=False).summary())
+    assert {key: (summary[key].n, summary[key].failed) for key in ("yields", "batch", "fine")} == {
+        "yields": (0, 6),
+        "batch": (5, 1),
+        "fine": (6, 0),
+    }

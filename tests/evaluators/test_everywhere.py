@@ -235,3 +235,39 @@ def test_streamed_at_once_stored_and_read_back_are_the_same(store, rows, cut):
     assert {key: shared(of_key.tally.stats(key)) for key, of_key in streamed.in_order()} == at_once
     assert {stats.key: shared(stats) for stats in bucket.feedback} == at_once
     assert {key: shared(stats) for key, stats in read_back.items()} == at_once
+
+
+# live traces, by hand
+
+
+def polite(outputs):
+    return {"score": "please" in outputs, "comment": "asked"}
+
+
+def spans(run):
+    return [{"key": "span", "score": bool(child.documents), "target_run_id": child.id} for child in run.child_runs]
+
+
+def test_a_live_trace_scored_twice_has_one_feedback_on_itself(store, trace):
+    store.append(trace.runs)
+    for _ in range(2):
+        store.add_feedback(score(polite, store.trace(trace.trace_id)))
+    [said] = store.trace(trace.trace_id).feedback
+    assert (said.key, said.score, said.target.trace_id, said.target.span_id) == ("polite", False, trace.trace_id, None)
+
+
+def test_feedback_may_be_on_the_spans_of_a_live_trace(store, trace):
+    store.append(trace.runs)
+    for _ in range(2):
+        store.add_feedback(score(spans, store.trace(trace.trace_id)))
+    [said] = store.trace(trace.trace_id).feedback
+    assert (said.key, said.score, said.target.span_id) == ("span", True, "b" * 16)
+
+
+@pytest.mark.parametrize("judge", [polite, lambda outputs: 1 / 0, lambda outputs: None], ids=["score", "error", "skip"])
+def test_what_was_tried_is_not_brought_back_whatever_came_of_it(store, trace, judge):
+    store.append(trace.runs)
+    judge = evaluator(key="judge")(judge)
+    assert len(store.traces(untried="judge")) == 1
+    store.add_feedback(score(judge, store.trace(trace.trace_id)))
+    assert len(store.traces(untried="judge")) == 0

@@ -60,7 +60,7 @@ def test_what_is_the_registrys_to_say_is_refused(option):
 def test_every_option_that_is_declared_is_taken():
     values = {"key": "k", "version": "2", "higher_is_better": False, "range": (0, 5), "metrics": (), "retries": 2}
     values |= {"source": "llm", "details": False, "min_cases": 3, "max_cases": 4, "summary": True, "timeout": 1}
-    values |= {"threshold": 0.5, "map": None, "prepare_data": None}
+    values |= {"threshold": 0.5, "map": None, "prepare_data": None, "retry_on": OSError}
     made = evaluator(**values)(of_this_module)
     assert set(values) == set(Options.__annotations__)
     assert made.metrics == (Metric("k", (0, 5), higher_is_better=False, threshold=0.5, primary=True),)
@@ -84,6 +84,9 @@ def test_the_least_that_can_be_meant_is_taken(options):
     ("options", "words"),
     [
         ({"retries": 1.0}, "retries is a whole number, 0 or more, not 1.0"),
+        ({"retries": True}, "retries is a whole number, 0 or more, not True"),
+        ({"retries": 1, "retry_on": "no"}, "retry_on is an exception type, a tuple of these, or a function"),
+        ({"retry_on": OSError}, "retry_on says what is tried again, but retries, how often, is 0"),
         ({"max_cases": 0}, "max_cases is a whole number, 1 or more, not 0"),
         ({"timeout": 0}, "timeout is seconds, more than 0, not 0"),
         ({"timeout": "1"}, "timeout is seconds, more than 0, not '1'"),

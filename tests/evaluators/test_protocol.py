@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from itertools import count
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_arguments_come_by_name(run):
     assert seen["outputs"] == "out"
     assert seen["documents"][0].content == "d"
     assert seen["metadata"] == {"m": 1}
-    assert seen["example"] is FULL.example
+    assert seen["example"] == FULL.example
 
 
 def test_run_and_trace_come_by_name(run, trace):
@@ -246,15 +247,42 @@ def test_an_evaluator_that_hangs_is_an_error_of_that_case(run, asynchronous):
     assert (feedback.outcome, feedback.error) == ("error", "TimeoutError: the evaluator took more than 0.05 s")
 
 
-def test_a_failing_evaluator_is_tried_again(run):
-    calls = []
+class Busy(Exception):
+    """A server that asks to come again at once."""
 
-    def judge(outputs):
-        calls.append(outputs)
-        return 1 / (len(calls) - 1)
+    retry_after = 0
 
-    assert run(evaluator(retries=2)(judge), FULL)[0].score == 1.0
-    assert len(calls) == 2
+
+class Flaky:
+    """Raises once, and then gives a score."""
+
+    def __init__(self, error):
+        self.error, self.calls = error, 0
+
+    def __call__(self, outputs):
+        self.calls += 1
+        if self.calls == 1:
+            raise self.error
+        return True
+
+
+def test_what_may_pass_is_tried_again(run):
+    judge = Flaky(Busy())
+    assert (run(evaluator(retries=2)(judge), FULL)[0].score, judge.calls) == (True, 2)
+
+
+@pytest.mark.parametrize("error", [TypeError("no"), ValueError("no"), KeyError("no")])
+def test_what_would_fail_again_is_not_tried_again(run, error):
+    judge = Flaky(error)
+    assert (run(evaluator(retries=3)(judge), FULL)[0].outcome, judge.calls) == ("error", 1)
+
+
+@pytest.mark.parametrize("again", [Busy, (KeyError, Busy), lambda error: error.retry_after == 0])
+def test_an_option_says_what_is_tried_again(run, again):
+    judge, other = Flaky(Busy()), Flaky(ConnectionError("no"))
+    other.error.retry_after = 3
+    assert (run(evaluator(retries=1, retry_on=again)(judge), FULL)[0].score, judge.calls) == (True, 2)
+    assert (run(evaluator(retries=1, retry_on=again)(other), FULL)[0].outcome, other.calls) == ("error", 1)
 
 
 def test_a_skip_is_not_tried_again(run):
@@ -326,6 +354,86 @@ def test_a_batch_of_another_length_is_an_error_of_each_case(target):
 
     results = asyncio.run(as_evaluator(Judge()).evaluate_batch([FULL, FULL], [target] * 2))
     assert ["1 results for 2 cases" in one.error for [one] in results] == [True, True]
+
+
+class Choosy:
+    """Scores in batches, and raises for the batch in which one of `bad` is; notes what it was asked."""
+
+    def __init__(self, bad, error):
+        self.bad, self.error, self.asked = bad, error, []
+
+    def __call__(self, outputs): ...
+
+    def batch(self, cases):
+        self.asked.append(len(cases))
+        if any(case.outputs in self.bad for case in cases):
+            raise self.error
+        return [case.outputs for case in cases]
+
+
+def in_a_batch(target, judge, count=8, **options):
+    """Scores of the cases 0, 1, … in one batch, or the errors."""
+    cases = [Case(outputs=number) for number in range(count)]
+    wrapped = evaluator(**options)(judge)
+    results = asyncio.run(wrapped.evaluate_batch(cases, [target] * count))
+    return [one.error or one.score for [one] in results]
+
+
+@pytest.mark.parametrize("bad", [{5}, {0}, {7}, {1, 6}, {2, 3, 4}])
+def test_a_batch_that_fails_is_halved_until_only_the_guilty_cases_fail(target, bad):
+    judge = Choosy(bad, KeyError("answer"))
+    expected = ["KeyError: 'answer'" if number in bad else float(number) for number in range(8)]
+    assert in_a_batch(target, judge) == expected
+    assert len(judge.asked) < 16
+
+
+def test_a_batch_that_fails_for_every_case_costs_less_than_twice_the_cases(target):
+    judge = Choosy(set(range(7)), ValueError("no"))
+    assert in_a_batch(target, judge, 7) == ["ValueError: no"] * 7
+    assert len(judge.asked) == 13
+
+
+class Forbidden(Exception):
+    status_code = 401
+
+
+@pytest.mark.parametrize("error", [ConnectionError("away"), TimeoutError("slow"), Forbidden("key")])
+def test_a_server_that_is_away_or_refuses_the_key_is_asked_three_times_and_no_more(target, error):
+    judge = Choosy(set(range(8)), error)
+    assert in_a_batch(target, judge) == [f"{type(error).__name__}: {error}"] * 8
+    assert judge.asked == [8, 4, 4]
+
+
+def test_a_time_out_of_one_case_is_found_as_well(target):
+    assert [type(one) for one in in_a_batch(target, Choosy({3}, TimeoutError("slow")))].count(str) == 1
+
+
+def test_a_batch_is_tried_again_before_it_is_halved(target):
+    class Once(Choosy):
+        def batch(self, cases):
+            try:
+                return super().batch(cases)
+            finally:
+                self.bad = set()
+
+    judge = Once({3}, Busy("busy"))
+    assert in_a_batch(target, judge, retries=1) == [float(number) for number in range(8)]
+    assert judge.asked == [8, 8]
+
+
+@pytest.mark.parametrize("returned", [None, "12345678", {"results": []}, set(range(8)), [1], range(9), count()])
+def test_a_batch_that_returns_no_list_of_that_length_is_called_once(target, returned):
+    asked = []
+
+    class Judge:
+        def __call__(self, outputs): ...
+
+        def batch(self, cases):
+            asked.append(len(cases))
+            return returned
+
+    assert all(str(error).startswith("Nonsense: batch() gave") for error in in_a_batch(target, Judge()))
+    assert asked == [8]
 
 
 def test_a_summary_sees_all_complete_cases_and_counts_the_others(target):

@@ -56,6 +56,41 @@ def test_nobody_waits_for_a_batch_that_was_not_scored():
         batched(Broken(), 2)
 
 
+class CancelsItself(Sizes):
+    """A model whose first batch cancels the asyncio task that runs it."""
+
+    async def batch(self, cases):
+        if not self.sizes:
+            asyncio.current_task().cancel()
+        values = super().batch(cases)
+        await asyncio.sleep(0)
+        return values
+
+
+def test_a_batch_that_is_cancelled_leaves_nobody_waiting():
+    async def main():
+        batcher = Batcher(as_evaluator(CancelsItself()), 2)
+        scoring = (batcher.score(case, TARGET) for case in CASES)
+        return await asyncio.wait_for(asyncio.gather(*scoring, return_exceptions=True), 10)
+
+    outcomes = asyncio.run(main())
+    assert [type(one).__name__ for one in outcomes] == ["CancelledError"] * 2 + ["list"] * 3
+
+
+def test_a_batch_that_is_cancelled_while_it_waits_for_its_turn_is_made_up_for():
+    async def main():
+        batcher = Batcher(as_evaluator(Sizes()), 1)
+        await batcher._one_at_a_time.acquire()
+        scoring = asyncio.gather(*(batcher.score(case, TARGET) for case in CASES))
+        await asyncio.sleep(0.001)
+        for task in batcher._running:
+            task.cancel()
+        batcher._one_at_a_time.release()
+        return [one.score for (one,) in await asyncio.wait_for(scoring, 10)]
+
+    assert asyncio.run(main()) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
 def scored(evaluators, cases=CASES, **options):
     async def main():
         scoring, feedback = Scoring([*map(as_evaluator, evaluators)]), []

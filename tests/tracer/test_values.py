@@ -122,6 +122,25 @@ values = st.recursive(
 )
 
 
+class Ending:
+    def __repr__(self):
+        raise SystemExit
+
+
+def test_no_way_to_say_what_a_value_is_ends_a_program():
+    assert orjson.loads(to_json([Ending()], MIB)) == ["[Ending whose repr raised SystemExit]"]
+
+
+def test_what_is_not_there_is_null_however_it_is_written():
+    given = {1: float("nan"), 2: np.array([np.nan, 1.0]), 3: pd.NA, 4: pd.DataFrame({"a": [pd.NaT]})}
+    assert orjson.loads(to_json(given, MIB)) == {"1": None, "2": [None, 1.0], "3": None, "4": [{"a": None}]}
+
+
+def test_a_large_table_gives_its_first_rows():
+    rows = orjson.loads(to_json(pd.DataFrame({"a": range(30_000)}), MIB))
+    assert (rows[0], rows[-1]) == ({"a": 0}, f"…[cut: {30_001 - len(rows):,} more rows]")
+
+
 @given(values, st.integers(0, 300))
 @settings(max_examples=300, deadline=None)
 def test_anything_becomes_bounded_valid_json(value: Any, limit: int) -> None:

@@ -24,7 +24,7 @@ class Filter:
     `name`, `kind` and `status` hold when the root run has them; `any_name` and `any_kind` when some run has.
     `latency_ms`, `tokens` and `cost` speak of the whole trace. `feedback` is a tuple of `(key, operator, value)` over
     the newest feedback of the trace and its spans; `missing` names keys for which there is no score.
-    `failed` and `skipped` name keys whose newest outcome is an error or a skip.
+    `failed` and `skipped` name keys whose newest outcome is an error or a skip, `untried` those with no outcome at all.
     """
 
     project: str | None = None
@@ -47,6 +47,7 @@ class Filter:
     user: str | None = None
     feedback: tuple[FeedbackCondition, ...] = ()
     missing: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     text: str | None = None  # words in inputs or outputs of any run
@@ -63,7 +64,7 @@ class Filter:
 
 
 STATUSES = get_args(Status)
-LISTS = ("tags", "missing", "failed", "skipped", "trace_ids", "experiments")
+LISTS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
 COMPARISONS = ("latency_ms", "tokens", "cost")
 
 

@@ -32,19 +32,20 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS
 _PLAIN = frozenset((str, int, float, bool, types.NoneType))
 _TEXTUAL = (numbers.Number, uuid.UUID, pathlib.PurePath, datetime.timedelta, range, slice)  # Decimal is a Number
 _MOVING = frozenset((dict, set, deque))  # copied in one step; cannot be iterated while they change
+_NOTHING = frozenset(("NAType", "NaTType"))  # pandas' word for a value that is not there
 _LISTS: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.keys()), type({}.values()), type({}.items()))
 
 
-def to_json(value: object, limit: int) -> str:
-    """JSON text of at most `limit` bytes (and a marker's length) of any value."""
+def to_json(value: object, limit: int, nodes: int = MAX_NODES, seconds: float = MAX_SECONDS) -> str:
+    """JSON text of at most `limit` bytes (and a marker's length) of any value; the other two are bounds of the work."""
     try:
-        if _is_light(value, limit):
+        if _is_light(value, limit, nodes):
             text = orjson.dumps(value)
             if len(text) <= limit:
                 return text.decode()
     except (TypeError, RecursionError, RuntimeError):  # huge integers, lone surrogates, a dict that changes meanwhile
         pass
-    return _rewritten(value, limit)
+    return _rewritten(value, limit, nodes, seconds)
 
 
 def cut_text(text: str, limit: int) -> str:
@@ -57,7 +58,7 @@ def cut_text(text: str, limit: int) -> str:
     return f"{kept}…[cut {len(text) - len(kept):,} of {len(text):,} characters]"
 
 
-def _is_light(value: object, limit: int) -> bool:
+def _is_light(value: object, limit: int, most: int) -> bool:
     """Whether the value holds only plain types and is within both bounds. Stops as soon as it is not."""
     nodes = [value]
     add = nodes.extend
@@ -68,11 +69,11 @@ def _is_light(value: object, limit: int) -> bool:
             if limit < 0:
                 return False
         elif kind is dict:
-            if len(nodes) + len(node) > MAX_NODES:  # type: ignore[arg-type]
+            if len(nodes) + len(node) > most:  # type: ignore[arg-type]
                 return False
             add(node.values())  # type: ignore[attr-defined]
         elif kind is list or kind is tuple:
-            if len(nodes) + len(node) > MAX_NODES:  # type: ignore[arg-type]
+            if len(nodes) + len(node) > most:  # type: ignore[arg-type]
                 return False
             add(node)  # type: ignore[arg-type]
         elif kind not in _PLAIN:
@@ -80,11 +81,11 @@ def _is_light(value: object, limit: int) -> bool:
     return True
 
 
-def _rewritten(value: object, limit: int) -> str:
+def _rewritten(value: object, limit: int, nodes: int, seconds: float) -> str:
     size = limit
     for _ in range(4):
         try:
-            text = orjson.dumps(_Rewriter(size).rewrite(value, 0), option=_OPTIONS)
+            text = orjson.dumps(_Rewriter(size, nodes, seconds).rewrite(value, 0), option=_OPTIONS)
         except Exception as error:
             _errors.counts["serialise"] += 1
             return orjson.dumps(f"[{_kind(value)} that could not be captured: {type(error).__name__}]").decode()
@@ -99,11 +100,11 @@ class _Rewriter:
 
     __slots__ = ("deadline", "nodes", "path", "size")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, nodes: int, seconds: float) -> None:
         self.size = size
-        self.nodes = MAX_NODES
+        self.nodes = nodes
         self.path: set[int] = set()
-        self.deadline = time.thread_time() + MAX_SECONDS
+        self.deadline = time.thread_time() + seconds
 
     def rewrite(self, value: Any, depth: int) -> Any:
         self.nodes -= 1
@@ -144,6 +145,8 @@ class _Rewriter:
         return self.scalar(value, depth)
 
     def scalar(self, value: Any, depth: int) -> Any:
+        if type(value).__name__ in _NOTHING and type(value).__module__.startswith("pandas."):
+            return None
         if isinstance(value, enum.Enum):
             return self.rewrite(value.value, depth + 1)
         if isinstance(value, str):
@@ -154,7 +157,11 @@ class _Rewriter:
             return self.data(bytes(value[: max(self.size, 0) + 1]), len(value))
         if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
             return value.isoformat()
-        return self.array(value, depth) if hasattr(type(value), "tolist") else self.text(_words(value))
+        if hasattr(type(value), "iterrows"):
+            return self.table(value, depth)
+        if hasattr(type(value), "tolist"):
+            return self.array(value, depth)
+        return float(value) if isinstance(value, numbers.Rational) else self.text(_words(value))
 
     def array(self, value: Any, depth: int) -> Any:
         """numpy arrays and scalars, and what looks like them (tensors). Large ones give their beginning."""
@@ -164,6 +171,17 @@ class _Rewriter:
         flat = value.reshape(-1) if hasattr(value, "reshape") else value
         self.nodes -= 1000
         return {"shape": list(value.shape), "head": flat[:1000].tolist(), "…": f"[cut: {total - 1000:,} more items]"}
+
+    def table(self, value: Any, depth: int) -> list[Any]:
+        """pandas' DataFrames: a dict per row. Large ones give their first rows."""
+        kept = max(self.nodes, 0) // (len(value.columns) + 1)
+        rows: list[Any] = []
+        for row in value.head(kept).to_dict("records"):
+            if self.nodes <= 0 or self.size <= 0:
+                break
+            rows.append(self.rewrite(row, depth + 1))
+        left = len(value) - len(rows)
+        return [*rows, f"…[cut: {left:,} more rows]"] if left else rows
 
     def mapping(self, pairs: Iterable[tuple[Any, Any]], total: int, depth: int) -> dict[str, Any]:
         rewritten: dict[str, Any] = {}
@@ -191,7 +209,7 @@ class _Rewriter:
 
     def number(self, value: Any) -> Any:
         if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
-            return str(value)
+            return None  # as in a value of plain types
         if type(value) is int and not -(2**63) <= value < 2**64:
             return _big(value)
         return value
@@ -246,7 +264,9 @@ def _words(value: object) -> str:
     describe: Callable[[object], str] = str if isinstance(value, _TEXTUAL) else repr
     try:
         return describe(value)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # `pytest.fail`, `SystemExit`: no way to say what a value is ends a program
         return f"[{_kind(value)} whose repr raised {type(error).__name__}]"
 
 

@@ -22,7 +22,7 @@ from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import keep
-from assay.evaluators.protocol import Evaluator, finish
+from assay.evaluators.protocol import Evaluator, finish, plain
 from assay.evaluators.scoring import case_of, of_failed, retrieved, score
 from assay.tracer import attributes as names
 from assay.tracer.capture import Captured, capture, is_traced
@@ -41,7 +41,7 @@ class OpenRun:
 
     def set_outputs(self, outputs: JSON) -> None:
         """What the run is taken to have returned."""
-        self._outputs = outputs
+        self._outputs = plain(outputs)
         self._captured.run.set_outputs(outputs)
 
     def score(self, evaluator: Evaluator, outputs: JSON = None, **fields: Any) -> list[Feedback]:

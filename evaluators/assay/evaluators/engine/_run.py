@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.collector.dialects import from_readable
@@ -21,17 +20,13 @@ from assay.evaluators.datasets import view_outputs
 from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._plan import Done, Item, Plan
-from assay.evaluators.engine._root import own_root
+from assay.evaluators.engine._root import own_root, said_none
 from assay.evaluators.engine._task import Task, joined
-from assay.evaluators.protocol import Ended, Wait, caught, is_cancelled
+from assay.evaluators.protocol import Ended, Wait, caught, is_cancelled, plain
 from assay.evaluators.scoring import case_of
 from assay.tracer import attributes as names
 from assay.tracer.backoff import pause
 from assay.tracer.capture import Captured, capture
-from assay.tracer.spans import to_json
-
-LARGEST = 2**26  # bytes of outputs that evaluators see; what is stored of them has the tracer's limit
-_AS_THEY_ARE = (str, int, float, type(None))
 
 
 class Attempt(NamedTuple):
@@ -155,6 +150,8 @@ def _done(plan: Plan, task: Task, item: Item, attempt: Attempt, spans: Sequence[
     root = around
     if task.is_traced:
         runs, root = own_root(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
+    if attempt.error is None and root.outputs is None:
+        runs, root = said_none(runs, root)
     if plan.keep_examples:
         runs, root = with_example(runs, root, item.example, around.inputs)
     trace = Trace(root, runs, complete=not still_open)
@@ -176,8 +173,7 @@ def _outputs(attempt: Attempt, around: Run, root: Run) -> JSON:
     """What evaluators see of outputs: plain values, as they are read back from a trace later, but never cut short."""
     if root.outputs is not around.outputs and root.outputs != around.outputs:
         return root.outputs  # the task has said of its own span what it answered
-    outputs = attempt.outputs
-    return outputs if isinstance(outputs, _AS_THEY_ARE) else orjson.loads(to_json(outputs, LARGEST))
+    return plain(attempt.outputs)
 
 
 def _case(plan: Plan, example: Example, trace: Trace, outputs: JSON) -> Case:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from assay.evaluators.engine._line import Line
 from assay.evaluators.engine._plan import Item
+from assay.evaluators.protocol import is_cancelled
 
 FIRST_LOOK = 0.003  # seconds
 COMPUTING = 0.3  # share of its time for which a thread computes, if it is not held up by its tasks
@@ -53,6 +54,9 @@ class Threads:
                 await asyncio.wait_for(self._all_done.wait(), look)
             except TimeoutError:
                 pass
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    raise  # else somebody has cancelled the wait alone, which is an asyncio task of its own
             if self._started < self._limit and (share := self._computing()) < COMPUTING:
                 more = self._limit if share < IDLE else self._started * (GROWTH - 1)
                 self._start(min(more, self._limit - self._started))

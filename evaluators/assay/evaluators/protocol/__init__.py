@@ -1,7 +1,8 @@
 """The one protocol: any callable becomes an evaluator, found by name, whose outcomes are values.
 
-`_binding` says what a callable asks for, `_make` makes an `Evaluator` of it, `_outcomes` turns what it returns into
-feedback; `_own` and `_table` hold our own evaluators, `_foreign` those of other packages, `_registry` finds them all.
+`_binding` says what a callable asks for, `_plain` and `_views` what it is handed, `_make` makes an `Evaluator` of it,
+`_returned` and `_outcomes` turn what it returns into feedback; `_passing` knows which failures are worth another try;
+`_own` and `_table` hold our own evaluators, `_foreign` those of other packages, `_registry` finds them all.
 """
 
 from assay.evaluators.protocol._binding import Binding, BindingError, value_of
@@ -12,6 +13,8 @@ from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, missing_needs
 from assay.evaluators.protocol._own import builtin
+from assay.evaluators.protocol._passing import RetryOn, may_pass, retries_on, wait_before
+from assay.evaluators.protocol._plain import plain
 from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_cancelled
 from assay.evaluators.protocol._registry import as_evaluator, factory, from_dict, get, names, spec, specs
 from assay.evaluators.protocol._spec import Spec
@@ -27,6 +30,7 @@ __all__ = [
     "Metric",
     "Nonsense",
     "Options",
+    "RetryOn",
     "Skip",
     "Spec",
     "Wait",
@@ -44,10 +48,14 @@ __all__ = [
     "in_thread",
     "is_cancelled",
     "make",
+    "may_pass",
     "missing_needs",
     "names",
+    "plain",
+    "retries_on",
     "spec",
     "specs",
     "value_of",
+    "wait_before",
     "waiting_on",
 ]

@@ -1,7 +1,10 @@
 """Arguments by name: which fields of a case a callable asks for, decided once when the evaluator is made.
 
 A field whose value is None is missing. A missing field is left to the parameter's default, or, where there is none,
-makes the case a skip that names it. That holds for `outputs` of a failed run too.
+makes the case a skip that names it. That holds for `outputs` of a failed run too; but None that a task has returned is
+a value (see `answered`), and so is None where a map points into outputs.
+
+What people's own callables get is theirs to change (see `_views`): copies of values, views of records.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Any, TypeAlias
 
 from assay.collector.errors import AssayError
 from assay.collector.records import Case
+from assay.evaluators.protocol._views import ATOMS, case_view, copied, langsmith_example
+from assay.tracer import attributes as names
 
 Getter: TypeAlias = Callable[[Case], Any]
 Arguments: TypeAlias = dict[str, Any]
@@ -20,6 +25,10 @@ Arguments: TypeAlias = dict[str, Any]
 
 def _inputs(case: Case) -> Any:
     return case.example.inputs if case.inputs is None and case.example is not None else case.inputs
+
+
+def _outputs(case: Case) -> Any:
+    return case.outputs
 
 
 def _reference_outputs(case: Case) -> Any:
@@ -38,7 +47,7 @@ def _or_of_example(name: str) -> Getter:
 
 FIELDS: Mapping[str, Getter] = {
     "inputs": _inputs,
-    "outputs": lambda case: case.outputs,
+    "outputs": _outputs,
     "reference_outputs": _reference_outputs,
     "documents": lambda case: case.documents,
     "expected_documents": _or_of_example("expected_documents"),
@@ -46,12 +55,20 @@ FIELDS: Mapping[str, Getter] = {
     "guidelines": _or_of_example("guidelines"),
     "history": _or_of_example("history"),
     "run": lambda case: case.run,
+    "root_run": lambda case: case.run,
     "trace": lambda case: case.trace,
     "example": lambda case: case.example,
     "metadata": lambda case: case.metadata or (case.example.metadata if case.example else case.metadata),
     "case": lambda case: case,
 }
+_RECORDS = frozenset({"run", "root_run", "trace", "example", "case"})  # what is handed out as views
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
+
+
+def answered(case: Case) -> bool:
+    """Whether outputs of None are what was returned: the root says so, by an output that is JSON's null."""
+    run = case.run
+    return run is not None and run.status != "error" and run.attributes.get(names.OUTPUT_VALUE) == "null"
 
 
 class BindingError(AssayError, TypeError):
@@ -67,20 +84,28 @@ class Binding:
     positional: tuple[str, ...] = ()
     prepare: Callable[[Case], Mapping[str, Any]] | None = None
     paths: tuple[tuple[str, Getter], ...] = ()  # where a map says that arguments are
+    theirs: Callable[[Any], Any] = copied  # makes a value the callable's own
+    views: bool = False  # it asks for records, or brings functions that get the case: these get views
+    shares: bool = False  # gets everything as it is: it is one of ours, which change nothing
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """The arguments, and the names of those that are required and missing."""
         arguments: Arguments = dict(self.prepare(case)) if self.prepare else {}
         missing = []
+        if self.views:
+            case = case_view(case)
         for name, get in self.required:
-            value = arguments[name] if name in arguments else get(case)
-            if value is None:
+            if arguments and name in arguments:
+                value = arguments[name]
+            elif type(value := get(case)) not in ATOMS:
+                value = self.theirs(value)
+            if value is None and not _is_answer(get, case):
                 missing.append(name)
             else:
                 arguments[name] = value
         for name, get in self.optional:
-            if name not in arguments and (value := get(case)) is not None:
-                arguments[name] = value
+            if name not in arguments and ((value := get(case)) is not None or _is_answer(get, case)):
+                arguments[name] = value if type(value) in ATOMS else self.theirs(value)
         return arguments, missing
 
     def taken(self, arguments: Arguments) -> Sequence[Any]:
@@ -91,6 +116,7 @@ class Binding:
 
     def mapped(self, case: Case) -> Case:
         """The case with its fields as a map says: for those who get whole cases."""
+        case = case if self.shares else case_view(case)
         fields = {name: get(case) for name, get in self.paths if name in Case.__dataclass_fields__}
         return replace(case, **fields) if fields else case
 
@@ -120,8 +146,11 @@ def bind(
     where: Mapping[str, str | Callable[[Case], Any]] | None = None,
     prepare_data: Callable[..., Mapping[str, Any]] | None = None,
     name: str = "",
+    shares: bool = False,
 ) -> Binding:
     """Compile a binding. `where` names a path ("outputs.answer") or a function of the case per argument.
+
+    `shares` says that neither the callable nor a function in `where` changes what it gets.
 
     Raises `BindingError` when a parameter without a default is no field of a case and is not mapped.
     """
@@ -151,7 +180,18 @@ def bind(
             raise _unknown(name or getattr(function, "__name__", repr(function)), parameter.name)
     _check_map(function, paths)
     prepare = _prepare(prepare_data)
-    return Binding(_as_langsmith(required), tuple(optional), tuple(positional), prepare, tuple(paths.items()))
+    asked = {PLURALS.get(name, name) for name, _ in (*required, *optional)}
+    views = not shares and (not asked.isdisjoint(_RECORDS) or any(map(callable, (where or {}).values())))
+    return Binding(
+        required=_as_langsmith(required),
+        optional=tuple(optional),
+        positional=tuple(positional),
+        prepare=prepare,
+        paths=tuple(paths.items()),
+        theirs=_itself if shares or views else copied,
+        views=views,
+        shares=shares,
+    )
 
 
 def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> None:
@@ -189,13 +229,13 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _as_langsmith(required: list[tuple[str, Getter]]) -> tuple[tuple[str, Getter], ...]:
     """Who asks for `run` and `example` expects the reference under `example.outputs`, as LangSmith has it."""
-    both = {PLURALS.get(name, name) for name, _ in required} >= {"run", "example"}
-    return tuple((name, _reference_as_outputs if both and get is FIELDS["example"] else get) for name, get in required)
+    asked = {PLURALS.get(name, name) for name, _ in required}
+    both = "example" in asked and not asked.isdisjoint({"run", "root_run"})
+    return tuple((name, langsmith_example if both and get is FIELDS["example"] else get) for name, get in required)
 
 
-def _reference_as_outputs(case: Case) -> Any:
-    example = case.example
-    return None if example is None else replace(example, outputs=example.reference_outputs)
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _field(name: str) -> Getter | None:
@@ -228,8 +268,34 @@ def _getter(argument: str, path: str | Callable[[Case], Any]) -> Getter:
         if argument not in FIELDS:
             raise BindingError(f"map: {path!r} begins with none of {', '.join(FIELDS)}")
         first, rest = argument, [first, *rest]
-    field = FIELDS[first]
-    return lambda case: _walk(field(case), rest)
+    return _InOutputs(rest) if first == "outputs" else _path(FIELDS[first], rest)
+
+
+def _path(field: Getter, steps: list[str]) -> Getter:
+    return lambda case: _walk(field(case), steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _InOutputs:
+    """A path into outputs. Where it leads to a None that is there, that is what the task has answered."""
+
+    steps: list[str]
+
+    def __call__(self, case: Case) -> Any:
+        return _walk(case.outputs, self.steps)
+
+    def is_none(self, case: Case) -> bool:
+        """Whether None is what stands there."""
+        if case.outputs is None:
+            return answered(case)
+        *way, last = self.steps
+        holder = _walk(case.outputs, way)
+        return isinstance(holder, Mapping) and last in holder and holder[last] is None
+
+
+def _is_answer(get: Getter, case: Case) -> bool:
+    """Whether the None that a getter gave was answered, and is not missing."""
+    return get.is_none(case) if isinstance(get, _InOutputs) else get is _outputs and answered(case)
 
 
 def _walk(value: Any, steps: list[str]) -> Any:

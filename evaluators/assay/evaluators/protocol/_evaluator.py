@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -14,10 +14,10 @@ from assay.collector.records import Case, Feedback, Target
 from assay.evaluators.protocol._binding import Binding
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
+from assay.evaluators.protocol._passing import is_outside, may_pass, wait_before
 from assay.evaluators.protocol._raised import ends_the_run
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import Wait, in_thread
-from assay.tracer.backoff import pause
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
 
@@ -27,7 +27,11 @@ class Batch(Protocol):
     """What an evaluator offers that scores many cases better together, such as one with a model."""
 
     def batch(self, cases: Sequence[Case]) -> Any:
-        """One value per case, in order (or a coroutine of that); an exception in the list is that case's error."""
+        """One value per case, in order (or a coroutine of that); an exception in the list is that case's error.
+
+        When it raises, it is called again with the halves, down to single cases: fewer than twice as many calls as
+        there are cases, and three where all of these show no more than that a server is busy, away, or refuses a key.
+        """
 
 
 def _run(awaitable: Awaitable[Any]) -> Any:
@@ -62,6 +66,7 @@ class Evaluator:
     min_cases: int = 0  # fewer cases than these make no useful set value (`min_test_cases`)
     timeout: float | None = None  # seconds per attempt
     retries: int = 0
+    retry_on: Callable[[BaseException], bool] = may_pass  # what is tried again
     origin: Mapping[str, Any] = field(default_factory=dict)  # what `to_dict` gives
     spec: Spec | None = None  # what the registry says of it; None for people's own
     _pace: _Pace = field(default_factory=_Pace, repr=False, compare=False)
@@ -217,28 +222,42 @@ class Evaluator:
             return self.make.failure(target, error)
 
     async def _batch(self, cases: list[Case]) -> list[Any]:
-        if not cases:
-            return []
+        """A value or an exception per case."""
+        return await self._narrowed(cases, await self._at_once(cases)) if cases else []
+
+    async def _narrowed(self, cases: list[Case], came: list[Any] | BaseException) -> list[Any]:
+        """What a batch came to; where it failed, what its halves come to, until only the guilty cases fail."""
+        if not isinstance(came, BaseException):
+            return came
+        if len(cases) == 1 or isinstance(came, Nonsense):
+            return [came] * len(cases)
+        middle = len(cases) // 2
+        halves = (cases[:middle], cases[middle:])
+        tried = [await self._at_once(half) for half in halves]
+        if is_outside(came) and all(isinstance(half, BaseException) and is_outside(half) for half in tried):
+            return [came] * len(cases)
+        return [value for half, again in zip(halves, tried, strict=True) for value in await self._narrowed(half, again)]
+
+    async def _at_once(self, cases: list[Case]) -> list[Any] | BaseException:
+        """What `batch` gives for cases, or what it raises."""
         try:
-            returned = list(await self._attempt(self.function.batch, {"cases": cases}))  # type: ignore[attr-defined]
-            if len(returned) != len(cases):
-                raise Nonsense(f"batch() gave {len(returned)} results for {len(cases)} cases")
-            return returned
+            returned = await self._attempt(self.function.batch, {"cases": cases})  # type: ignore[attr-defined]
+            return _one_each(returned, len(cases))
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            return [error] * len(cases)
+            return error
 
     async def _attempt(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        if not self.retries:
-            return await self._call(function, arguments)
         for attempt in range(self.retries):
             try:
                 return await self._call(function, arguments)
             except Skip:
                 raise
-            except Exception:
-                await asyncio.sleep(pause(attempt))
+            except Exception as error:
+                if not self.retry_on(error):
+                    raise
+                await asyncio.sleep(wait_before(attempt, error))
         return await self._call(function, arguments)
 
     async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -263,6 +282,17 @@ class Evaluator:
             if time.perf_counter() - began > SLOW:
                 self._pace.slow = True
         return await returned if inspect.isawaitable(returned) else returned
+
+
+def _one_each(returned: Any, count: int) -> list[Any]:
+    """What `batch` has returned, as a list of so many. Raises `Nonsense`, and what an iterator of it raises."""
+    if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
+        raise Nonsense(f"batch() gave {returned!r:.200}, which is no list of {count} results")
+    listed = list(islice(returned, count + 1))  # it may have no end
+    if len(listed) != count:
+        told = f"more than {count}" if len(listed) > count else len(listed)
+        raise Nonsense(f"batch() gave {told} results for {count} cases")
+    return listed
 
 
 def _is_json(value: Any) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, TypeGuard, Unpack, overload
 
 from assay.collector.records import Source
 from assay.evaluators.protocol._binding import bind, is_of_a_set
 from assay.evaluators.protocol._evaluator import Evaluator
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker
+from assay.evaluators.protocol._passing import RetryOn, retries_on
 from assay.evaluators.protocol._spec import Spec
 from assay.tracer.hints import did_you_mean
 
@@ -27,6 +28,7 @@ class Options(TypedDict, total=False):
     summary: bool | None
     timeout: float | None  # seconds per attempt
     retries: int
+    retry_on: RetryOn | None  # which errors are tried again; None: those that may pass (see `may_pass`)
     map: Mapping[str, Any] | None
     prepare_data: Callable[..., Mapping[str, Any]] | None
     source: Source
@@ -36,12 +38,16 @@ class Options(TypedDict, total=False):
     min_cases: int
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
     "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
     "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
-    "retries": ("a whole number, 0 or more", lambda value: isinstance(value, int) and value >= 0),
-    "max_cases": ("a whole number, 1 or more", lambda value: isinstance(value, int) and value >= 1),
+    "retries": ("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0),
+    "max_cases": ("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1),
 }
 
 
@@ -51,6 +57,7 @@ class Origin(Options, total=False):
     name: str
     origin: Mapping[str, Any]
     spec: Spec
+    shares: bool  # changes nothing of what it looks at, and so needs no copies
 
 
 def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
@@ -65,7 +72,13 @@ def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
     return Evaluator(
         key=key,
         function=function,
-        binding=bind(function, where=options.get("map"), prepare_data=options.get("prepare_data"), name=own),
+        binding=bind(
+            function,
+            where=options.get("map"),
+            prepare_data=options.get("prepare_data"),
+            name=own,
+            shares=options.get("shares", False),
+        ),
         make=Maker(
             key=key,
             keys=tuple(metric.key for metric in metrics),
@@ -80,6 +93,7 @@ def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
         summary=is_of_a_set(function) if summary is None else summary,
         timeout=options.get("timeout"),
         retries=options.get("retries", 0),
+        retry_on=retries_on(options.get("retry_on")),
         max_cases=options.get("max_cases"),
         min_cases=options.get("min_cases", 0),
         origin=_importable(function) if origin is None else origin,
@@ -95,8 +109,9 @@ def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[O
     """Say what is known about an evaluator: `@evaluator(key="concise", threshold=0.5, higher_is_better=True)`.
 
     `metrics` describes several keys; `summary=True` asks for lists over all cases; `timeout` (seconds) and `retries`
-    hold per call; `map={"question": "inputs.question"}` says where an argument is, `prepare_data` is a function of the
-    same arguments that returns them as a dict. Raises `TypeError` for an option that there is not.
+    hold per call; `retry_on` says which errors are tried again; `map={"question": "inputs.question"}` says where an
+    argument is, `prepare_data` is a function of the same arguments that returns them as a dict. Raises `TypeError` for
+    an option that there is not.
     """
     known = Options.__annotations__
     for name in options:
@@ -115,6 +130,8 @@ def _check(options: Origin) -> None:
         value = options.get(name)
         if value is not None and not holds(value):
             raise ValueError(f"{name} is {words}, not {value!r:.200}")
+    if options.get("retry_on") is not None and not options.get("retries"):
+        raise ValueError("retry_on says what is tried again, but retries, how often, is 0")
 
 
 def _metrics(key: str, renamed: Mapping[str, str], options: Origin) -> tuple[Metric, ...]:

@@ -13,11 +13,14 @@ from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import Case, Feedback, Source, Target, scored
+from assay.evaluators.protocol import _returned
 
 FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "error", "metadata", "target", "results"})
-VALUES = frozenset({"score", "value", "label", "error"})
+_LANGSMITH = frozenset(_returned.LANGSMITH)
+_KNOWN = FIELDS | _LANGSMITH
 KINDS: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping), ("target", Target))
 PLAIN = frozenset({bool, int, float, str})
+_NUMBERS = PLAIN - {str}
 _CALLED_OUTPUTS = (  # as LangSmith's exports do, in which nothing else says so
     "the example has given outputs alone: if those are the reference, read them with "
     "columns={'outputs': 'reference_outputs'}"
@@ -70,13 +73,14 @@ class Maker:
         kind = type(returned)
         if kind is bool or (kind is float and math.isfinite(returned)):  # most are: the shortest way
             return [scored(target, self.key, returned, source=self.source, evaluator=self.name, version=self.version)]
-        if kind in PLAIN:
+        if kind in PLAIN or isinstance(returned, float):  # numpy's float64 is one
             return [self._from_value(returned, target)]
-        if (type(returned) is dict or isinstance(returned, Mapping)) and "results" in returned:
-            returned = returned["results"]
-        if not isinstance(returned, list | tuple):
+        if kind is dict and "results" not in returned:
+            return [self._from_mapping(returned, target)]
+        several = _returned.items(returned)
+        if several is None:
             return [self._from_item(returned, target)]
-        feedback = [self._from_item(item, target) for item in returned]
+        feedback = [self._from_item(item, target) for item in several]
         if not feedback:
             return self.skip(target, "the evaluator returned an empty list")
         return _distinct(feedback)
@@ -88,7 +92,8 @@ class Maker:
             return self.feedback(target, outcome="skip", comment="the evaluator returned None")
         if isinstance(value, Feedback):
             return replace(value, evaluator=value.evaluator or self.name, version=value.version or self.version, id="")
-        return self._from_value(value, target)
+        said = _returned.read(value)
+        return self._from_value(value, target) if said is value else self._from_item(said, target)
 
     def _from_value(
         self,
@@ -139,11 +144,17 @@ class Maker:
         key, comment, metadata = get("key"), get("comment") or get("reasoning"), get("metadata") or {}
         target = get("target") or target
         comment = None if comment is None else str(comment)
+        if not _LANGSMITH.isdisjoint(value):
+            target, theirs = _returned.of_langsmith(value, target)
+            metadata = {**metadata, **theirs}
         metadata = metadata if self.details else {}
         if (error := get("error")) is not None:
             return self.feedback(target, key, outcome="error", error=str(error), comment=comment, metadata=metadata)
         score, label = get("score"), get("label")
-        label = get("value") if label is None else label
+        if type(score) not in _NUMBERS:
+            score = _returned.score_in(score)
+        if label is None and "value" in value:
+            label = _returned.label_in(value["value"])
         if score is None:
             score, label = label, None
         if score is None:
@@ -194,9 +205,9 @@ def _words(error: BaseException) -> str:
 
 def _check(value: Mapping[str, Any]) -> None:
     """What would break whoever reads the feedback later, long after the evaluator. Raises `Nonsense`."""
-    if not value.keys() <= FIELDS:
+    if not value.keys() <= _KNOWN:
         raise Nonsense(
-            f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in FIELDS)}; "
+            f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in _KNOWN)}; "
             f"known are {', '.join(sorted(FIELDS))}"
         )
     for name, kind in KINDS:
@@ -219,6 +230,9 @@ def _distinct(feedback: list[Feedback]) -> list[Feedback]:
     seen = set()
     for given in feedback:
         if (given.target, given.key) in seen:
-            raise Nonsense(f"the evaluator returned the key {given.key!r} twice: the second would overwrite the first")
+            raise Nonsense(
+                f"the evaluator returned the key {given.key!r} twice: the second would overwrite the first. "
+                "Give each its own: [{'key': …, 'score': …}, …]; a score and why are {'score': …, 'comment': …}"
+            )
         seen.add((given.target, given.key))
     return feedback

@@ -23,6 +23,7 @@ OPTIONS = {
     "metric_threshold": "threshold",
     "timeout": "timeout",
     "retries": "retries",
+    "retry_on": "retry_on",
     "map": "map",
     "prepare_data": "prepare_data",
     "save_llm_result": "details",
@@ -88,8 +89,9 @@ def factory(id: str) -> Any:
 def get(id: str, **parameters: Any) -> Evaluator:
     """A registered evaluator by its id, with its parameters: `get("regex", pattern=r"\\d+", key="has_number")`.
 
-    All take `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `map`, `prepare_data`,
-    `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id or parameter.
+    All take `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`,
+    `prepare_data`, `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id
+    or parameter.
     """
     id, defaults = ALIASES.get(id, (id, {}))
     parameters = {**defaults, **parameters}
@@ -141,8 +143,14 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         summary=spec.summary,
         origin=origin,
         spec=spec,
+        shares=not any(map(_runs_code, origin["init_parameters"].values())),
         **options,
     )
+
+
+def _runs_code(parameter: Any) -> bool:
+    """Whether a parameter brings along functions of somebody else's."""
+    return callable(parameter) or (isinstance(parameter, Mapping) and any(map(callable, parameter.values())))
 
 
 def _check(id: str, factory: type, parameters: Mapping[str, Any]) -> None:

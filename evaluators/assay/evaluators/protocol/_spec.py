@@ -16,7 +16,7 @@ COLUMNS: Mapping[str, frozenset[str]] = {
     "context": frozenset({"documents"}),
     "actual": frozenset({"outputs"}),
     "conditions": frozenset({"conditions", "guidelines"}),
-    "trace": frozenset({"trace", "run"}),
+    "trace": frozenset({"trace", "run", "root_run"}),
 }
 
 

@@ -55,15 +55,20 @@ class Batcher:
             self._timer = None
         task = asyncio.get_running_loop().create_task(self._flush())
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._ended)
 
     async def _flush(self) -> None:
         async with self._one_at_a_time:
             batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
             if batch:
                 await self._settle(batch)
-            if self._waiting and self._timer is None:
-                self._start()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Start the next batch for those that still wait, however this one ended: it may have been cancelled."""
+        self._running.discard(task)
+        self._waiting = [one for one in self._waiting if not one.outcome.done()]
+        if self._waiting and not self._running and self._timer is None:
+            self._start()
 
     async def _settle(self, batch: Sequence[Waiting]) -> None:
         """Give every case of a batch its outcome, whatever happens: nobody else will."""

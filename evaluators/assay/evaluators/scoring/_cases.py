@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any
 
 from assay.collector.records import JSON, Case, Document, Example, Run, Trace
 from assay.evaluators.datasets import messages, only, view, view_outputs
-from assay.evaluators.protocol import documents_of
+from assay.evaluators.protocol import documents_of, plain
 
 RETRIEVAL = frozenset({"retriever", "reranker"})
 _FIELDS = frozenset(field.name for field in fields_of(Case))
+_VALUES = ("inputs", "outputs", "reference_outputs", "conditions", "guidelines", "history", "metadata")
 _LISTS = frozenset({"documents", "expected_documents"})
 
 
@@ -39,6 +41,13 @@ def case_of(
         seen = _of_session(target, example, kind)
     seen.update(_given(fields))
     return Case(example=example, **seen)
+
+
+def as_seen(case: Case) -> Case:
+    """A case made by hand with its values as evaluators see them in `evaluate()`, and none of the caller's objects."""
+    values = ((name, getattr(case, name)) for name in _VALUES)
+    changed = {name: seen for name, value in values if (seen := plain(value)) is not value}
+    return replace(case, **changed) if changed else case
 
 
 def retrieved(trace: Trace) -> tuple[Document, ...] | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
 from assay.evaluators.protocol import as_evaluator, finish
-from assay.evaluators.scoring._cases import case_of
+from assay.evaluators.scoring._cases import as_seen, case_of
 from assay.evaluators.scoring._scoring import of_failed
 
 NO_TRACE = "0" * 32  # OpenTelemetry's invalid trace id: the feedback speaks of values given by hand
@@ -32,23 +32,37 @@ def score(
 ) -> list[Feedback]:
     """What one evaluator says of a trace, a case, or values: `score(get("exact"), outputs="a", reference_outputs="b")`.
 
-    `fields` are those of `Case`; over a trace they take precedence. A set-level evaluator takes a list of cases, or a
-    list per field. Nothing is stored: `store.add_feedback(…)` does that.
-    Never raises for what the evaluator does; raises `TypeError` when `evaluator` is none.
+    `fields` are those of `Case`; over a trace they take precedence. The evaluator sees them as in `evaluate()`, as
+    plain values: a model as a dict, numpy's numbers as Python's. A set-level evaluator takes a list of cases, or a list
+    per field. Nothing is stored: `store.add_feedback(…)` does that.
+    Never raises for what the evaluator does; raises `TypeError` when `evaluator` is none, and for fields that are
+    none, `ValueError` for lists of unequal length.
     """
     return finish(ascore(evaluator, on, example=example, **fields))
 
 
 def _case(on: Any, example: Example | None, fields: dict[str, Any]) -> Case:
     if isinstance(on, Case):
-        return on
+        return as_seen(on)
     if on is None or isinstance(on, Trace):
-        return case_of(on, example, **fields)
+        return as_seen(case_of(on, example, **fields))
     raise TypeError(f"an evaluator of single cases looks at a trace, a case or values, not {on!r:.200}")
 
 
 def _cases(on: Any, columns: dict[str, Any]) -> list[Case]:
     if on is not None:
         return [_case(member, None, {}) for member in ([on] if isinstance(on, Trace | Case) else on)]
-    rows = zip(*columns.values(), strict=True)
-    return [case_of(None, **dict(zip(columns, row, strict=True))) for row in rows]
+    listed = {name: _listed(name, column) for name, column in columns.items() if column is not None}
+    lengths = {name: len(column) for name, column in listed.items()}
+    if len(set(lengths.values())) > 1:
+        counted = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        raise ValueError(f"a set has as many of each: {counted} were given")
+    rows = zip(*listed.values(), strict=True)
+    return [_case(None, None, dict(zip(listed, row, strict=True))) for row in rows]
+
+
+def _listed(name: str, column: Any) -> list[Any]:
+    """A field of many cases. Raises `TypeError` for what is one value, such as a text, or has no order."""
+    if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
+        raise TypeError(f"an evaluator of a set takes a list per field, not {name}={column!r:.200}")
+    return list(column)

@@ -14,7 +14,7 @@ from assay.collector.records import Case, Feedback, Target
 from assay.evaluators.protocol import Evaluator, Wait, in_thread, waiting_on
 from assay.evaluators.scoring._batcher import Batcher, is_batch
 
-_SEE_FAILURES = frozenset({"run", "trace", "case"})  # evaluators that ask for these can judge a failed run
+_SEE_FAILURES = frozenset({"run", "root_run", "trace", "case"})  # evaluators that ask for these can judge a failed run
 
 
 class Scoring:

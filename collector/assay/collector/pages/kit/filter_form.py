@@ -26,7 +26,7 @@ RANGES = {
     "30d": "last 30 days",
 }
 TRAFFIC = {"": "live", "all": "live and experiments"}
-OUTCOMES = {"missing": "is missing", "failed": "failed", "skipped": "was skipped"}
+OUTCOMES = {"missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
 VERBS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOMES}
 
 _SILENT = frozenset(("traffic", "cursor", "feedback_op", "feedback_value"))  # they change how others are read

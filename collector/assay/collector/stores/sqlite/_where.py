@@ -117,6 +117,10 @@ def _missing(keys: Any) -> list[Condition]:
     return [Condition(sql, (key,)) for key in keys]
 
 
+def _untried(keys: Any) -> list[Condition]:
+    return [Condition(f"NOT EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND f.key = ?)", (key,)) for key in keys]
+
+
 def _outcome(outcome: str) -> Callable[[Any], list[Condition]]:
     holds = f"f.key = ? AND f.standing = 2 AND f.outcome = '{outcome}'"
     sql = f"EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND {holds})"
@@ -186,6 +190,7 @@ _WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
     "user": _equals("user_id"),
     "feedback": _feedback,
     "missing": _missing,
+    "untried": _untried,
     "failed": _outcome("error"),
     "skipped": _outcome("skip"),
     "text": _text,

@@ -1,0 +1,159 @@
+"""Values given by hand are seen as in `evaluate()`: as plain values, whole, and none of the caller's own objects."""
+
+import datetime
+import enum
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pydantic
+import pytest
+
+from assay.collector.records import Case, Example
+from assay.evaluators import evaluate, evaluator, get, score
+from assay.evaluators.protocol import plain
+
+
+class Answer(pydantic.BaseModel):
+    text: str
+    stars: int = 5
+
+
+@dataclass
+class Reply:
+    text: str
+
+
+class Pair(NamedTuple):
+    first: int
+    second: str
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+FRAME = pd.DataFrame({"a": [1, 2], "b": ["x", None]})
+MANY = np.arange(50_000)
+VALUES = [
+    ("text", "text"),
+    (np.str_("text"), "text"),
+    (np.int64(3), 3),
+    (np.float32(0.5), 0.5),
+    (np.bool_(True), True),
+    (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+    (np.array([1.0, float("nan")]), [1.0, None]),
+    (MANY, list(range(50_000))),
+    (list(range(50_000)), list(range(50_000))),
+    (["x"] * 10 + [np.int64(n) for n in range(30_000)], ["x"] * 10 + list(range(30_000))),
+    (pd.Series([1, 2, None]), [1.0, 2.0, None]),
+    (FRAME, [{"a": 1, "b": "x"}, {"a": 2, "b": None}]),
+    (pd.NA, None),
+    (pd.NaT, None),
+    ([pd.NA, {"at": pd.NaT}], [None, {"at": None}]),
+    (Answer(text="a"), {"text": "a", "stars": 5}),
+    ([Answer(text="a")], [{"text": "a", "stars": 5}]),
+    (Reply("a"), {"text": "a"}),
+    (Pair(1, "a"), {"first": 1, "second": "a"}),
+    (("a", 1), ["a", 1]),
+    (Mood.GOOD, "good"),
+    (Level.HIGH, 3),
+    (Decimal("0.5"), "0.5"),
+    (Fraction(1, 2), 0.5),
+    ({3}, [3]),
+    (datetime.date(2026, 1, 2), "2026-01-02"),
+    ({1: "a", "b": (2,)}, {"1": "a", "b": [2]}),
+    (b"bytes", "bytes"),
+]
+
+
+@pytest.mark.parametrize(("given", "seen"), VALUES, ids=lambda value: f"{type(value).__name__}")
+def test_a_value_is_seen_as_plain_and_whole(given, seen):
+    came = plain(given)
+    assert repr(came) == repr(seen)  # 3 is no 3.0
+
+
+@pytest.mark.parametrize("given", [given for given, _ in VALUES], ids=lambda value: type(value).__name__)
+def test_by_hand_is_as_in_evaluate(store, given):
+    looked = []
+
+    def look(outputs=None):
+        looked.append(outputs)
+        return True
+
+    evaluate([{"inputs": "q"}], lambda inputs: given, [look], store=store, progress=False)
+    score(look, outputs=given)
+    score(look, Case(outputs=given))
+    assert looked == [looked[0]] * 3
+
+
+def test_not_a_number_stays_one():
+    assert [plain(value) != plain(value) for value in (float("nan"), np.float64("nan"), np.float32("nan"))] == [
+        True
+    ] * 3
+
+
+class NoArray:
+    def tolist(self):
+        raise RuntimeError("no")
+
+
+class Mute:
+    def __repr__(self):
+        pytest.fail("no")
+
+
+def test_a_value_that_cannot_say_what_it_is_is_still_seen():
+    assert plain(NoArray()) == "[NoArray that could not be captured: RuntimeError]"
+    assert plain([Mute()]) == ["[Mute whose repr raised Failed]"]
+
+
+def test_labels_of_numpy_are_those_of_python():
+    said = score(get("classification"), outputs=[np.int64(1), np.int64(0)], reference_outputs=[1, 0])
+    assert (said[0].key, said[0].score) == ("classification_accuracy", 1.0)
+
+
+def test_a_set_takes_arrays_and_columns_and_leaves_out_what_is_missing():
+    said = score(get("classification"), outputs=np.array([1, 0]), reference_outputs=pd.Series([1, 0]))
+    assert said[0].score == 1.0
+    said = score(get("classification"), outputs=pd.Series([1, pd.NA, 0]), reference_outputs=[1, 1, 0])
+    assert (said[0].score, said[0].metadata["left_out"]) == (1.0, 1)
+
+
+@evaluator(summary=True)
+def share(outputs, reference_outputs):
+    return sum(map(str.__eq__, outputs, reference_outputs)) / len(outputs)
+
+
+def test_columns_of_unequal_length_are_named_with_their_lengths():
+    with pytest.raises(ValueError, match="as many of each: 3 outputs, 2 reference_outputs were given"):
+        score(share, outputs=["a", "b", "c"], reference_outputs=["a", "b"])
+
+
+@pytest.mark.parametrize("column", ["abc", 3, {"a": 1}, {"a", "b"}])
+def test_a_set_of_one_value_is_refused_with_the_way_out(column):
+    with pytest.raises(TypeError, match="takes a list per field, not outputs="):
+        score(share, outputs=column, reference_outputs=["a", "b", "c"])
+
+
+def test_the_callers_values_are_left_alone():
+    outputs, reference = ["a"], {"b": ["c"]}
+
+    def spoils(outputs, reference_outputs):
+        outputs.append("x")
+        reference_outputs["b"].append("x")
+
+    score(spoils, outputs=outputs, reference_outputs=reference)
+    assert (outputs, reference) == (["a"], {"b": ["c"]})
+
+
+def test_references_of_an_example_are_plain_too():
+    example = Example(inputs={"q": 1}, reference_outputs=np.int64(3))
+    assert score(get("exact"), outputs=np.int64(3), example=example)[0].score == 1.0
