@@ -1,7 +1,10 @@
 import re
 from dataclasses import replace
 
-from assay.collector.records import Feedback, Target
+import pytest
+
+from assay.collector.records import Experiment, Feedback, Target
+from collector.making import run
 from collector.pages.scene import EXAMPLES, experiment
 
 
@@ -81,7 +84,54 @@ def test_a_key_whose_good_side_is_known_is_better_or_worse(store, client):
     store.save_experiment(replace(second, evaluators=({"key": "exact", "metrics": metrics},)))
     text = client.get(f"/compare?ids={first.id},{second.id}").text
     assert "<span>0 worse</span><span>1 better</span><span>1 same</span>" in text
-    assert 'class="delta moved better">−0.5<' in text
+    assert 'class="delta moved">−0.5<' in text
+    assert '<span class="verdict unclear">unclear</span>' in text  # of two pairs nobody can tell
+
+
+def many(store, name, scores, *, failing=0, rising=True):
+    """An experiment over as many examples as there are scores; the last so many failed, and have none."""
+    metrics = [{"key": "k", "higher_is_better": rising}]
+    store.save_experiment(made := Experiment(id=name, name=name, dataset="d", evaluators=({"metrics": metrics},)))
+    for n, score in enumerate(scores):
+        failed = n >= len(scores) - failing
+        status = {"status": "error", "error": "ValueError: no"} if failed else {}
+        store.append([root := run(experiment_id=name, example_id=str(n), **status)])
+        if not failed:
+            store.add_feedback([Feedback(target=Target(trace_id=root.trace_id), key="k", score=score)])
+    return made
+
+
+@pytest.mark.parametrize(("rising", "word"), [(True, "better"), (False, "worse")])
+def test_what_is_more_than_chance_has_a_colour_an_arrow_and_a_word(store, client, rising, word):
+    many(store, "a", [0.0] * 10, rising=rising), many(store, "b", [1.0] * 10, rising=rising)
+    text = client.get("/compare?ids=a,b").text
+    assert f'class="delta moved {word}">+1<' in text
+    assert f'<span class="verdict {word}"><span aria-hidden="true">▲</span> {word}</span>' in text
+    assert f"<span>over 10 pairs</span><span>10 {word}</span>" in text
+    assert "<span>all alike: no interval</span><span>p 0.002</span>" in text
+
+
+def test_tasks_that_failed_are_compared_too(store, client):
+    many(store, "a", [0.5] * 12), many(store, "b", [0.5] * 12, failing=8)
+    text = client.get("/compare?ids=a,b").text
+    row = text[text.index(">task_ok<") : text.index(">k<")]
+    assert 'class="delta moved worse">−0.667<' in row
+    assert "<span>over 12 pairs</span><span>0 better</span><span>8 worse</span>" in row
+    assert "8 of 12 examples" in text
+
+
+def test_where_no_task_failed_there_is_no_row_of_them(store, client):
+    many(store, "a", [0.5] * 3), many(store, "b", [1.0] * 3)
+    assert ">task_ok<" not in client.get("/compare?ids=a,b").text
+
+
+def test_experiments_of_one_name_are_told_apart(store, client):
+    first = many(store, "aaaaaaaaaa", [0.0])
+    (
+        store.save_experiment(replace(first, name="ci")),
+        store.save_experiment(replace(many(store, "b" * 9, [1.0]), name="ci")),
+    )
+    assert "ci (aaaaaaaa) vs ci (bbbbbbbb)" in client.get(f"/compare?ids={first.id},{'b' * 9}").text
 
 
 def test_settings_that_differ_are_shown(store, client):
