@@ -1,6 +1,6 @@
 """Numbers over stored feedback, as pure functions: what evaluators, engine, stores, pages and alerts all need."""
 
-from assay.collector.statistics._compare import Contrast, Scores, by_example, compare, direction
+from assay.collector.statistics._compare import TASK_OK, Contrast, Scores, Verdict, by_example, compare, direction
 from assay.collector.statistics._families import Family, boolean_family
 from assay.collector.statistics._forms import databricks_results, haystack_results
 from assay.collector.statistics._keys import summarise
@@ -10,12 +10,14 @@ from assay.collector.statistics._percentile import percentile
 from assay.collector.statistics._tally import Passes, Tally
 
 __all__ = [
+    "TASK_OK",
     "Contrast",
     "Family",
     "Paired",
     "Passes",
     "Scores",
     "Tally",
+    "Verdict",
     "boolean_family",
     "by_example",
     "compare",
