@@ -41,7 +41,9 @@ def test_none_is_a_value_when_it_is_read_back(store, task):
 
 
 def test_none_is_a_value_when_a_set_is_judged(store):
-    accuracy = evaluator(key="accuracy", summary=True)(lambda outputs: sum(one == "y" for one in outputs) / len(outputs))
+    accuracy = evaluator(key="accuracy", summary=True)(
+        lambda outputs: sum(one == "y" for one in outputs) / len(outputs)
+    )
     whole = evaluate(DATA, mostly_nothing, summary_evaluators=[accuracy], store=store, progress=False)
     assert whole.summary().overall["accuracy"].score == 0.2
 

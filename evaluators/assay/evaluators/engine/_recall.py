@@ -70,7 +70,8 @@ def _add_run(summary: TraceSummary, tally: Tallies, recalled: Recall) -> None:
     recalled.traces[example_id, summary.repetition] = summary.trace_id
     recalled.order.append(summary.trace_id)
     recalled.examples[summary.trace_id] = example_id
-    tally.count_run(summary.duration_ns, (summary.error or "error") if summary.status == "error" else None)
+    error = (summary.error or "error") if summary.status == "error" else None
+    tally.count_run(summary.duration_ns, error, example_id)
     tally.input_tokens += summary.input_tokens
     tally.output_tokens += summary.output_tokens
     tally.add_cost(summary.cost)
