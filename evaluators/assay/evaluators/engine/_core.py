@@ -59,6 +59,7 @@ def _settled() -> Iterator[None]:
 
 
 async def _run(job: Job) -> Experiment:
+    job.tally.remarks = job.plan.remarks
     spool = Spool(spool_path(job.plan.experiment_id))
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)

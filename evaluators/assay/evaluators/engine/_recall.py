@@ -55,7 +55,9 @@ def recall(store: Store, experiment: Experiment, tally: Tallies, evaluators: Seq
     for feedback in store.feedbacks(target=Target(experiment_id=experiment.id)):
         tally.overall.setdefault(feedback.key, feedback)
     _add_feedback(store, experiment.id, tally, recalled, _current(experiment, evaluators))
-    tally.models.update(experiment.metadata.get("totals", {}).get("models", ()))
+    totals = experiment.metadata.get("totals", {})
+    tally.models.update(totals.get("models", ()))
+    tally.remarks = dict.fromkeys(totals.get("remarks", ()))
     return recalled
 
 

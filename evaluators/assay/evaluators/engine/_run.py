@@ -75,7 +75,7 @@ def _span_wait(plan: Plan, attempt: Attempt) -> float:
 def _attempt(plan: Plan, task: Task, item: Item, wait: Wait) -> Attempt:
     try:
         with _root(plan, task, item) as captured:
-            args, named = task.arguments(item.example, plan.kind, plan.seed_of(item.example, item.repetition))
+            args, named = _arguments(plan, task, item)
             outputs, as_returned = _called(task, args, named, plan.settings.timeout, wait)
             captured.run.set_outputs(outputs)
     except (Exception, SystemExit) as error:
@@ -86,7 +86,7 @@ def _attempt(plan: Plan, task: Task, item: Item, wait: Wait) -> Attempt:
 async def _attempt_on_loop(plan: Plan, task: Task, item: Item) -> Attempt:
     try:
         with _root(plan, task, item) as captured:
-            args, named = task.arguments(item.example, plan.kind, plan.seed_of(item.example, item.repetition))
+            args, named = _arguments(plan, task, item)
             called = _finished(task.function(*args, **named))
             outputs, as_returned = await _in_time(called, plan.settings.timeout)
             captured.run.set_outputs(outputs)
@@ -97,6 +97,11 @@ async def _attempt_on_loop(plan: Plan, task: Task, item: Item) -> Attempt:
     except (Exception, SystemExit) as error:
         return Attempt(captured, error=error)
     return Attempt(captured, outputs, as_returned)
+
+
+def _arguments(plan: Plan, task: Task, item: Item) -> tuple[tuple[Any, ...], JSON]:
+    seed = plan.seed_of(item.example, item.repetition)
+    return task.arguments(item.example, plan.kind, seed, plan.copies)
 
 
 def _root(plan: Plan, task: Task, item: Item) -> AbstractContextManager[Captured]:

@@ -63,6 +63,7 @@ class Summary(Mapping[str, KeySummary]):
     repeats: bool = False
     why: Mapping[str, str] = field(default_factory=dict)  # what failed, and one of its errors
     lacking: Mapping[str, str] = field(default_factory=dict)  # who scored nothing at all, and what it lacked
+    remarks: tuple[str, ...] = ()
     failed_on: str = ""  # the id of an example on which the task failed
 
     def __getitem__(self, key: str) -> KeySummary:
@@ -125,7 +126,7 @@ class Summary(Mapping[str, KeySummary]):
             parts.append(f"${self.cost:,.4f}")
         if self.models:
             parts.append(", ".join(self.models))
-        notes = [" · ".join(parts)]
+        notes = [" · ".join(parts), *self.remarks]
         if self.open_spans:
             notes.append(
                 f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
@@ -160,6 +161,7 @@ def summarise(title: str, tally: Tallies, repeats: bool) -> Summary:
         repeats=repeats,
         why=_why(tally),
         lacking=_lacking(tally),
+        remarks=tuple(tally.remarks),
         failed_on=tally.failed_on,
     )
 

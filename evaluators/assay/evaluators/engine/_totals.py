@@ -25,6 +25,7 @@ class Totals:
         self.output_tokens = 0
         self.cost: float | None = None
         self.models: Counter[str] = Counter()
+        self.remarks: Mapping[str, None] = {}  # what is to be said of the whole
 
     def add_run(
         self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0, example: str = ""
@@ -69,6 +70,7 @@ class Totals:
             "runs": self.runs,
             "failed": self.failed,
             "models": sorted(self.models),
+            "remarks": list(self.remarks) or None,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "cost": self.cost,
