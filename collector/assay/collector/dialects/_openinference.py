@@ -39,7 +39,7 @@ def openinference(draft: Draft) -> None:
     if "input" in namespaces and names.INPUT_VALUE in attributes:
         fields["inputs"] = _value(attributes.pop(names.INPUT_VALUE), attributes.pop(names.INPUT_MIME, None))
     if "output" in namespaces and names.OUTPUT_VALUE in attributes:
-        fields["outputs"] = _value(attributes.pop(names.OUTPUT_VALUE), attributes.pop(names.OUTPUT_MIME, None))
+        _outputs(draft)
     if not namespaces.isdisjoint(WHOSE):
         _whose(draft)
     if not namespaces.isdisjoint(RARE):
@@ -51,6 +51,16 @@ def _kind(draft: Draft) -> None:
     if isinstance(value, str) and (kind := KINDS.get(value.upper())):
         draft.fields["kind"] = kind
         del draft.attributes[names.KIND]
+
+
+def _outputs(draft: Draft) -> None:
+    """Take outputs; null stays where it was, for there it tells a call that returned None from one that says nothing."""
+    attributes = draft.attributes
+    outputs = _value(attributes[names.OUTPUT_VALUE], attributes.get(names.OUTPUT_MIME))
+    if outputs is not None:
+        draft.fields["outputs"] = outputs
+        del attributes[names.OUTPUT_VALUE]
+        attributes.pop(names.OUTPUT_MIME, None)
 
 
 def _value(value: JSON, mime: JSON) -> JSON:

@@ -12,11 +12,14 @@ QUESTIONS = ("question", "query", "request", "prompt", "input", "text", "content
 def text_of(value: Any, fields: tuple[str, ...] = ANSWERS) -> str:
     """The text of outputs or of a reference.
 
-    A dict is its only field, or its first field with a usual name; a list of chat messages is its last message.
+    A dict is its only field, or its first field with a usual name; a list of chat messages is its last message; None,
+    which a task has returned, says nothing: "".
     Raises `ValueError` when there is no one text.
     """
     if isinstance(value, str):
         return value
+    if value is None:
+        return ""
     if isinstance(value, Mapping):
         return _of_mapping(value, fields)
     if isinstance(value, list | tuple) and value and isinstance(value[-1], Mapping) and "content" in value[-1]:

@@ -44,6 +44,8 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
     numbers = isinstance(outputs, int | float) and isinstance(reference_outputs, int | float)
     if numbers or type(outputs) is type(reference_outputs):
         return float(bool(outputs == reference_outputs))
+    if outputs is None:
+        return 0.0  # nothing is no text, not even an empty one
     return float(text_of(outputs) == text_of(reference_outputs))
 
 

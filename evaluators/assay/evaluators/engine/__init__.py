@@ -4,7 +4,7 @@ from assay.evaluators.engine._compare import Change, Comparison, compare
 from assay.evaluators.engine._evaluate import aevaluate, evaluate
 from assay.evaluators.engine._experiment import Experiment, Failure, Row
 from assay.evaluators.engine._prepare import CannotResume
-from assay.evaluators.engine._progress import go_on
+from assay.evaluators.engine._progress import go_on, run_again
 from assay.evaluators.engine._recorder import OpenRun, Recorder
 from assay.evaluators.engine._summary import KeySummary, Summary
 from assay.evaluators.engine._task import TaskError
@@ -27,4 +27,5 @@ __all__ = [
     "deliver_spool",
     "evaluate",
     "go_on",
+    "run_again",
 ]

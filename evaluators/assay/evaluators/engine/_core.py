@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.collector.errors import StoreError
 from assay.collector.records import Experiment as Record
-from assay.collector.statistics import newest
+from assay.collector.statistics import TASK_OK, newest
 from assay.evaluators.engine._drive import drive
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
@@ -59,6 +59,7 @@ def _settled() -> Iterator[None]:
 
 
 async def _run(job: Job) -> Experiment:
+    job.tally.remarks = job.plan.remarks
     spool = Spool(spool_path(job.plan.experiment_id))
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
@@ -86,8 +87,9 @@ async def _run(job: Job) -> Experiment:
 
 def _count(tally: Tallies, batch: Sequence[Done], shown: Bar, watch: Watch) -> None:
     for done in batch:
-        if not done.item.stored:
-            tally.add_run(done.item.slot, done.root.trace_id, done.root.duration_ns, done.error, done.open_spans)
+        item, root = done.item, done.root
+        if not item.stored:
+            tally.add_run(item.slot, root.trace_id, root.duration_ns, done.error, done.open_spans, item.example.id)
             tally.add_calls(done.runs)
         for outcome in newest(done.feedback):
             tally.add_feedback(outcome, done.item.example.id)
@@ -140,6 +142,8 @@ def _unwrapped(error: BaseException) -> BaseException:
 def _distinct(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
     keys = [evaluator.key for evaluator in evaluators]
     doubles = sorted({key for key in keys if keys.count(key) > 1})
+    if TASK_OK in keys:
+        raise ValueError(f"{TASK_OK!r} is said of every run anyway: give the evaluator another key with key='…'")
     if doubles:
         raise ValueError(f"two evaluators have the key {doubles[0]!r}: give one another with key='…'")
     return tuple(evaluators)

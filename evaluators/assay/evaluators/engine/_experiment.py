@@ -234,7 +234,8 @@ class Experiment:
         return str(self.summary())
 
     def __repr__(self) -> str:
-        return f"<Experiment {self.name!r} {self.id[:8]} {self.record.status}: {self._tally.runs} runs>"
+        runs = f"{self._tally.runs} runs, {self._tally.failed} failed"
+        return f"<Experiment {self.name!r} {self.id[:8]} {self.record.status}: {runs}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.summary()

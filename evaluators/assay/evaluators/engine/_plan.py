@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from assay.collector.records import Case, Example, Feedback, Run, Target, Trace
+from assay.evaluators.engine._fresh import Copies
 from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._task import Task
 from assay.evaluators.protocol import Evaluator
@@ -23,6 +24,16 @@ class Plan:
     settings: Settings
     kind: str = "kv"
     keep_examples: bool = False  # with the runs, as no dataset in the store has them
+    remarks: dict[str, None] = field(default_factory=dict)  # what is to be said of the whole, once
+
+    def remark(self, text: str) -> None:
+        """Say something below the summary's table, once."""
+        self.remarks[text] = None
+
+    @property
+    def copies(self) -> Copies:
+        """What gives every attempt inputs of its own."""
+        return Copies(self.remark)
 
     def seed_of(self, example: Example, repetition: int) -> int | None:
         """A seed for one run: the same in every experiment with this seed."""

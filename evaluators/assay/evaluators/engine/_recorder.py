@@ -140,7 +140,7 @@ class Recorder:
         feedback = opened.feedback + feedback_of(captured, around, root)
         keep(self._store, runs, feedback)
         error = (root.error or "error") if root.status == "error" else None
-        self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open)
+        self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open, opened.example.id)
         self._tally.add_calls(runs)
         for outcome in newest(feedback):
             self._tally.add_feedback(outcome, opened.example.id)

@@ -44,6 +44,14 @@ def own_root(
     return kept, root
 
 
+def said_none(runs: tuple[Run, ...], root: Run) -> tuple[tuple[Run, ...], Run]:
+    """The runs of a task that returned None, and their root, which says so even where contents are not recorded."""
+    if names.OUTPUT_VALUE in root.attributes:
+        return runs, root
+    said = replace(root, attributes={**root.attributes, names.OUTPUT_VALUE: "null"})
+    return tuple(said if run is root else run for run in runs), said
+
+
 def _stands_for(own: Run, around: Run, wrapped: bool) -> bool:
     in_time = names.LOCAL_ROOT not in own.attributes  # a span that ends after its local root names it
     said_so = not wrapped or own.outputs in (None, around.outputs)

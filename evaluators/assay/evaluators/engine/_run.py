@@ -21,7 +21,7 @@ from assay.evaluators.datasets import view_outputs
 from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._plan import Done, Item, Plan
-from assay.evaluators.engine._root import own_root
+from assay.evaluators.engine._root import own_root, said_none
 from assay.evaluators.engine._task import Task, joined
 from assay.evaluators.protocol import Ended, Wait, caught, is_cancelled
 from assay.evaluators.scoring import case_of
@@ -75,7 +75,7 @@ def _span_wait(plan: Plan, attempt: Attempt) -> float:
 def _attempt(plan: Plan, task: Task, item: Item, wait: Wait) -> Attempt:
     try:
         with _root(plan, task, item) as captured:
-            args, named = task.arguments(item.example, plan.kind, plan.seed_of(item.example, item.repetition))
+            args, named = _arguments(plan, task, item)
             outputs, as_returned = _called(task, args, named, plan.settings.timeout, wait)
             captured.run.set_outputs(outputs)
     except (Exception, SystemExit) as error:
@@ -86,7 +86,7 @@ def _attempt(plan: Plan, task: Task, item: Item, wait: Wait) -> Attempt:
 async def _attempt_on_loop(plan: Plan, task: Task, item: Item) -> Attempt:
     try:
         with _root(plan, task, item) as captured:
-            args, named = task.arguments(item.example, plan.kind, plan.seed_of(item.example, item.repetition))
+            args, named = _arguments(plan, task, item)
             called = _finished(task.function(*args, **named))
             outputs, as_returned = await _in_time(called, plan.settings.timeout)
             captured.run.set_outputs(outputs)
@@ -97,6 +97,11 @@ async def _attempt_on_loop(plan: Plan, task: Task, item: Item) -> Attempt:
     except (Exception, SystemExit) as error:
         return Attempt(captured, error=error)
     return Attempt(captured, outputs, as_returned)
+
+
+def _arguments(plan: Plan, task: Task, item: Item) -> tuple[tuple[Any, ...], JSON]:
+    seed = plan.seed_of(item.example, item.repetition)
+    return task.arguments(item.example, plan.kind, seed, plan.copies)
 
 
 def _root(plan: Plan, task: Task, item: Item) -> AbstractContextManager[Captured]:
@@ -155,6 +160,8 @@ def _done(plan: Plan, task: Task, item: Item, attempt: Attempt, spans: Sequence[
     root = around
     if task.is_traced:
         runs, root = own_root(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
+    if attempt.error is None and root.outputs is None:
+        runs, root = said_none(runs, root)
     if plan.keep_examples:
         runs, root = with_example(runs, root, item.example, around.inputs)
     trace = Trace(root, runs, complete=not still_open)

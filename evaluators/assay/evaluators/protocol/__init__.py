@@ -12,6 +12,7 @@ from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, missing_needs
 from assay.evaluators.protocol._own import builtin
+from assay.evaluators.protocol._passing import RetryOn, may_pass, retries_on, wait_before
 from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_cancelled
 from assay.evaluators.protocol._registry import as_evaluator, factory, from_dict, get, names, spec, specs
 from assay.evaluators.protocol._spec import Spec
@@ -27,6 +28,7 @@ __all__ = [
     "Metric",
     "Nonsense",
     "Options",
+    "RetryOn",
     "Skip",
     "Spec",
     "Wait",
@@ -44,10 +46,13 @@ __all__ = [
     "in_thread",
     "is_cancelled",
     "make",
+    "may_pass",
     "missing_needs",
     "names",
+    "retries_on",
     "spec",
     "specs",
     "value_of",
+    "wait_before",
     "waiting_on",
 ]

@@ -1,7 +1,8 @@
 """Arguments by name: which fields of a case a callable asks for, decided once when the evaluator is made.
 
 A field whose value is None is missing. A missing field is left to the parameter's default, or, where there is none,
-makes the case a skip that names it. That holds for `outputs` of a failed run too.
+makes the case a skip that names it. That holds for `outputs` of a failed run too; but None that a task has returned is
+a value (see `answered`), and so is None where a map points into outputs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias
 
 from assay.collector.errors import AssayError
 from assay.collector.records import Case
+from assay.tracer import attributes as names
 
 Getter: TypeAlias = Callable[[Case], Any]
 Arguments: TypeAlias = dict[str, Any]
@@ -20,6 +22,10 @@ Arguments: TypeAlias = dict[str, Any]
 
 def _inputs(case: Case) -> Any:
     return case.example.inputs if case.inputs is None and case.example is not None else case.inputs
+
+
+def _outputs(case: Case) -> Any:
+    return case.outputs
 
 
 def _reference_outputs(case: Case) -> Any:
@@ -38,7 +44,7 @@ def _or_of_example(name: str) -> Getter:
 
 FIELDS: Mapping[str, Getter] = {
     "inputs": _inputs,
-    "outputs": lambda case: case.outputs,
+    "outputs": _outputs,
     "reference_outputs": _reference_outputs,
     "documents": lambda case: case.documents,
     "expected_documents": _or_of_example("expected_documents"),
@@ -52,6 +58,12 @@ FIELDS: Mapping[str, Getter] = {
     "case": lambda case: case,
 }
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
+
+
+def answered(case: Case) -> bool:
+    """Whether outputs of None are what was returned: the root says so, by an output that is JSON's null."""
+    run = case.run
+    return run is not None and run.status != "error" and run.attributes.get(names.OUTPUT_VALUE) == "null"
 
 
 class BindingError(AssayError, TypeError):
@@ -74,12 +86,12 @@ class Binding:
         missing = []
         for name, get in self.required:
             value = arguments[name] if name in arguments else get(case)
-            if value is None:
+            if value is None and not _is_answer(get, case):
                 missing.append(name)
             else:
                 arguments[name] = value
         for name, get in self.optional:
-            if name not in arguments and (value := get(case)) is not None:
+            if name not in arguments and ((value := get(case)) is not None or _is_answer(get, case)):
                 arguments[name] = value
         return arguments, missing
 
@@ -228,8 +240,34 @@ def _getter(argument: str, path: str | Callable[[Case], Any]) -> Getter:
         if argument not in FIELDS:
             raise BindingError(f"map: {path!r} begins with none of {', '.join(FIELDS)}")
         first, rest = argument, [first, *rest]
-    field = FIELDS[first]
-    return lambda case: _walk(field(case), rest)
+    return _InOutputs(rest) if first == "outputs" else _path(FIELDS[first], rest)
+
+
+def _path(field: Getter, steps: list[str]) -> Getter:
+    return lambda case: _walk(field(case), steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _InOutputs:
+    """A path into outputs. Where it leads to a None that is there, that is what the task has answered."""
+
+    steps: list[str]
+
+    def __call__(self, case: Case) -> Any:
+        return _walk(case.outputs, self.steps)
+
+    def is_none(self, case: Case) -> bool:
+        """Whether None is what stands there."""
+        if case.outputs is None:
+            return answered(case)
+        *way, last = self.steps
+        holder = _walk(case.outputs, way)
+        return isinstance(holder, Mapping) and last in holder and holder[last] is None
+
+
+def _is_answer(get: Getter, case: Case) -> bool:
+    """Whether the None that a getter gave was answered, and is not missing."""
+    return get.is_none(case) if isinstance(get, _InOutputs) else get is _outputs and answered(case)
 
 
 def _walk(value: Any, steps: list[str]) -> Any:
