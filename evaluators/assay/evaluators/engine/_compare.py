@@ -47,8 +47,8 @@ class Comparison:
     @property
     def keys(self) -> list[str]:
         """All feedback keys, in the order in which they first occur; `task_ok` first, where a task has failed."""
-        of_summaries = (key for experiment in self.experiments for key in experiment.summary())
-        return list(dict.fromkeys([TASK_OK] * self._failing + list(of_summaries)))
+        keys = dict.fromkeys(key for experiment in self.experiments for key in experiment.summary())
+        return [TASK_OK] * (TASK_OK in keys) + [key for key in keys if key != TASK_OK]
 
     def changes(self, other: int = 1) -> Iterator[Change]:
         """The examples whose score changed from the first experiment to another, by example and key."""
@@ -84,7 +84,7 @@ class Comparison:
             contrasts = self.contrasts(place) if place else {}
             for key in self.keys:
                 named = {"key": key, "experiment": experiment.name, "experiment_id": experiment.id}
-                rows.append({**named, **_numbers(_of(experiment, key)), **_change(contrasts.get(key))})
+                rows.append({**named, **_numbers(experiment.summary().get(key)), **_change(contrasts.get(key))})
         return pandas.DataFrame(rows)
 
     def _scores(self, place: int) -> statistics.Scores:
@@ -125,7 +125,7 @@ class Comparison:
         return head, [self._row(key, [self.contrasts(other).get(key) for other in others]) for key in self.keys]
 
     def _row(self, key: str, contrasts: Sequence[Contrast | None]) -> list[str]:
-        base, *others = (_cell(_of(experiment, key)) for experiment in self.experiments)
+        base, *others = (_cell(experiment.summary().get(key)) for experiment in self.experiments)
         pairs = zip(others, contrasts, strict=True)
         return [key, base, *(text for cell, contrast in pairs for text in (cell, *_tested(contrast)))]
 
@@ -177,14 +177,6 @@ def _loaded(experiment: Experiment | str, store: Store | None) -> Experiment:
     if store is None:
         raise ValueError(f"experiment {experiment!r} is a name: say in which store, compare(…, store=…)")
     return Experiment.load(store, experiment)
-
-
-def _of(experiment: Experiment, key: str) -> KeySummary | None:
-    """One key of an experiment; of `task_ok` the share of runs whose task ended without error."""
-    summary = experiment.summary()
-    if key != TASK_OK or key in summary or not summary.runs:
-        return summary.get(key)
-    return KeySummary(key=key, n=summary.runs, mean=1 - summary.failed / summary.runs)
 
 
 def _cell(summary: KeySummary | None) -> str:
