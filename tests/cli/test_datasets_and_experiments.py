@@ -208,7 +208,7 @@ class Unwilling:
 
 def test_errors_come_with_tracebacks(assay, tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION.replace('"no" if', "1 / 0 if"))
-    assay("eval", tmp_path / "check.py")
+    assay("eval", tmp_path / "check.py", status=1)
     output = assay("experiments", "errors", "check")
     assert "ZeroDivisionError: division by zero" in output
     assert output.endswith("1 errors\n")
