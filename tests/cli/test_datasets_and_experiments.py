@@ -174,7 +174,7 @@ def test_experiments_are_compared_scored_exported_and_removed(assay, tmp_path):
     assay("eval", tmp_path / "check.py", "--name", "first")
     (tmp_path / "check.py").write_text(EVALUATION.replace("Q3", "none"))
     assay("eval", tmp_path / "check.py", "--name", "second")
-    assert "1  n=4 │ +0.25 [" in assay("experiments", "compare", "first", "second", "--changes", 5)
+    assert "1  n=4 │ +0.25 over 4 pairs │" in assay("experiments", "compare", "first", "second", "--changes", 5)
     assert "document_recall" in assay("experiments", "score", "first", "--evaluator", "document_recall")
     assay("experiments", "export", "first", tmp_path / "runs.csv")
     runs = datasets.read(tmp_path / "runs.csv")

@@ -93,7 +93,7 @@ def test_the_page_says_the_same(store, both):
 
 
 def test_names_are_told_apart_only_where_they_are_the_same(store, both):
-    assert both._cells()[0] == ["key", "first", "second", "change [95 %]", "pairs", "p", "verdict"]
+    assert both._cells()[0] == ["key", "first", "second", "change [95 %]", "verdict"]
     twins = compare(both.experiments[0], scored(store, "first", [1.0] * 4))
     assert twins._cells()[0][:3] == ["key", "first (1)", "first (2)"]
 
@@ -101,7 +101,7 @@ def test_names_are_told_apart_only_where_they_are_the_same(store, both):
 def test_what_failed_stands_beside_the_mean(both):
     [row] = both._cells()[1]
     assert row[1] == "0.3333  n=3, 1 failed"
-    assert row[3].startswith("+0.5 [")
+    assert row[3].startswith("+0.5 over 3 pairs\n[")
 
 
 def tasks(store, name, crashes):
@@ -122,9 +122,10 @@ def test_a_task_that_fails_does_not_look_as_good_as_what_is_left_of_it(store):
     assert (ok.test.mean, ok.pairs, ok.verdict) == (-0.5, 30, "worse")
     assert (exact.pairs, exact.only_before, exact.verdict) == (15, 15, "same")
     rows = {row[0]: row[1:] for row in both._cells()[1]}
-    assert rows["exact"] == ["0.5  n=30", "1  n=15, 15 skipped", "+0", "15", "1.000", "same"]
+    assert rows["exact"] == ["0.5  n=30", "1  n=15, 15 skipped", "+0 over 15 pairs", "same\np 1.000"]
     assert rows["task_ok"][:2] == ["1  n=30", "0.5  n=30"]
-    assert (rows["task_ok"][3], rows["task_ok"][5]) == ("30", "worse")
+    assert rows["task_ok"][2].startswith("-0.5 over 30 pairs\n[-0.7")
+    assert rows["task_ok"][3] == "worse\np <0.001"
 
 
 def test_where_no_task_has_failed_the_key_of_tasks_is_not_there(both):

@@ -187,24 +187,31 @@ def _cell(summary: KeySummary | None) -> str:
     return ", ".join([f"{value}  n={counted(summary)}", *(f"{count} {what}" for count, what in troubles if count)])
 
 
-CHANGE = ("change [95 %]", "pairs", "p", "verdict")
+CHANGE = ("change [95 %]", "verdict")
 
 
-def _tested(contrast: Contrast | None) -> tuple[str, str, str, str]:
-    """The columns of `CHANGE`."""
+def _tested(contrast: Contrast | None) -> tuple[str, str]:
+    """The columns of `CHANGE`, two lines each: three experiments side by side fit a terminal."""
     if contrast is None or contrast.test is None:
-        return "", "", "", ""
-    interval = "" if contrast.interval is None else " [{:+.2g}, {:+.2g}]".format(*contrast.interval)
+        return "", ""
+    interval = "" if contrast.interval is None else "\n[{:+.2g}, {:+.2g}]".format(*contrast.interval)
     p = "<0.001" if contrast.test.p < 0.001 else f"{contrast.test.p:.3f}"
-    return f"{contrast.test.mean:+.3g}{interval}", str(contrast.pairs), p, str(contrast.verdict)
+    pairs = f"{contrast.pairs} pair{'s' * (contrast.pairs != 1)}"
+    return f"{contrast.test.mean:+.3g} over {pairs}{interval}", f"{contrast.verdict}\np {p}"
 
 
 def _of_intervals(family: int) -> str:
     together = f" for all {family} differences together (Bonferroni)" if family > 1 else ""
     return (
-        f"change: mean over the examples that both have scored (pairs), with an interval of 95 %{together}; "
-        "p: of one key alone; a verdict needs both"
+        f"change: the mean over examples that both have scored, with an interval of 95 %{together}; "
+        "p: of one key alone; unclear: one of them does not rule out chance"
     )
+
+
+def _coloured(cell: str) -> Text:
+    """A verdict in its colour, with what stands below it in none."""
+    word, *rest = cell.splitlines() or [""]
+    return Text("\n").join([Text(word, COLOURS.get(word, "")), *map(Text, rest)])
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -213,8 +220,9 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Ta
     for name in head:
         table.add_column(Text(name), justify="left" if name in ("key", "verdict") else "right", no_wrap=name == "key")
     for row in rows:
-        styles = [COLOURS.get(cell, "") if name == "verdict" else "" for name, cell in zip(head, row, strict=True)]
-        table.add_row(*map(Text, row, styles))
+        table.add_row(
+            *(_coloured(cell) if name == CHANGE[-1] else Text(cell) for name, cell in zip(head, row, strict=True))
+        )
     return table
 
 
