@@ -13,6 +13,7 @@ from typing import Any
 from assay.collector.errors import StoreError
 from assay.collector.records import Experiment as Record
 from assay.collector.statistics import TASK_OK, newest
+from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._drive import drive
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
@@ -60,29 +61,41 @@ def _settled() -> Iterator[None]:
 
 async def _run(job: Job) -> Experiment:
     job.tally.remarks = job.plan.remarks
+    brake = Brake(job.plan.settings, job.total, job.plan.remark)
     spool = Spool(spool_path(job.plan.experiment_id))
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
     with shown, Watch(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch:
         writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown, watch))
         try:
-            await drive(job.plan, job.items, writer)
+            await drive(job.plan, job.items, writer, brake)
         except BaseException as error:
             await _interrupted(job, writer, error, watch.text)
             raise _unwrapped(error) from None
         unstored = await asyncio.to_thread(writer.close)
+    _remark_on_the_end(job, brake)
     experiment = Experiment(job.record, job.store, job.tally, unstored=unstored, examples=job.examples)
     if unstored is not None:
         say(_of_unstored(unstored, job.record))
     try:
-        if job.whole and unstored is None:
+        if job.whole and unstored is None and not brake.why:
             await score_set(experiment, job.whole, job.store, job.tally)
-        experiment.record = await asyncio.to_thread(_closed, job, "interrupted" if unstored else "finished")
+        status = "interrupted" if unstored or brake.why else "finished"
+        experiment.record = await asyncio.to_thread(_closed, job, status)
     except (StoreError, OSError) as problem:  # the runs are done and kept: their results are worth more than the note
         say(f"assay: the store could not note the end of the experiment: {problem}")
     if progress is not False and notes.is_terminal and not notes.is_jupyter:
         notes.print(experiment)
     return experiment
+
+
+def _remark_on_the_end(job: Job, brake: Brake) -> None:
+    """Say, below the table and at once, why the experiment stopped, and what is still at work."""
+    if brake.why:
+        job.plan.remark(f"stopped: {brake.why}")
+        say(f"assay: stopped, as {brake.why}; go on with {resuming(job.record.id)}")
+    if still := job.plan.strays.alive:
+        job.plan.remark(f"{still} tasks did not stop at their timeout and are still at work in this process")
 
 
 def _count(tally: Tallies, batch: Sequence[Done], shown: Bar, watch: Watch) -> None:

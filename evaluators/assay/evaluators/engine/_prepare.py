@@ -66,9 +66,11 @@ def prepared(
             raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
         return _rescoring(dataset, evaluators, whole, store, settings)
     name = settings.name or (task.name if task else "given")
-    source = source_of(dataset, store, name, settings.split)
+    source = source_of(dataset, store, name, settings.splits)
     record, recalled, tally = _begun(name, task, source, evaluators, store, settings)
-    items, total = items_of(source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed)
+    items, total = items_of(
+        source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids
+    )
     plan = Plan(
         experiment_id=record.id,
         name=record.name,
@@ -78,7 +80,7 @@ def prepared(
         kind=source.kind,
         keep_examples=source.keep,
     )
-    items = _checked(items, plan, settings.split)
+    items = _checked(items, plan, settings.splits)
     if recalled is not None:
         items = _remaining(items, recalled, evaluators, tally, store)
         total = None if total is None else max(0, total - len(recalled.traces))
@@ -167,11 +169,12 @@ def _remaining(
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True)
 
 
-def _checked(items: Iterator[Item], plan: Plan, split: str | None) -> Iterator[Item]:
+def _checked(items: Iterator[Item], plan: Plan, splits: Sequence[str] | None) -> Iterator[Item]:
     """Fail before anything runs when the task does not fit the first example."""
     first = next(items, None)
     if first is None:
-        raise NotFound("the dataset has no examples" + (f" in split {split!r}" if split else ""))
+        of_splits = f" in split {' or '.join(map(repr, splits))}" if splits else ""
+        raise NotFound(f"the dataset has no examples{of_splits}")
     if plan.task is not None and first.trace is None:
         plan.task.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
     return chain([first], items)
