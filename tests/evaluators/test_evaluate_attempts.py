@@ -75,7 +75,8 @@ def test_every_attempt_is_in_the_trace_with_its_number(store, kind):
     assert (root.status, root.attributes[attributes.ATTEMPT], row.trace.complete) == ("unset", 3, True)
     below = [run for run in row.trace.runs if run.parent_id == root.span_id and attributes.ATTEMPT in run.attributes]
     assert [(run.attributes[attributes.ATTEMPT], run.status) for run in below] == [(1, "error"), (2, "error")]
-    assert len(row.trace.runs) == 6 and len(case_of(row.trace, Example(inputs=1)).trace.runs) == 2
+    assert len(row.trace.runs) == 6
+    assert len(case_of(row.trace, Example(inputs=1)).trace.runs) == 2
 
 
 def test_a_run_that_needed_one_attempt_says_nothing_of_it(store):

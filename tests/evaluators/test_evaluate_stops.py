@@ -63,11 +63,14 @@ def test_what_ran_is_stored_and_it_goes_on_where_it_stopped(store, capfd):
     assert (stopped.record.status, store.experiment("x").status) == ("interrupted", "interrupted")
     assert f"go on with evaluate(…, resume='{stopped.id[:8]}')" in capfd.readouterr().err
     loaded = Experiment.load(store, stopped.id)
-    assert "x on " in str(loaded) and ", interrupted" in str(loaded) and "stopped: " in str(loaded)
+    assert "x on " in str(loaded)
+    assert ", interrupted" in str(loaded)
+    assert "stopped: " in str(loaded)
     assert len(list(loaded.rows())) == stopped.summary().runs
     resumed = ran(store, fails, resume=True)
     assert (resumed.id, resumed.summary().runs, resumed.record.status) == (stopped.id, 200, "finished")
-    assert "stopped" not in str(resumed) and "stopped" not in str(Experiment.load(store, stopped.id))
+    assert "stopped" not in str(resumed)
+    assert "stopped" not in str(Experiment.load(store, stopped.id))
 
 
 def test_tasks_that_run_are_let_finish(store):
@@ -95,7 +98,9 @@ def test_a_budget_is_kept_to_the_runs_that_had_begun(store):
     summary = ran(store, costs, max_usd=2.0).summary()
     assert 2.0 <= summary.cost <= 2.0 + 4 * 0.25
     (said,) = summary.remarks
-    assert said.startswith("stopped: ") and said.endswith("(max_usd=2.0)") and "runs have cost $2." in said
+    assert said.startswith("stopped: ")
+    assert said.endswith("(max_usd=2.0)")
+    assert "runs have cost $2." in said
 
 
 def test_failed_attempts_count_against_the_budget(store):
@@ -118,7 +123,7 @@ def test_a_price_that_nobody_knows_is_said(store, usd):
 
 
 def test_a_share_needs_a_count(store):
-    with pytest.raises(ValueError, match="max_failures=0.2 is a share of a number of runs that nobody knows"):
+    with pytest.raises(ValueError, match=r"max_failures=0\.2 is a share of a number of runs that nobody knows"):
         evaluate(({"q": n} for n in range(3)), fails, max_failures=0.2, store=store, progress=False)
     assert (
         evaluate(({"q": n} for n in range(9)), fails, max_failures=2, store=store, progress=False).summary().failed >= 2

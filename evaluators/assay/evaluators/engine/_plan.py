@@ -60,6 +60,7 @@ class Item:
     trace: Trace | None = None
     evaluators: tuple[Evaluator, ...] | None = None
     stored: bool = False
+    known: tuple[Feedback, ...] = ()  # what was said of the trace before, and is not to be said again
 
 
 @dataclass(slots=True)

@@ -47,6 +47,7 @@ class Job:
     whole: tuple[Evaluator, ...]  # set-level evaluators
     surroundings: Future[dict[str, JSON]]
     examples: Sequence[Example] | None = None  # all of them, if they are in memory anyway
+    kept: bool = True  # False: `record` is in no store
 
 
 def prepared(
@@ -60,10 +61,12 @@ def prepared(
 
     Raises `ValueError` for what a caller can mend, `NotFound`, and what the store raises.
     """
-    store = _opened(settings)
+    store = opened(settings)
     if isinstance(dataset, Experiment):
         if task is not None:
             raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
+        if (dataset.record.metadata.get("setup") or {}).get("attach"):
+            raise ValueError("attached feedback has no experiment: score the traces again, with attach=True")
         return _rescoring(dataset, evaluators, whole, store, settings)
     name = settings.name or (task.name if task else "given")
     source = source_of(dataset, store, name, settings.splits)
@@ -181,7 +184,8 @@ def _checked(items: Iterator[Item], plan: Plan, splits: Sequence[str] | None) ->
     return chain([first], items)
 
 
-def _opened(settings: Settings) -> Store:
+def opened(settings: Settings) -> Store:
+    """The store that is meant; says where results go if that was not said."""
     where = settings.store
     if where is not None and not isinstance(where, str | PathLike):
         return where

@@ -35,19 +35,23 @@ class Source:
     examples: Callable[[], Iterable[tuple[Example, Trace | None]]]
     listed: Sequence[Example] | None = None
     keep: bool = False
+    traces: bool = False  # they are traces that are there already
 
 
-def source_of(given: Any, store: Store, default_name: str, splits: Sequence[str] | None) -> Source:
+def source_of(
+    given: Any, store: Store, default_name: str, splits: Sequence[str] | None, *, stored: bool = False
+) -> Source:
     """Find out what a dataset is: a name in the store (also `name@3`), a file, a DataFrame, a list, traces, a filter.
 
     What fits into memory is kept in the store as a version of a dataset, so that experiments over it can be compared
-    and resumed; generators and very large files are streamed. Raises `NotFound`, `BadRow`.
+    and resumed; generators and very large files are streamed. With `stored` traces are read anew from the store, where
+    they have to be. Raises `NotFound`, `BadRow`.
     """
     if isinstance(given, Filter):
         return _traces(default_name, lambda: datasets.stored_traces(store, filter=given, limit=10**9))
     if _are_traces(given):
         listed = list(given)
-        return _traces(default_name, lambda: _whole(listed, store), len(listed))
+        return _traces(default_name, lambda: _whole(listed, store, stored), len(listed))
     if isinstance(given, str) and not datasets.is_file(given):
         return _stored(store, *_named(given), splits)
     if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > LARGEST_KEPT_FILE:
@@ -162,18 +166,20 @@ def _traces(name: str, traces: Callable[[], Iterable[Trace]], count: int | None 
     def examples() -> Iterator[tuple[Example, Trace | None]]:
         return ((datasets.example_of_trace(trace), trace) for trace in traces())
 
-    return Source(name, None, "kv", count, examples)
+    return Source(name, None, "kv", count, examples, traces=True)
 
 
-def _whole(given: Sequence[Trace | TraceSummary], store: Store) -> Iterator[Trace]:
+def _whole(given: Sequence[Trace | TraceSummary], store: Store, all_stored: bool) -> Iterator[Trace]:
     for start in range(0, len(given), PAGE):
         page = given[start : start + PAGE]
-        named = [member.trace_id for member in page if isinstance(member, TraceSummary)]
+        named = [member.trace_id for member in page if all_stored or isinstance(member, TraceSummary)]
         stored = {trace.trace_id: trace for trace in store.many(named)}
         for member in page:
-            trace = member if isinstance(member, Trace) else stored.get(member.trace_id)
-            if trace is not None:
+            trace = stored.get(member.trace_id, None if all_stored else member)
+            if isinstance(trace, Trace):
                 yield trace
+            elif all_stored:
+                raise NotFound(f"trace {member.trace_id} is not in the store, where feedback could be attached to it")
 
 
 def _are_traces(given: Any) -> bool:

@@ -55,8 +55,9 @@ def within(seconds: float, call: Callable[[], Any], strays: Strays) -> Any:
 
 
 async def in_time(awaitable: Awaitable[Any], seconds: float | None, strays: Strays, told: float | None = None) -> Any:
-    """What an awaitable gives. Raises what it raises, or, when so many seconds are over, `TimeoutError`, which speaks of
-    those that were `told`.
+    """What an awaitable gives. Raises what it raises, or, when so many seconds are over, `TimeoutError`.
+
+    That speaks of the seconds that were `told`.
     """
     if seconds is None:
         return await awaitable
