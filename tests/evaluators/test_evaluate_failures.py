@@ -45,7 +45,8 @@ def test_failed_tasks_stand_beside_the_mean_of_who_is_left(experiment):
     (line,) = (line for line in str(experiment).splitlines() if line.startswith("│ exact"))
     assert [cell.strip() for cell in line.strip("│").split("│")] == ["exact", "1", "1", "19 of 20", "", "0", "19"]
     assert "<th>mean</th><th>task failed</th>" in experiment._repr_html_()
-    assert "20 runs, 19 failed" in repr(experiment) and "task_failed=19" in repr(row)
+    assert "20 runs, 19 failed" in repr(experiment)
+    assert "task_failed=19" in repr(row)
 
 
 def test_where_nothing_failed_nothing_is_added_but_task_ok_can_be_asked_for(store):

@@ -98,7 +98,8 @@ def test_what_cannot_be_copied_is_shared_and_said(store):
     experiment = evaluate(data, lambda numbers: list(numbers), repetitions=2, store=store, progress=False)
     assert sorted(map(len, (row.outputs for row in experiment.rows()))) == [0, 3]
     said = "inputs with a generator are the same in every attempt and repetition (cannot pickle 'generator' object)"
-    assert said in str(experiment) and said in str(type(experiment).load(store, experiment.id))
+    assert said in str(experiment)
+    assert said in str(type(experiment).load(store, experiment.id))
 
 
 class Hostile:
@@ -117,7 +118,9 @@ def test_values_that_refer_to_themselves():
     value = {"list": []}
     value["list"] += [value, value["list"]]
     copied = Copies(pytest.fail).of(value)
-    assert copied is not value and copied["list"][0] is copied and copied["list"][1] is copied["list"]
+    assert copied is not value
+    assert copied["list"][0] is copied
+    assert copied["list"][1] is copied["list"]
 
 
 def test_nesting_that_is_too_deep_is_shared():
@@ -134,4 +137,6 @@ def test_texts_are_not_copied():
     text = "x" * 1000
     value = {"text": text, "parts": [text]}
     copied = Copies(pytest.fail).of(value)
-    assert copied == value and copied["parts"] is not value["parts"] and copied["parts"][0] is text
+    assert copied == value
+    assert copied["parts"] is not value["parts"]
+    assert copied["parts"][0] is text

@@ -54,7 +54,7 @@ def _kind(draft: Draft) -> None:
 
 
 def _outputs(draft: Draft) -> None:
-    """Take outputs; null stays where it was, for there it tells a call that returned None from one that says nothing."""
+    """Take outputs; null stays where it was: there it tells a call that returned None from one that says nothing."""
     attributes = draft.attributes
     outputs = _value(attributes[names.OUTPUT_VALUE], attributes.get(names.OUTPUT_MIME))
     if outputs is not None:

@@ -178,7 +178,9 @@ class Experiment:
         """Per key n, mean, passing share, failed and skipped; print it, or ask `summary()["exact"].mean`."""
         record = self.record
         status = "" if record.status == "finished" else f", {record.status}"
-        return summarise(f"{record.name} on {record.dataset}{status}", self._tally, _repetitions(record) > 1)
+        return summarise(
+            f"{record.name} on {record.dataset}{status}", self._tally, _repetitions(record) > 1, _task(record)
+        )
 
     def rows(self) -> Iterator[Row]:
         """Every run in the dataset's order, read from the store page by page."""
@@ -246,6 +248,10 @@ class Experiment:
 
 def _stack(feedback: Feedback) -> str:
     return str(feedback.metadata.get("traceback", ""))
+
+
+def _task(record: Record) -> str | None:
+    return (record.metadata.get("setup") or {}).get("task")
 
 
 def _repetitions(record: Record) -> int:

@@ -41,7 +41,7 @@ class Copies:
         if kind is dict:
             known = made[id(value)] = {}
             for name, member in value.items():
-                known[name] = self._copy(member, made)
+                known[name] = member if type(member) in _PLAIN else self._copy(member, made)
             return known
         if kind is list:
             listed = made[id(value)] = []

@@ -31,8 +31,8 @@ class KeySummary(FeedbackStats):
     `variance` is the mean over examples of the variance between an example's repetitions, and `flaky` how many examples
     did not always come out alike (on the same side of the threshold, if there is one).
 
-    `task_failed` is how many runs of the experiment failed: no mean says anything of them, unless the evaluator looks at
-    failed runs. `failed` are the evaluator's own errors.
+    `task_failed` is how many runs of the experiment failed: no mean says anything of them, unless the evaluator looks
+    at failed runs. `failed` are the evaluator's own errors.
     """
 
     task_failed: int = 0
@@ -44,8 +44,8 @@ class KeySummary(FeedbackStats):
 class Summary(Mapping[str, KeySummary]):
     """All keys of an experiment, by name; `overall` is what set-level evaluators said. Durations are milliseconds.
 
-    `task_ok`, of how many runs the task came to an end without an error, is among the keys where one has failed, and can
-    always be asked for.
+    `task_ok`, the share of runs whose task came to an end without an error, is among the keys where one has failed, and
+    can always be asked for.
     """
 
     title: str
@@ -136,8 +136,8 @@ class Summary(Mapping[str, KeySummary]):
         return notes + [f"{key} skipped every run: {short(lacking)}" for key, lacking in self.lacking.items()]
 
 
-def summarise(title: str, tally: Tallies, repeats: bool) -> Summary:
-    """The summary of what has been counted so far."""
+def summarise(title: str, tally: Tallies, repeats: bool, task: str | None = None) -> Summary:
+    """The summary of what has been counted so far. A `task` can be run again on an example on which it failed."""
     p50, p95 = tally.percentiles_ms(50, 95)
     task_ok = _summary(tally.task_ok, tally.ends.values(), tally, repeats)
     keys = {
@@ -162,7 +162,7 @@ def summarise(title: str, tally: Tallies, repeats: bool) -> Summary:
         why=_why(tally),
         lacking=_lacking(tally),
         remarks=tuple(tally.remarks),
-        failed_on=tally.failed_on,
+        failed_on=tally.failed_on if task else "",
     )
 
 

@@ -50,7 +50,8 @@ class Threads:
         self._looked, self._used_before = time.perf_counter(), 0.0
         while not self._all_done.is_set():
             try:
-                await asyncio.wait_for(self._all_done.wait(), look)
+                async with asyncio.timeout(look):  # `wait_for` would make a task, which users' code may cancel
+                    await self._all_done.wait()
             except TimeoutError:
                 pass
             if self._started < self._limit and (share := self._computing()) < COMPUTING:
@@ -89,7 +90,7 @@ class Threads:
 
     def _next(self) -> Item | None:
         with self._taking:
-            return None if self._stopped else next(self._items, None)
+            return None if self._stopped or self._line.is_over else next(self._items, None)
 
     def _tell(self) -> None:
         try:
