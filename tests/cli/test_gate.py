@@ -171,3 +171,16 @@ def test_the_debugger_opens_where_an_async_evaluator_raised(check):
         JUDGED.replace("def judge", "async def judge"), "--pdb", "--limit", "1", input="p outputs\nq\n"
     )
     assert ("(Pdb) '0'" in said, status) == (True, 1)
+
+
+def test_one_example_is_run_alone_and_looked_at(check):
+    text = CRASHING.replace('[{"inputs"', '[{"id": f"example-{n}", "inputs"')
+    status, said = check(text, "--only", "example-7", "--pdb", input="p q\nq\n")
+    assert (status, "(Pdb) '7'" in said, "ConnectionError: away" in said) == (1, True, True)
+    assert check(text, "--only", "example-4")[0] == 0
+    assert "1 of 2 runs failed" in last(check(text, "--only", "example-4", "--only", "example-5")[1])
+
+
+def test_an_example_that_there_is_not_needs_no_debugger(check):
+    status, said = check(CRASHING, "--only", "nowhere", "--pdb")
+    assert (status, "(Pdb)" in said) == (1, False)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
@@ -18,6 +16,7 @@ import typer
 from assay.cli import _gate
 from assay.cli._common import console, emit, notes, opened
 from assay.cli._gate import Failed
+from assay.cli._module import loaded, show
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector.errors import AssayError, Refused
 
@@ -41,7 +40,7 @@ Only = Annotated[
     list[str] | None, typer.Option(help="Only this example: its id, or the beginning of it; may be repeated.")
 ]
 Pdb = Annotated[bool, typer.Option("--pdb", help="Open the debugger where the task or an evaluator raises.")]
-_SETTINGS = ("metadata", "split", "timeout", "retries", "seed")
+_SETTINGS = ("metadata", "split", "timeout", "retries", "retry_on", "seed", "fail_fast", "max_failures", "max_usd")
 
 
 def eval_(
@@ -61,7 +60,8 @@ def eval_(
     """Run an evaluation that a file describes, print how it came out, and fail if it came out badly.
 
     The file defines `dataset`, `evaluators` and `task` (None or missing: score what is there), and may define
-    `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `seed`, as `evaluate()` takes them.
+    `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `retry_on`, `seed`, `fail_fast`, `max_failures`,
+    `max_usd`, as `evaluate()` takes them.
 
     It came out badly if a run failed, by its task or an evaluator, unless that is allowed, or if a mean is too low.
 
@@ -72,7 +72,7 @@ def eval_(
     from assay.evaluators.engine import go_on, run_again
 
     allow, wanted = _gate.allowed(allow_failed), _gate.bounds(fail_under or [])
-    module = _loaded(file)
+    module = loaded(file)
     evaluators, of_the_set = (_evaluators(module, name) for name in ("evaluators", "summary_evaluators"))
     text = file.read_text("utf-8", "replace")
     for remark in _gate.check_keys(wanted, [*evaluators, *of_the_set], text, str(file)):
@@ -88,7 +88,7 @@ def eval_(
                 getattr(module, "task", None),
                 [watched(judge) for judge in evaluators] if pdb else evaluators,
                 summary_evaluators=of_the_set,
-                name=name or file.stem + ("-only" if only else ""),  # the newest of the name stays the whole
+                name=name or file.stem,
                 concurrency=1 if pdb else concurrency,
                 repetitions=repetitions,
                 limit=limit,
@@ -135,7 +135,7 @@ def _looking(file: Path) -> Iterator[None]:
     except (AssayError, typer.Exit):
         raise
     except Exception as error:
-        _show(error, file)
+        show(error, file)
         look(error)
         raise typer.Exit(1) from None
 
@@ -155,32 +155,6 @@ def _say(text: str, style: str = "") -> None:
 def _resuming(arguments: Sequence[str]) -> str:
     """The command that goes on where this one was interrupted."""
     return shlex.join(["assay", *arguments, *(["--resume"] if "--resume" not in arguments else [])])
-
-
-def _loaded(file: Path) -> ModuleType:
-    """The file as a module of its own name, with its folder importable as for `python FILE`."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if not file.exists():
-        raise Refused(f"there is no file {str(file)!r}")
-    if spec is None or spec.loader is None:
-        raise Refused(f"{str(file)!r} is not a Python file")
-    sys.path.insert(0, str(file.parent.resolve()))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        _show(error, file)
-        raise typer.Exit(1) from None
-    return module
-
-
-def _show(error: Exception, file: Path) -> None:
-    """What went wrong in a user's file, from its first line on: how it came to be run is of no interest."""
-    lines = traceback.TracebackException.from_exception(error)
-    first = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))
-    del lines.stack[:first]
-    notes.print("".join(lines.format()), end="", markup=False, highlight=False, soft_wrap=True)
 
 
 def _defined(module: ModuleType, name: str) -> Any:
