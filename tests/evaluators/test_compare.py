@@ -173,3 +173,10 @@ def test_two_experiments_are_compared_without_reading_what_their_runs_hold(store
 
     scored(store, "first", [0.0, 0.0, 1.0, 1.0]), scored(store, "second", [1.0, 1.0, 0.5, 1.0])
     assert compare("first", "second", store=Scores()).contrasts()["k"].pairs == 4
+
+
+def test_scoring_further_does_not_make_an_experiment_last_longer(store):
+    first = scored(store, "first", [1.0] * 4)
+    again = first.evaluate(["not_empty"])
+    assert again.record.ended_ns == first.record.ended_ns
+    assert again.record.metadata["totals"]["seconds"] == first.record.metadata["totals"]["seconds"]

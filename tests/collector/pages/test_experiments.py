@@ -199,3 +199,39 @@ def test_a_dataset_shows_its_examples_and_versions(store, client):
         assert words in text
     assert client.get("/datasets/sequences?version=9").status_code == 404
     assert client.get("/datasets/sequences?version=x").status_code == 400
+
+
+def timed(store, name):
+    """An experiment with a latency in seconds, as its evaluator has declared it, and a share."""
+    metrics = [{"key": "latency", "higher_is_better": False, "range": [0.0, None]}]
+    made = experiment(store, name, (0.25, 0.75))
+    evaluators = ({"metrics": metrics, "origin": {"type": "latency"}},)
+    store.save_experiment(replace(made, evaluators=evaluators))
+    for summary in store.traces(experiment=made.id):
+        store.add_feedback([Feedback(target=Target(trace_id=summary.trace_id), key="latency", score=0.0125)])
+    return made
+
+
+@pytest.mark.parametrize("address", ["/experiments", "/experiments/id-first", "/compare?ids=id-first,id-second"])
+def test_a_latency_has_a_unit_and_is_no_bar_of_nought_to_one(store, client, address):
+    timed(store, "first"), timed(store, "second")
+    text = client.get(address).text
+    assert '<span class="mean">12 ms</span>' in text
+    assert 'class="fill" width="50.0"' in text  # the mean of what was not declared
+    assert 'class="fill" width="1.2"' not in text
+
+
+def test_experiments_to_compare_with_say_when_and_which(store, client):
+    first = experiment(store, "first", (1.0, 0.0))
+    for id in ("aaaaaaaabbb", "ccccccccddd"):
+        store.save_experiment(replace(first, id=id, name="ci"))
+    text = client.get("/experiments/id-first").text
+    assert '<span class="mono muted">aaaaaaaa</span>' in text
+    assert '<span class="mono muted">cccccccc</span>' in text
+
+
+def test_tasks_that_failed_stand_before_the_scores(store, client):
+    many(store, "a", [1.0] * 4, failing=1)
+    text = client.get("/experiments/a").text
+    assert text.index('<h2 title="task_ok">task_ok</h2>') < text.index('<h2 title="k">')
+    assert '<span class="mean">0.75</span>' in text

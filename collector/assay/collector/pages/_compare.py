@@ -13,7 +13,7 @@ from starlette.responses import Response
 from assay.collector import statistics
 from assay.collector.errors import Refused
 from assay.collector.pages import _experiments
-from assay.collector.pages.kit import chips, render
+from assay.collector.pages.kit import chips, metrics, render
 from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary
 from assay.collector.stores import Store
 
@@ -33,8 +33,8 @@ class Side:
         """This side's aggregate of one key; of `task_ok` the share of runs whose task ended without error."""
         if self.result is None:
             return None
-        if key == statistics.TASK_OK and (runs := self.result.traces):
-            return FeedbackStats(key=key, n=runs, mean=1 - self.result.errors / runs, minimum=0.0, maximum=1.0)
+        if key == statistics.TASK_OK:
+            return metrics.task_ok(self.result)
         return next((stats for stats in self.result.feedback if stats.key == key), None)
 
 
@@ -59,7 +59,9 @@ class Shown:
 def compare(store: Store, request: Request) -> Response:
     """`GET /compare?ids=a,b&key=`: the first is what the others are measured against."""
     sides = load(store, request.query_params.getlist("ids"))
-    keys, directions, others = keys_of(sides), rising(sides), len(sides) - 1
+    keys, others = keys_of(sides), len(sides) - 1
+    known = metrics.known(side.experiment for side in sides)
+    directions = {key: metric.rising for key, metric in known.items()}
     wanted = request.query_params.get("key") or None
     contrasts = [statistics.compare(sides[0].scores, side.scores, directions, others=others) for side in sides[1:]]
     differing = differences(sides, contrasts[-1], [wanted] if wanted in keys else keys) if contrasts else []
@@ -70,6 +72,7 @@ def compare(store: Store, request: Request) -> Response:
         sides=sides,
         labels=_experiments.labels([side.experiment for side in sides]),
         keys=keys,
+        known=known,
         wanted=wanted if wanted in keys else None,
         rows=rows,
         differing=len(differing),
@@ -106,14 +109,6 @@ def _side(store: Store, experiment: Experiment, result: Bucket | None, *, tasks:
     for run in runs:
         first.setdefault(run.example_id or run.trace_id, run.trace_id)
     return Side(experiment, result, first, statistics.by_example(statistics.scores_of(runs, tasks=tasks)))
-
-
-def rising(sides: Sequence[Side]) -> dict[str, bool]:
-    """Per key whether a higher score is the better one, as far as the experiments' evaluators have said."""
-    evaluators = [evaluator for side in sides for evaluator in side.experiment.evaluators]
-    lists = [metrics for evaluator in evaluators if isinstance(metrics := evaluator.get("metrics"), list)]
-    known = [metric for metrics in lists for metric in metrics if isinstance(metric, dict) and "key" in metric]
-    return {str(metric["key"]): metric.get("higher_is_better") is not False for metric in known}
 
 
 def settings(sides: Sequence[Side]) -> dict[str, list[JSON]]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.pages.kit import chips, filter_form, render
+from assay.collector.pages.kit import chips, filter_form, metrics, render
 from assay.collector.pages.kit.request import whole
 from assay.collector.records import Bucket, Example, Experiment, Page, Target, TraceSummary
 from assay.collector.stores import Store
@@ -46,6 +46,7 @@ def experiments(store: Store, request: Request) -> Response:
         results=results,
         keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
+        known=metrics.known(reversed(listed)),
         datasets=[known.name for known in store.datasets()],
     )
 
@@ -66,6 +67,7 @@ def experiment(store: Store, request: Request) -> Response:
     sort, offset = request.query_params.get("sort", ""), whole(request, "offset") or 0
     rows = ordered(load(store, asked, query.filter), sort)
     shown = rows[offset : offset + PAGE]
+    result = aggregates(store, [asked]).get(asked.id)
     return render.html(
         request,
         "experiment.html",
@@ -78,7 +80,9 @@ def experiment(store: Store, request: Request) -> Response:
         total=len(rows),
         most=MOST,
         page_size=PAGE,
-        result=aggregates(store, [asked]).get(asked.id),
+        result=result,
+        stats=metrics.with_tasks(result) if result else [],
+        known=metrics.known([asked]),
         chips=chips.by_trace(store, [row.trace for row in shown]),
         of_whole=chips.latest(store.feedbacks(target=Target(experiment_id=asked.id))),
         others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
