@@ -221,6 +221,15 @@ def test_a_latency_has_a_unit_and_is_no_bar_of_nought_to_one(store, client, addr
     assert 'class="fill" width="1.2"' not in text
 
 
+def test_a_difference_of_latencies_has_a_unit_too(store, client):
+    timed(store, "first"), timed(store, "second")
+    (trace, _) = store.traces(experiment="id-second")
+    store.add_feedback([Feedback(target=Target(trace_id=trace.trace_id), key="latency", score=0.0325)])
+    text = client.get("/compare?ids=id-first,id-second").text
+    assert '<span class="delta moved">+10 ms</span>' in text
+    assert "<span>95 %: −" in text
+
+
 def test_experiments_to_compare_with_say_when_and_which(store, client):
     first = experiment(store, "first", (1.0, 0.0))
     for id in ("aaaaaaaabbb", "ccccccccddd"):

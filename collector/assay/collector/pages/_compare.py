@@ -73,6 +73,7 @@ def compare(store: Store, request: Request) -> Response:
         labels=_experiments.labels([side.experiment for side in sides]),
         keys=keys,
         known=known,
+        plain=metrics.Known(),
         wanted=wanted if wanted in keys else None,
         rows=rows,
         differing=len(differing),

@@ -27,6 +27,11 @@ class Known:
             return format.duration(float(value) * 1e9)
         return format.cost(float(value)) if self.unit == "$" else format.number(value)
 
+    def signed(self, difference: float) -> str:
+        """A difference in the unit, always with its sign."""
+        sign = format.signed(difference)
+        return sign if sign == "±0" or not self.unit else sign[0] + self.number(abs(difference))
+
 
 TASKS = Known()
 
