@@ -18,14 +18,14 @@ from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import percentile
 from assay.collector.statistics._tally import Passes, Tally
 
-__all__ = [
-    "TASK_OK",
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Contrast",
     "Family",
     "Judgement",
     "Paired",
     "Passes",
     "Scores",
+    "TASK_OK",
     "Tally",
     "boolean_family",
     "by_example",
