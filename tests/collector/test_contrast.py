@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.statistics import by_example, compare, direction, paired
+from assay.collector.statistics import TASK_OK, by_example, compare, direction, paired
 
 
 def contrast(before, after, rising=None):
@@ -63,3 +63,48 @@ def test_every_example_is_counted_once_and_sides_mirror_each_other(before, after
     assert there.up + there.down + there.same + there.only_before + there.only_after == len({**before, **after})
     assert (there.up, there.down, there.same) == (back.down, back.up, back.same)
     assert (there.only_before, there.only_after) == (back.only_after, back.only_before)
+
+
+def many(scores):
+    """Scores by example id."""
+    return {str(place): score for place, score in enumerate(scores)}
+
+
+@pytest.mark.parametrize(
+    ("rising", "up", "down"), [(True, "better", "worse"), (False, "worse", "better"), (None, "higher", "lower")]
+)
+def test_a_verdict_is_a_word_of_the_keys_own_direction(rising, up, down):
+    low, high = many([0.0] * 10), many([1.0] * 9 + [0.5])
+    assert (contrast(low, high, rising).verdict, contrast(high, low, rising).verdict) == (up, down)
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [([0.0] * 30, "same"), ([1.0] * 2, "unclear"), ([1.0, 0.0, 0.0], "unclear"), ([5e-10] * 30, "same"), ([], None)],
+)
+def test_without_evidence_there_is_no_verdict(after, verdict):
+    assert contrast(many([0.0] * 30), many(after), True).verdict == verdict
+
+
+def test_the_more_keys_are_compared_the_more_it_takes():
+    noise = [((i * 7919) % 13 - 6) / 10 for i in range(20)]
+    before, after = ({str(i): {} for i in range(20)} for _ in range(2))
+    for key in range(20):
+        for i in range(20):
+            before[str(i)][f"k{key}"], after[str(i)][f"k{key}"] = 0.0, noise[i] + 0.22
+    alone = contrast(many([0.0] * 20), many([value + 0.22 for value in noise]), True)
+    among = compare(before, after, {"k3": True})["k3"]
+    assert (alone.verdict, among.verdict, among.family) == ("better", "unclear", 20)
+    assert among.interval[0] < 0 < alone.interval[0]
+    assert among.test == alone.test
+
+
+def test_keys_without_pairs_are_not_compared_and_several_others_are():
+    before, after = {"a": {"both": 1.0, "old": 1.0}}, {"a": {"both": 1.0, "new": 1.0}}
+    assert compare(before, after)["both"].family == 1
+    assert compare(before, after, others=3)["both"].family == 3
+
+
+def test_tasks_that_end_well_are_better():
+    sides = ({str(i): {TASK_OK: ok} for i in range(20)} for ok in (1.0, 0.0))
+    assert compare(*sides)[TASK_OK].verdict == "worse"

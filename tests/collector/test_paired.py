@@ -3,6 +3,7 @@
 import pytest
 
 from assay.collector.statistics import paired
+from assay.collector.statistics._student import quantile
 
 numpy = pytest.importorskip("numpy")
 stats = pytest.importorskip("scipy.stats")
@@ -88,3 +89,47 @@ def test_no_difference_is_no_significance():
     assert (paired([0.5]).low, paired([0.5]).p) == (None, 1.0)
     with pytest.raises(ValueError, match="no pairs"):
         paired([])
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 199, 200, 201, 10_000])
+@pytest.mark.parametrize("probability", [0.5, 0.9, 0.975, 0.995, 0.99975])
+def test_quantiles_of_t_are_those_of_scipy(freedom, probability):
+    assert quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("probability", "freedom"), [(0.4, 5), (1.0, 5), (0.975, 0)])
+def test_a_quantile_that_there_is_not_is_refused(probability, freedom):
+    with pytest.raises(ValueError, match="no quantile of t"):
+        quantile(probability, freedom)
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.995])
+def test_the_interval_at_another_level_is_wider_or_narrower(level):
+    differences = [step / 100 for step in steps(12)]
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(level)
+    assert paired(differences).interval(level) == pytest.approx(tuple(expected))
+
+
+@pytest.mark.parametrize("differences", [[0.0] * 30, [1.0] * 2, [0.1 + 0.2, 0.3], [0.5]])
+def test_differences_that_are_all_alike_have_no_interval_of_width_zero(differences):
+    test = paired(differences)
+    assert (test.low, test.high, test.error, test.interval()) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("differences", "level", "beyond"),
+    [
+        ([1.0] * 2, 0.95, False),
+        ([1.0] * 5, 0.95, False),
+        ([1.0] * 6, 0.95, True),
+        ([1.0] * 6, 0.99, False),
+        ([1.0] * 8, 0.99, True),
+        ([0.0] * 100, 0.95, False),
+        ([0.9, 1.0, 1.1], 0.95, False),  # its interval is far from 0; three signs may be alike by chance
+        ([0.1] * 9 + [-30.0], 0.95, False),  # mean and signs disagree
+        ([0.01] * 40 + [0.02] * 40, 0.9999, True),
+    ],
+)
+def test_chance_is_ruled_out_by_interval_and_permutations_together(differences, level, beyond):
+    assert paired(differences).beyond_chance(level) is beyond
+    assert paired([-difference for difference in differences]).beyond_chance(level) is beyond

@@ -296,10 +296,13 @@ def test_retries_keep_the_root_of_the_attempt_that_worked(store):
     @trace(kind="agent", name="agent")
     def task(q):
         calls.append(q)
-        return "x" if len(calls) == 2 else 1 / 0
+        if len(calls) < 2:
+            raise ConnectionError
+        return "x"
 
     (row,) = evaluate(DATA, task, JUDGES[2:3], store=store, retries=1, progress=False).rows()
-    assert [(run.kind, run.status) for run in row.trace.runs] == [("agent", "unset")]
+    assert [(run.kind, run.status) for run in row.trace.runs] == [("agent", "error"), ("agent", "unset")]
+    assert (row.trace.root.status, row.trace.root.outputs) == ("unset", "x")
     assert (len(calls), row.scores) == (2, {"step_limit": True})
 
 

@@ -41,8 +41,8 @@ def test_an_experiment_is_scored_further_with_the_same_options(store):
     further = experiment.evaluate(["not_empty"], concurrency=2, metadata={"k": 1}, progress=False)
     assert isinstance(further, Experiment)
     assert (further.id, further.summary()["not_empty"].n, further.record.metadata["k"]) == (experiment.id, 1, 1)
-    with pytest.raises(TypeError, match=r"has no option 'retry' \(did you mean 'retries'\?\)"):
-        experiment.evaluate(["not_empty"], retry=1)
+    with pytest.raises(TypeError, match=r"has no option 'retrys' \(did you mean 'retries'\?\)"):
+        experiment.evaluate(["not_empty"], retrys=1)
 
 
 def test_options_reach_the_runs(store):

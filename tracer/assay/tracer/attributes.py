@@ -39,6 +39,7 @@ SPANS_DROPPED: Final = "assay.spans.dropped"  # int, of those, dropped by the tr
 EXPERIMENT: Final = "assay.experiment.id"  # on the root span of an experiment's run
 EXAMPLE: Final = "assay.example.id"
 REPETITION: Final = "assay.repetition"
+ATTEMPT: Final = "assay.attempt"  # int, from 1: on the root of a run that was tried again, and on each that had failed
 FOREIGN_TRACE: Final = "assay.foreign.trace_id"  # the trace of a current span that is not ours
 FOREIGN_SPAN: Final = "assay.foreign.span_id"
 STREAM_CLOSED: Final = "assay.stream.closed"  # true: the consumer of a generator stopped before its end

@@ -8,19 +8,22 @@ from itertools import product
 from math import sqrt
 from statistics import NormalDist, fmean, stdev
 
+from assay.collector.statistics._student import quantile
+
 EXACT = 12  # differences up to which all 2^n sign patterns are tried
 SAMPLED = 1_000  # differences up to which patterns are sampled; with more the normal distribution is as good
 PATTERNS = 10_000
-# Quantiles of t at 0.975, where the expansion below is not good enough
-_FEW = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
+ALIKE = 1e-9  # a range of differences within which they differ by rounding only
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """`mean` of n differences with its 95 % interval (t distribution; None with fewer than two), and `p`.
+    """`mean` of n differences with its 95 % interval (t distribution) from `low` to `high`, and `p`.
 
-    `p` is two-sided, of the sign-flip permutation test: if neither were better, each difference would be as likely
-    the other way round. It needs no distribution, so it also holds for scores that are only 0 and 1.
+    With fewer than two differences, or where all are alike, nothing says how far they scatter: `error`, the standard
+    error of the mean, and the interval are None, rather than 0 wide. `p` is two-sided, of the sign-flip permutation
+    test: if neither were better, each difference would be as likely the other way round. It needs no distribution, so
+    it also holds for scores that are only 0 and 1.
     """
 
     n: int
@@ -28,6 +31,23 @@ class Paired:
     low: float | None
     high: float | None
     p: float
+    error: float | None = None
+
+    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
+        """The interval at another level; None where nothing says how far the differences scatter."""
+        if self.error is None:
+            return None
+        half = quantile((1 + level) / 2, self.n - 1) * self.error
+        return self.mean - half, self.mean + half
+
+    def beyond_chance(self, level: float = 0.95) -> bool:
+        """Whether the mean is other than 0: by the interval, and by the permutation test, which needs no distribution.
+
+        Either alone would not do: the interval of few scores that are 0 or 1 is too narrow, and there is none where
+        all differences are alike, which two may well be, and ten can hardly be by chance.
+        """
+        low, high = self.interval(level) or (self.mean, self.mean)
+        return self.p <= (1 - level) * (1 + 1e-9) and not low <= 0 <= high
 
 
 def paired(differences: Sequence[float]) -> Paired:
@@ -35,9 +55,11 @@ def paired(differences: Sequence[float]) -> Paired:
     if not differences:
         raise ValueError("no pairs to compare")
     n, mean = len(differences), fmean(differences)
-    half = _t(n - 1) * stdev(differences) / sqrt(n) if n > 1 else None
+    scatter = max(differences) - min(differences) > ALIKE
+    error = stdev(differences) / sqrt(n) if scatter else None
+    half = None if error is None else quantile(0.975, n - 1) * error
     low, high = (None, None) if half is None else (mean - half, mean + half)
-    return Paired(n, mean, low, high, _p([difference for difference in differences if difference]))
+    return Paired(n, mean, low, high, _p([difference for difference in differences if difference]), error)
 
 
 def _p(differences: Sequence[float]) -> float:
@@ -61,14 +83,3 @@ def _sampled(differences: Sequence[float], observed: float) -> float:
     signs = numpy.random.default_rng(0).integers(0, 2, (PATTERNS, len(differences)), dtype=numpy.int8) * 2 - 1
     sums = signs @ numpy.asarray(differences)
     return float((numpy.abs(sums) >= observed).sum() + 1) / (PATTERNS + 1)
-
-
-def _t(freedom: int) -> float:
-    """The 0.975 quantile of Student's t: Cornish-Fisher expansion around the normal one (Abramowitz, Stegun 26.7.5)."""
-    if freedom in _FEW:
-        return _FEW[freedom]
-    z = 1.959964
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / (freedom * freedom) + third / (freedom * freedom * freedom)

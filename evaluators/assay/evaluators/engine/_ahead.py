@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from assay.evaluators.engine._plan import Item
 
@@ -37,9 +37,11 @@ class Ahead:
             raise item
         return item
 
-    async def wait(self) -> Item | None:
-        """The next item when it comes; None at the end."""
+    async def wait(self, is_over: Callable[[], bool]) -> Item | None:
+        """The next item when it comes; None at the end, and when it `is_over` before."""
         while not self._ended:
+            if is_over():
+                return None
             if (item := self.take()) is not None:
                 return item
             await asyncio.sleep(PAUSE)

@@ -12,7 +12,10 @@ from typing import Any
 
 from assay.collector.errors import StoreError
 from assay.collector.records import Experiment as Record
-from assay.collector.statistics import newest
+from assay.collector.records import Run
+from assay.collector.statistics import TASK_OK, newest
+from assay.evaluators.engine._attach import attaching
+from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._drive import drive
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
@@ -33,7 +36,8 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
     whole = (*(judge for judge in judges if judge.summary), *map(as_evaluator, settings.summary_evaluators))
     single = _distinct([judge for judge in judges if not judge.summary])
     task = as_task(task) if task is not None else None
-    job = await asyncio.to_thread(prepared, dataset, task, single, whole, settings)
+    prepare = attaching if settings.attach else prepared
+    job = await asyncio.to_thread(prepare, dataset, task, single, whole, settings)
     with _settled():
         return await _run(job)
 
@@ -59,24 +63,28 @@ def _settled() -> Iterator[None]:
 
 
 async def _run(job: Job) -> Experiment:
+    job.tally.remarks = job.plan.remarks
+    brake = Brake(job.plan.settings, job.total, job.plan.remark)
     spool = Spool(spool_path(job.plan.experiment_id))
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
     with shown, Watch(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch:
         writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown, watch))
         try:
-            await drive(job.plan, job.items, writer)
+            await drive(job.plan, job.items, writer, brake)
         except BaseException as error:
             await _interrupted(job, writer, error, watch.text)
             raise _unwrapped(error) from None
         unstored = await asyncio.to_thread(writer.close)
+    _remark_on_the_end(job, brake)
     experiment = Experiment(job.record, job.store, job.tally, unstored=unstored, examples=job.examples)
     if unstored is not None:
-        say(_of_unstored(unstored, job.record))
+        say(_of_unstored(unstored, job))
     try:
-        if job.whole and unstored is None:
+        if job.whole and unstored is None and not brake.why:
             await score_set(experiment, job.whole, job.store, job.tally)
-        experiment.record = await asyncio.to_thread(_closed, job, "interrupted" if unstored else "finished")
+        status = "interrupted" if unstored or brake.why else "finished"
+        experiment.record = await asyncio.to_thread(_closed, job, status)
     except (StoreError, OSError) as problem:  # the runs are done and kept: their results are worth more than the note
         say(f"assay: the store could not note the end of the experiment: {problem}")
     if progress is not False and notes.is_terminal and not notes.is_jupyter:
@@ -84,49 +92,72 @@ async def _run(job: Job) -> Experiment:
     return experiment
 
 
+def _remark_on_the_end(job: Job, brake: Brake) -> None:
+    """Say, below the table and at once, why the experiment stopped, and what is still at work."""
+    if brake.why:
+        job.plan.remark(f"stopped: {brake.why}")
+        say(f"assay: stopped, as {brake.why}; go on with {_go_on(job)}")
+    if still := job.plan.strays.alive:
+        job.plan.remark(f"{still} tasks did not stop at their timeout and are still at work in this process")
+
+
 def _count(tally: Tallies, batch: Sequence[Done], shown: Bar, watch: Watch) -> None:
     for done in batch:
-        if not done.item.stored:
-            tally.add_run(done.item.slot, done.root.trace_id, done.root.duration_ns, done.error, done.open_spans)
-            tally.add_calls(done.runs)
+        item, root = done.item, done.root
+        if not item.stored:
+            tally.add_run(item.slot, root.trace_id, root.duration_ns, done.error, done.open_spans, item.example.id)
+            tally.add_calls(done.runs or _runs(done))
         for outcome in newest(done.feedback):
             tally.add_feedback(outcome, done.item.example.id)
     shown.advance(len(batch), tally.failed)
     watch.moved()
 
 
+def _runs(done: Done) -> Sequence[Run]:
+    """Those of a trace to which feedback is attached: none of them is to be stored."""
+    return done.case.trace.runs if done.case.trace is not None else ()
+
+
+def _go_on(job: Job) -> str:
+    return resuming(job.record.id) if job.kept else "evaluate(…, attach=True, resume=True)"
+
+
 async def _interrupted(job: Job, writer: Writer, error: BaseException, waiting: str) -> None:
     """Keep what is done, and say how to go on."""
     unstored = await asyncio.to_thread(writer.close)
     if unstored is not None:
-        say(_of_unstored(unstored, job.record))
+        say(_of_unstored(unstored, job))
     try:
         await asyncio.to_thread(_closed, job, "interrupted")
     except StoreError as problem:
         say(f"assay: the store could not note the interruption: {problem}")
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
         while_waiting = f", while {waiting}" if waiting else ""
-        say(f"assay: interrupted after {job.tally.runs} runs{while_waiting}; go on with {resuming(job.record.id)}")
+        say(f"assay: interrupted after {job.tally.runs} runs{while_waiting}; go on with {_go_on(job)}")
 
 
 def _closed(job: Job, status: Any) -> Record:
     setup = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}
-    totals = {**job.tally.totals(), "seconds": round((time.time_ns() - job.record.started_ns) / 1e9, 3)}
+    before = job.record.ended_ns if job.record.status == "finished" else None  # what is scored further has run already
+    ended_ns = before or time.time_ns()
+    totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
     record = replace(
         job.record,
         status=status,
-        ended_ns=time.time_ns(),
+        ended_ns=ended_ns,
         example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
     )
-    job.store.save_experiment(record)
+    if job.kept:
+        job.store.save_experiment(record)
     return record
 
 
-def _of_unstored(unstored: Unstored, record: Record) -> str:
+def _of_unstored(unstored: Unstored, job: Job) -> str:
+    way = resuming(job.record.id) if job.kept else f"assay experiments deliver {unstored.path}"
     return (
         f"assay: the store did not take {unstored.runs} runs ({unstored.why}). They are kept in {unstored.path}: "
-        f"{resuming(record.id)} stores them without running anything again"
+        f"{way} stores them without running anything again"
     )
 
 
@@ -140,6 +171,8 @@ def _unwrapped(error: BaseException) -> BaseException:
 def _distinct(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
     keys = [evaluator.key for evaluator in evaluators]
     doubles = sorted({key for key in keys if keys.count(key) > 1})
+    if TASK_OK in keys:
+        raise ValueError(f"{TASK_OK!r} is said of every run anyway: give the evaluator another key with key='…'")
     if doubles:
         raise ValueError(f"two evaluators have the key {doubles[0]!r}: give one another with key='…'")
     return tuple(evaluators)

@@ -11,40 +11,55 @@ import time
 from collections.abc import Iterator
 
 from assay.evaluators.engine._ahead import Ahead
+from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._line import Line
 from assay.evaluators.engine._plan import Item, Plan
+from assay.evaluators.engine._timeout import STOPPING, let_end
 from assay.evaluators.engine._workers import Threads
 from assay.evaluators.engine._write import Writer
 
 BREATH = 0.05  # seconds after which the loop gets a turn
 
 
-async def drive(plan: Plan, items: Iterator[Item], writer: Writer) -> None:
-    """Return when every item is with the writer. Raises what the source of items raises."""
-    line = Line(plan, writer)
+async def drive(plan: Plan, items: Iterator[Item], writer: Writer, brake: Brake) -> None:
+    """Return when every item is with the writer, or all that had begun when the brake was on.
+
+    Raises what the source of items raises, and, with `raise_errors`, what a task has.
+    """
+    line = Line(plan, writer, brake)
     try:
         if plan.task is not None and plan.task.is_async:
-            await _on_loop(line, items, plan.settings.concurrency)
+            await _on_loop(plan, line, items)
         else:
             await Threads(line, items, plan.settings.concurrency).run()
         await line.wait()
     finally:
-        line.stop()
+        await line.stop()
+    if brake.raised is not None:
+        raise brake.raised
 
 
-async def _on_loop(line: Line, items: Iterator[Item], concurrency: int) -> None:
+async def _on_loop(plan: Plan, line: Line, items: Iterator[Item]) -> None:
+    """No task group: that would wait for ever for a task that does not let itself be interrupted."""
     ahead, breath = Ahead(items), _Breath(line)
+    workers = [asyncio.create_task(_work(line, ahead, breath)) for _ in range(plan.settings.concurrency)]
     try:
-        async with asyncio.TaskGroup() as group:
-            workers = [group.create_task(_work(line, ahead, breath)) for _ in range(concurrency)]
+        await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         ahead.stop()
+        await let_end(workers, plan.strays, STOPPING)
+        ended = [worker for worker in workers if worker.done() and not worker.cancelled()]
+        errors = [
+            error for worker in ended if (error := worker.exception()) is not None
+        ]  # asked for, else asyncio logs it
+    if errors:
+        raise errors[0]
     if any(worker.cancelled() for worker in workers):  # not by us, and its example would be missing without a word
         raise RuntimeError("a task has cancelled the asyncio task that ran it: let it raise CancelledError instead")
 
 
 async def _work(line: Line, items: Ahead, breath: _Breath) -> None:
-    while (item := items.take() or await items.wait()) is not None:
+    while not line.is_over and (item := items.take() or await items.wait(lambda: line.is_over)) is not None:
         await line.on_loop(item)
         await breath.take()
 

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from assay.evaluators.engine._core import run
 from assay.evaluators.engine._experiment import Experiment, scored_further_by
 from assay.evaluators.engine._settings import Options, settings_of, taking_options
+from assay.evaluators.engine._timeout import alone_on_its_loop
 from assay.evaluators.protocol import finish
 
 
@@ -33,7 +34,7 @@ def evaluate(dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **o
     A failing task or evaluator is an outcome, not an exception. Raises `ValueError` for what a caller can mend: a task
     that does not fit the inputs, a bad row, an experiment that cannot be resumed; `TypeError` for an unknown option.
     """
-    return finish(run(dataset, task, evaluators, settings_of(options, "evaluate")))
+    return finish(alone_on_its_loop(run(dataset, task, evaluators, settings_of(options, "evaluate"))))
 
 
 @taking_options

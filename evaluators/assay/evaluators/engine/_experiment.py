@@ -178,7 +178,9 @@ class Experiment:
         """Per key n, mean, passing share, failed and skipped; print it, or ask `summary()["exact"].mean`."""
         record = self.record
         status = "" if record.status == "finished" else f", {record.status}"
-        return summarise(f"{record.name} on {record.dataset}{status}", self._tally, _repetitions(record) > 1)
+        return summarise(
+            f"{record.name} on {record.dataset}{status}", self._tally, _repetitions(record) > 1, _task(record)
+        )
 
     def rows(self) -> Iterator[Row]:
         """Every run in the dataset's order, read from the store page by page."""
@@ -234,7 +236,8 @@ class Experiment:
         return str(self.summary())
 
     def __repr__(self) -> str:
-        return f"<Experiment {self.name!r} {self.id[:8]} {self.record.status}: {self._tally.runs} runs>"
+        runs = f"{self._tally.runs} runs, {self._tally.failed} failed"
+        return f"<Experiment {self.name!r} {self.id[:8]} {self.record.status}: {runs}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.summary()
@@ -245,6 +248,10 @@ class Experiment:
 
 def _stack(feedback: Feedback) -> str:
     return str(feedback.metadata.get("traceback", ""))
+
+
+def _task(record: Record) -> str | None:
+    return (record.metadata.get("setup") or {}).get("task")
 
 
 def _repetitions(record: Record) -> int:

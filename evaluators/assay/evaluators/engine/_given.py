@@ -13,13 +13,16 @@ from assay.evaluators.scoring import case_of
 
 
 def given(plan: Plan, item: Item) -> Done:
-    """A run that needs no task: a trace of this experiment, a copy of another trace, or one around given outputs."""
+    """A run that needs no task: a trace of this experiment, or one to which feedback is attached where it is, a copy of
+    another trace, or one around given outputs.
+    """
     if item.trace is None:
         trace = _around_outputs(plan, item)
     else:
-        trace = item.trace if item.stored else _adopted(plan, item, item.trace)
-    runs = () if item.stored else trace.runs
-    return Done(item, case_of(trace, item.example, plan.kind), Target(trace_id=trace.trace_id), runs)
+        trace = item.trace if item.stored or plan.settings.attach else _adopted(plan, item, item.trace)
+    runs = () if trace is item.trace else trace.runs
+    case = case_of(trace, item.example, plan.kind)
+    return Done(item, case, Target(trace_id=trace.trace_id), runs, list(item.known))
 
 
 def _around_outputs(plan: Plan, item: Item) -> Trace:

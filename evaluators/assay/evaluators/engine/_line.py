@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
+from typing import Any
 
+from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._given import given
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._run import run_here, run_on_loop
+from assay.evaluators.engine._timeout import STOPPING, let_end
 from assay.evaluators.engine._write import Writer
 from assay.evaluators.protocol import waiting_on
 from assay.evaluators.scoring import Scoring
@@ -16,15 +20,20 @@ from assay.evaluators.scoring import Scoring
 class Line:
     """Where items go in and finished runs come out. Made on the running loop, which does what is not plain."""
 
-    def __init__(self, plan: Plan, writer: Writer) -> None:
+    def __init__(self, plan: Plan, writer: Writer, brake: Brake) -> None:
         self._plan = plan
         self._writer = writer
+        self._brake = brake
         self._scoring = Scoring(plan.evaluators, plan.settings.batch_size)
         self._loop = asyncio.get_running_loop()
-        self._wait = waiting_on(self._loop)
+        self._wait_on_loop = waiting_on(self._loop)
         # runs of threads whose case still waits for evaluators on the loop: no more than so many
         self._room = threading.Semaphore(2 * max(plan.settings.concurrency, plan.settings.batch_size))
         self._later: set[asyncio.Task[None]] = set()
+        self._awaited: set[asyncio.Task[Any]] = (
+            set()
+        )  # for threads: what plain tasks and evaluators return to be awaited
+        self._stopped = False
         self._error: BaseException | None = None
 
     @property
@@ -32,16 +41,21 @@ class Line:
         """Whether new items should wait."""
         return self._writer.is_full
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no new item is to begin."""
+        return self._stopped or bool(self._brake.why)
+
     def here(self, item: Item) -> None:
         """Do an item with a plain task on this thread; evaluators that are not plain look at it on the loop, later."""
         task = self._plan.task
         if item.trace is not None or task is None:
             done = given(self._plan, item)
         else:
-            done = run_here(self._plan, task, item, self._wait)
+            done = run_here(self._plan, task, item, self._wait, self._brake)
         done.feedback += self._scoring.here(done.case, done.target, self._wait, item.evaluators)
         if not self._scoring.has_later:
-            self._writer.put(done)
+            self._put(done)
             return
         self._room.acquire()
         self._loop.call_soon_threadsafe(self._start, done)
@@ -52,7 +66,7 @@ class Line:
         if item.trace is not None or task is None:
             done = given(self._plan, item)
         else:
-            done = await run_on_loop(self._plan, task, item)
+            done = await run_on_loop(self._plan, task, item, self._brake)
         done.feedback += await self._scoring.on_loop(done.case, done.target, item.evaluators)
         await self._finish(done)
 
@@ -63,10 +77,25 @@ class Line:
         if self._error is not None:
             raise self._error
 
-    def stop(self) -> None:
-        """Let nothing look any more."""
-        for task in self._later:
-            task.cancel()
+    async def stop(self) -> None:
+        """Let nothing begin, and nothing look any more; what does not let itself be ended is not waited for."""
+        self._stopped = True
+        await let_end(self._later | self._awaited, self._plan.strays, STOPPING)
+
+    def _wait(self, awaitable: Awaitable[Any]) -> Any:
+        return self._wait_on_loop(self._noted(awaitable))
+
+    async def _noted(self, awaitable: Awaitable[Any]) -> Any:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("awaited outside of an asyncio task")  # cannot be: `waiting_on` makes one
+        self._awaited.add(task)
+        task.add_done_callback(self._awaited.discard)
+        return await awaitable
+
+    def _put(self, done: Done) -> None:
+        self._brake.saw(done)
+        self._writer.put(done)
 
     def _start(self, done: Done) -> None:
         task = self._loop.create_task(self._finish(done))
@@ -76,7 +105,7 @@ class Line:
     async def _finish(self, done: Done) -> None:
         if self._scoring.has_later:
             done.feedback += await self._scoring.later(done.case, done.target, done.item.evaluators)
-        self._writer.put(done)
+        self._put(done)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._later.discard(task)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from assay.collector.records import Case, Example, Feedback, Run, Target, Trace
+from assay.evaluators.engine._fresh import Copies
 from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._task import Task
+from assay.evaluators.engine._timeout import Strays
 from assay.evaluators.protocol import Evaluator
 
 
@@ -23,6 +25,18 @@ class Plan:
     settings: Settings
     kind: str = "kv"
     keep_examples: bool = False  # with the runs, as no dataset in the store has them
+    remarks: dict[str, None] = field(default_factory=dict)  # what is to be said of the whole, once
+
+    strays: Strays = field(default_factory=Strays)  # tasks that did not stop at their timeout
+
+    def remark(self, text: str) -> None:
+        """Say something below the summary's table, once."""
+        self.remarks[text] = None
+
+    @property
+    def copies(self) -> Copies:
+        """What gives every attempt inputs of its own."""
+        return Copies(self.remark)
 
     def seed_of(self, example: Example, repetition: int) -> int | None:
         """A seed for one run: the same in every experiment with this seed."""
@@ -46,6 +60,7 @@ class Item:
     trace: Trace | None = None
     evaluators: tuple[Evaluator, ...] | None = None
     stored: bool = False
+    known: tuple[Feedback, ...] = ()  # what was said of the trace before, and is not to be said again
 
 
 @dataclass(slots=True)
@@ -58,6 +73,7 @@ class Done:
     runs: Sequence[Run]
     feedback: list[Feedback] = field(default_factory=list)
     open_spans: int = 0
+    raised: BaseException | None = None  # what the task raised, where that is to pass through `evaluate()`
 
     @property
     def root(self) -> Run:

@@ -47,6 +47,7 @@ class Job:
     whole: tuple[Evaluator, ...]  # set-level evaluators
     surroundings: Future[dict[str, JSON]]
     examples: Sequence[Example] | None = None  # all of them, if they are in memory anyway
+    kept: bool = True  # False: `record` is in no store
 
 
 def prepared(
@@ -60,15 +61,19 @@ def prepared(
 
     Raises `ValueError` for what a caller can mend, `NotFound`, and what the store raises.
     """
-    store = _opened(settings)
+    store = opened(settings)
     if isinstance(dataset, Experiment):
         if task is not None:
             raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
+        if (dataset.record.metadata.get("setup") or {}).get("attach"):
+            raise ValueError("attached feedback has no experiment: score the traces again, with attach=True")
         return _rescoring(dataset, evaluators, whole, store, settings)
     name = settings.name or (task.name if task else "given")
-    source = source_of(dataset, store, name, settings.split)
+    source = source_of(dataset, store, name, settings.splits)
     record, recalled, tally = _begun(name, task, source, evaluators, store, settings)
-    items, total = items_of(source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed)
+    items, total = items_of(
+        source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids
+    )
     plan = Plan(
         experiment_id=record.id,
         name=record.name,
@@ -78,7 +83,7 @@ def prepared(
         kind=source.kind,
         keep_examples=source.keep,
     )
-    items = _checked(items, plan, settings.split)
+    items = _checked(items, plan, settings.splits)
     if recalled is not None:
         items = _remaining(items, recalled, evaluators, tally, store)
         total = None if total is None else max(0, total - len(recalled.traces))
@@ -95,6 +100,7 @@ def _begun(
     tally = Tallies((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
     earlier = _earlier(name, store, settings)
     if earlier is None:
+        name += " (only)" * bool(settings.only)  # the newest of a name is what others go on with and compare
         metadata = {**_setup.plain(settings.metadata or {}), "setup": setup}
         record = Record(
             id=secrets.token_hex(16),
@@ -167,17 +173,19 @@ def _remaining(
             yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True)
 
 
-def _checked(items: Iterator[Item], plan: Plan, split: str | None) -> Iterator[Item]:
+def _checked(items: Iterator[Item], plan: Plan, splits: Sequence[str] | None) -> Iterator[Item]:
     """Fail before anything runs when the task does not fit the first example."""
     first = next(items, None)
     if first is None:
-        raise NotFound("the dataset has no examples" + (f" in split {split!r}" if split else ""))
+        of_splits = f" in split {' or '.join(map(repr, splits))}" if splits else ""
+        raise NotFound(f"the dataset has no examples{of_splits}")
     if plan.task is not None and first.trace is None:
         plan.task.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
     return chain([first], items)
 
 
-def _opened(settings: Settings) -> Store:
+def opened(settings: Settings) -> Store:
+    """The store that is meant; says where results go if that was not said."""
     where = settings.store
     if where is not None and not isinstance(where, str | PathLike):
         return where

@@ -20,6 +20,8 @@ notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 # How whoever calls `evaluate()` for a person goes on with an interrupted experiment: a command, say
 go_on: ContextVar[str | None] = ContextVar("assay_go_on", default=None)
+# … and the beginning of the command that runs one example alone, to which `--only ID --pdb` is added
+run_again: ContextVar[str | None] = ContextVar("assay_run_again", default=None)
 
 
 class Bar(Protocol):
@@ -136,3 +138,9 @@ def say(text: str) -> None:
 def resuming(experiment_id: str) -> str:
     """What to type to go on with an experiment."""
     return go_on.get() or f"evaluate(…, resume={experiment_id[:8]!r})"
+
+
+def alone(example_id: str) -> str:
+    """What to type to run the task on one example, and to have what it raises instead of a failed run."""
+    command = run_again.get()
+    return f"{command} --only {example_id} --pdb" if command else f"evaluate(…, only={example_id!r}, raise_errors=True)"

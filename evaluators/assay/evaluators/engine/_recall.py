@@ -14,7 +14,7 @@ from assay.collector.stores import Store
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.protocol import Evaluator, Metric
 
-PAGE = 500
+PAGE = 2_000
 
 # Per (evaluator, key): the version that counts, and from when on (nanoseconds)
 Current: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
@@ -55,7 +55,9 @@ def recall(store: Store, experiment: Experiment, tally: Tallies, evaluators: Seq
     for feedback in store.feedbacks(target=Target(experiment_id=experiment.id)):
         tally.overall.setdefault(feedback.key, feedback)
     _add_feedback(store, experiment.id, tally, recalled, _current(experiment, evaluators))
-    tally.models.update(experiment.metadata.get("totals", {}).get("models", ()))
+    totals = experiment.metadata.get("totals", {})
+    tally.models.update(totals.get("models", ()))
+    tally.remarks = dict.fromkeys(totals.get("remarks", ()))
     return recalled
 
 
@@ -70,7 +72,8 @@ def _add_run(summary: TraceSummary, tally: Tallies, recalled: Recall) -> None:
     recalled.traces[example_id, summary.repetition] = summary.trace_id
     recalled.order.append(summary.trace_id)
     recalled.examples[summary.trace_id] = example_id
-    tally.count_run(summary.duration_ns, (summary.error or "error") if summary.status == "error" else None)
+    error = (summary.error or "error") if summary.status == "error" else None
+    tally.count_run(summary.duration_ns, error, example_id)
     tally.input_tokens += summary.input_tokens
     tally.output_tokens += summary.output_tokens
     tally.add_cost(summary.cost)

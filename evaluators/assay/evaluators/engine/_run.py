@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import queue
-import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -17,16 +15,20 @@ from opentelemetry.sdk.trace import ReadableSpan
 from assay.collector.dialects import from_readable
 from assay.collector.records import JSON, Case, Example, Run, Target, Trace
 from assay.evaluators.datasets import view_outputs
+from assay.evaluators.engine._attempts import as_attempt, marked
+from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._root import own_root, said_none
 from assay.evaluators.engine._task import Task, joined
-from assay.evaluators.protocol import Ended, Wait, caught, is_cancelled, plain
+from assay.evaluators.engine._timeout import in_time, remaining, within
+from assay.evaluators.protocol import Wait, ends_the_run, is_cancelled, plain, retries_on, wait_before
 from assay.evaluators.scoring import case_of
 from assay.tracer import attributes as names
-from assay.tracer.backoff import pause
 from assay.tracer.capture import Captured, capture
+
+SLICE = 0.1  # seconds
 
 
 class Attempt(NamedTuple):
@@ -38,29 +40,53 @@ class Attempt(NamedTuple):
     error: BaseException | None = None
 
 
-def run_here(plan: Plan, task: Task, item: Item, wait: Wait) -> Done:
+def run_here(plan: Plan, task: Task, item: Item, wait: Wait, brake: Brake) -> Done:
     """Run a plain task on this thread; `wait` gets an awaitable that it may have returned."""
-    retries = plan.settings.retries
-    for number in range(retries + 1):
+    failed: list[Attempt] = []
+    attempt = _attempt(plan, task, item, wait)
+    while (pause := _pause(plan, attempt, len(failed))) is not None:
+        for seconds in _slices(pause):
+            time.sleep(0 if brake.why else seconds)
+        if brake.why:
+            break
+        failed.append(attempt)
         attempt = _attempt(plan, task, item, wait)
-        if attempt.error is None or number == retries:
-            break
-        time.sleep(pause(number))
     spans, still_open = attempt.captured.spans(_span_wait(plan, attempt))
-    return _done(plan, task, item, attempt, spans, still_open)
+    return _done(plan, task, item, attempt, failed, spans, still_open)
 
 
-async def run_on_loop(plan: Plan, task: Task, item: Item) -> Done:
+async def run_on_loop(plan: Plan, task: Task, item: Item, brake: Brake) -> Done:
     """Run an async task on the running loop."""
-    retries = plan.settings.retries
-    for number in range(retries + 1):
-        attempt = await _attempt_on_loop(plan, task, item)
-        if attempt.error is None or number == retries:
+    failed: list[Attempt] = []
+    attempt = await _attempt_on_loop(plan, task, item)
+    while (pause := _pause(plan, attempt, len(failed))) is not None:
+        for seconds in _slices(pause):
+            await asyncio.sleep(0 if brake.why else seconds)
+        if brake.why:
             break
-        await asyncio.sleep(pause(number))
+        failed.append(attempt)
+        attempt = await _attempt_on_loop(plan, task, item)
     await asyncio.sleep(0)  # background tasks that the run has made open their spans now
     spans, still_open = await attempt.captured.aspans(_span_wait(plan, attempt))
-    return _done(plan, task, item, attempt, spans, still_open)
+    return _done(plan, task, item, attempt, failed, spans, still_open)
+
+
+def _pause(plan: Plan, attempt: Attempt, failed: int) -> float | None:
+    """Seconds to wait before another attempt, when so many have failed before this one; None: this is the last."""
+    if attempt.error is None or failed >= plan.settings.retries:
+        return None
+    try:
+        again = retries_on(plan.settings.retry_on)(attempt.error)
+    except Exception as error:
+        plan.remark(f"retry_on raised {type(error).__name__}: {error}; what it was asked about was not tried again")
+        return None
+    return wait_before(failed, attempt.error) if again else None
+
+
+def _slices(seconds: float) -> Iterator[float]:
+    """A pause in pieces, between which one can see that all is over."""
+    whole, rest = divmod(seconds, SLICE)
+    yield from (*repeat(SLICE, int(whole)), rest)
 
 
 def _span_wait(plan: Plan, attempt: Attempt) -> float:
@@ -70,10 +96,12 @@ def _span_wait(plan: Plan, attempt: Attempt) -> float:
 def _attempt(plan: Plan, task: Task, item: Item, wait: Wait) -> Attempt:
     try:
         with _root(plan, task, item) as captured:
-            args, named = task.arguments(item.example, plan.kind, plan.seed_of(item.example, item.repetition))
-            outputs, as_returned = _called(task, args, named, plan.settings.timeout, wait)
+            args, named = _arguments(plan, task, item)
+            outputs, as_returned = _called(plan, task, args, named, wait)
             captured.run.set_outputs(outputs)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return Attempt(captured, error=error)
     return Attempt(captured, outputs, as_returned)
 
@@ -81,17 +109,22 @@ def _attempt(plan: Plan, task: Task, item: Item, wait: Wait) -> Attempt:
 async def _attempt_on_loop(plan: Plan, task: Task, item: Item) -> Attempt:
     try:
         with _root(plan, task, item) as captured:
-            args, named = task.arguments(item.example, plan.kind, plan.seed_of(item.example, item.repetition))
+            args, named = _arguments(plan, task, item)
             called = _finished(task.function(*args, **named))
-            outputs, as_returned = await _in_time(called, plan.settings.timeout)
+            outputs, as_returned = await in_time(called, plan.settings.timeout, plan.strays)
             captured.run.set_outputs(outputs)
-    except asyncio.CancelledError as error:
-        if is_cancelled():
+    except BaseException as error:
+        if ends_the_run(error):
             raise
         return Attempt(captured, error=error)
-    except (Exception, SystemExit) as error:
-        return Attempt(captured, error=error)
+    if is_cancelled():  # the task has swallowed it
+        raise asyncio.CancelledError
     return Attempt(captured, outputs, as_returned)
+
+
+def _arguments(plan: Plan, task: Task, item: Item) -> tuple[tuple[Any, ...], JSON]:
+    seed = plan.seed_of(item.example, item.repetition)
+    return task.arguments(item.example, plan.kind, seed, plan.copies)
 
 
 def _root(plan: Plan, task: Task, item: Item) -> AbstractContextManager[Captured]:
@@ -103,16 +136,20 @@ def _root(plan: Plan, task: Task, item: Item) -> AbstractContextManager[Captured
     return capture(task.name, kind="chain", inputs=item.example.inputs, attributes=attributes)
 
 
-def _called(task: Task, args: tuple[Any, ...], named: JSON, timeout: float | None, wait: Wait) -> tuple[Any, bool]:
+def _called(plan: Plan, task: Task, args: tuple[Any, ...], named: JSON, wait: Wait) -> tuple[Any, bool]:
     """(outputs, whether they are what was returned)."""
+    timeout, began = plan.settings.timeout, time.monotonic()
 
     def call() -> tuple[Any, bool]:
         returned = task.function(*args, **named)
         if inspect.isgenerator(returned):
             return joined(returned), False
-        return (wait(returned), False) if inspect.isawaitable(returned) else (returned, True)
+        if not (inspect.isawaitable(returned) or inspect.isasyncgen(returned)):
+            return returned, True
+        left = remaining(timeout, began)
+        return wait(in_time(_finished(returned), left, plan.strays, timeout))[0], False
 
-    return call() if timeout is None else _within(timeout, call)
+    return call() if timeout is None else within(timeout, call, plan.strays)
 
 
 async def _finished(returned: Any) -> tuple[Any, bool]:
@@ -122,42 +159,38 @@ async def _finished(returned: Any) -> tuple[Any, bool]:
     return (await returned, True) if inspect.isawaitable(returned) else (returned, True)
 
 
-async def _in_time(coroutine: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            return await coroutine
-    except TimeoutError:
-        if limit.expired():
-            raise TimeoutError(f"the task took more than {seconds} s") from None
-        raise
-
-
-def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """A call on a thread of its own, which is left to itself when it takes too long: a thread cannot be ended."""
-    answers: queue.SimpleQueue[Ended[Any]] = queue.SimpleQueue()
-    context = contextvars.copy_context()
-    threading.Thread(target=lambda: answers.put(context.run(caught, call)), name="assay-task", daemon=True).start()
-    try:
-        ended = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"the task took more than {seconds} s") from None
-    return ended.get()
-
-
-def _done(plan: Plan, task: Task, item: Item, attempt: Attempt, spans: Sequence[ReadableSpan], still_open: int) -> Done:
-    runs, around = _read(spans)
-    root = around
-    if task.is_traced:
-        runs, root = own_root(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
+def _done(
+    plan: Plan,
+    task: Task,
+    item: Item,
+    attempt: Attempt,
+    failed: Sequence[Attempt],
+    spans: Sequence[ReadableSpan],
+    still_open: int,
+) -> Done:
+    around, runs, root = _rooted(task, attempt, spans)
     if attempt.error is None and root.outputs is None:
         runs, root = said_none(runs, root)
     if plan.keep_examples:
         runs, root = with_example(runs, root, item.example, around.inputs)
+    earlier: Sequence[Run] = ()
+    if failed:
+        runs, root = marked(runs, root, len(failed) + 1)
+        trees = [_rooted(task, one, one.captured.spans(0)[0])[1:] for one in failed]
+        earlier = [run for number, tree in enumerate(trees, 1) for run in as_attempt(*tree, number, root)]
     trace = Trace(root, runs, complete=not still_open)
     case = _case(plan, item.example, trace, _outputs(attempt, around, root))
     feedback = feedback_of(attempt.captured, around, root)
-    return Done(item, case, Target(trace_id=trace.trace_id), runs, feedback, still_open)
+    raised = attempt.error if plan.settings.raise_errors else None
+    return Done(item, case, Target(trace_id=trace.trace_id), (*earlier, *runs), feedback, still_open, raised)
+
+
+def _rooted(task: Task, attempt: Attempt, spans: Sequence[ReadableSpan]) -> tuple[Run, tuple[Run, ...], Run]:
+    """The run around a call of the task, all runs of it, and which of them is their root."""
+    runs, around = _read(spans)
+    if not task.is_traced:
+        return around, runs, around
+    return around, *own_root(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
 
 
 def _read(spans: Sequence[ReadableSpan]) -> tuple[tuple[Run, ...], Run]:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from os import PathLike
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from assay.collector.records import JSON
 from assay.collector.stores import Store
+from assay.evaluators.protocol import RetryOn, retries_on
 from assay.tracer.hints import did_you_mean
 
+Names: TypeAlias = "str | Iterable[str] | None"
 Where: TypeAlias = "Store | str | PathLike[str] | None"
+_BOUNDS = {
+    "timeout": "some seconds",
+    "max_failures": "a whole number, at least 1, or a share of the runs, as 0.2",
+    "max_usd": "some dollars",
+}
+_STOPS = ("fail_fast", "max_failures", "max_usd")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -23,10 +32,17 @@ class Options(TypedDict, total=False):
     concurrency: int
     repetitions: int
     metadata: Mapping[str, JSON] | None
-    split: str | None
+    split: Names
     limit: int | None
+    only: Names
     timeout: float | None
     retries: int
+    retry_on: RetryOn | None
+    fail_fast: bool
+    max_failures: float | None
+    max_usd: float | None
+    raise_errors: bool
+    attach: bool
     seed: int | None
     resume: bool | str | None
     summary_evaluators: Iterable[Any]
@@ -44,10 +60,17 @@ class Settings:
     concurrency: int = 8
     repetitions: int = 1
     metadata: Mapping[str, JSON] | None = None
-    split: str | None = None
+    split: Names = None
     limit: int | None = None
+    only: Names = None
     timeout: float | None = None
     retries: int = 0
+    retry_on: RetryOn | None = None
+    fail_fast: bool = False
+    max_failures: float | None = None
+    max_usd: float | None = None
+    raise_errors: bool = False
+    attach: bool = False
     seed: int | None = None
     resume: bool | str | None = None
     summary_evaluators: Iterable[Any] = ()
@@ -59,18 +82,65 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("concurrency", "repetitions", "batch_size", "limit"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if not (value is None and name == "limit") and not (_is_whole(value) and value >= 1):
                 raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
+        for name in ("retries", "span_wait"):
+            if not (_is_whole if name == "retries" else _is_number)(getattr(self, name)):
+                raise ValueError(f"{name} is a number, not {getattr(self, name)!r}")
         if self.retries < 0 or self.span_wait < 0:
             raise ValueError(f"retries ({self.retries!r}) and span_wait ({self.span_wait!r}) are not negative")
-        if self.timeout is not None and self.timeout <= 0:
-            raise ValueError(f"timeout is some seconds, or None for no bound, not {self.timeout!r}")
+        for name, what in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and value > 0):
+                raise ValueError(f"{name} is {what}, or None for no bound, not {value!r}")
+        if isinstance(self.max_failures, float) and self.max_failures > 1:
+            raise ValueError(
+                f"max_failures is {_BOUNDS['max_failures']}, or None for no bound, not {self.max_failures!r}"
+            )
+        for name in ("fail_fast", "raise_errors", "attach"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is True or False, not {getattr(self, name)!r}")
+        retries_on(self.retry_on)
+        for name in ("split", "only"):
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+
+    @property
+    def splits(self) -> Sequence[str] | None:
+        """The splits whose examples are taken; None for all of them."""
+        return _as_list(self.split)
+
+    @property
+    def ids(self) -> Sequence[str] | None:
+        """The ids of the examples that are taken, or how they begin; None for all of them."""
+        return _as_list(self.only)
 
     @property
     def parameters(self) -> dict[str, JSON]:
         """What is recorded of them."""
-        names = ("concurrency", "repetitions", "split", "limit", "timeout", "retries", "seed")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        names = ("concurrency", "repetitions", "split", "limit", "only", "timeout", "retries", "seed", *_STOPS)
+        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
+
+
+def _as_list(names: Names) -> list[str] | None:
+    return [names] if isinstance(names, str) else None if names is None else list(names)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _names(option: str, given: Names) -> str | list[str] | None:
+    """One name, or a list that is also read back as one. Raises `ValueError`."""
+    if given is None or isinstance(given, str):
+        return given
+    listed = list(given) if isinstance(given, Iterable) else []
+    if not listed or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"{option} is a name or a list of names, not {given!r}")
+    return listed
 
 
 NAMES = tuple(field.name for field in fields(Settings))

@@ -17,6 +17,7 @@ from assay.evaluators import datasets
 from assay.evaluators.engine._plan import Item
 
 PAGE = 500
+SHORTEST = 6  # characters of an id that may stand for all of it
 LARGEST_KEPT_FILE = 64 * 2**20  # bytes; a larger file is streamed, and not kept as a dataset in the store
 
 
@@ -34,38 +35,51 @@ class Source:
     examples: Callable[[], Iterable[tuple[Example, Trace | None]]]
     listed: Sequence[Example] | None = None
     keep: bool = False
+    traces: bool = False  # they are traces that are there already
 
 
-def source_of(given: Any, store: Store, default_name: str, split: str | None) -> Source:
+def source_of(
+    given: Any, store: Store, default_name: str, splits: Sequence[str] | None, *, stored: bool = False
+) -> Source:
     """Find out what a dataset is: a name in the store (also `name@3`), a file, a DataFrame, a list, traces, a filter.
 
     What fits into memory is kept in the store as a version of a dataset, so that experiments over it can be compared
-    and resumed; generators and very large files are streamed. Raises `NotFound`, `BadRow`.
+    and resumed; generators and very large files are streamed. With `stored` traces are read anew from the store, where
+    they have to be. Raises `NotFound`, `BadRow`.
     """
     if isinstance(given, Filter):
         return _traces(default_name, lambda: datasets.stored_traces(store, filter=given, limit=10**9))
     if _are_traces(given):
         listed = list(given)
-        return _traces(default_name, lambda: _whole(listed, store), len(listed))
+        return _traces(default_name, lambda: _whole(listed, store, stored), len(listed))
     if isinstance(given, str) and not datasets.is_file(given):
-        return _stored(store, *_named(given), split)
+        return _stored(store, *_named(given), splits)
     if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > LARGEST_KEPT_FILE:
-        return _streamed(Path(given).stem, given, split)
+        return _streamed(Path(given).stem, given, splits)
     if isinstance(given, Iterator):
-        return _streamed(default_name, given, split)
+        return _streamed(default_name, given, splits)
     examples = datasets.read(given)
     name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
-    return _listed(datasets.save(store, name, examples, replace=True), examples, split)
+    return _listed(datasets.save(store, name, examples, replace=True), examples, splits)
 
 
 def items_of(
-    source: Source, *, repetitions: int = 1, limit: int | None = None, seed: int | None = None
+    source: Source,
+    *,
+    repetitions: int = 1,
+    limit: int | None = None,
+    seed: int | None = None,
+    only: Sequence[str] | None = None,
 ) -> tuple[Iterator[Item], int | None]:
     """The runs to do, in order, and how many there are if that is known.
 
-    `limit` takes the first examples, or with a seed a random sample in the dataset's order.
+    `limit` takes the first examples, or with a seed a random sample in the dataset's order; `only` those of them whose
+    id is listed, or begins like one that is. Raises `NotFound` for ids that no example has.
     """
     chosen = _chosen(source, limit, seed)
+    if only is not None:
+        named = _named_only(chosen, only)
+        return _items(named, repetitions), len(named) * repetitions
     count = source.count if limit is None or source.count is None else min(limit, source.count)
     return _items(chosen, repetitions), None if count is None else count * repetitions
 
@@ -74,6 +88,20 @@ def _items(chosen: Iterable[tuple[Example, Trace | None]], repetitions: int) -> 
     for position, (example, trace) in enumerate(chosen):
         for repetition in range(repetitions):
             yield Item(position * repetitions + repetition, example, repetition, trace)
+
+
+def _named_only(
+    chosen: Iterable[tuple[Example, Trace | None]], only: Sequence[str]
+) -> list[tuple[Example, Trace | None]]:
+    found: dict[str, list[tuple[Example, Trace | None]]] = {id: [] for id in only}
+    for pair in chosen:
+        for id in found:
+            if pair[0].id == id or (len(id) >= SHORTEST and pair[0].id.startswith(id)):
+                found[id].append(pair)
+    if lacking := [id for id, pairs in found.items() if not pairs]:
+        raise NotFound(f"no example has the id {lacking[0]!r}, nor one that begins so (only=…)")
+    taken = {pair[0].id: pair for pairs in found.values() for pair in pairs}
+    return list(taken.values())
 
 
 def _chosen(source: Source, limit: int | None, seed: int | None) -> Iterator[tuple[Example, Trace | None]]:
@@ -92,13 +120,13 @@ def _chosen(source: Source, limit: int | None, seed: int | None) -> Iterator[tup
             return
 
 
-def _stored(store: Store, name: str, version: int | None, split: str | None) -> Source:
+def _stored(store: Store, name: str, version: int | None, splits: Sequence[str] | None) -> Source:
     dataset: Dataset = store.dataset(name, version)
-    count = dataset.example_count if split is None else sum(1 for _ in _pages(store, dataset, split))
+    count = dataset.example_count if splits is None else sum(1 for _ in _pages(store, dataset, splits))
     if not count:
-        where = f"split {split!r} of dataset {name!r}" if split else f"dataset {name!r}"
+        where = f"split {' or '.join(map(repr, splits))} of dataset {name!r}" if splits else f"dataset {name!r}"
         raise NotFound(f"{where} (version {dataset.version}) has no examples")
-    return Source(name, dataset.version, dataset.kind, count, lambda: _pages(store, dataset, split))
+    return Source(name, dataset.version, dataset.kind, count, lambda: _pages(store, dataset, splits))
 
 
 def _by_content(examples: Sequence[Example]) -> str:
@@ -107,9 +135,9 @@ def _by_content(examples: Sequence[Example]) -> str:
     return f"examples-{digest.hexdigest()[:8]}"
 
 
-def _listed(dataset: Dataset, examples: Sequence[Example], split: str | None) -> Source:
+def _listed(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> Source:
     """A dataset that is in memory already, so that it need not be read back."""
-    chosen = [example for example in examples if split is None or example.split == split]
+    chosen = [example for example in examples if splits is None or example.split in splits]
 
     def pairs() -> Iterator[tuple[Example, Trace | None]]:
         return ((example, None) for example in chosen)
@@ -117,17 +145,18 @@ def _listed(dataset: Dataset, examples: Sequence[Example], split: str | None) ->
     return Source(dataset.name, dataset.version, dataset.kind, len(chosen), pairs, listed=chosen)
 
 
-def _pages(store: Store, dataset: Dataset, split: str | None) -> Iterator[tuple[Example, Trace | None]]:
-    offset = 0
+def _pages(store: Store, dataset: Dataset, splits: Sequence[str] | None) -> Iterator[tuple[Example, Trace | None]]:
+    """In the dataset's order; of several splits the store is asked for all examples."""
+    split, offset = splits[0] if splits and len(splits) == 1 else None, 0
     while page := store.examples(dataset.name, dataset.version, split=split, limit=PAGE, offset=offset):
-        yield from ((example, None) for example in page)
+        yield from ((example, None) for example in page if splits is None or example.split in splits)
         offset += len(page)
 
 
-def _streamed(name: str, given: Any, split: str | None) -> Source:
+def _streamed(name: str, given: Any, splits: Sequence[str] | None) -> Source:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
         for example in datasets.iterate(given):
-            if split is None or example.split == split:
+            if splits is None or example.split in splits:
                 yield example, None
 
     return Source(name, None, "kv", None, examples, keep=True)
@@ -137,18 +166,20 @@ def _traces(name: str, traces: Callable[[], Iterable[Trace]], count: int | None 
     def examples() -> Iterator[tuple[Example, Trace | None]]:
         return ((datasets.example_of_trace(trace), trace) for trace in traces())
 
-    return Source(name, None, "kv", count, examples)
+    return Source(name, None, "kv", count, examples, traces=True)
 
 
-def _whole(given: Sequence[Trace | TraceSummary], store: Store) -> Iterator[Trace]:
+def _whole(given: Sequence[Trace | TraceSummary], store: Store, all_stored: bool) -> Iterator[Trace]:
     for start in range(0, len(given), PAGE):
         page = given[start : start + PAGE]
-        named = [member.trace_id for member in page if isinstance(member, TraceSummary)]
+        named = [member.trace_id for member in page if all_stored or isinstance(member, TraceSummary)]
         stored = {trace.trace_id: trace for trace in store.many(named)}
         for member in page:
-            trace = member if isinstance(member, Trace) else stored.get(member.trace_id)
-            if trace is not None:
+            trace = stored.get(member.trace_id, None if all_stored else member)
+            if isinstance(trace, Trace):
                 yield trace
+            elif all_stored:
+                raise NotFound(f"trace {member.trace_id} is not in the store, where feedback could be attached to it")
 
 
 def _are_traces(given: Any) -> bool:

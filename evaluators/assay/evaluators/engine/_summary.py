@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
 from io import StringIO
@@ -14,7 +14,10 @@ from rich.text import Text
 
 from assay.collector import statistics
 from assay.collector.records import Feedback, FeedbackStats
-from assay.evaluators.engine._tally import OfKey, Tallies
+from assay.collector.statistics import TASK_OK
+from assay.evaluators.engine._progress import alone
+from assay.evaluators.engine._spread import Spread
+from assay.evaluators.engine._tally import Tallies
 
 if TYPE_CHECKING:
     import pandas
@@ -27,18 +30,27 @@ class KeySummary(FeedbackStats):
     `passed` is the share of scores on the good side of the threshold, None where there is none. With repetitions,
     `variance` is the mean over examples of the variance between an example's repetitions, and `flaky` how many examples
     did not always come out alike (on the same side of the threshold, if there is one).
+
+    `task_failed` is how many runs of the experiment failed: no mean says anything of them, unless the evaluator looks
+    at failed runs. `failed` are the evaluator's own errors.
     """
 
+    task_failed: int = 0
     variance: float | None = None
     flaky: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(Mapping[str, KeySummary]):
-    """All keys of an experiment, by name; `overall` is what set-level evaluators said. Durations are milliseconds."""
+    """All keys of an experiment, by name; `overall` is what set-level evaluators said. Durations are milliseconds.
+
+    `task_ok`, the share of runs whose task came to an end without an error, is among the keys where one has failed, and
+    can always be asked for.
+    """
 
     title: str
     keys_: Mapping[str, KeySummary]
+    task_ok: KeySummary
     overall: Mapping[str, Feedback]
     runs: int
     failed: int
@@ -51,9 +63,11 @@ class Summary(Mapping[str, KeySummary]):
     repeats: bool = False
     why: Mapping[str, str] = field(default_factory=dict)  # what failed, and one of its errors
     lacking: Mapping[str, str] = field(default_factory=dict)  # who scored nothing at all, and what it lacked
+    remarks: tuple[str, ...] = ()
+    failed_on: str = ""  # the id of an example on which the task failed
 
     def __getitem__(self, key: str) -> KeySummary:
-        return self.keys_[key]
+        return self.task_ok if key == TASK_OK else self.keys_[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys_)
@@ -82,20 +96,23 @@ class Summary(Mapping[str, KeySummary]):
         return text_table(self.title, head, rows)
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        head = ["key", "n", "mean", "passed", "failed", "skipped"] + ["variance", "flaky"] * self.repeats
+        head = ["key", "n", "mean", *["task failed"] * bool(self.failed), "passed", "failed", "skipped"]
+        head += ["variance", "flaky"] * self.repeats
         return head, [self._row(row) for row in self.values()] + [
             self._of_the_set(feedback) for feedback in self.overall.values()
         ]
 
     def _row(self, row: KeySummary) -> list[str]:
         mean = number(row.mean) if row.mean is not None else labels(row.labels)
-        cells = [row.key, counted(row), mean, share(row.passed), str(row.failed), str(row.skipped)]
+        failed = [f"{row.task_failed} of {self.runs}"] * bool(self.failed)
+        cells = [row.key, counted(row), mean, *failed, share(row.passed), str(row.failed), str(row.skipped)]
         return cells + [number(row.variance), "" if row.flaky is None else str(row.flaky)] * self.repeats
 
     def _of_the_set(self, feedback: Feedback) -> list[str]:
         stats = statistics.summarise([feedback])[feedback.key]
         value = feedback.label or "" if feedback.score is None else number(float(feedback.score))
-        cells = [f"{feedback.key} (all)", counted(stats), value, "", str(stats.failed), str(stats.skipped)]
+        failed = [f"{self.failed} of {self.runs}"] * bool(self.failed)
+        cells = [f"{feedback.key} (all)", counted(stats), value, *failed, "", str(stats.failed), str(stats.skipped)]
         return cells + ["", ""] * self.repeats
 
     def _notes(self) -> list[str]:
@@ -109,21 +126,29 @@ class Summary(Mapping[str, KeySummary]):
             parts.append(f"${self.cost:,.4f}")
         if self.models:
             parts.append(", ".join(self.models))
-        notes = [" · ".join(parts)]
+        notes = [" · ".join(parts), *self.remarks]
         if self.open_spans:
             notes.append(
                 f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
             )
         notes += [f"{what} failed, as with {short(error)}" for what, error in self.why.items()]
+        notes += [f"run that example alone: {alone(self.failed_on)}"] * bool(self.failed_on)
         return notes + [f"{key} skipped every run: {short(lacking)}" for key, lacking in self.lacking.items()]
 
 
-def summarise(title: str, tally: Tallies, repeats: bool) -> Summary:
-    """The summary of what has been counted so far."""
+def summarise(title: str, tally: Tallies, repeats: bool, task: str | None = None) -> Summary:
+    """The summary of what has been counted so far. A `task` can be run again on an example on which it failed."""
     p50, p95 = tally.percentiles_ms(50, 95)
+    task_ok = _summary(tally.task_ok, tally.ends.values(), tally, repeats)
+    keys = {
+        key: _summary(of_key.tally.stats(key), of_key.spreads.values(), tally, repeats)
+        for key, of_key in tally.in_order()
+        if key != TASK_OK  # of that name there is one, whatever a task says of itself
+    }
     return Summary(
         title=title,
-        keys_={key: _summary(key, of_key, repeats) for key, of_key in tally.in_order()},
+        keys_={TASK_OK: task_ok, **keys} if tally.failed else keys,
+        task_ok=task_ok,
         overall=dict(tally.overall),
         runs=tally.runs,
         failed=tally.failed,
@@ -136,6 +161,8 @@ def summarise(title: str, tally: Tallies, repeats: bool) -> Summary:
         repeats=repeats,
         why=_why(tally),
         lacking=_lacking(tally),
+        remarks=tuple(tally.remarks),
+        failed_on=tally.failed_on if task else "",
     )
 
 
@@ -157,11 +184,11 @@ def short(error: str) -> str:
     return line if len(line) <= 160 else line[:159] + "…"
 
 
-def _summary(key: str, of_key: OfKey, repeats: bool) -> KeySummary:
-    spreads = of_key.spreads.values()
+def _summary(stats: FeedbackStats, spreads: Collection[Spread], tally: Tallies, repeats: bool) -> KeySummary:
     variances = [spread.variance for spread in spreads if spread.variance is not None]
     return KeySummary(
-        **asdict(of_key.tally.stats(key)),
+        **asdict(stats),
+        task_failed=tally.failed,
         variance=sum(variances) / len(variances) if variances else None,
         flaky=sum(spread.is_flaky for spread in spreads) if repeats else None,
     )

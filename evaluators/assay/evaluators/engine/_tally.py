@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from assay.collector.records import Feedback
-from assay.collector.statistics import Tally
+from assay.collector.records import Feedback, FeedbackStats
+from assay.collector.statistics import TASK_OK, Tally
 from assay.evaluators.engine._spread import Spread
 from assay.evaluators.engine._totals import Totals
 from assay.evaluators.protocol import Metric
@@ -38,6 +38,7 @@ class Tallies(Totals):
         self._repeats = repetitions > 1
         self.keys: dict[str, OfKey] = {}
         self.overall: dict[str, Feedback] = {}  # what set-level evaluators said of the experiment
+        self.ends: dict[str, Spread] = {}  # by example, only with repetitions: whether its runs came to a good end
 
     def metric(self, key: str) -> Metric:
         """What is known about a key's scores."""
@@ -63,6 +64,22 @@ class Tallies(Totals):
             of_key.why = of_key.why or feedback.error
         else:
             of_key.lacking = of_key.lacking or feedback.comment
+
+    def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
+        """As `Totals`; with repetitions also how often the task failed on the example."""
+        super().count_run(duration_ns, error, example)
+        if self._repeats:
+            ok = error is None
+            self.ends.setdefault(example, Spread()).add(float(ok), ok)
+
+    @property
+    def task_ok(self) -> FeedbackStats:
+        """Of all runs those whose task came to an end without an error, as the scores of a key."""
+        if not self.runs:
+            return FeedbackStats(key=TASK_OK)
+        share = (self.runs - self.failed) / self.runs
+        lowest, highest = float(not self.failed), float(self.failed < self.runs)
+        return FeedbackStats(key=TASK_OK, n=self.runs, mean=share, minimum=lowest, maximum=highest, passed=share)
 
     def _new(self, key: str) -> OfKey:
         of_key = self.keys[key] = OfKey(Tally(self.metric(key).passes))

@@ -9,9 +9,11 @@ from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Example
+from assay.evaluators.engine._fresh import Copies
 from assay.tracer.capture import is_traced, is_wrapped
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_OF_EXAMPLE = frozenset({"example", "history"})
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -34,9 +36,18 @@ class Task:
     is_traced: bool  # a call opens a span of its own
     is_wrapped: bool  # … below another decorator
 
-    def arguments(self, example: Example, kind: str = "kv", seed: int | None = None) -> tuple[tuple[Any, ...], JSON]:
-        """(positional, named) arguments for an example. Raises `TaskError`, which says what does not fit."""
-        positional, named = self._split(example.inputs, kind)
+    def arguments(
+        self, example: Example, kind: str = "kv", seed: int | None = None, copies: Copies | None = None
+    ) -> tuple[tuple[Any, ...], JSON]:
+        """(positional, named) arguments for an example, `copies` of its values if these are to stay as they are.
+
+        Raises `TaskError`, which says what does not fit.
+        """
+        inputs = example.inputs
+        if copies is not None:
+            inputs = copies.of(inputs)
+            example = copies.of_example(example) if self.wants & _OF_EXAMPLE else example
+        positional, named = self._split(inputs, kind)
         if self.wants:
             extra = {"example": example, "seed": seed, "history": example.history}
             absent = self.wants - named.keys() - ({self.first} if positional else set())
@@ -77,7 +88,7 @@ def as_task(function: Any) -> Task:
         name=_name(function),
         takes=takes,
         needs=needs,
-        wants=needs & {"example", "history"} | takes & {"seed"},
+        wants=needs & _OF_EXAMPLE | takes & {"seed"},
         takes_all=any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters),
         first=by_position[0].name if by_position else None,
         is_async=_is_async(function),

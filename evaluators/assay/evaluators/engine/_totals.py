@@ -17,26 +17,32 @@ class Totals:
         self.traces: dict[int, str] = {}
         self.runs = 0
         self.failed = 0  # runs whose task failed
-        self.why: str | None = None  # one of their errors
+        self.why: str | None = None  # one of their errors,
+        self.failed_on = ""  # and the id of its example
         self.open = 0  # runs with spans that had not ended in time
         self.durations_ns = array("q")
         self.input_tokens = 0
         self.output_tokens = 0
         self.cost: float | None = None
         self.models: Counter[str] = Counter()
+        self.remarks: Mapping[str, None] = {}  # what is to be said of the whole
 
-    def add_run(self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0) -> None:
-        """Count a finished run and remember where it belongs."""
+    def add_run(
+        self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0, example: str = ""
+    ) -> None:
+        """Count a finished run of an example and remember where it belongs."""
         self.traces[slot] = trace_id
         self.open += open_spans > 0
-        self.count_run(duration_ns, error)
+        self.count_run(duration_ns, error, example)
 
-    def count_run(self, duration_ns: int, error: str | None) -> None:
-        """Count a finished run; `error` is that of its task."""
+    def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
+        """Count a finished run of an example; `error` is that of its task."""
         self.runs += 1
-        self.failed += error is not None
-        self.why = self.why or error
         self.durations_ns.append(duration_ns)
+        if error is not None:
+            self.failed += 1
+            if self.why is None:
+                self.why, self.failed_on = error, example
 
     def add_calls(self, runs: Iterable[Run]) -> None:
         """Count models, tokens and cost of the spans of a run."""
@@ -64,6 +70,7 @@ class Totals:
             "runs": self.runs,
             "failed": self.failed,
             "models": sorted(self.models),
+            "remarks": list(self.remarks) or None,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "cost": self.cost,

@@ -51,7 +51,8 @@ class Threads:
         self._looked, self._used_before = time.perf_counter(), 0.0
         while not self._all_done.is_set():
             try:
-                await asyncio.wait_for(self._all_done.wait(), look)
+                async with asyncio.timeout(look):  # `wait_for` would make a task, which users' code may cancel
+                    await self._all_done.wait()
             except TimeoutError:
                 pass
             except asyncio.CancelledError:
@@ -93,7 +94,7 @@ class Threads:
 
     def _next(self) -> Item | None:
         with self._taking:
-            return None if self._stopped else next(self._items, None)
+            return None if self._stopped or self._line.is_over else next(self._items, None)
 
     def _tell(self) -> None:
         try:

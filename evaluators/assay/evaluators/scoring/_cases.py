@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from assay.collector.records import JSON, Case, Document, Example, Run, Trace
 from assay.evaluators.datasets import messages, only, view, view_outputs
 from assay.evaluators.protocol import documents_of, plain
+from assay.tracer import attributes as names
 
 RETRIEVAL = frozenset({"retriever", "reranker"})
 _FIELDS = frozenset(field.name for field in fields_of(Case))
@@ -31,12 +32,15 @@ def case_of(
     - `metadata` are those of the root and of the example together; where both have a key, the example's counts.
     - Of a session, trace, `inputs`, `outputs` and `documents` are those of the latest turn; `history` is all of its
       turns, as messages.
+    - Of a run that was tried again, all is of the attempt that counts: those that had failed are left out of `trace`.
     - `fields`, any of `Case` but None, take precedence, as they are; documents may be texts or dicts.
 
     Raises `TypeError` for a field that there is not and for documents that are none, `ValueError` for no trace at all.
     """
-    if target is None or isinstance(target, Trace):
-        seen = _of_trace(target, example, kind)
+    if target is None:
+        seen = _of_trace(None, example, kind)
+    elif isinstance(target, Trace):
+        seen = _of_trace(that_counts(target), example, kind)
     else:
         seen = _of_session(target, example, kind)
     seen.update(_given(fields))
@@ -56,6 +60,29 @@ def retrieved(trace: Trace) -> tuple[Document, ...] | None:
     if documents:
         return documents
     return () if any(run.kind in RETRIEVAL for run in trace.runs) else None
+
+
+def that_counts(trace: Trace) -> Trace:
+    """A trace without the attempts that had failed before: `evaluate(…, retries=…)` keeps them below its root."""
+    if names.ATTEMPT not in trace.root.attributes:
+        return trace
+    left_out: set[str] = set()
+    for run in _from_above(trace):
+        if run is not trace.root and (names.ATTEMPT in run.attributes or run.parent_id in left_out):
+            left_out.add(run.span_id)
+    return replace(trace, runs=tuple(run for run in trace.runs if run.span_id not in left_out))
+
+
+def _from_above(trace: Trace) -> Iterator[Run]:
+    """Runs after the runs that they are below; such as are below nothing that is there come not at all."""
+    below: dict[str | None, list[Run]] = {}
+    for run in trace.runs:
+        below.setdefault(run.parent_id, []).append(run)
+    waiting = [trace.root]
+    while waiting:
+        run = waiting.pop()
+        yield run
+        waiting += below.pop(run.span_id, [])
 
 
 def _of_trace(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:
@@ -82,7 +109,7 @@ def _asked(trace: Trace | None, example: Example | None, kind: str) -> dict[str,
 
 
 def _of_session(traces: Iterable[Trace], example: Example | None, kind: str) -> dict[str, Any]:
-    turns = sorted(_checked(traces), key=lambda trace: trace.root.start_ns)
+    turns = sorted(map(that_counts, _checked(traces)), key=lambda trace: trace.root.start_ns)
     if not turns:
         raise ValueError("a session has at least one trace")
     asked = _of_trace(turns[-1], None, kind)["inputs"]

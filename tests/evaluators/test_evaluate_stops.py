@@ -1,0 +1,209 @@
+"""An experiment that stops before its end: what ran is stored, it says why, and it can be gone on with."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from assay.collector.errors import NotFound
+from assay.evaluators import Experiment, datasets, evaluate, evaluator
+from assay.tracer import current_run, trace
+
+DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(200)]
+
+
+def fails(q):
+    if q % 2:
+        raise LookupError(f"no {q}")
+    return q
+
+
+async def fails_later(q):
+    await asyncio.sleep(0)
+    return fails(q)
+
+
+def costs(q, usd=0.25):
+    with_model(usd)
+    return q
+
+
+@trace(kind="llm")
+def with_model(usd):
+    current_run().set_model("our-own")
+    current_run().set_usage(input_tokens=1, output_tokens=1, cost=usd)
+
+
+def ran(store, task, **settings):
+    return evaluate(
+        DATA, task, ["exact"], **{"name": "x", "concurrency": 4, "store": store, "progress": False, **settings}
+    )
+
+
+@pytest.mark.parametrize("task", [fails, fails_later])
+@pytest.mark.parametrize(
+    ("settings", "failures"),
+    [({"fail_fast": True}, 1), ({"max_failures": 3}, 3), ({"max_failures": 0.05}, 10), ({"max_failures": 1.0}, 101)],
+)
+def test_too_many_failures_end_it(store, task, settings, failures):
+    summary = ran(store, task, **settings).summary()
+    if failures > 100:
+        assert (summary.runs, summary.failed, summary.remarks) == (200, 100, ())
+    else:
+        assert failures <= summary.failed <= failures + 4
+        assert summary.runs <= 2 * failures + 8
+        ((name, value),) = settings.items()
+        told = "fail_fast" if value is True else f"{name}={value!r}"
+        assert any(line.startswith("stopped: ") and line.endswith(f"({told})") for line in summary.remarks)
+
+
+def test_what_ran_is_stored_and_it_goes_on_where_it_stopped(store, capfd):
+    stopped = ran(store, fails, max_failures=2)
+    assert (stopped.record.status, store.experiment("x").status) == ("interrupted", "interrupted")
+    assert f"go on with evaluate(…, resume='{stopped.id[:8]}')" in capfd.readouterr().err
+    loaded = Experiment.load(store, stopped.id)
+    assert "x on " in str(loaded)
+    assert ", interrupted" in str(loaded)
+    assert "stopped: " in str(loaded)
+    assert len(list(loaded.rows())) == stopped.summary().runs
+    resumed = ran(store, fails, resume=True)
+    assert (resumed.id, resumed.summary().runs, resumed.record.status) == (stopped.id, 200, "finished")
+    assert "stopped" not in str(resumed)
+    assert "stopped" not in str(Experiment.load(store, stopped.id))
+
+
+def test_tasks_that_run_are_let_finish(store):
+    failed = threading.Event()
+
+    def task(q):
+        if q == 0:
+            failed.set()
+            raise LookupError
+        failed.wait(10)
+        time.sleep(0.01)
+        return q
+
+    summary = ran(store, task, fail_fast=True).summary()
+    assert (summary.failed, summary["exact"].n) == (1, summary.runs - 1)
+    assert summary.runs <= 5
+
+
+def test_a_set_of_which_a_part_ran_is_not_judged(store):
+    whole = evaluator(key="whole", summary=True)(lambda outputs: len(outputs))
+    assert ran(store, fails, fail_fast=True, summary_evaluators=[whole]).summary().overall == {}
+
+
+def test_a_budget_is_kept_to_the_runs_that_had_begun(store):
+    summary = ran(store, costs, max_usd=2.0).summary()
+    assert 2.0 <= summary.cost <= 2.0 + 4 * 0.25
+    (said,) = summary.remarks
+    assert said.startswith("stopped: ")
+    assert said.endswith("(max_usd=2.0)")
+    assert "runs have cost $2." in said
+
+
+def test_failed_attempts_count_against_the_budget(store):
+    class Busy(Exception):
+        retry_after = 0
+
+    def task(q):
+        with_model(1.0)
+        raise Busy
+
+    summary = evaluate(DATA, task, retries=1, max_usd=4, concurrency=1, store=store, progress=False).summary()
+    assert (summary.runs, summary.cost) == (2, 4.0)
+
+
+@pytest.mark.parametrize("usd", [None, float("nan")])
+def test_a_price_that_nobody_knows_is_said(store, usd):
+    summary = ran(store, lambda q: costs(q, usd), max_usd=0.01).summary()
+    assert summary.runs == 200
+    assert [line.split(":")[0] for line in summary.remarks] == ["max_usd leaves out calls of our-own"]
+
+
+def test_a_share_needs_a_count(store):
+    with pytest.raises(ValueError, match=r"max_failures=0\.2 is a share of a number of runs that nobody knows"):
+        evaluate(({"q": n} for n in range(3)), fails, max_failures=0.2, store=store, progress=False)
+    assert (
+        evaluate(({"q": n} for n in range(9)), fails, max_failures=2, store=store, progress=False).summary().failed >= 2
+    )
+
+
+NONSENSE = [float("nan"), float("inf"), -1, 0, True, "3", 1.5]
+
+
+@pytest.mark.parametrize("name", ["max_failures", "max_usd", "timeout"])
+@pytest.mark.parametrize("value", NONSENSE, ids=str)
+def test_nonsense_is_refused_with_words(store, name, value):
+    if value == 1.5 and name != "max_failures":
+        return
+    with pytest.raises(ValueError, match=rf"^{name} is some|^{name} is a whole number, at least 1, or a share") as told:
+        ran(store, fails, **{name: value})
+    assert repr(value) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fail_fast": 1},
+        {"attach": "yes"},
+        {"raise_errors": None},
+        {"retries": True},
+        {"retries": 1.5},
+        {"span_wait": "1"},
+        {"concurrency": None},
+        {"repetitions": True},
+        {"split": 3},
+        {"split": []},
+        {"only": [1]},
+    ],
+    ids=str,
+)
+def test_other_nonsense_too(store, settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=f"^{name} is ") as told:
+        ran(store, fails, **settings)
+    assert repr(value) in str(told.value)
+
+
+@pytest.mark.parametrize("task", [fails, fails_later])
+def test_what_a_task_raises_passes_if_it_is_asked_for(store, task):
+    with pytest.raises(LookupError, match="no 1") as told:
+        evaluate(DATA[:2], task, name="x", raise_errors=True, store=store, progress=False)
+    assert told.traceback[-1].name == "fails"
+    assert (store.experiment("x").status, len(store.traces(experiment=store.experiment("x").id))) == ("interrupted", 2)
+
+
+def test_one_example_is_run_alone_by_its_id_or_how_it_begins(store):
+    failed = ran(store, fails)
+    bad = next(row for row in failed.rows() if row.error)
+    for id in (bad.example_id, bad.example_id[:8], [bad.example_id]):
+        alone = evaluate(DATA, fails, only=id, repetitions=2, store=store, progress=False)
+        assert [row.example_id for row in alone.rows()] == [bad.example_id] * 2
+    rows = evaluate((row for row in DATA), fails, only=bad.example_id, store=store, progress=False).rows()
+    assert [row.error for row in rows] == [bad.error]
+
+
+def test_an_id_that_is_not_there_is_named(store):
+    for data in (DATA, iter(DATA)):
+        with pytest.raises(NotFound, match=r"no example has the id 'abc', nor one that begins so \(only=…\)"):
+            evaluate(data, fails, only="abc", store=store, progress=False)
+
+
+def test_a_run_of_one_example_does_not_take_the_name_of_the_whole(store):
+    whole = ran(store, lambda q: q)
+    alone = ran(store, lambda q: q, only=next(whole.rows()).example_id)
+    assert (store.experiment("x").id, alone.name) == (whole.id, "x (only)")
+
+
+def test_several_splits_are_taken_together(store):
+    data = [{"inputs": {"q": n}, "split": split} for n, split in enumerate(["a", "b", "c", "a"])]
+    for dataset in (data, iter(data), "kept"):
+        if dataset == "kept":
+            datasets.save(store, "kept", data)
+        experiment = evaluate(dataset, lambda q: q, split=("a", "c"), store=store, progress=False)
+        assert [row.outputs for row in experiment.rows()] == [0, 2, 3]
+        assert experiment.record.metadata["setup"]["split"] == ["a", "c"]
+    with pytest.raises(NotFound, match="split 'x' or 'y' of dataset 'kept'"):
+        evaluate("kept", lambda q: q, split=["x", "y"], store=store, progress=False)
