@@ -194,7 +194,7 @@ def test_an_id_that_is_not_there_is_named(store):
 def test_a_run_of_one_example_does_not_take_the_name_of_the_whole(store):
     whole = ran(store, lambda q: q)
     alone = ran(store, lambda q: q, only=next(whole.rows()).example_id)
-    assert (store.experiment("x").id, alone.name) == (whole.id, "x (only)")
+    assert (store.experiment("x").id, alone.name) == (whole.id, "x-only")
 
 
 def test_several_splits_are_taken_together(store):
