@@ -51,7 +51,7 @@ def source_of(
     """
     if isinstance(given, Filter):
         return _traces(default_name, lambda: datasets.stored_traces(store, filter=given, limit=10**9))
-    if _are_traces(given):
+    if _are_traces(given, none=stored):
         listed = list(given)
         return _traces(default_name, lambda: _whole(listed, store, stored), len(listed))
     if isinstance(given, str) and not datasets.is_file(given):
@@ -199,11 +199,13 @@ def _whole(given: Sequence[Trace | TraceSummary], store: Store, all_stored: bool
                 raise NotFound(f"trace {member.trace_id} is not in the store, where feedback could be attached to it")
 
 
-def _are_traces(given: Any) -> bool:
+def _are_traces(given: Any, *, none: bool) -> bool:
+    """Whether these are traces; `none` is what is said of an empty list."""
     if isinstance(given, str | Path | Iterator) or not isinstance(given, Iterable) or hasattr(given, "columns"):
         return False
-    first = next(iter(given), None)
-    return isinstance(first, Trace | TraceSummary)
+    for first in given:
+        return isinstance(first, Trace | TraceSummary)
+    return none
 
 
 def _named(given: str) -> tuple[str, int | None]:
