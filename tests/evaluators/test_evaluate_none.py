@@ -89,3 +89,14 @@ def test_an_optional_argument_gets_none_that_was_returned():
     root = Run(trace_id="1" * 32, span_id="2" * 16, name="f", attributes={"output.value": "null"})
     optional = evaluator(key="k")(lambda outputs="not given": outputs is None)
     assert score(optional, case_of(Trace(root, (root,))))[0].score is True
+
+
+def test_a_call_that_returned_none_says_so_in_its_span(store):
+    (row,) = evaluate(DATA[:1], lambda q: nothing() or "x", store=store, progress=False).rows()
+    spans = {run.name: run.attributes.get("output.value") for run in row.trace.runs}
+    assert spans == {"nothing": "null", "<lambda>": None}
+
+
+@trace
+def nothing():
+    return None

@@ -85,11 +85,11 @@ async def let_end(tasks: Collection[asyncio.Task[Any]], strays: Strays, grace: f
 
 async def alone_on_its_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """What a coroutine gives whose loop ends with it: what else is on the loop does not hold that up."""
+    around = asyncio.all_tasks()
     try:
         return await coroutine
     finally:
-        others = {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
-        await let_end(others, Strays(), STOPPING)
+        await let_end(asyncio.all_tasks() - around, Strays(), STOPPING)
 
 
 def remaining(seconds: float | None, began: float) -> float | None:
