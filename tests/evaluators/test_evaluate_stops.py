@@ -7,7 +7,7 @@ import time
 import pytest
 
 from assay.collector.errors import NotFound
-from assay.evaluators import Experiment, datasets, evaluate, evaluator
+from assay.evaluators import Experiment, datasets, evaluate, evaluator, get
 from assay.tracer import current_run, trace
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(200)]
@@ -207,3 +207,23 @@ def test_several_splits_are_taken_together(store):
         assert experiment.record.metadata["setup"]["split"] == ["a", "c"]
     with pytest.raises(NotFound, match="split 'x' or 'y' of dataset 'kept'"):
         evaluate("kept", lambda q: q, split=["x", "y"], store=store, progress=False)
+
+
+def test_runs_that_failed_before_do_not_stop_who_scores_them_further(store):
+    failed = ran(store, fails)
+    further = failed.evaluate([get("latency", key="slow")], fail_fast=True, max_failures=1, progress=False)
+    assert (further.record.status, further.summary()["slow"].n) == ("finished", 200)
+
+
+def test_what_is_remarked_is_bounded(store):
+    class Busy(Exception):
+        pass
+
+    def odd(error):
+        raise ValueError(str(error) + "x" * 1000)
+
+    def task(q):
+        raise Busy(q)
+
+    remarks = ran(store, task, retries=1, retry_on=odd, max_failures=100).summary().remarks
+    assert (len(remarks), max(map(len, remarks)) < 300, remarks[-1].startswith("stopped: ")) == (21, True, True)

@@ -98,7 +98,7 @@ async def _run(job: Job) -> Experiment:
 def _remark_on_the_end(job: Job, brake: Brake) -> None:
     """Say, below the table and at once, why the experiment stopped, and what is still at work."""
     if brake.why:
-        job.plan.remark(f"stopped: {brake.why}")
+        job.plan.remarks[f"stopped: {brake.why}"] = None
         say(f"assay: stopped, as {brake.why}; go on with {_go_on(job)}")
     if still := job.plan.strays.alive:
         job.plan.remark(f"{still} tasks did not stop at their timeout and are still at work in this process")

@@ -14,6 +14,9 @@ from assay.evaluators.engine._timeout import Strays
 from assay.evaluators.protocol import Evaluator
 
 
+MOST_REMARKS = 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One experiment: what is run, what judges it, and how."""
@@ -30,8 +33,9 @@ class Plan:
     strays: Strays = field(default_factory=Strays)  # tasks that did not stop at their timeout
 
     def remark(self, text: str) -> None:
-        """Say something below the summary's table, once."""
-        self.remarks[text] = None
+        """Say something below the summary's table, once; of very many remarks the first."""
+        if len(self.remarks) < MOST_REMARKS:
+            self.remarks[text] = None
 
     @property
     def copies(self) -> Copies:

@@ -82,7 +82,8 @@ def _pause(plan: Plan, attempt: Attempt, failed: int) -> float | None:
     try:
         again = retries_on(plan.settings.retry_on)(attempt.error)
     except Exception as error:
-        plan.remark(f"retry_on raised {type(error).__name__}: {error}; what it was asked about was not tried again")
+        told = f"{type(error).__name__}: {error}"
+        plan.remark(f"retry_on raised {told:.200}; what it was asked about was not tried again")
         return None
     return wait_before(failed, attempt.error) if again else None
 

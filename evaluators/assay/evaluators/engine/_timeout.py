@@ -27,17 +27,20 @@ class Strays:
 
     def __init__(self) -> None:
         self._left: list[threading.Thread | asyncio.Task[Any]] = []
+        self._lock = threading.Lock()
 
     @property
     def alive(self) -> int:
         """How many have not ended yet."""
-        return sum(map(_is_alive, tuple(self._left)))
+        with self._lock:
+            return sum(map(_is_alive, self._left))
 
     def add(self, left: threading.Thread | asyncio.Task[Any]) -> None:
         """Wait no longer for something; called from any thread."""
-        if len(self._left) >= _MANY:
-            self._left = [one for one in self._left if _is_alive(one)]
-        self._left.append(left)
+        with self._lock:
+            if len(self._left) >= _MANY:
+                self._left = [one for one in self._left if _is_alive(one)]
+            self._left.append(left)
 
 
 def within(seconds: float, call: Callable[[], Any], strays: Strays) -> Any:
