@@ -13,7 +13,6 @@ from assay.evaluators.engine._task import Task
 from assay.evaluators.engine._timeout import Strays
 from assay.evaluators.protocol import Evaluator
 
-
 MOST_REMARKS = 20
 
 
