@@ -85,6 +85,16 @@ def test_none_is_a_value_where_no_contents_are_recorded(store):
         configure(capture="full")
 
 
+def test_an_answer_that_was_not_recorded_is_missing_when_it_is_read_back(store):
+    configure(capture="none")
+    try:
+        live = evaluate(DATA, lambda q: "y", ["exact"], store=store, progress=False)
+    finally:
+        configure(capture="full")
+    again = live.evaluate([get("exact", key="again")], progress=False).summary()
+    assert (again["exact"].mean, again["again"].n, again["again"].skipped) == (1.0, 0, 10)
+
+
 def test_an_optional_argument_gets_none_that_was_returned():
     root = Run(trace_id="1" * 32, span_id="2" * 16, name="f", attributes={"output.value": "null"})
     optional = evaluator(key="k")(lambda outputs="not given": outputs is None)
