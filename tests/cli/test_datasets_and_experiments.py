@@ -174,7 +174,7 @@ def test_experiments_are_compared_scored_exported_and_removed(assay, tmp_path):
     assay("eval", tmp_path / "check.py", "--name", "first")
     (tmp_path / "check.py").write_text(EVALUATION.replace("Q3", "none"))
     assay("eval", tmp_path / "check.py", "--name", "second")
-    assert "1  n=4 │ +0.25 [" in assay("experiments", "compare", "first", "second", "--changes", 5)
+    assert "1  n=4 │ +0.25 over 4 pairs │" in assay("experiments", "compare", "first", "second", "--changes", 5)
     assert "document_recall" in assay("experiments", "score", "first", "--evaluator", "document_recall")
     assay("experiments", "export", "first", tmp_path / "runs.csv")
     runs = datasets.read(tmp_path / "runs.csv")
@@ -208,7 +208,7 @@ class Unwilling:
 
 def test_errors_come_with_tracebacks(assay, tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION.replace('"no" if', "1 / 0 if"))
-    assay("eval", tmp_path / "check.py")
+    assay("eval", tmp_path / "check.py", status=1)
     output = assay("experiments", "errors", "check")
     assert "ZeroDivisionError: division by zero" in output
     assert output.endswith("1 errors\n")
@@ -229,3 +229,17 @@ def test_a_file_that_is_no_python_shows_where(tmp_path):
     result = CliRunner().invoke(app, ["eval", str(tmp_path / "broken.py")], catch_exceptions=False)
     assert "SyntaxError: '[' was never closed" in result.stderr
     assert "importlib" not in result.stderr
+
+
+def test_functions_of_a_file_score_an_experiment_and_again_with_other_parameters(assay, tmp_path):
+    (tmp_path / "check.py").write_text(EVALUATION)
+    (tmp_path / "mine.py").write_text("def brief(outputs, longest=2):\n    return len(outputs) <= longest\n")
+    assay("eval", tmp_path / "check.py")
+    score = ("experiments", "score", "check", "--evaluator", f"{tmp_path / 'mine.py'}:brief", "--json")
+    assert [row["brief"] for row in lines(assay(*score))] == [False, False, False, True]
+    assert [row["brief"] for row in lines(assay(*score, "--set", "longest=9"))] == [True, True, True, True]
+
+
+def test_parameters_belong_to_one_evaluator(assay):
+    with pytest.raises(Refused, match="--set is for one --evaluator, not 2"):
+        assay("experiments", "score", "x", "--evaluator", "exact", "--evaluator", "regex", "--set", "pattern=a")

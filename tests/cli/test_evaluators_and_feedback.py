@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from assay.cli import _evaluator_pages as made
 from assay.cli._app import app
+from assay.collector.errors import Refused
 from assay.collector.records import Run
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators.protocol import specs
@@ -157,3 +158,56 @@ def test_other_packages_evaluators_are_listed_and_shown(monkeypatch, tmp_path):
     assert "evaluator 'broken' (tiny_evaluators:nothing of tiny-evaluators)" in " ".join(listed.stderr.split())
     shown = CliRunner().invoke(app, ["evaluators", "show", "longer"])
     assert "tiny_evaluators:Longer of tiny-evaluators" in shown.stdout
+
+
+OWN = """
+from dataclasses import dataclass
+
+from assay.evaluators import evaluator
+
+@evaluator(key="brief", higher_is_better=False)
+def brief(outputs, longest=3):
+    return len(str(outputs)) <= longest
+
+def loud(outputs, mark="!"):
+    return str(outputs).endswith(mark)
+
+@dataclass
+class Counted:
+    word: str = "a"
+
+    def __call__(self, outputs):
+        return float(str(outputs).count(self.word))
+"""
+
+
+@pytest.mark.parametrize(
+    ("named", "parameters", "key", "score"),
+    [
+        ("brief", [], "brief", False),
+        ("brief", ["longest=500"], "brief", True),
+        ("loud", ["mark=cats"], "loud", True),
+        ("Counted", ["word=cats"], "Counted", 1.0),
+    ],
+)
+def test_functions_of_a_file_score_a_trace_with_their_parameters(assay, tmp_path, named, parameters, key, score):
+    (tmp_path / "own.py").write_text(OWN)
+    sets = [part for parameter in parameters for part in ("--set", parameter)]
+    [row] = lines(assay("evaluators", "score", f"{tmp_path / 'own.py'}:{named}", TRACE, *sets, "--json"))
+    assert (row["key"], row["score"]) == (key, score)
+
+
+@pytest.mark.parametrize(
+    ("named", "parameters", "told"),
+    [
+        ("breif", [], "has no function 'breif'; did you mean 'brief'?"),
+        ("brief", ["longst=3"], "own.py:brief: got an unexpected keyword argument 'longst'"),
+        ("OWN", [], "has no function 'OWN'"),
+    ],
+)
+def test_what_a_file_has_not_is_told(tmp_path, named, parameters, told):
+    (tmp_path / "own.py").write_text(OWN)
+    sets = [part for parameter in parameters for part in ("--set", parameter)]
+    result = CliRunner().invoke(app, ["evaluators", "score", f"{tmp_path / 'own.py'}:{named}", TRACE, *sets])
+    assert isinstance(result.exception, Refused)
+    assert told in str(result.exception)

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from assay.collector.records import Example
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment
 
@@ -155,3 +156,123 @@ def test_a_dataset_that_is_not_there_is_said_without_our_insides(pytester, datas
     assert f"test_it: {said} '{dataset}'" in report
     assert "datasets/_files.py" not in report
     assert "_store.py" not in report
+
+
+def test_examples_of_a_test_are_kept_as_a_version_of_a_dataset(outcome):
+    record = Experiment.load(outcome[1], "answers").record
+    assert (record.dataset, record.dataset_version) == ("test_answer", 1)
+    assert [example.inputs for example in outcome[1].examples("test_answer", 1)] == [{"q": f"Q{n}"} for n in range(3)]
+
+
+def test_a_dataset_of_the_store_is_taken_at_the_version_that_is_asked_for(pytester):
+    with SQLiteStore(pytester.path / "t.db") as store:
+        for answer in ("A", "B"):
+            store.save_examples("named", [Example(id="e", inputs="q", reference_outputs=answer)])
+    pytester.makepyfile(test_it=NAMED)
+    assert "2 passed" in pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db").stdout.str()
+    with SQLiteStore(pytester.path / "t.db") as store:
+        assert sorted((one.dataset, one.dataset_version) for one in store.experiments()) == [("named", 1), ("named", 2)]
+
+
+NAMED = """
+import pytest
+
+@pytest.mark.assay("named@1")
+def test_old(reference_outputs):
+    assert reference_outputs == "A"
+
+@pytest.mark.assay("named")
+def test_new(reference_outputs):
+    assert reference_outputs == "B"
+"""
+
+
+def marked(pytester, options, body, *arguments):
+    """Run a test over the numbers from 0 to 9, marked with these options; pytest's result and the experiment."""
+    pytester.makepyfile(
+        f"import pytest\n\n@pytest.mark.assay([{{'inputs': n}} for n in range(10)], name='it', {options})\n"
+        f"def test_it(inputs):\n    {body}\n"
+    )
+    result = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db", *arguments)
+    with SQLiteStore(pytester.path / "t.db") as store:
+        return result, Experiment.load(store, "it") if store.experiments() else None
+
+
+def test_repetitions_and_metadata_are_those_of_the_experiment(pytester):
+    result, experiment = marked(pytester, "limit=2, repetitions=3, metadata={'prompt': 'v2'}", "pass", "-v")
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(["*::test_it[[]*-3[]] PASSED*"])
+    assert (experiment.record.metadata["prompt"], experiment.record.metadata["setup"]["repetitions"]) == ("v2", 3)
+    assert experiment.summary()["passed"].flaky == 0
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.9, 0), (0.95, 1), (1, 1)])
+def test_a_share_of_the_asserts_may_fail(pytester, share, status):
+    result, _ = marked(pytester, f"min_pass={share}", "assert inputs != 3, 'three'", "-rx")
+    assert (result.ret, result.parseoutcomes()) == (status, {"passed": 9, "xfailed": 1})
+    said = result.stdout.str()
+    assert f"min_pass={share}: AssertionError: three" in said
+    assert (f"it: 9 of 10 runs passed (90.0%), fewer than min_pass={share}" in said) == bool(status)
+
+
+def test_what_is_no_assert_fails_the_test_whatever_share_may_fail(pytester):
+    result, _ = marked(pytester, "min_pass=0.1", "1 / inputs")
+    assert (result.ret, result.parseoutcomes()) == (1, {"passed": 9, "failed": 1})
+
+
+def test_where_no_run_came_to_a_verdict_no_share_of_them_has_passed(pytester):
+    result, _ = marked(pytester, "min_pass=0.1", "pytest.skip('away')")
+    assert result.ret == 1
+    assert "it: no run came to a verdict, and min_pass=0.1" in result.stdout.str()
+
+
+def test_an_experiment_that_was_cut_short_is_not_finished(pytester):
+    _, experiment = marked(pytester, "", "assert inputs < 3", "-x")
+    assert (experiment.record.status, experiment.summary().runs) == ("interrupted", 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("repetition=3", "has no option 'repetition' (did you mean 'repetitions'?); it takes dataset, name, "),
+        ("repetitions=0", "repetitions is a whole number, at least 1, not 0"),
+        ("limit=True", "limit is a whole number, at least 1, not True"),
+        ("min_pass=90", "min_pass is a share of all runs, above 0 and at most 1, not 90"),
+        ("min_pass='most'", "not 'most'"),
+        ("metadata=['x']", "metadata is a dict, not ['x']"),
+        ("evaluators=3", "evaluators is a list of evaluators, not 3"),
+        ("evaluators='exakt'", "did you mean 'exact'?"),
+    ],
+)
+def test_what_a_mark_cannot_take_is_told_in_a_line(pytester, options, told):
+    result, _ = marked(pytester, options, "pass")
+    said = result.stdout.str()
+    assert told in said
+    assert "Error" not in said.replace("Interrupted: 1 error", "").replace("ERRORS", "").replace("ERROR ", "")
+
+
+SHARED = """
+import os
+
+import pytest
+
+@pytest.mark.assay([{"inputs": n, "reference_outputs": n} for n in range(12)], name="shared", min_pass=0.5)
+def test_shared(inputs, exact):
+    if os.environ.get("CRASH") and inputs == 5:
+        os._exit(3)
+    assert exact(inputs if inputs < 9 else "wrong")
+"""
+
+
+@pytest.mark.parametrize(("crash", "status", "runs"), [("", "finished", 12), ("yes", "interrupted", 11)])
+def test_workers_of_xdist_make_one_experiment(tmp_path, crash, status, runs):
+    pytest.importorskip("xdist")
+    (tmp_path / "test_it.py").write_text(SHARED)
+    env = {**os.environ, "CRASH": crash}
+    report = in_a_process(tmp_path, "-n", "2", "-p", "no:inline-snapshot", "--assay-store", "t.db", env=env)
+    assert report.count("= assay: shared =") == 1
+    with SQLiteStore(tmp_path / "t.db") as store:
+        (record,) = store.experiments()
+        assert (record.status, record.dataset_version, store.count()["traces"]) == (status, 1, runs)
+        assert Experiment.load(store, record.id).summary()["passed"].n == runs
+    assert ("9 passed, 3 xfailed" if not crash else "1 failed") in report

@@ -581,6 +581,30 @@ def test_two_peoples_votes_both_count(store: Store) -> None:
     assert (stats.n, stats.mean) == (2, 0.5)
 
 
+def test_scores_of_an_experiment_come_without_contents_in_pages(store: Store) -> None:
+    runs = [run(experiment_id="e", example_id=f"x{n}", repetition=n % 2, start_ns=START + n) for n in range(5)]
+    store.append([*runs, child(runs[0], "below"), run(experiment_id="other")])
+    scores = enumerate([(runs[0], 0.25), (runs[0], 0.5), (runs[3], True)])
+    targets = [(n, Target(trace_id=of.trace_id), score) for n, (of, score) in scores]
+    store.add_feedback([Feedback(target=it, key="k", score=score, created_ns=n) for n, it, score in targets])
+    pages = [first := store.scores("e", limit=3), store.scores("e", limit=3, cursor=first.next)]
+    rows = [row for page in pages for row in page]
+    assert [(row.trace_id, row.example_id, row.repetition) for row in rows] == [
+        (of.trace_id, of.example_id, of.repetition) for of in runs
+    ]
+    assert [row.scores.get("k") for row in rows] == [0.5, None, None, 1.0, None]
+    assert (len(first), pages[1].next, store.scores("nowhere").items) == (3, None, ())
+
+
+def test_scores_say_how_a_run_ended_and_what_has_none(store: Store) -> None:
+    store.append([failing := run(experiment_id="e", status="error", error="x")])
+    target = Target(trace_id=failing.trace_id)
+    skip = Feedback(target=target, key="skipped", outcome="skip", comment="why")
+    store.add_feedback([skip, Feedback(target=target, key="tone", label="kind")])
+    (row,) = store.scores("e")
+    assert (row.status, row.scores) == ("error", {"skipped": None, "tone": "kind"})
+
+
 def test_known_values(store: Store) -> None:
     store.append([run(model="m", **A), run("b", kind="llm", environment="dev")])
     store.feedback("1" * 32, "good", 1)

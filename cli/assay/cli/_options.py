@@ -16,6 +16,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per li
 WhereOption = Annotated[list[str] | None, typer.Option("--where", "-w", metavar="CONDITION", help=_WHERE)]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
+ParametersOption = Annotated[
+    list[str] | None, typer.Option("--set", help="A parameter: name=value, the value as JSON or text.")
+]
+
 DatasetName = Annotated[str, typer.Argument(help="The dataset's name.")]
 HostOption = Annotated[str, typer.Option(help="Address to bind to; beyond loopback an API key is needed.")]
 FileStoreOption = Annotated[str, typer.Option("--store", help="The SQLite file to keep everything in.")]

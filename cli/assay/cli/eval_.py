@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from assay.cli import _gate
 from assay.cli._common import console, emit, notes, opened
+from assay.cli._gate import Failed
+from assay.cli._module import loaded, show
 from assay.cli._options import JsonOption, StoreOption
-from assay.collector.errors import Refused
+from assay.collector.errors import AssayError, Refused
+
+if TYPE_CHECKING:
+    from assay.evaluators import Evaluator
 
 File = Annotated[Path, typer.Argument(help="A Python file that defines dataset, task and evaluators.")]
 Name = Annotated[str | None, typer.Option(help="The experiment's name; else the file's.")]
@@ -24,9 +30,17 @@ Repetitions = Annotated[int, typer.Option(help="Runs of every example.")]
 Limit = Annotated[int | None, typer.Option(help="Only so many examples.")]
 Resume = Annotated[bool, typer.Option(help="Go on with the newest experiment of this name.")]
 FailUnder = Annotated[
-    list[str] | None, typer.Option(help="Exit with 1 if a key's mean is below, as in exact=0.8; may be repeated.")
+    list[str] | None,
+    typer.Option(help="Exit with 1 if a key's mean is below, as in exact=0.8 or task_ok=0.95; may be repeated."),
 ]
-_SETTINGS = ("summary_evaluators", "metadata", "split", "timeout", "retries", "seed")
+AllowFailed = Annotated[
+    str, typer.Option(help="How many runs may fail, by their task or an evaluator: 2, or 5% of them. Else exit with 1.")
+]
+Only = Annotated[
+    list[str] | None, typer.Option(help="Only this example: its id, or the beginning of it; may be repeated.")
+]
+Pdb = Annotated[bool, typer.Option("--pdb", help="Open the debugger where the task or an evaluator raises.")]
+_SETTINGS = ("metadata", "split", "timeout", "retries", "retry_on", "seed", "fail_fast", "max_failures", "max_usd")
 
 
 def eval_(
@@ -37,45 +51,105 @@ def eval_(
     limit: Limit = None,
     resume: Resume = False,
     fail_under: FailUnder = None,
+    allow_failed: AllowFailed = "0",
+    only: Only = None,
+    pdb: Pdb = False,
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an evaluation that a file describes, print how it came out, and fail if it came out badly.
 
     The file defines `dataset`, `evaluators` and `task` (None or missing: score what is there), and may define
-    `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `seed`, as `evaluate()` takes them.
+    `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `retry_on`, `seed`, `fail_fast`, `max_failures`,
+    `max_usd`, as `evaluate()` takes them.
 
-    Example: `assay eval evals/parcels.py --limit 20 --fail-under exact=0.8`
+    It came out badly if a run failed, by its task or an evaluator, unless that is allowed, or if a mean is too low.
+
+    Example: `assay eval evals/parcels.py --limit 20 --fail-under exact=0.8 --allow-failed 5%`
     """
+    from assay.cli._postmortem import watched
     from assay.evaluators import evaluate
-    from assay.evaluators.engine import go_on
+    from assay.evaluators.engine import go_on, run_again
 
-    bounds = dict(map(_bound, fail_under or []))
-    module = _loaded(file)
+    allow, wanted = _gate.allowed(allow_failed), _gate.bounds(fail_under or [])
+    module = loaded(file)
+    evaluators, of_the_set = (_evaluators(module, name) for name in ("evaluators", "summary_evaluators"))
+    text = file.read_text("utf-8", "replace")
+    for remark in _gate.check_keys(wanted, [*evaluators, *of_the_set], text, str(file)):
+        _say(remark)
     settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}
+    again = ["assay", "eval", str(file), *(["--store", at] if at else [])]
     go_on.set(_resuming(sys.argv[1:]))
+    run_again.set(shlex.join(again))
     with opened(at, make=True) as store:
-        experiment = evaluate(
-            _defined(module, "dataset"),
-            getattr(module, "task", None),
-            _defined(module, "evaluators"),
-            name=name or file.stem,
-            concurrency=concurrency,
-            repetitions=repetitions,
-            limit=limit,
-            resume=resume,
-            store=store,
-            **settings,
-        )
+        with _looking(file) if pdb else nullcontext():
+            experiment = evaluate(
+                _defined(module, "dataset"),
+                getattr(module, "task", None),
+                [watched(judge) for judge in evaluators] if pdb else evaluators,
+                summary_evaluators=of_the_set,
+                name=name or file.stem,
+                concurrency=1 if pdb else concurrency,
+                repetitions=repetitions,
+                limit=limit,
+                resume=resume,
+                store=store,
+                **settings,
+                **_of_one(only, pdb=pdb),
+            )
         if as_json:
             emit(row.to_dict() for row in experiment.rows())
         else:
             console.print(experiment)
-    complaints = _below(experiment, bounds) + _all_failed(experiment)
+        failed = _gate.failed_in(experiment)
+    _tell_failed(failed, again)
+    complaints = _gate.complaints(experiment, failed, allow, wanted)
+    for remark in _gate.few_scores(experiment, wanted):
+        _say(remark)
     for complaint in complaints:
-        notes.print(complaint, style="red", markup=False)
+        _say(complaint, "red")
     if complaints:
         raise typer.Exit(1)
+
+
+def _evaluators(module: ModuleType, name: str) -> list[Evaluator]:
+    """What the file lists under a name, as evaluators; the set-level ones may be missing."""
+    from assay.evaluators import as_evaluator
+
+    given = _defined(module, name) if name == "evaluators" else getattr(module, name, ())
+    return [as_evaluator(one) for one in ([given] if isinstance(given, str) else given)]
+
+
+def _of_one(only: list[str] | None, *, pdb: bool) -> dict[str, Any]:
+    """The options of `evaluate()` with which a few examples are looked at closely."""
+    return {**({"only": only} if only else {}), **({"raise_errors": True, "progress": False} if pdb else {})}
+
+
+@contextmanager
+def _looking(file: Path) -> Iterator[None]:
+    """Open the debugger where the task raised; what we refuse ourselves needs none."""
+    from assay.cli._postmortem import look
+
+    try:
+        yield
+    except (AssayError, typer.Exit):
+        raise
+    except Exception as error:
+        show(error, file)
+        look(error)
+        raise typer.Exit(1) from None
+
+
+def _tell_failed(failed: Failed, again: Sequence[str]) -> None:
+    """A line per failed run, with the command that runs it alone; beyond a few only how many more there are."""
+    for example_id, why in islice(failed.runs.values(), _gate.SHOWN):
+        _say(f"{why}\n  again: {shlex.join([*again, f'--only={example_id}', '--pdb'])}")
+    if (more := len(failed.runs) - _gate.SHOWN) > 0:
+        _say(f"… and {more} more runs failed: `assay experiments errors` shows them all")
+
+
+def _say(text: str, style: str = "") -> None:
+    notes.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _resuming(arguments: Sequence[str]) -> str:
@@ -83,59 +157,7 @@ def _resuming(arguments: Sequence[str]) -> str:
     return shlex.join(["assay", *arguments, *(["--resume"] if "--resume" not in arguments else [])])
 
 
-def _loaded(file: Path) -> ModuleType:
-    """The file as a module of its own name, with its folder importable as for `python FILE`."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if not file.exists():
-        raise Refused(f"there is no file {str(file)!r}")
-    if spec is None or spec.loader is None:
-        raise Refused(f"{str(file)!r} is not a Python file")
-    sys.path.insert(0, str(file.parent.resolve()))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        _show(error, file)
-        raise typer.Exit(1) from None
-    return module
-
-
-def _show(error: Exception, file: Path) -> None:
-    """What went wrong in a user's file, from its first line on: how it came to be run is of no interest."""
-    lines = traceback.TracebackException.from_exception(error)
-    first = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))
-    del lines.stack[:first]
-    notes.print("".join(lines.format()), end="", markup=False, highlight=False, soft_wrap=True)
-
-
 def _defined(module: ModuleType, name: str) -> Any:
     if not hasattr(module, name):
         raise Refused(f"{module.__file__} defines no {name!r}: it has to define dataset, evaluators and task")
     return getattr(module, name)
-
-
-def _bound(text: str) -> tuple[str, float]:
-    key, _, bound = text.rpartition("=")
-    try:
-        return key, float(bound)
-    except ValueError:
-        raise Refused(f"--fail-under {text!r}: say a key and a number, as in exact=0.8") from None
-
-
-def _all_failed(experiment: Any) -> list[str]:
-    """A word on an evaluation in which no run succeeded: it has said nothing about the task."""
-    summary = experiment.summary()
-    return [f"all {summary.runs} runs failed"] if summary.runs and summary.failed == summary.runs else []
-
-
-def _below(experiment: Any, bounds: dict[str, float]) -> list[str]:
-    """What is below its bound, in words; a key without any score is below every bound."""
-    summary = experiment.summary()
-    means = {key: summary[key].mean if key in summary else None for key in bounds}
-    means |= {key: feedback.score for key, feedback in summary.overall.items() if key in bounds}
-    return [
-        f"{key} is {'not there' if mean is None else format(mean, '.4g')}, below {bounds[key]:.4g}"
-        for key, mean in means.items()
-        if mean is None or mean < bounds[key]
-    ]

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import orjson
 import typer
 
 from assay.cli._common import console, emit, notes, opened, short, table
-from assay.cli._options import JsonOption, StoreOption
+from assay.cli._judges import judge
+from assay.cli._options import JsonOption, ParametersOption, StoreOption
 from assay.cli.feedback import value_of
-from assay.evaluators import get, names, score
+from assay.evaluators import names, score
 from assay.evaluators.protocol import Spec, spec, specs
 
 app = typer.Typer(
@@ -22,12 +22,10 @@ app = typer.Typer(
 )
 
 Id = Annotated[str, typer.Argument(help="An evaluator's id, as `list` shows it.")]
+Named = Annotated[str, typer.Argument(help="An evaluator's id, or a function of a file: evals/mine.py:concise.")]
 Group = Annotated[str | None, typer.Option(help="Only this group: text, retrieval, privacy, …")]
 Needs = Annotated[str | None, typer.Option(help="Only those that need this: expected, context, judge, …")]
 TraceId = Annotated[str, typer.Argument(help="A stored trace's id.")]
-Parameters = Annotated[
-    list[str] | None, typer.Option("--set", help="A parameter: name=value, the value as JSON or text.")
-]
 Save = Annotated[bool, typer.Option("--save", help="Keep the feedback on the trace.")]
 
 
@@ -62,20 +60,20 @@ def show(id: Id, as_json: JsonOption = False) -> None:
 
 @app.command("score")
 def score_(
-    id: Id,
+    id: Named,
     trace: TraceId,
-    parameters: Parameters = None,
+    parameters: ParametersOption = None,
     save: Save = False,
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let one evaluator look at a stored trace.
+    """Let one evaluator, registered or a function of your own, look at a stored trace.
 
     Example: `assay evaluators score regex 4bf92f3577b34da6a3ce929d0e0e4736 --set 'pattern=[0-9]+' --save`
     """
-    judge = get(id, **dict(map(_parameter, parameters or [])))
+    evaluator = judge(id, parameters)
     with opened(at) as store:
-        feedbacks = score(judge, store.trace(trace))
+        feedbacks = score(evaluator, store.trace(trace))
         if save:
             store.add_feedback(feedbacks)
             notes.print(f"kept {len(feedbacks)} feedbacks", highlight=False)
@@ -113,13 +111,3 @@ def _described(known: Spec) -> dict[str, Any]:
     defaults = {name: None if isinstance(value, type) else value for name, value in parameters(known.id).items()}
     metrics = [metric.to_dict() for metric in known.metrics]
     return {**asdict(known), "metrics": metrics, "needed": known.needed, "parameters": defaults}
-
-
-def _parameter(pair: str) -> tuple[str, Any]:
-    name, equals, value = pair.partition("=")
-    if not equals:
-        raise ValueError(f"a parameter is name=value, not {pair!r}")
-    try:
-        return name, orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return name, value

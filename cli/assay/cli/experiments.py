@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli._common import console, emit, opened, short, table
-from assay.cli._options import JsonOption, StoreOption, YesOption
+from assay.cli._options import JsonOption, ParametersOption, StoreOption, YesOption
 from assay.collector.errors import Refused
 from assay.collector.records import Experiment as Record
 
@@ -30,7 +30,12 @@ Dataset = Annotated[str | None, typer.Option(help="Only experiments over this da
 Limit = Annotated[int, typer.Option(help="At most so many, newest first.")]
 Rows = Annotated[int, typer.Option(help="Also show so many runs.")]
 Changes = Annotated[int, typer.Option(help="Also show so many examples whose score changed.")]
-Evaluators = Annotated[list[str], typer.Option("--evaluator", help="An evaluator's id; may be repeated.")]
+Evaluators = Annotated[
+    list[str],
+    typer.Option(
+        "--evaluator", help="An evaluator's id, or a function of a file: evals/mine.py:concise; may be repeated."
+    ),
+]
 To = Annotated[Path, typer.Argument(help="Its ending decides: JSONL, CSV or HTML.")]
 Spool = Annotated[Path, typer.Argument(help="What a failing store has left: assay-spool-….jsonl.")]
 
@@ -108,15 +113,25 @@ def compare(experiments: Ids, changes: Changes = 0, at: StoreOption = None, as_j
 
 
 @app.command()
-def score(experiment: Id, evaluators: Evaluators, at: StoreOption = None, as_json: JsonOption = False) -> None:
+def score(
+    experiment: Id,
+    evaluators: Evaluators,
+    parameters: ParametersOption = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Let more evaluators look at the runs of an experiment; the task is not run again. With --json every run.
 
-    Example: `assay experiments score bm25-k3 --evaluator rouge`
+    Example: `assay experiments score bm25-k3 --evaluator evals/mine.py:concise --set longest=200`
     """
+    from assay.cli._judges import judge
     from assay.evaluators import Experiment
 
+    if parameters and len(evaluators) > 1:
+        raise Refused(f"--set is for one --evaluator, not {len(evaluators)}: score one after the other")
+    judges = [judge(named, parameters) for named in evaluators]
     with opened(at) as store:
-        scored = Experiment.load(store, experiment).evaluate(evaluators)
+        scored = Experiment.load(store, experiment).evaluate(judges)
         if as_json:
             emit(row.to_dict() for row in scored.rows())
         else:

@@ -1,7 +1,10 @@
 import re
 from dataclasses import replace
 
-from assay.collector.records import Feedback, Target
+import pytest
+
+from assay.collector.records import Experiment, Feedback, Target
+from collector.making import run
 from collector.pages.scene import EXAMPLES, experiment
 
 
@@ -81,7 +84,54 @@ def test_a_key_whose_good_side_is_known_is_better_or_worse(store, client):
     store.save_experiment(replace(second, evaluators=({"key": "exact", "metrics": metrics},)))
     text = client.get(f"/compare?ids={first.id},{second.id}").text
     assert "<span>0 worse</span><span>1 better</span><span>1 same</span>" in text
-    assert 'class="delta moved better">−0.5<' in text
+    assert 'class="delta moved">−0.5<' in text
+    assert '<span class="verdict unclear">unclear</span>' in text  # of two pairs nobody can tell
+
+
+def many(store, name, scores, *, failing=0, rising=True):
+    """An experiment over as many examples as there are scores; the last so many failed, and have none."""
+    metrics = [{"key": "k", "higher_is_better": rising}]
+    store.save_experiment(made := Experiment(id=name, name=name, dataset="d", evaluators=({"metrics": metrics},)))
+    for n, score in enumerate(scores):
+        failed = n >= len(scores) - failing
+        status = {"status": "error", "error": "ValueError: no"} if failed else {}
+        store.append([root := run(experiment_id=name, example_id=str(n), **status)])
+        if not failed:
+            store.add_feedback([Feedback(target=Target(trace_id=root.trace_id), key="k", score=score)])
+    return made
+
+
+@pytest.mark.parametrize(("rising", "word"), [(True, "better"), (False, "worse")])
+def test_what_is_more_than_chance_has_a_colour_an_arrow_and_a_word(store, client, rising, word):
+    many(store, "a", [0.0] * 10, rising=rising), many(store, "b", [1.0] * 10, rising=rising)
+    text = client.get("/compare?ids=a,b").text
+    assert f'class="delta moved {word}">+1<' in text
+    assert f'<span class="verdict {word}"><span aria-hidden="true">▲</span> {word}</span>' in text
+    assert f"<span>over 10 pairs</span><span>10 {word}</span>" in text
+    assert "<span>all alike: no interval</span><span>p 0.002</span>" in text
+
+
+def test_tasks_that_failed_are_compared_too(store, client):
+    many(store, "a", [0.5] * 12), many(store, "b", [0.5] * 12, failing=8)
+    text = client.get("/compare?ids=a,b").text
+    row = text[text.index(">task_ok<") : text.index(">k<")]
+    assert 'class="delta moved worse">−0.667<' in row
+    assert "<span>over 12 pairs</span><span>0 better</span><span>8 worse</span>" in row
+    assert "8 of 12 examples" in text
+
+
+def test_where_no_task_failed_there_is_no_row_of_them(store, client):
+    many(store, "a", [0.5] * 3), many(store, "b", [1.0] * 3)
+    assert ">task_ok<" not in client.get("/compare?ids=a,b").text
+
+
+def test_experiments_of_one_name_are_told_apart(store, client):
+    first = many(store, "aaaaaaaaaa", [0.0])
+    (
+        store.save_experiment(replace(first, name="ci")),
+        store.save_experiment(replace(many(store, "b" * 9, [1.0]), name="ci")),
+    )
+    assert "ci (aaaaaaaa) vs ci (bbbbbbbb)" in client.get(f"/compare?ids={first.id},{'b' * 9}").text
 
 
 def test_settings_that_differ_are_shown(store, client):
@@ -149,3 +199,48 @@ def test_a_dataset_shows_its_examples_and_versions(store, client):
         assert words in text
     assert client.get("/datasets/sequences?version=9").status_code == 404
     assert client.get("/datasets/sequences?version=x").status_code == 400
+
+
+def timed(store, name):
+    """An experiment with a latency in seconds, as its evaluator has declared it, and a share."""
+    metrics = [{"key": "latency", "higher_is_better": False, "range": [0.0, None]}]
+    made = experiment(store, name, (0.25, 0.75))
+    evaluators = ({"metrics": metrics, "origin": {"type": "latency"}},)
+    store.save_experiment(replace(made, evaluators=evaluators))
+    for summary in store.traces(experiment=made.id):
+        store.add_feedback([Feedback(target=Target(trace_id=summary.trace_id), key="latency", score=0.0125)])
+    return made
+
+
+@pytest.mark.parametrize("address", ["/experiments", "/experiments/id-first", "/compare?ids=id-first,id-second"])
+def test_a_latency_has_a_unit_and_is_no_bar_of_nought_to_one(store, client, address):
+    timed(store, "first"), timed(store, "second")
+    text = client.get(address).text
+    assert '<span class="mean">12 ms</span>' in text
+    assert 'class="fill" width="50.0"' in text  # the mean of what was not declared
+    assert 'class="fill" width="1.2"' not in text
+
+
+def test_a_difference_of_latencies_has_a_unit_too(store, client):
+    timed(store, "first"), timed(store, "second")
+    (trace, _) = store.traces(experiment="id-second")
+    store.add_feedback([Feedback(target=Target(trace_id=trace.trace_id), key="latency", score=0.0325)])
+    text = client.get("/compare?ids=id-first,id-second").text
+    assert '<span class="delta moved">+10 ms</span>' in text
+    assert "<span>95 %: −" in text
+
+
+def test_experiments_to_compare_with_say_when_and_which(store, client):
+    first = experiment(store, "first", (1.0, 0.0))
+    for id in ("aaaaaaaabbb", "ccccccccddd"):
+        store.save_experiment(replace(first, id=id, name="ci"))
+    text = client.get("/experiments/id-first").text
+    assert '<span class="mono muted">aaaaaaaa</span>' in text
+    assert '<span class="mono muted">cccccccc</span>' in text
+
+
+def test_tasks_that_failed_stand_before_the_scores(store, client):
+    many(store, "a", [1.0] * 4, failing=1)
+    text = client.get("/experiments/a").text
+    assert text.index('<h2 title="task_ok">task_ok</h2>') < text.index('<h2 title="k">')
+    assert '<span class="mean">0.75</span>' in text

@@ -38,6 +38,7 @@ class Traces:
     )
     many = verb(TraceStore.many, "POST /api/traces/many", tag="traces", batch=IDS)
     trace = verb(TraceStore.trace, "GET /api/traces/{trace_id}", tag="traces")
+    scores = verb(TraceStore.scores, "GET /api/scores", tag="feedback")
     sessions = verb(TraceStore.sessions, "GET /api/sessions", tag="traces")
     aggregate = verb(TraceStore.aggregate, "GET /api/aggregate", tag="traces")
     values = verb(TraceStore.values, "GET /api/values/{field}", tag="traces")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from assay.collector import statistics
 from assay.collector.errors import Refused
-from assay.collector.filters import Filter
 from assay.collector.pages import _experiments
-from assay.collector.pages.kit import chips, render
+from assay.collector.pages.kit import chips, metrics, render
 from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary
 from assay.collector.stores import Store
 
@@ -22,16 +22,20 @@ _MOST_SIDES, _SHOWN = 5, 50
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the experiments: its results, its traces by example, and their mean scores by example and key."""
+    """One of the experiments: its results, the first run of each example (trace ids), scores by example and key."""
 
     experiment: Experiment
     result: Bucket | None
-    rows: Mapping[str, Sequence[_experiments.Row]]
+    runs: Mapping[str, str]
     scores: statistics.Scores
 
     def stats(self, key: str) -> FeedbackStats | None:
-        """This side's aggregate of one key."""
-        return next((stats for stats in self.result.feedback if stats.key == key), None) if self.result else None
+        """This side's aggregate of one key; of `task_ok` the share of runs whose task ended without error."""
+        if self.result is None:
+            return None
+        if key == statistics.TASK_OK:
+            return metrics.task_ok(self.result)
+        return next((stats for stats in self.result.feedback if stats.key == key), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +43,45 @@ class Difference:
     """One example on which the sides differ by `size` (a share of each key's range, summed over the keys)."""
 
     example_id: str
-    example: Example | None
     size: float
-    traces: Sequence[TraceSummary | None]  # one per side: its first repetition
-    changed: Mapping[str, float] = field(default_factory=dict)  # per key: last side minus first
+    changed: Mapping[str, float]  # per key: last side minus first
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A difference with what it shows: the example, unless its dataset is gone, and per side its first repetition."""
+
+    example: Example | None
+    traces: Sequence[TraceSummary | None]
+    changed: Mapping[str, float]
 
 
 def compare(store: Store, request: Request) -> Response:
     """`GET /compare?ids=a,b&key=`: the first is what the others are measured against."""
     sides = load(store, request.query_params.getlist("ids"))
-    keys = sorted({stats.key for side in sides if side.result for stats in side.result.feedback})
+    keys, others = keys_of(sides), len(sides) - 1
+    known = metrics.known(side.experiment for side in sides)
+    directions = {key: metric.rising for key, metric in known.items()}
     wanted = request.query_params.get("key") or None
-    contrasts = [statistics.compare(sides[0].scores, side.scores, rising(sides)) for side in sides[1:]]
-    rows = differences(sides, contrasts[-1], [wanted] if wanted in keys else keys) if contrasts else []
-    shown = rows[:_SHOWN]
-    traces = [trace for row in shown for trace in row.traces if trace]
+    contrasts = [statistics.compare(sides[0].scores, side.scores, directions, others=others) for side in sides[1:]]
+    differing = differences(sides, contrasts[-1], [wanted] if wanted in keys else keys) if contrasts else []
+    rows = shown(store, sides, differing[:_SHOWN])
     return render.html(
         request,
         "compare.html",
         sides=sides,
+        labels=_experiments.labels([side.experiment for side in sides]),
         keys=keys,
+        known=known,
+        plain=metrics.Known(),
         wanted=wanted if wanted in keys else None,
-        rows=shown,
-        differing=len(rows),
-        examples=len({id for side in sides for id in side.rows}),
+        rows=rows,
+        differing=len(differing),
+        family=max((contrast.family for by_key in contrasts for contrast in by_key.values()), default=1),
+        examples=len({id for side in sides for id in side.runs}),
         settings=settings(sides),
         contrasts=contrasts,
-        chips=chips.by_trace(store, traces),
+        chips=chips.by_trace(store, [trace for row in rows for trace in row.traces if trace]),
         choices=[] if len(sides) > 1 else store.experiments(limit=100),
     )
 
@@ -77,30 +93,23 @@ def load(store: Store, asked: Sequence[str]) -> list[Side]:
         raise Refused(f"at most {_MOST_SIDES} experiments fit side by side, not {len(names)}")
     experiments = [store.experiment(name) for name in dict.fromkeys(names)]
     results = _experiments.aggregates(store, experiments)
-    return [_side(store, experiment, results.get(experiment.id)) for experiment in experiments]
+    tasks = any(result.errors for result in results.values())
+    return [_side(store, experiment, results.get(experiment.id), tasks=tasks) for experiment in experiments]
 
 
-def _side(store: Store, experiment: Experiment, result: Bucket | None) -> Side:
-    rows: dict[str, list[_experiments.Row]] = defaultdict(list)
-    for row in _experiments.load(store, experiment, Filter(experiment=experiment.id)):
-        rows[row.trace.example_id or row.trace.trace_id].append(row)
-    return Side(experiment, result, rows, statistics.by_example(_scores(rows)))
+def keys_of(sides: Sequence[Side]) -> list[str]:
+    """All keys by name; before them `task_ok`, where a task has failed: scores of the rest are not the whole story."""
+    known = {stats.key for side in sides if side.result for stats in side.result.feedback}
+    failing = any(side.result and side.result.errors for side in sides)
+    return [statistics.TASK_OK] * failing + sorted(known - {statistics.TASK_OK} if failing else known)
 
 
-def _scores(rows: Mapping[str, Sequence[_experiments.Row]]) -> Iterator[tuple[str, str, float]]:
-    for example_id, of_example in rows.items():
-        for row in of_example:
-            for key, value in row.trace.feedback.items():
-                if isinstance(value, (int, float)):
-                    yield example_id, key, float(value)
-
-
-def rising(sides: Sequence[Side]) -> dict[str, bool]:
-    """Per key whether a higher score is the better one, as far as the experiments' evaluators have said."""
-    evaluators = [evaluator for side in sides for evaluator in side.experiment.evaluators]
-    lists = [metrics for evaluator in evaluators if isinstance(metrics := evaluator.get("metrics"), list)]
-    known = [metric for metrics in lists for metric in metrics if isinstance(metric, dict) and "key" in metric]
-    return {str(metric["key"]): metric.get("higher_is_better") is not False for metric in known}
+def _side(store: Store, experiment: Experiment, result: Bucket | None, *, tasks: bool) -> Side:
+    runs = list(_experiments.paged(partial(store.scores, experiment.id, limit=1000)))
+    first: dict[str, str] = {}
+    for run in runs:
+        first.setdefault(run.example_id or run.trace_id, run.trace_id)
+    return Side(experiment, result, first, statistics.by_example(statistics.scores_of(runs, tasks=tasks)))
 
 
 def settings(sides: Sequence[Side]) -> dict[str, list[JSON]]:
@@ -122,8 +131,30 @@ def differences(
                 if statistics.direction(difference):
                     changed[example_id][key] = difference
     ranges = {key: _range(sides, key) for key in keys}
-    rows = [_difference(sides, example_id, values, ranges) for example_id, values in changed.items()]
+    rows = [Difference(example_id, _size(values, ranges), values) for example_id, values in changed.items()]
     return sorted(rows, key=lambda row: (-row.size, row.example_id))
+
+
+def shown(store: Store, sides: Sequence[Side], rows: Sequence[Difference]) -> list[Shown]:
+    """What is shown of differences: their examples, and their runs on each side."""
+    if not rows:
+        return []
+    ids = [side.runs.get(row.example_id, "") for row in rows for side in sides]
+    traces = {trace.trace_id: trace for trace in store.traces(trace_ids=tuple(filter(None, ids)), limit=len(ids))}
+    known: dict[str, tuple[Example, int]] = {}
+    for experiment in {
+        (side.experiment.dataset, side.experiment.dataset_version): side.experiment for side in sides
+    }.values():
+        known = {**_experiments.known_examples(store, experiment), **known}
+    examples = {id: example for id, (example, _) in known.items()}
+    return [
+        Shown(
+            examples.get(row.example_id),
+            [traces.get(side.runs.get(row.example_id, "")) for side in sides],
+            row.changed,
+        )
+        for row in rows
+    ]
 
 
 def _range(sides: Sequence[Side], key: str) -> float:
@@ -132,10 +163,5 @@ def _range(sides: Sequence[Side], key: str) -> float:
     return (max(ends) - min(ends)) or 1.0 if ends else 1.0
 
 
-def _difference(
-    sides: Sequence[Side], example_id: str, values: Mapping[str, float], ranges: Mapping[str, float]
-) -> Difference:
-    rows = [side.rows.get(example_id, ()) for side in sides]
-    example = next((row.example for of_side in rows for row in of_side if row.example), None)
-    size = sum(abs(value) / ranges[key] for key, value in values.items())
-    return Difference(example_id, example, size, [of_side[0].trace if of_side else None for of_side in rows], values)
+def _size(values: Mapping[str, float], ranges: Mapping[str, float]) -> float:
+    return sum(abs(value) / ranges[key] for key, value in values.items())

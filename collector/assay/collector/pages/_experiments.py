@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.pages.kit import chips, filter_form, render
+from assay.collector.pages.kit import chips, filter_form, metrics, render
 from assay.collector.pages.kit.request import whole
-from assay.collector.records import Bucket, Example, Experiment, Target, TraceSummary
+from assay.collector.records import Bucket, Example, Experiment, Page, Target, TraceSummary
 from assay.collector.stores import Store
 
+T = TypeVar("T")
 PAGE = 50
 MOST = 5_000  # traces of one experiment that a page sorts
 _LISTED = 100
@@ -41,6 +46,7 @@ def experiments(store: Store, request: Request) -> Response:
         results=results,
         keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
+        known=metrics.known(reversed(listed)),
         datasets=[known.name for known in store.datasets()],
     )
 
@@ -61,6 +67,7 @@ def experiment(store: Store, request: Request) -> Response:
     sort, offset = request.query_params.get("sort", ""), whole(request, "offset") or 0
     rows = ordered(load(store, asked, query.filter), sort)
     shown = rows[offset : offset + PAGE]
+    result = aggregates(store, [asked]).get(asked.id)
     return render.html(
         request,
         "experiment.html",
@@ -73,7 +80,9 @@ def experiment(store: Store, request: Request) -> Response:
         total=len(rows),
         most=MOST,
         page_size=PAGE,
-        result=aggregates(store, [asked]).get(asked.id),
+        result=result,
+        stats=metrics.with_tasks(result) if result else [],
+        known=metrics.known([asked]),
         chips=chips.by_trace(store, [row.trace for row in shown]),
         of_whole=chips.latest(store.feedbacks(target=Target(experiment_id=asked.id))),
         others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
@@ -82,17 +91,27 @@ def experiment(store: Store, request: Request) -> Response:
 
 def load(store: Store, experiment: Experiment, filter: Filter) -> list[Row]:
     """The traces of an experiment that pass, at most `MOST`, in the dataset's order."""
-    traces: list[TraceSummary] = []
-    cursor = None
-    while len(traces) < MOST:
-        page = store.traces(filter, limit=1000, cursor=cursor)
-        traces += page.items
+    traces = islice(paged(partial(store.traces, filter, limit=1000)), MOST)
+    examples = known_examples(store, experiment)
+    rows = [Row(trace, *examples.get(trace.example_id or "", (None, MOST))) for trace in traces]
+    return sorted(rows, key=lambda row: (row.position, row.trace.start_ns))
+
+
+def paged(ask: Callable[..., Page[T]]) -> Iterator[T]:
+    """All items of a list that comes page by page."""
+    cursor: str | None = None
+    while True:
+        page = ask(cursor=cursor)
+        yield from page
         cursor = page.next
         if cursor is None:
-            break
-    examples = known_examples(store, experiment)
-    rows = [Row(trace, *examples.get(trace.example_id or "", (None, MOST))) for trace in traces[:MOST]]
-    return sorted(rows, key=lambda row: (row.position, row.trace.start_ns))
+            return
+
+
+def labels(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """What tells experiments apart, by id: a name, with the beginning of the id where another has the same."""
+    names = Counter(experiment.name for experiment in experiments)
+    return {one.id: f"{one.name} ({one.id[:8]})" if names[one.name] > 1 else one.name for one in experiments}
 
 
 def known_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:

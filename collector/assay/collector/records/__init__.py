@@ -9,7 +9,7 @@ from assay.collector.records._case import Case
 from assay.collector.records._change import CHANGEABLE, changed
 from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
 from assay.collector.records._feedback import Feedback, Target, feedback_id, scored
-from assay.collector.records._lists import Bucket, FeedbackStats, Page, SessionSummary, TraceSummary
+from assay.collector.records._lists import Bucket, FeedbackStats, Page, RunScores, SessionSummary, TraceSummary
 from assay.collector.records._monitor import Decision, Lease, Rule
 from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
 from assay.collector.records._values import JSON, DatasetKind, Outcome, QueueStatus, Source, Status, Verdict
@@ -38,6 +38,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Retention",
     "Rule",
     "Run",
+    "RunScores",
     "SessionSummary",
     "Source",
     "Status",

@@ -42,6 +42,17 @@ class TraceSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunScores:
+    """What came of one run of an experiment, without what it holds: which example, how it ended, newest scores."""
+
+    trace_id: str
+    example_id: str | None
+    repetition: int
+    status: Status  # of the root
+    scores: Mapping[str, float | str | None] = field(default_factory=dict)  # (or labels) per key; None: failed, skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
     """One conversation: the traces that carry the same session id."""
 

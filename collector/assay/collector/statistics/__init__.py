@@ -1,6 +1,15 @@
 """Numbers over stored feedback, as pure functions: what evaluators, engine, stores, pages and alerts all need."""
 
-from assay.collector.statistics._compare import TASK_OK, Contrast, Scores, Verdict, by_example, compare, direction
+from assay.collector.statistics._compare import (
+    TASK_OK,
+    Contrast,
+    Judgement,
+    Scores,
+    by_example,
+    compare,
+    direction,
+    scores_of,
+)
 from assay.collector.statistics._families import Family, boolean_family
 from assay.collector.statistics._forms import databricks_results, haystack_results
 from assay.collector.statistics._keys import summarise
@@ -9,15 +18,15 @@ from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import percentile
 from assay.collector.statistics._tally import Passes, Tally
 
-__all__ = [
-    "TASK_OK",
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Contrast",
     "Family",
+    "Judgement",
     "Paired",
     "Passes",
     "Scores",
+    "TASK_OK",
     "Tally",
-    "Verdict",
     "boolean_family",
     "by_example",
     "compare",
@@ -29,5 +38,6 @@ __all__ = [
     "paired",
     "percentile",
     "place_of",
+    "scores_of",
     "summarise",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from assay.collector.records import RunScores
 from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._sum import Sum
 
@@ -13,7 +14,7 @@ TOLERANCE = 1e-9  # differences below it are rounding
 
 # Per example id and key the mean score over the example's repetitions
 Scores: TypeAlias = Mapping[str, Mapping[str, float]]
-Verdict: TypeAlias = Literal["better", "worse", "higher", "lower", "unclear", "same"]
+Judgement: TypeAlias = Literal["better", "worse", "higher", "lower", "unclear", "same"]
 
 TASK_OK = "task_ok"  # the key of whether the task came to an end without an error: of every run, kept nowhere
 LEVEL = 0.95  # of the intervals of all keys of a comparison together
@@ -50,7 +51,7 @@ class Contrast:
         return self.test.interval(self.level) if self.test else None
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> Judgement | None:
         """What can be said of the key: "better" or "worse", "higher" or "lower" where nobody knows which is good.
 
         "unclear" where the differences may be chance at `level`, "same" where there are none; None without pairs.
@@ -90,6 +91,20 @@ def by_example(scores: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, 
         example_id: {key: float(Sum(values)) / len(values) for key, values in keys.items()}
         for example_id, keys in sums.items()
     }
+
+
+def scores_of(runs: Iterable[RunScores], *, tasks: bool = False) -> Iterator[tuple[str, str, float]]:
+    """(example id, key, score) of an experiment's runs, for `by_example`; labels, errors and skips are no scores.
+
+    With `tasks` also `task_ok`: 0 where the task failed, else 1. Nobody's own score passes for it.
+    """
+    for run in runs:
+        example_id = run.example_id or run.trace_id
+        if tasks:
+            yield example_id, TASK_OK, float(run.status != "error")
+        for key, score in run.scores.items():
+            if isinstance(score, float | int) and not (tasks and key == TASK_OK):
+                yield example_id, key, float(score)
 
 
 def compare(

@@ -21,8 +21,9 @@ class Paired:
     """`mean` of n differences with its 95 % interval (t distribution) from `low` to `high`, and `p`.
 
     With fewer than two differences, or where all are alike, nothing says how far they scatter: `error`, the standard
-    error of the mean, and the interval are None, rather than 0 wide. `p` is two-sided, of the sign-flip permutation test: if neither were better, each difference would be as likely
-    the other way round. It needs no distribution, so it also holds for scores that are only 0 and 1.
+    error of the mean, and the interval are None, rather than 0 wide. `p` is two-sided, of the sign-flip permutation
+    test: if neither were better, each difference would be as likely the other way round. It needs no distribution, so
+    it also holds for scores that are only 0 and 1.
     """
 
     n: int

@@ -13,6 +13,7 @@ from assay.collector.records import (
     Page,
     Retention,
     Run,
+    RunScores,
     SessionSummary,
     Target,
     Trace,
@@ -93,6 +94,13 @@ class TraceStore(Protocol):
         **conditions: object,
     ) -> Page[Feedback]:
         """Feedback on traces that pass (or on one target), newest first."""
+
+    def scores(self, experiment_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[RunScores]:
+        """The runs of an experiment with their newest scores and nothing else, first start first: what compares them.
+
+        An experiment that there is not has none.
+        """
+        ...
 
     def sessions(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object

@@ -5,7 +5,7 @@ from assay.evaluators.engine._evaluate import aevaluate, evaluate
 from assay.evaluators.engine._experiment import Experiment, Failure, Row
 from assay.evaluators.engine._prepare import CannotResume
 from assay.evaluators.engine._progress import go_on, run_again
-from assay.evaluators.engine._recorder import OpenRun, Recorder
+from assay.evaluators.engine._recorder import OpenRun, Recorder, finish_stored
 from assay.evaluators.engine._summary import KeySummary, Summary
 from assay.evaluators.engine._task import TaskError
 from assay.evaluators.engine._write import deliver_spool
@@ -26,6 +26,7 @@ __all__ = [
     "compare",
     "deliver_spool",
     "evaluate",
+    "finish_stored",
     "go_on",
     "run_again",
 ]

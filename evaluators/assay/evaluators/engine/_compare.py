@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from assay.collector import statistics
-from assay.collector.statistics import Contrast, Paired
+from assay.collector.records import RunScores
+from assay.collector.statistics import TASK_OK, Contrast, Paired
 from assay.collector.stores import Store
-from assay.evaluators.engine._experiment import Experiment, Row
-from assay.evaluators.engine._summary import KeySummary, counted, html_table, labels, number, rendered, text_table
+from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._summary import KeySummary, counted, html_table, labels, number, rendered
 
 if TYPE_CHECKING:
     import pandas
+
+PAGE = 5_000  # runs whose scores are read at once
+COLOURS = {"better": "bold green", "worse": "bold red", "higher": "bold", "lower": "bold"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +46,9 @@ class Comparison:
 
     @property
     def keys(self) -> list[str]:
-        """All feedback keys, in the order in which they first occur."""
-        return list(dict.fromkeys(key for experiment in self.experiments for key in experiment.summary()))
+        """All feedback keys, in the order in which they first occur; `task_ok` first, where a task has failed."""
+        keys = dict.fromkeys(key for experiment in self.experiments for key in experiment.summary())
+        return [TASK_OK] * (TASK_OK in keys) + [key for key in keys if key != TASK_OK]
 
     def changes(self, other: int = 1) -> Iterator[Change]:
         """The examples whose score changed from the first experiment to another, by example and key."""
@@ -56,9 +63,10 @@ class Comparison:
     def contrasts(self, other: int = 1) -> Mapping[str, Contrast]:
         """Per key how another experiment differs from the first, example by example; in the order of `keys`."""
         if other not in self._contrasts:
-            rising = {key: self.experiments[other].higher_is_better(key) for key in self.keys}
-            contrasts = statistics.compare(self._scores(0), self._scores(other), rising)
-            self._contrasts[other] = {key: contrasts[key] for key in self.keys if key in contrasts}
+            keys, others = self.keys, len(self.experiments) - 1
+            rising = {key: self.experiments[other].higher_is_better(key) for key in keys}
+            contrasts = statistics.compare(self._scores(0), self._scores(other), rising, others=others)
+            self._contrasts[other] = {key: contrasts[key] for key in keys if key in contrasts}
         return self._contrasts[other]
 
     def significance(self, other: int = 1) -> Mapping[str, Paired]:
@@ -82,8 +90,14 @@ class Comparison:
     def _scores(self, place: int) -> statistics.Scores:
         """Scores by example and key, read back from the store once."""
         if place not in self._read:
-            self._read[place] = scores_by_example(self.experiments[place].rows())
+            experiment = self.experiments[place]
+            self._read[place] = scores_by_example(experiment.store, experiment.id, tasks=self._failing)
         return self._read[place]
+
+    @property
+    def _failing(self) -> bool:
+        """Whether a task has failed anywhere: then the scores of those that remain are not the whole story."""
+        return any(experiment.summary().failed for experiment in self.experiments)
 
     def to_html(self) -> str:
         """The table as HTML."""
@@ -94,8 +108,8 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         head, rows = self._cells()
-        yield text_table(self._title, head, rows)
-        yield from self._notes()
+        yield _table(self._title, head, rows)
+        yield from map(Text, self._notes())
 
     def _repr_html_(self) -> str:
         return html_table(self._title, *self._cells()) + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
@@ -106,18 +120,20 @@ class Comparison:
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         others = range(1, len(self.experiments))
-        tests = [self.significance(other) for other in others]
         names = _unlike([experiment.name for experiment in self.experiments])
-        head = ["key", names[0], *(text for name in names[1:] for text in (name, "change [95 %]", "p"))]
-        return head, [self._row(key, [test.get(key) for test in tests]) for key in self.keys]
+        head = ["key", names[0], *(text for name in names[1:] for text in (name, *CHANGE))]
+        return head, [self._row(key, [self.contrasts(other).get(key) for other in others]) for key in self.keys]
 
-    def _row(self, key: str, tests: Sequence[Paired | None]) -> list[str]:
+    def _row(self, key: str, contrasts: Sequence[Contrast | None]) -> list[str]:
         base, *others = (_cell(experiment.summary().get(key)) for experiment in self.experiments)
-        return [key, base, *(text for cell, test in zip(others, tests, strict=True) for text in (cell, *_tested(test)))]
+        pairs = zip(others, contrasts, strict=True)
+        return [key, base, *(text for cell, contrast in pairs for text in (cell, *_tested(contrast)))]
 
     def _notes(self) -> list[str]:
-        """Who got better and who worse, per other experiment."""
-        return [self._note(other) for other in range(1, len(self.experiments))]
+        """What the intervals are, then per other experiment who got better and who worse."""
+        others = range(1, len(self.experiments))
+        families = {contrast.family for other in others for contrast in self.contrasts(other).values()}
+        return [_of_intervals(max(families, default=1)), *map(self._note, others)]
 
     def _note(self, other: int) -> str:
         contrasts = self.contrasts(other).values()
@@ -137,14 +153,22 @@ def compare(*experiments: Experiment | str, store: Store | None = None) -> Compa
     return Comparison(tuple(_loaded(experiment, store) for experiment in experiments))
 
 
-def scores_by_example(rows: Iterable[Row]) -> statistics.Scores:
-    """The mean score per example and key, over its repetitions."""
-    return statistics.by_example(
-        (row.example_id, key, float(feedback.score))
-        for row in rows
-        for key, feedback in row.feedback.items()
-        if feedback.score is not None
-    )
+def scores_by_example(store: Store, experiment_id: str, *, tasks: bool = False) -> statistics.Scores:
+    """The mean score per example and key over its repetitions; with `tasks` also the share that ended without error.
+
+    Reads scores alone, not what the runs hold.
+    """
+    return statistics.by_example(statistics.scores_of(_runs(store, experiment_id), tasks=tasks))
+
+
+def _runs(store: Store, experiment_id: str) -> Iterator[RunScores]:
+    cursor: str | None = None
+    while True:
+        page = store.scores(experiment_id, limit=PAGE, cursor=cursor)
+        yield from page
+        cursor = page.next
+        if cursor is None:
+            return
 
 
 def _loaded(experiment: Experiment | str, store: Store | None) -> Experiment:
@@ -163,11 +187,43 @@ def _cell(summary: KeySummary | None) -> str:
     return ", ".join([f"{value}  n={counted(summary)}", *(f"{count} {what}" for count, what in troubles if count)])
 
 
-def _tested(test: Paired | None) -> tuple[str, str]:
-    if test is None:
+CHANGE = ("change [95 %]", "verdict")
+
+
+def _tested(contrast: Contrast | None) -> tuple[str, str]:
+    """The columns of `CHANGE`, two lines each: three experiments side by side fit a terminal."""
+    if contrast is None or contrast.test is None:
         return "", ""
-    interval = "" if test.low is None or test.high is None else f" [{test.low:+.2g}, {test.high:+.2g}]"
-    return f"{test.mean:+.3g}{interval}", "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    interval = "" if contrast.interval is None else "\n[{:+.2g}, {:+.2g}]".format(*contrast.interval)
+    p = "<0.001" if contrast.test.p < 0.001 else f"{contrast.test.p:.3f}"
+    pairs = f"{contrast.pairs} pair{'s' * (contrast.pairs != 1)}"
+    return f"{contrast.test.mean:+.3g} over {pairs}{interval}", f"{contrast.verdict}\np {p}"
+
+
+def _of_intervals(family: int) -> str:
+    together = f" for all {family} differences together (Bonferroni)" if family > 1 else ""
+    return (
+        f"change: the mean over examples that both have scored, with an interval of 95 %{together}; "
+        "p: of one key alone; unclear: one of them does not rule out chance"
+    )
+
+
+def _coloured(cell: str) -> Text:
+    """A verdict in its colour, with what stands below it in none."""
+    word, *rest = cell.splitlines() or [""]
+    return Text("\n").join([Text(word, COLOURS.get(word, "")), *map(Text, rest)])
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for terminals: names left, numbers right, the words of verdicts in colour."""
+    table = Table(title=Text(title), title_justify="left")
+    for name in head:
+        table.add_column(Text(name), justify="left" if name in ("key", "verdict") else "right", no_wrap=name == "key")
+    for row in rows:
+        table.add_row(
+            *(_coloured(cell) if name == CHANGE[-1] else Text(cell) for name, cell in zip(head, row, strict=True))
+        )
+    return table
 
 
 def _numbers(summary: KeySummary | None) -> Mapping[str, Any]:
@@ -180,8 +236,15 @@ def _change(contrast: Contrast | None) -> Mapping[str, Any]:
     if contrast is None or contrast.test is None:
         return {}
     test = contrast.test
-    moved = {"pairs": contrast.pairs, "better": contrast.better, "worse": contrast.worse, "same": contrast.same}
-    return {"change": test.mean, "low": test.low, "high": test.high, "p": test.p, **moved}
+    low, high = contrast.interval or (None, None)
+    moved = {
+        "pairs": contrast.pairs,
+        "verdict": contrast.verdict,
+        "better": contrast.better,
+        "worse": contrast.worse,
+        "same": contrast.same,
+    }
+    return {"change": test.mean, "low": low, "high": high, "p": test.p, **moved}
 
 
 def _unlike(names: Sequence[str]) -> list[str]:

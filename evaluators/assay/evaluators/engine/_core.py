@@ -141,11 +141,13 @@ async def _interrupted(job: Job, writer: Writer, error: BaseException, waiting: 
 
 def _closed(job: Job, status: Any) -> Record:
     setup = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}
-    totals = {**job.tally.totals(), "seconds": round((time.time_ns() - job.record.started_ns) / 1e9, 3)}
+    before = job.record.ended_ns if job.record.status == "finished" else None  # what is scored further has run already
+    ended_ns = before or time.time_ns()
+    totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
     record = replace(
         job.record,
         status=status,
-        ended_ns=time.time_ns(),
+        ended_ns=ended_ns,
         example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
     )

@@ -14,7 +14,7 @@ from assay.collector.stores import Store
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.protocol import Evaluator, Metric
 
-PAGE = 500
+PAGE = 2_000
 
 # Per (evaluator, key): the version that counts, and from when on (nanoseconds)
 Current: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]

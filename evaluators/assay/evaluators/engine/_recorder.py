@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from assay.collector.dialects import from_readable
 from assay.collector.records import JSON, Case, Document, Example, Feedback, Target, Trace
@@ -18,7 +18,7 @@ from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._root import own_root
-from assay.evaluators.engine._setup import described, setup_of, surroundings
+from assay.evaluators.engine._setup import described, plain, setup_of, surroundings
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import keep
@@ -27,6 +27,7 @@ from assay.evaluators.scoring import case_of, of_failed, retrieved, score
 from assay.tracer import attributes as names
 from assay.tracer.capture import Captured, capture, is_traced
 
+End: TypeAlias = Literal["finished", "interrupted"]
 UNSHOWN = "needs outputs; nothing has shown any: call an evaluator with them, or current_run().set_outputs(…)"
 
 
@@ -80,29 +81,50 @@ class OpenRun:
 class Recorder:
     """Collects runs into one experiment. The experiment is there from its first run on."""
 
-    def __init__(self, store: Store, name: str, dataset: str, evaluators: Sequence[Evaluator] = ()) -> None:
-        setup = setup_of(None, {}, dataset=dataset, dataset_version=None)
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        dataset: str,
+        evaluators: Sequence[Evaluator] = (),
+        *,
+        dataset_version: int | None = None,
+        repetitions: int = 1,
+        metadata: Mapping[str, JSON] | None = None,
+        id: str | None = None,
+        started_ns: int | None = None,
+    ) -> None:
+        """With `id` and `started_ns` several processes add to one experiment, which `finish_stored` finishes."""
+        known = {"repetitions": repetitions} if repetitions > 1 else {}
+        setup = setup_of(None, known, dataset=dataset, dataset_version=dataset_version)
         self._store = store
         self._surroundings = surroundings()
         self._record = Record(
-            id=secrets.token_hex(16),
+            id=id or secrets.token_hex(16),
             name=name,
             dataset=dataset,
+            dataset_version=dataset_version,
             evaluators=described(evaluators),
-            metadata={"setup": setup},
+            started_ns=started_ns or time.time_ns(),
+            metadata={**plain(metadata or {}), "setup": setup},
         )
         self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
-        self._tally = Tallies(metric for evaluator in evaluators for metric in evaluator.metrics)
+        self._tally = Tallies((metric for evaluator in evaluators for metric in evaluator.metrics), repetitions)
         self._store.save_experiment(self._record)
 
     @contextmanager
     def run(
-        self, name: str, example: Example, after: Sequence[Evaluator] = (), function: Any = None
+        self,
+        name: str,
+        example: Example,
+        after: Sequence[Evaluator] = (),
+        function: Any = None,
+        repetition: int = 0,
     ) -> Iterator[OpenRun]:
         """A run around a block of code that calls `function`, at which `after` looks when it is over. What the block
         raises goes on, and is the run's error. The span of a traced function is the root of its run.
         """
-        attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: 0}
+        attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: repetition}
         with_spans: Captured | None = None
         try:
             with capture(name, inputs=example.inputs, attributes=attributes) as captured:
@@ -113,21 +135,9 @@ class Recorder:
             if with_spans is not None:
                 self._keep(with_spans, opened, after, traced=is_traced(function))
 
-    def finish(self) -> Experiment:
+    def finish(self, status: End = "finished") -> Experiment:
         """Let set-level evaluators judge all runs, and note the end."""
-        record = self._record
-        setup = {**record.metadata["setup"], **self._surroundings.result()}
-        self._record = replace(
-            record,
-            status="finished",
-            ended_ns=time.time_ns(),
-            example_count=len(self._tally.traces),
-            metadata={**record.metadata, "setup": setup, "totals": dict(self._tally.totals())},
-        )
-        experiment = Experiment(self._record, self._store, self._tally)
-        finish(score_set(experiment, self._whole, self._store, self._tally))
-        self._store.save_experiment(self._record)
-        return experiment
+        return _finished(self._record, self._store, self._tally, self._whole, self._surroundings.result(), status)
 
     def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
         spans, still_open = captured.spans()
@@ -144,3 +154,34 @@ class Recorder:
         self._tally.add_calls(runs)
         for outcome in newest(feedback):
             self._tally.add_feedback(outcome, opened.example.id)
+
+
+def finish_stored(store: Store, id: str, whole: Sequence[Evaluator], status: End) -> Experiment:
+    """As `Recorder.finish`, of an experiment to which other processes have added."""
+    loaded = Experiment.load(store, id)
+    return _finished(loaded.record, store, loaded._tally, whole, surroundings().result(), status)
+
+
+def _finished(
+    record: Record,
+    store: Store,
+    tally: Tallies,
+    whole: Sequence[Evaluator],
+    around: Mapping[str, JSON],
+    status: End,
+) -> Experiment:
+    ended = replace(
+        record,
+        status=status,
+        ended_ns=time.time_ns(),
+        example_count=len(tally.traces),
+        metadata={
+            **record.metadata,
+            "setup": {**record.metadata["setup"], **around},
+            "totals": dict(tally.totals()),
+        },
+    )
+    experiment = Experiment(ended, store, tally)
+    finish(score_set(experiment, whole, store, tally))
+    store.save_experiment(ended)
+    return experiment

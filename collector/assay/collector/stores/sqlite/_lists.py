@@ -9,10 +9,10 @@ from typing import Any
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
-from assay.collector.records import Feedback, Page, SessionSummary, Target
+from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Target
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._plan import plan
-from assay.collector.stores.sqlite._sql import page, position, text_position
+from assay.collector.stores.sqlite._sql import find_many, page, position, text_position
 from assay.collector.stores.sqlite._where import conditions
 
 
@@ -52,6 +52,34 @@ def _on_target(target: Target, where: list[str], values: list[Any]) -> None:
         value = getattr(target, name)
         where.append(f"f.{name} IS NULL" if value is None else f"f.{name} = ?")
         values.extend(() if value is None else (value,))
+
+
+_RUNS = """
+SELECT t.id, t.trace_id, t.example_id, t.repetition, t.status, t.start_ns FROM traces t
+WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?
+"""
+_NEWEST = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
+
+
+def scores(db: sqlite3.Connection, experiment_id: str, limit: int, cursor: str | None) -> Page[RunScores]:
+    """First start first."""
+    after = position(cursor) if cursor is not None else (-1 << 63, 0)
+    fetched = db.execute(_RUNS, (experiment_id, *after, limit + 1)).fetchall()
+    rows, next = page(fetched, limit, time=5, key=0)
+    newest = newest_scores(db, [row[0] for row in rows])
+    items = (
+        RunScores(trace_id=trace, example_id=example, repetition=repetition, status=status, scores=newest.get(id, {}))
+        for id, trace, example, repetition, status, _ in rows
+    )
+    return Page(items=tuple(items), next=next)
+
+
+def newest_scores(db: sqlite3.Connection, traces: Sequence[int]) -> dict[int, dict[str, float | str | None]]:
+    """Per trace (its integer key) and feedback key the newest score, else the label, of the trace or its spans."""
+    newest: dict[int, dict[str, float | str | None]] = {}
+    for trace, key, score, label in find_many(db, _NEWEST, traces):
+        newest.setdefault(trace, {})[key] = score if score is not None else label
+    return newest
 
 
 _SESSIONS = """

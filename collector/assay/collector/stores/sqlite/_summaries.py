@@ -8,7 +8,7 @@ from typing import Any
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.records import JSON, Feedback, Page, Trace, TraceSummary
-from assay.collector.stores.sqlite import _feedback, _sql
+from assay.collector.stores.sqlite import _feedback, _lists, _sql
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._sql import find_many, position
@@ -37,10 +37,7 @@ def page(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page
 
 def _summaries(reader: Reader, rows: Sequence[Any]) -> tuple[TraceSummary, ...]:
     roots = reader.payloads([row[21] for row in rows])
-    latest: dict[int, dict[str, float | str | None]] = {}
-    sql = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
-    for trace, key, score, label in find_many(reader.db, sql, [row[0] for row in rows]):
-        latest.setdefault(trace, {})[key] = score if score is not None else label
+    latest = _lists.newest_scores(reader.db, [row[0] for row in rows])
     return tuple(_summary(row, roots.get(row[21], {}), latest.get(row[0], {})) for row in rows)
 
 

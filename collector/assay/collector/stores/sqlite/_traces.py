@@ -15,6 +15,7 @@ from assay.collector.records import (
     Page,
     Retention,
     Run,
+    RunScores,
     SessionSummary,
     Target,
     Trace,
@@ -110,6 +111,12 @@ class SQLiteTraces(Half):
         **conditions: object,
     ) -> Page[Feedback]:
         return _lists.feedbacks(db, combined(filter, conditions), key, target, limit, cursor)
+
+    @reads
+    def scores(
+        self, db: sqlite3.Connection, /, experiment_id: str, *, limit: int = 1000, cursor: str | None = None
+    ) -> Page[RunScores]:
+        return _lists.scores(db, experiment_id, limit, cursor)
 
     @reads
     def sessions(

@@ -1,0 +1,59 @@
+"""`--pdb`: the debugger where a task or an evaluator raised."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pdb
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from assay.evaluators import Evaluator
+from assay.evaluators.protocol import Batch, Skip
+
+_NO_MATTER = (Skip, KeyboardInterrupt, asyncio.CancelledError)
+
+
+def look(error: BaseException) -> None:
+    """Say what was raised, and open the debugger at the innermost frame."""
+    print(f"{type(error).__name__}: {error}")
+    pdb.post_mortem(error.__traceback__)
+
+
+def watched(evaluator: Evaluator) -> Evaluator:
+    """The evaluator, at whose errors one looks before they become an outcome; one of batches stays as it is."""
+    function = evaluator.function
+    if isinstance(function, Batch):
+        return evaluator
+    awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return replace(evaluator, function=_async(function) if awaited else _plain(function))
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def looking(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except _NO_MATTER:
+            raise
+        except BaseException as error:
+            look(error)
+            raise
+
+    return looking
+
+
+def _async(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    async def looking(*args: Any, **named: Any) -> Any:
+        try:
+            return await function(*args, **named)
+        except _NO_MATTER:
+            raise
+        except BaseException as error:
+            look(error)
+            raise
+
+    return looking
