@@ -8,6 +8,7 @@ import pytest
 
 from assay.collector.errors import NotFound
 from assay.evaluators import Experiment, datasets, evaluate, evaluator, get
+from assay.evaluators.engine import go_on
 from assay.tracer import current_run, trace
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(200)]
@@ -59,6 +60,7 @@ def test_too_many_failures_end_it(store, task, settings, failures):
 
 
 def test_what_ran_is_stored_and_it_goes_on_where_it_stopped(store, capfd):
+    go_on.set(None)  # as if no command had run in this process
     stopped = ran(store, fails, max_failures=2)
     assert (stopped.record.status, store.experiment("x").status) == ("interrupted", "interrupted")
     assert f"go on with evaluate(…, resume='{stopped.id[:8]}')" in capfd.readouterr().err
