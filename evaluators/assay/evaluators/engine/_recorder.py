@@ -18,7 +18,7 @@ from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._root import own_root
-from assay.evaluators.engine._setup import described, plain, setup_of, surroundings
+from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import keep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import orjson
@@ -12,7 +12,8 @@ from assay.tracer.spans import to_json
 
 LARGEST = 2**26  # bytes of a value that evaluators see; what is stored of it has the tracer's limit
 MEMBERS = 2**22  # values in containers, all levels together
-_AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
+SMALLEST = -(2**63)  # of the whole numbers that JSON keeps as such
+_AS_THEY_ARE = frozenset({str, bool, type(None)})
 
 
 def plain(value: Any) -> JSON:
@@ -20,10 +21,10 @@ def plain(value: Any) -> JSON:
 
     numpy's scalars and arrays, tensors and pandas' columns become numbers and lists, a DataFrame a dict per row;
     models, dataclasses and named tuples dicts; enums their values; sets and tuples lists; dates and decimals texts.
-    What is missing (`pandas.NA`, NaN inside of a container) becomes None. Anything else is its `repr`.
+    What is missing (`pandas.NA`, NaN) becomes None, a number too large for 64 bits a text. Anything else is its `repr`.
     """
     kind = type(value)
-    if kind in _AS_THEY_ARE:
+    if kind in _AS_THEY_ARE or (kind is float and isfinite(value)) or (kind is int and SMALLEST <= value < -SMALLEST):
         return value
     if kind is not dict and hasattr(kind, "tolist"):
         value = _listed(value)
