@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from assay.evaluators import get, score
+from assay.evaluators.builtin._below import Below
 
 SECRET = "the secret"
 
@@ -83,7 +84,6 @@ def test_devices_are_not_read():
     ("name", "told"),
     [
         ("a\0b", "cannot be read: no file can have a NUL in its name"),
-        ("\ud800", "cannot be read: no file can have its name"),
         ("missing", "is missing"),
         ("a.txt/b", "cannot be read: Not a directory"),
         ("n" * 1000, "cannot be read: File name too long"),
@@ -94,6 +94,11 @@ def test_what_cannot_be_opened_says_why(place, name, told):
     (place / "a.txt").write_text("sound")
     (place / "loop").symlink_to("loop")
     assert problem(place, name) == [told]
+
+
+def test_a_name_that_no_encoding_writes_is_refused(place):
+    with pytest.raises(PermissionError, match="no file can have its name"):
+        Below(str(place), most=10, left=10).read("\ud800")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
