@@ -132,6 +132,13 @@ def test_a_trace_that_is_not_in_the_store_is_named(store, live):
         attached(store, [store.trace(live[0]), Trace(run, (run,))])
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_no_new_traces_are_no_error(store, live, listed):
+    given = store.traces(name="nothing") if listed else Filter(name="nothing")
+    summary = attached(store, given).summary()
+    assert (summary.runs, dict(summary)) == (0, {})
+
+
 def test_it_stops_and_goes_on_without_an_experiment(store, live, capfd):
     def interrupted(outputs):
         raise KeyboardInterrupt

@@ -82,6 +82,7 @@ def test_nobody_else_has_that_key(store):
 
 
 def test_the_way_to_run_only_what_failed_is_said(store):
+    run_again.set(None)  # as if no command had run in this process
     (example,) = DATA[:1]
     failed = evaluate([example], survivor, store=store, progress=False)
     id = next(failed.rows()).example_id

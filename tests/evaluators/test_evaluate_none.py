@@ -85,7 +85,28 @@ def test_none_is_a_value_where_no_contents_are_recorded(store):
         configure(capture="full")
 
 
+def test_an_answer_that_was_not_recorded_is_missing_when_it_is_read_back(store):
+    configure(capture="none")
+    try:
+        live = evaluate(DATA, lambda q: "y", ["exact"], store=store, progress=False)
+    finally:
+        configure(capture="full")
+    again = live.evaluate([get("exact", key="again")], progress=False).summary()
+    assert (again["exact"].mean, again["again"].n, again["again"].skipped) == (1.0, 0, 10)
+
+
 def test_an_optional_argument_gets_none_that_was_returned():
     root = Run(trace_id="1" * 32, span_id="2" * 16, name="f", attributes={"output.value": "null"})
     optional = evaluator(key="k")(lambda outputs="not given": outputs is None)
     assert score(optional, case_of(Trace(root, (root,))))[0].score is True
+
+
+def test_a_call_that_returned_none_says_so_in_its_span(store):
+    (row,) = evaluate(DATA[:1], lambda q: nothing() or "x", store=store, progress=False).rows()
+    spans = {run.name: run.attributes.get("output.value") for run in row.trace.runs}
+    assert spans == {"nothing": "null", "<lambda>": None}
+
+
+@trace
+def nothing():
+    return None

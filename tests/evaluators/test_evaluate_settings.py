@@ -58,6 +58,12 @@ def test_options_reach_the_runs(store):
     }
 
 
+def test_what_was_not_asked_for_is_not_recorded_and_zero_is_asked_for(store):
+    recorded = evaluate(DATA, lambda text: text, seed=0, store=store, progress=False).record.metadata["setup"]
+    assert (recorded["seed"], recorded["retries"]) == (0, 0)
+    assert not {"only", "fail_fast", "max_usd", "timeout"} & recorded.keys()
+
+
 def test_the_number_of_examples_is_known_in_the_end_though_nobody_knew_it_before(store):
     experiment = evaluate(({"q": n} for n in range(3)), lambda q: q, repetitions=2, store=store, progress=False)
     assert (store.experiment(experiment.id).example_count, experiment.summary().runs) == (3, 6)

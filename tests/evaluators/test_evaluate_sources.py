@@ -1,12 +1,15 @@
 """What `evaluate()` takes as a dataset: names, files, frames, generators, traces, experiments, or answers given."""
 
+import asyncio
+import functools
+
 import pandas
 import pytest
 
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.records import Document, Example, Run
-from assay.evaluators import Experiment, datasets, evaluate, evaluator, get
+from assay.evaluators import Experiment, aevaluate, datasets, evaluate, evaluator, get
 
 EXAMPLES = [
     Example(inputs={"q": f"Q{n}"}, reference_outputs=f"a q{n}", split="test" if n % 2 else "train") for n in range(6)
@@ -199,3 +202,65 @@ def test_repetitions_report_variance_and_flakiness(store):
     assert (row.n, row.mean, row.flaky, row.variance) == (8, 0.75, 1, pytest.approx(1 / 6))
     assert sorted(spread[3] for spread in experiment.spread("exact").values()) == [False, True]
     assert [r.repetition for r in experiment.rows()] == [0, 1, 2, 3] * 2
+
+
+async def rows_later():
+    for n in range(3):
+        await asyncio.sleep(0)
+        yield {"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"}
+
+
+async def answer_later(q):
+    await asyncio.sleep(0)
+    return answer(q)
+
+
+@pytest.mark.parametrize("task", [answer, answer_later])
+def test_an_async_generator_is_a_dataset(store, task):
+    async def main():
+        return await aevaluate(rows_later(), task, ["exact"], store=store, progress=False)
+
+    for experiment in (evaluate(rows_later(), task, ["exact"], store=store, progress=False), asyncio.run(main())):
+        assert [row.outputs for row in experiment.rows()] == ["a q0", "a q1", "a q2"]
+        assert experiment.summary()["exact"].mean == 1.0
+
+
+def test_an_async_generator_that_fails_keeps_what_is_done(store):
+    async def rows():
+        yield {"q": "Q"}
+        raise OSError("the source is gone")
+
+    with pytest.raises(OSError, match="the source is gone"):
+        evaluate(rows(), answer, store=store, progress=False)
+    (record,) = store.experiments()
+    assert (record.status, record.metadata["totals"]["runs"]) == ("interrupted", 1)
+
+
+async def pieces(q):
+    for piece in ("a ", q.lower()):
+        await asyncio.sleep(0)
+        yield piece
+
+
+@pytest.mark.parametrize("task", [pieces, lambda q: pieces(q), functools.partial(pieces)])
+@pytest.mark.parametrize("timeout", [None, 10])
+def test_an_async_generator_is_a_task(store, task, timeout):
+    data = [{"inputs": {"q": "Q1"}, "reference_outputs": "a q1"}]
+    assert scored(data, store, task, timeout=timeout).summary()["exact"].mean == 1.0
+
+
+def test_evaluators_see_odd_numbers_as_they_are_read_back(store):
+    odd = [float("nan"), 10**30, 2**63, float("inf"), {"n": float("nan")}, True, 0.5]
+    seen = evaluator(key="seen")(lambda outputs: repr(outputs))
+    data = [{"inputs": {"n": n}} for n in range(len(odd))]
+    live = evaluate(data, lambda n: odd[n], [seen], store=store, progress=False)
+    again = live.evaluate([evaluator(key="again")(lambda outputs: repr(outputs))], progress=False)
+    scores = [row.scores for row in again.rows()]
+    assert [row["seen"] for row in scores] == [row["again"] for row in scores]
+    assert [row["seen"] for row in scores][:2] == ["None", repr(str(10**30))]
+
+
+def test_corrections_of_traces_that_were_not_picked_are_said(store, traces):
+    corrections = {traces[0].trace_id: "right", "f" * 32: "nobody's"}
+    with pytest.raises(ValueError, match=f"1 corrections are of traces that were not picked, as '{'f' * 32}'"):
+        datasets.from_traces(store, [run.trace_id for run in traces], corrections=corrections)

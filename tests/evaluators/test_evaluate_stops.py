@@ -7,7 +7,8 @@ import time
 import pytest
 
 from assay.collector.errors import NotFound
-from assay.evaluators import Experiment, datasets, evaluate, evaluator
+from assay.evaluators import Experiment, datasets, evaluate, evaluator, get
+from assay.evaluators.engine import go_on
 from assay.tracer import current_run, trace
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(200)]
@@ -59,6 +60,7 @@ def test_too_many_failures_end_it(store, task, settings, failures):
 
 
 def test_what_ran_is_stored_and_it_goes_on_where_it_stopped(store, capfd):
+    go_on.set(None)  # as if no command had run in this process
     stopped = ran(store, fails, max_failures=2)
     assert (stopped.record.status, store.experiment("x").status) == ("interrupted", "interrupted")
     assert f"go on with evaluate(…, resume='{stopped.id[:8]}')" in capfd.readouterr().err
@@ -194,7 +196,7 @@ def test_an_id_that_is_not_there_is_named(store):
 def test_a_run_of_one_example_does_not_take_the_name_of_the_whole(store):
     whole = ran(store, lambda q: q)
     alone = ran(store, lambda q: q, only=next(whole.rows()).example_id)
-    assert (store.experiment("x").id, alone.name) == (whole.id, "x (only)")
+    assert (store.experiment("x").id, alone.name) == (whole.id, "x-only")
 
 
 def test_several_splits_are_taken_together(store):
@@ -207,3 +209,23 @@ def test_several_splits_are_taken_together(store):
         assert experiment.record.metadata["setup"]["split"] == ["a", "c"]
     with pytest.raises(NotFound, match="split 'x' or 'y' of dataset 'kept'"):
         evaluate("kept", lambda q: q, split=["x", "y"], store=store, progress=False)
+
+
+def test_runs_that_failed_before_do_not_stop_who_scores_them_further(store):
+    failed = ran(store, fails)
+    further = failed.evaluate([get("latency", key="slow")], fail_fast=True, max_failures=1, progress=False)
+    assert (further.record.status, further.summary()["slow"].n) == ("finished", 200)
+
+
+def test_what_is_remarked_is_bounded(store):
+    class Busy(Exception):
+        pass
+
+    def odd(error):
+        raise ValueError(str(error) + "x" * 1000)
+
+    def task(q):
+        raise Busy(q)
+
+    remarks = ran(store, task, retries=1, retry_on=odd, max_failures=100).summary().remarks
+    assert (len(remarks), max(map(len, remarks)) < 300, remarks[-1].startswith("stopped: ")) == (21, True, True)

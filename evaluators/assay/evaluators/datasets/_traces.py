@@ -26,10 +26,19 @@ def from_traces(
 
     `corrections` maps trace ids to reference outputs; with `outputs_are_references` what was answered is the reference
     of the others. What was answered and retrieved is kept as the example's given outputs and documents.
+
+    Raises `ValueError` for a correction of a trace that was not picked.
     """
     traces = stored_traces(store, trace_ids, limit=limit, filter=filter, **conditions)
-    known = corrections or {}
-    return [example_of_trace(trace, known.get(trace.trace_id), outputs_are_references) for trace in traces]
+    left = dict(corrections or {})
+    examples = [example_of_trace(trace, left.pop(trace.trace_id, None), outputs_are_references) for trace in traces]
+    if left:
+        named = ", ".join(repr(id) for id in list(left)[:3])
+        raise ValueError(
+            f"{len(left)} corrections are of traces that were not picked, as {named}: name these traces, or let the "
+            "filter and limit take them in"
+        )
+    return examples
 
 
 def stored_traces(

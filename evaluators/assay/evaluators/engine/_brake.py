@@ -27,7 +27,7 @@ class Brake:
 
     def saw(self, done: Done) -> None:
         """Look at a run; called from any thread."""
-        if not self._watches:
+        if not self._watches or done.item.trace is not None:  # no task ran for it
             return
         with self._lock:
             self._done += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,12 +22,13 @@ from assay.evaluators.engine._plan import Done
 from assay.evaluators.engine._prepare import Job, prepared, spool_path
 from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
 from assay.evaluators.engine._settings import Settings
+from assay.evaluators.engine._source import from_loop
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import as_task
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Spool, Unstored, Writer
-from assay.evaluators.protocol import Evaluator, as_evaluator
+from assay.evaluators.protocol import Evaluator, as_evaluator, waiting_on
 
 
 async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Settings) -> Experiment:
@@ -36,6 +37,8 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
     whole = (*(judge for judge in judges if judge.summary), *map(as_evaluator, settings.summary_evaluators))
     single = _distinct([judge for judge in judges if not judge.summary])
     task = as_task(task) if task is not None else None
+    if isinstance(dataset, AsyncIterable):
+        dataset = from_loop(dataset, waiting_on(asyncio.get_running_loop()))
     prepare = attaching if settings.attach else prepared
     job = await asyncio.to_thread(prepare, dataset, task, single, whole, settings)
     with _settled():
@@ -95,7 +98,7 @@ async def _run(job: Job) -> Experiment:
 def _remark_on_the_end(job: Job, brake: Brake) -> None:
     """Say, below the table and at once, why the experiment stopped, and what is still at work."""
     if brake.why:
-        job.plan.remark(f"stopped: {brake.why}")
+        job.plan.remarks[f"stopped: {brake.why}"] = None
         say(f"assay: stopped, as {brake.why}; go on with {_go_on(job)}")
     if still := job.plan.strays.alive:
         job.plan.remark(f"{still} tasks did not stop at their timeout and are still at work in this process")

@@ -16,18 +16,26 @@ from assay.evaluators.protocol import finish
 def evaluate(dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **options: Unpack[Options]) -> Experiment:
     """Run a task over a dataset, let evaluators score every run, and keep both in a store as an experiment.
 
-    `dataset` is a dataset's name in the store (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a DataFrame, a
-    list or generator of dicts or examples, stored traces or a `Filter` over them, or an experiment whose runs are to be
-    scored further. `task` is called with the inputs by name, with the whole dict if it takes `inputs`, or with the one
-    value if inputs are no dict; async tasks run on one loop, others on threads. Without a task what is there is scored:
-    given outputs, traces, runs. The span of a task under `@trace` is the root of its run, as it is in production.
+    `dataset` is a dataset's name in the store (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a DataFrame,
+    a list or (async) generator of dicts or examples, stored traces or a `Filter` over them, or an experiment whose
+    runs are to be scored further. `task` is called with the inputs by name, with the whole dict if it takes `inputs`,
+    or with the one value if inputs are no dict; async tasks run on one loop, others on threads. Without a task what is
+    there is scored: given outputs, traces, runs; with `attach` live traces where they are, and no experiment is kept.
+    The span of a task under `@trace` is the root of its run, as it is in production.
 
-    `repetitions` runs every example so many times; `timeout` (seconds) and `retries` hold per run; `limit` takes the
-    first examples, or with `seed` a random sample, and a task with a parameter `seed` gets one per run. `resume` (True:
-    by `name`, or an experiment's id) goes on where an experiment was interrupted: what is stored is not run again. It
-    compares the dataset and its version, repetitions, seed, split, limit, the metadata that are given, and the code
-    and constants that the task reaches in its project (not those of installed packages), and refuses if any has
-    changed. An evaluator whose version, parameters or code have changed says its scores again.
+    `repetitions` runs every example so many times. `limit` takes the first examples, or with `seed` a random sample,
+    and a task with a parameter `seed` gets one per run; `split` takes those of one split or several, `only` those
+    whose ids are given, or how they begin. `timeout` (seconds) holds per attempt, of which `retries` makes more where
+    the failure may pass, or where `retry_on` (exception types, or a function of the exception) says so.
+
+    `fail_fast`, `max_failures` (a number, or a share of the runs as 0.2) and `max_usd` (what the tasks' spans cost)
+    stop the experiment: what runs is let finish, and it can be resumed. With `raise_errors` what a task raises is
+    raised.
+
+    `resume` (True: by `name`, or an experiment's id) goes on where an experiment was interrupted: what is stored is
+    not run again. It compares the dataset and its version, repetitions, seed, split, limit, the metadata that are
+    given, and the code and constants that the task reaches in its project (not those of installed packages), and
+    refuses if any has changed. An evaluator whose version, parameters or code have changed says its scores again.
     `span_wait` is how long (seconds) to wait for spans that are still open when the task is over. `store` None: see
     `assay.collector.connect`.
 

@@ -9,6 +9,10 @@ from typing import Any
 
 from assay.collector.records import JSON, Example
 
+_VALUES = (
+    *("inputs", "reference_outputs", "outputs", "conditions", "guidelines", "history", "metadata"),
+    *("documents", "expected_documents"),
+)
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes})  # nothing can change these
 
 
@@ -29,8 +33,7 @@ class Copies:
 
     def of_example(self, example: Example) -> Example:
         """The example with values of its own: a task may ask for it."""
-        names = ("inputs", "reference_outputs", "outputs", "conditions", "guidelines", "history", "metadata")
-        return replace(example, **{name: self.of(getattr(example, name)) for name in names})
+        return replace(example, **{name: self.of(getattr(example, name)) for name in _VALUES})
 
     def _copy(self, value: Any, made: dict[int, Any]) -> Any:
         kind = type(value)

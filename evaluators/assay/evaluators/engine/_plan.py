@@ -13,6 +13,8 @@ from assay.evaluators.engine._task import Task
 from assay.evaluators.engine._timeout import Strays
 from assay.evaluators.protocol import Evaluator
 
+MOST_REMARKS = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -30,8 +32,9 @@ class Plan:
     strays: Strays = field(default_factory=Strays)  # tasks that did not stop at their timeout
 
     def remark(self, text: str) -> None:
-        """Say something below the summary's table, once."""
-        self.remarks[text] = None
+        """Say something below the summary's table, once; of very many remarks the first."""
+        if len(self.remarks) < MOST_REMARKS:
+            self.remarks[text] = None
 
     @property
     def copies(self) -> Copies:

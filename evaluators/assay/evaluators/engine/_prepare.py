@@ -100,7 +100,8 @@ def _begun(
     tally = Tallies((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
     earlier = _earlier(name, store, settings)
     if earlier is None:
-        name += " (only)" * bool(settings.only)  # the newest of a name is what others go on with and compare
+        if settings.only and not name.endswith("-only"):  # the newest of a name is what others go on with and compare
+            name += "-only"
         metadata = {**_setup.plain(settings.metadata or {}), "setup": setup}
         record = Record(
             id=secrets.token_hex(16),

@@ -82,7 +82,8 @@ def _pause(plan: Plan, attempt: Attempt, failed: int) -> float | None:
     try:
         again = retries_on(plan.settings.retry_on)(attempt.error)
     except Exception as error:
-        plan.remark(f"retry_on raised {type(error).__name__}: {error}; what it was asked about was not tried again")
+        told = f"{type(error).__name__}: {error}"
+        plan.remark(f"retry_on raised {told:.200}; what it was asked about was not tried again")
         return None
     return wait_before(failed, attempt.error) if again else None
 
@@ -173,7 +174,8 @@ def _done(
     still_open: int,
 ) -> Done:
     around, runs, root = _rooted(task, attempt, spans)
-    if attempt.error is None and root.outputs is None:
+    outputs = _outputs(attempt, around, root)
+    if attempt.error is None and outputs is None:
         runs, root = said_none(runs, root)
     if plan.keep_examples:
         runs, root = with_example(runs, root, item.example, around.inputs)
@@ -183,7 +185,7 @@ def _done(
         trees = [_rooted(task, one, one.captured.spans(0)[0])[1:] for one in failed]
         earlier = [run for number, tree in enumerate(trees, 1) for run in as_attempt(*tree, number, root)]
     trace = Trace(root, runs, complete=not still_open)
-    case = _case(plan, item.example, trace, _outputs(attempt, around, root))
+    case = _case(plan, item.example, trace, outputs)
     feedback = feedback_of(attempt.captured, around, root)
     raised = attempt.error if plan.settings.raise_errors else None
     return Done(item, case, Target(trace_id=trace.trace_id), (*earlier, *runs), feedback, still_open, raised)

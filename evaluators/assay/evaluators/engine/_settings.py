@@ -118,7 +118,8 @@ class Settings:
     def parameters(self) -> dict[str, JSON]:
         """What is recorded of them."""
         names = ("concurrency", "repetitions", "split", "limit", "only", "timeout", "retries", "seed", *_STOPS)
-        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def _as_list(names: Names) -> list[str] | None:

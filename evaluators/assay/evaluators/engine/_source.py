@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from assay.collector.records import Dataset, Example, Trace, TraceSummary
 from assay.collector.stores import Store
 from assay.evaluators import datasets
 from assay.evaluators.engine._plan import Item
+from assay.evaluators.protocol import Wait
 
 PAGE = 500
+_END = object()
 SHORTEST = 6  # characters of an id that may stand for all of it
 LARGEST_KEPT_FILE = 64 * 2**20  # bytes; a larger file is streamed, and not kept as a dataset in the store
 
@@ -49,7 +51,7 @@ def source_of(
     """
     if isinstance(given, Filter):
         return _traces(default_name, lambda: datasets.stored_traces(store, filter=given, limit=10**9))
-    if _are_traces(given):
+    if _are_traces(given, none=stored):
         listed = list(given)
         return _traces(default_name, lambda: _whole(listed, store, stored), len(listed))
     if isinstance(given, str) and not datasets.is_file(given):
@@ -61,6 +63,17 @@ def source_of(
     examples = datasets.read(given)
     name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
     return _listed(datasets.save(store, name, examples, replace=True), examples, splits)
+
+
+def from_loop(rows: AsyncIterable[Any], wait: Wait) -> Iterator[Any]:
+    """What an async generator gives, for the threads that read examples; `wait` lets the loop get the next one."""
+    ahead = aiter(rows)
+    while (row := wait(_next_of(ahead))) is not _END:
+        yield row
+
+
+async def _next_of(rows: AsyncIterator[Any]) -> Any:
+    return await anext(rows, _END)
 
 
 def items_of(
@@ -137,7 +150,7 @@ def _by_content(examples: Sequence[Example]) -> str:
 
 def _listed(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> Source:
     """A dataset that is in memory already, so that it need not be read back."""
-    chosen = [example for example in examples if splits is None or example.split in splits]
+    chosen = [example for example in examples if _is_in(example, splits)]
 
     def pairs() -> Iterator[tuple[Example, Trace | None]]:
         return ((example, None) for example in chosen)
@@ -149,14 +162,18 @@ def _pages(store: Store, dataset: Dataset, splits: Sequence[str] | None) -> Iter
     """In the dataset's order; of several splits the store is asked for all examples."""
     split, offset = splits[0] if splits and len(splits) == 1 else None, 0
     while page := store.examples(dataset.name, dataset.version, split=split, limit=PAGE, offset=offset):
-        yield from ((example, None) for example in page if splits is None or example.split in splits)
+        yield from ((example, None) for example in page if _is_in(example, splits))
         offset += len(page)
+
+
+def _is_in(example: Example, splits: Sequence[str] | None) -> bool:
+    return splits is None or example.split in splits
 
 
 def _streamed(name: str, given: Any, splits: Sequence[str] | None) -> Source:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
         for example in datasets.iterate(given):
-            if splits is None or example.split in splits:
+            if _is_in(example, splits):
                 yield example, None
 
     return Source(name, None, "kv", None, examples, keep=True)
@@ -182,11 +199,13 @@ def _whole(given: Sequence[Trace | TraceSummary], store: Store, all_stored: bool
                 raise NotFound(f"trace {member.trace_id} is not in the store, where feedback could be attached to it")
 
 
-def _are_traces(given: Any) -> bool:
+def _are_traces(given: Any, *, none: bool) -> bool:
+    """Whether these are traces; `none` is what is said of an empty list."""
     if isinstance(given, str | Path | Iterator) or not isinstance(given, Iterable) or hasattr(given, "columns"):
         return False
-    first = next(iter(given), None)
-    return isinstance(first, Trace | TraceSummary)
+    for first in given:
+        return isinstance(first, Trace | TraceSummary)
+    return none
 
 
 def _named(given: str) -> tuple[str, int | None]:

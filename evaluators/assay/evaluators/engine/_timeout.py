@@ -27,17 +27,20 @@ class Strays:
 
     def __init__(self) -> None:
         self._left: list[threading.Thread | asyncio.Task[Any]] = []
+        self._lock = threading.Lock()
 
     @property
     def alive(self) -> int:
         """How many have not ended yet."""
-        return sum(map(_is_alive, tuple(self._left)))
+        with self._lock:
+            return sum(map(_is_alive, self._left))
 
     def add(self, left: threading.Thread | asyncio.Task[Any]) -> None:
         """Wait no longer for something; called from any thread."""
-        if len(self._left) >= _MANY:
-            self._left = [one for one in self._left if _is_alive(one)]
-        self._left.append(left)
+        with self._lock:
+            if len(self._left) >= _MANY:
+                self._left = [one for one in self._left if _is_alive(one)]
+            self._left.append(left)
 
 
 def within(seconds: float, call: Callable[[], Any], strays: Strays) -> Any:
@@ -85,11 +88,11 @@ async def let_end(tasks: Collection[asyncio.Task[Any]], strays: Strays, grace: f
 
 async def alone_on_its_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """What a coroutine gives whose loop ends with it: what else is on the loop does not hold that up."""
+    around = asyncio.all_tasks()
     try:
         return await coroutine
     finally:
-        others = {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
-        await let_end(others, Strays(), STOPPING)
+        await let_end(asyncio.all_tasks() - around, Strays(), STOPPING)
 
 
 def remaining(seconds: float | None, began: float) -> float | None:
