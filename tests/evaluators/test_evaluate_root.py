@@ -193,8 +193,8 @@ def test_further_evaluators_resume_and_compare_see_the_same_root(store):
 def test_experiments_over_traced_tasks_compare(store):
     first = evaluate(DATA, plain, JUDGES[:1], store=store, progress=False)
     second = evaluate(DATA, failing, JUDGES[:1], store=store, progress=False)
-    (change,) = compare(first, second).changes()
-    assert (change.key, change.before, change.after) == ("trajectory_match", 1.0, 0.0)
+    changes = {change.key: (change.before, change.after) for change in compare(first, second).changes()}
+    assert changes == {"task_ok": (1.0, 0.0), "trajectory_match": (1.0, 0.0)}
 
 
 def test_feedback_that_the_task_gives_hangs_on_its_span(store):
