@@ -42,6 +42,7 @@ class ControlStore(Protocol):
     ) -> Dataset:
         """Add or overwrite examples (by id), take out `remove`, or put them all in place of what is there (`replace`).
 
+        Of examples with one id in the same call each is kept, the second as `<id>-2` and so on (see `distinct`).
         Makes a new version if anything changed, else returns the current one. Creates the dataset if it is new.
         """
 

@@ -3,7 +3,7 @@
 from assay.evaluators.datasets._columns import BadRow, to_example
 from assay.evaluators.datasets._files import cell
 from assay.evaluators.datasets._generate import ModelSaid, generate
-from assay.evaluators.datasets._keep import Diff, deduplicate, diff, save
+from assay.evaluators.datasets._keep import Diff, deduplicate, diff, keep, save
 from assay.evaluators.datasets._kinds import check_kind, kind_of, messages, only, view, view_outputs
 from assay.evaluators.datasets._read import is_file, iterate, read
 from assay.evaluators.datasets._schema import SchemaError, check_schema, infer_schema
@@ -26,6 +26,7 @@ __all__ = [
     "infer_schema",
     "is_file",
     "iterate",
+    "keep",
     "kind_of",
     "messages",
     "only",

@@ -157,8 +157,13 @@ def _example(draft: dict[str, Any], where: str) -> Example:
     _split_of_langsmith(known)
     for name in _SCALARS:
         if name in known:
-            known[name] = str(known[name])
+            known[name] = _scalar(known[name])
     return Example(inputs=known.pop("inputs", None), **known)
+
+
+def _scalar(value: JSON) -> str:
+    """As text; 7.0 as "7", for a column of whole numbers with gaps comes as floats."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _split_of_langsmith(known: dict[str, Any]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from assay.collector.records import Example, Trace
+from assay.collector.records import Example, Numbering, Trace, distinct
 from assay.evaluators.datasets._columns import BadRow, to_example
 from assay.evaluators.datasets._files import SUFFIXES, rows_of_file
 from assay.evaluators.datasets._traces import example_of_trace
@@ -20,21 +19,28 @@ def read(source: Any, *, columns: Mapping[str, str] | None = None) -> list[Examp
     first, as in {"gold": "reference_outputs", "q": "inputs.question"}. Two examples with the same contents get
     different ids. Raises `BadRow`, which names the file and line.
     """
-    return list(iterate(source, columns=columns))
+    return distinct(_examples(source, columns))
 
 
 def iterate(source: Any, *, columns: Mapping[str, str] | None = None) -> Iterator[Example]:
-    """The same, one by one: JSON lines, CSV and generators are never held as a whole."""
-    seen: dict[str, int] = {}
-    for where, row in _rows(source):
-        example = _example(row, where, columns)
-        if example is not None:
-            yield _distinct(example, seen)
+    """The same, one by one: JSON lines, CSV and generators are never held as a whole.
+
+    An id that is given further down than a row without one whose inputs make the same id gets a number.
+    """
+    numbering = Numbering()
+    return (numbering.of(example) for example in _examples(source, columns))
 
 
 def is_file(source: Any) -> bool:
     """Whether a dataset is named by a path: a `Path`, or a text that ends like a file of examples."""
     return isinstance(source, Path) or (isinstance(source, str) and source.lower().endswith(SUFFIXES))
+
+
+def _examples(source: Any, columns: Mapping[str, str] | None) -> Iterator[Example]:
+    for where, row in _rows(source):
+        example = _example(row, where, columns)
+        if example is not None:
+            yield example
 
 
 def _rows(source: Any) -> Iterable[tuple[str, Any]]:
@@ -82,8 +88,3 @@ def _attributes(item: Any, where: str) -> Mapping[str, Any]:
     if dump is None:
         raise BadRow(f"{where} is {item!r:.120}, neither a dict nor an example")
     return dump()
-
-
-def _distinct(example: Example, seen: dict[str, int]) -> Example:
-    count = seen[example.id] = seen.get(example.id, 0) + 1
-    return example if count == 1 else replace(example, id=f"{example.id}-{count}")

@@ -55,7 +55,7 @@ def source_of(given: Any, store: Store, default_name: str, split: str | None) ->
         return _streamed(default_name, given, split)
     examples = datasets.read(given)
     name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
-    return _listed(datasets.save(store, name, examples, replace=True), examples, split)
+    return _listed(*datasets.keep(store, name, examples, replace=True), split)
 
 
 def items_of(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.collector.errors import NotFound
-from assay.collector.records import JSON, Dataset, Example
+from assay.collector.records import JSON, Dataset, Example, distinct
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._records import from_text, to_text
 from assay.collector.stores.sqlite._values import dumps, loads
@@ -42,7 +42,7 @@ class Datasets(Half):
         about = {"kind": kind, "schema": schema, "description": description, "metadata": metadata}
         current = _newest(db, dataset)
         version = current.version + 1 if current else 1
-        changed = _write(db, dataset, version, examples, replace, remove)
+        changed = _write(db, dataset, version, distinct(examples), replace, remove)
         described = _described(current, about)
         if current and not changed and described == _described(current, {}):
             return current
