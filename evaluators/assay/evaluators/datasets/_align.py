@@ -7,9 +7,8 @@ versions), so examples without an id of their own are matched by what they ask, 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from assay.collector.records import Dataset, Example, Numbering, canonical, example_id
 from assay.collector.stores import ControlStore
@@ -25,17 +24,25 @@ def aligned(examples: Sequence[Example], stored: Iterable[Example]) -> list[Exam
     first left here and the first left there. What is left over gets an id that no stored example has.
     """
     keys = [example_id(example) for example in examples]
+    asking: dict[str, list[int]] = defaultdict(list)  # what is asked without a given id, and where
+    for place, (example, key) in enumerate(zip(examples, keys, strict=True)):
+        if is_derived(example.id, key):
+            asking[key].append(place)
+    if not asking:
+        return list(examples)
     given = {example.id for example, key in zip(examples, keys, strict=True) if not is_derived(example.id, key)}
-    asking: dict[str, dict[int, Example]] = defaultdict(dict)  # by what they ask, and their place
-    for place, example in enumerate(examples):
-        if example.id not in given:
-            asking[keys[place]][place] = example
-    ids, known = _those_that_ask_the_same(stored, asking)
-    found = dict(chain.from_iterable(_pairs(asking[key], alike, given) for key, alike in known.items()))
-    found.update((place, example.id) for place, example in enumerate(examples) if example.id in given)
-    numbering = Numbering(ids | given)
+    taken, known = _those_that_ask_the_same(stored, asking)
+    found: dict[int, str] = {}
+    for key, alike in known.items():
+        old = {example.id: example for example in alike if example.id not in given}
+        found.update(_pairs({place: examples[place] for place in asking[key]}, old))
+    numbering = Numbering(taken | given)
     return [
-        replace(example, id=found[place]) if place in found else numbering.of(replace(example, id=keys[place]))
+        example
+        if example.id in given or found.get(place) == example.id
+        else replace(example, id=found[place])
+        if place in found
+        else numbering.of(replace(example, id=keys[place]))
         for place, example in enumerate(examples)
     ]
 
@@ -54,7 +61,7 @@ def stored_examples(store: ControlStore, dataset: Dataset) -> Iterator[Example]:
 
 
 def _those_that_ask_the_same(
-    stored: Iterable[Example], asking: Mapping[str, object]
+    stored: Iterable[Example], asking: Container[str]
 ) -> tuple[set[str], dict[str, list[Example]]]:
     """All ids of a dataset, and those of its examples that ask what some new one asks, by what it is."""
     taken: set[str] = set()
@@ -66,24 +73,22 @@ def _those_that_ask_the_same(
     return taken, known
 
 
-def _pairs(new: Mapping[int, Example], stored: Iterable[Example], given: set[str]) -> Iterator[tuple[int, str]]:
-    """(place, id) of those that belong together; stored ones that others name by a `given` id belong to nobody here.
-
-    In time proportional to how many there are, even if all ask the same.
+def _pairs(new: dict[int, Example], old: dict[str, Example]) -> Mapping[int, str]:
+    """The id for each place, of those that belong together. In time proportional to how many there are, even if all
+    ask the same.
     """
-    left, old = dict(new), {example.id: example for example in stored if example.id not in given}
-    if len(left) == len(old) == 1:
-        yield next(iter(left)), next(iter(old))
-        return
+    if len(new) == len(old) == 1:
+        return dict(zip(new, old, strict=True))
+    found: dict[int, str] = {}
     for likeness in (_id_and_content, _content, _id, _nothing) if old else ():
         waiting: dict[object, deque[str]] = defaultdict(deque)
         for example in old.values():
             waiting[likeness(example)].append(example.id)
-        for place, example in list(left.items()):
+        for place, example in list(new.items()):
             if ids := waiting.get(likeness(example)):
-                old.pop(id := ids.popleft())
-                left.pop(place)
-                yield place, id
+                found[place] = ids.popleft()
+                del old[found[place]], new[place]
+    return found
 
 
 def _id_and_content(example: Example) -> object:

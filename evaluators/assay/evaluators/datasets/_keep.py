@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import eq
 from typing import Any, Literal
 
 from assay.collector.errors import NotFound
@@ -70,7 +71,8 @@ def keep(
 ) -> tuple[Dataset, list[Example]]:
     """`save`, which also gives the examples back under the ids that they have in the store."""
     known = _known(store, name)
-    examples = aligned(examples, stored_examples(store, known)) if known else list(examples)
+    if known and not _is_there(examples, store, known):
+        examples = aligned(examples, stored_examples(store, known))
     kind = kind or (known.kind if known else kind_of(examples))
     check_kind(examples, kind)
     held = infer_schema(examples) if schema == "infer" else schema or (known.schema if known else None)
@@ -79,7 +81,7 @@ def keep(
     saved = store.save_examples(
         name, examples, replace=replace, kind=kind, schema=held, description=description, metadata=metadata
     )
-    return saved, examples
+    return saved, list(examples)
 
 
 def diff(before: Iterable[Example], after: Iterable[Example]) -> Diff:
@@ -107,6 +109,11 @@ def _known(store: ControlStore, name: str) -> Dataset | None:
         return store.dataset(name)
     except NotFound:
         return None
+
+
+def _is_there(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:
+    """Whether a dataset consists of these very examples, as when an experiment is done again: soon told."""
+    return known.example_count == len(examples) and all(map(eq, examples, stored_examples(store, known)))
 
 
 def _changed(old: Example, new: Example) -> tuple[str, ...]:
