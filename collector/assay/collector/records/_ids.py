@@ -12,7 +12,7 @@ import orjson
 from assay.collector.records._values import JSON
 
 _STABLE = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-_ODD = (b".0", b"e16", b"e17", b"e18")  # in numbers that have another spelling; in texts they do no harm
+_ODD = (b".0", b"e+1")  # in numbers that have another spelling; in texts they do no harm
 _DEEPEST = 200
 _CUT = "…"
 
