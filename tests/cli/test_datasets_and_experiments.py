@@ -229,3 +229,21 @@ def test_a_file_that_is_no_python_shows_where(tmp_path):
     result = CliRunner().invoke(app, ["eval", str(tmp_path / "broken.py")], catch_exceptions=False)
     assert "SyntaxError: '[' was never closed" in result.stderr
     assert "importlib" not in result.stderr
+
+
+def test_an_imported_correction_changes_its_example(assay, questions):
+    for gold in ("Here", "There"):
+        questions.write_text(f"question,gold\nWhere?,{gold}\n")
+        assay("datasets", "import", "q", questions, "--column", "gold=reference_outputs")
+    (change,) = lines(assay("datasets", "diff", "q", 1, "--json"))
+    assert (change["change"], change["what"]) == ("changed", "reference_outputs")
+
+
+def test_encoding_split_and_doubles_of_an_imported_file(assay, tmp_path, capsys):
+    (tmp_path / "q.csv").write_text("question,split\nWo wär's?,a\nwo wär's?,a\nWo?,b\nWer?,c\n", "cp1252")
+    how = ("--encoding", "cp1252", "--split", "a", "--split", "b", "--deduplicate")
+    assay("datasets", "import", "q", tmp_path / "q.csv", *how)
+    assert [row["inputs"]["question"] for row in lines(assay("datasets", "show", "q", "--json"))] == [
+        "Wo wär's?",
+        "Wo?",
+    ]

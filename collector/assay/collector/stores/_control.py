@@ -64,7 +64,9 @@ class ControlStore(Protocol):
         limit: int | None = None,
         offset: int = 0,
     ) -> list[Example]:
-        """Examples of a version in their order."""
+        """Examples of a version in their order; of a split those that have it as `split`, or among several in their
+        metadata's "dataset_split".
+        """
 
     def delete_dataset(self, name: str) -> bool:
         """Remove a dataset with all its versions; False if there was none. Experiments over it stay."""

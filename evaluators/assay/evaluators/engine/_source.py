@@ -51,9 +51,9 @@ def source_of(given: Any, store: Store, default_name: str, split: str | None) ->
         return _stored(store, *_named(given), split)
     if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > LARGEST_KEPT_FILE:
         return _streamed(Path(given).stem, given, split)
-    if isinstance(given, Iterator):
+    if isinstance(given, Iterator) or (isinstance(given, Iterable) and not hasattr(given, "__len__")):
         return _streamed(default_name, given, split)
-    examples = datasets.read(given)
+    examples = datasets.read(given, split=split if datasets.has_splits(given) else None)
     name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
     return _listed(*datasets.keep(store, name, examples, replace=True), split)
 
@@ -109,7 +109,7 @@ def _by_content(examples: Sequence[Example]) -> str:
 
 def _listed(dataset: Dataset, examples: Sequence[Example], split: str | None) -> Source:
     """A dataset that is in memory already, so that it need not be read back."""
-    chosen = [example for example in examples if split is None or example.split == split]
+    chosen = [example for example in examples if datasets.in_split(example, split)]
 
     def pairs() -> Iterator[tuple[Example, Trace | None]]:
         return ((example, None) for example in chosen)
@@ -127,7 +127,7 @@ def _pages(store: Store, dataset: Dataset, split: str | None) -> Iterator[tuple[
 def _streamed(name: str, given: Any, split: str | None) -> Source:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
         for example in datasets.iterate(given):
-            if split is None or example.split == split:
+            if datasets.in_split(example, split):
                 yield example, None
 
     return Source(name, None, "kv", None, examples, keep=True)

@@ -18,6 +18,7 @@ from assay.collector.stores.sqlite._values import dumps, loads
 from assay.tracer.hints import did_you_mean
 
 _COLUMNS = "name, version, kind, schema, description, metadata, created_ns, example_count"
+_AMONG_SEVERAL = "EXISTS (SELECT 1 FROM json_each(data, '$.metadata.dataset_split') WHERE value = ?)"
 _DESCRIBED = ("kind", "schema", "description", "metadata")
 
 
@@ -77,9 +78,9 @@ class Datasets(Half):
         at = _one(db, dataset, version).version
         sql = (
             "SELECT data FROM examples WHERE dataset = ? AND since <= ? AND (until IS NULL OR until > ?)"
-            " AND (? IS NULL OR split = ?) ORDER BY position LIMIT ? OFFSET ?"
+            f" AND (? IS NULL OR split = ? OR {_AMONG_SEVERAL}) ORDER BY position LIMIT ? OFFSET ?"
         )
-        values = (dataset, at, at, split, split, -1 if limit is None else limit, offset)
+        values = (dataset, at, at, split, split, split, -1 if limit is None else limit, offset)
         return [from_text(Example, row[0]) for row in db.execute(sql, values)]
 
     @writes
