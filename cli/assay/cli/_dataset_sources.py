@@ -168,9 +168,7 @@ def _once(examples: list[Example]) -> list[Example]:
 
     kept = datasets.deduplicate(examples)
     if left_out := len(examples) - len(kept):
-        notes.print(
-            f"left out {left_out} rows that ask what an earlier one asks: the first counts", markup=False
-        )
+        notes.print(f"left out {left_out} rows that ask what an earlier one asks: the first counts", markup=False)
     return kept
 
 

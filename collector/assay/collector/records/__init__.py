@@ -8,7 +8,7 @@ from assay.collector.records._admin import Key, QueueItem, Retention
 from assay.collector.records._case import Case
 from assay.collector.records._change import CHANGEABLE, changed
 from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
-from assay.collector.records._feedback import Feedback, Target, feedback_id, scored
+from assay.collector.records._feedback import Feedback, Target, feedback_id, restored, scored
 from assay.collector.records._ids import canonical
 from assay.collector.records._lists import Bucket, FeedbackStats, Page, SessionSummary, TraceSummary
 from assay.collector.records._monitor import Decision, Lease, Rule
@@ -54,5 +54,6 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "distinct",
     "example_id",
     "feedback_id",
+    "restored",
     "scored",
 ]
