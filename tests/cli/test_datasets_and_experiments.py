@@ -139,7 +139,9 @@ def test_a_summary_exported_as_html_says_its_encoding(assay, tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION)
     assay("eval", tmp_path / "check.py")
     assay("experiments", "export", "check", tmp_path / "runs.html")
-    assert '<meta charset="utf-8"><title>check</title><table>' in (tmp_path / "runs.html").read_text("utf-8")
+    written = (tmp_path / "runs.html").read_text("utf-8")
+    assert '<meta charset="utf-8">' in written
+    assert "<title>check</title>" in written
 
 
 def test_an_evaluation_in_a_file(assay, tmp_path):
@@ -243,3 +245,21 @@ def test_functions_of_a_file_score_an_experiment_and_again_with_other_parameters
 def test_parameters_belong_to_one_evaluator(assay):
     with pytest.raises(Refused, match="--set is for one --evaluator, not 2"):
         assay("experiments", "score", "x", "--evaluator", "exact", "--evaluator", "regex", "--set", "pattern=a")
+
+
+def test_an_imported_correction_changes_its_example(assay, questions):
+    for gold in ("Here", "There"):
+        questions.write_text(f"question,gold\nWhere?,{gold}\n")
+        assay("datasets", "import", "q", questions, "--column", "gold=reference_outputs")
+    (change,) = lines(assay("datasets", "diff", "q", 1, "--json"))
+    assert (change["change"], change["what"]) == ("changed", "reference_outputs")
+
+
+def test_encoding_split_and_doubles_of_an_imported_file(assay, tmp_path, capsys):
+    (tmp_path / "q.csv").write_text("question,split\nWo wär's?,a\nwo wär's?,a\nWo?,b\nWer?,c\n", "cp1252")
+    how = ("--encoding", "cp1252", "--split", "a", "--split", "b", "--deduplicate")
+    assay("datasets", "import", "q", tmp_path / "q.csv", *how)
+    assert [row["inputs"]["question"] for row in lines(assay("datasets", "show", "q", "--json"))] == [
+        "Wo wär's?",
+        "Wo?",
+    ]

@@ -13,9 +13,9 @@ import typer
 from assay.cli._common import conditions, console, emit, notes, opened, whole_id
 from assay.cli._options import DatasetName, JsonOption, StoreOption, WhereOption
 from assay.collector.errors import Refused
-from assay.collector.records import Dataset, DatasetKind
+from assay.collector.records import Dataset, DatasetKind, Example
 
-From = Annotated[Path, typer.Argument(help="JSONL, JSON, CSV, TSV or YAML; also exports of other products.")]
+From = Annotated[Path, typer.Argument(help="By its ending: JSONL, JSON, CSV, YAML, Parquet, xlsx; exports too.")]
 Columns = Annotated[
     list[str] | None,
     typer.Option("--column", help="Rename a column, as in gold=reference_outputs or q=inputs.question."),
@@ -25,7 +25,9 @@ Schema = Annotated[
     str | None, typer.Option(help="A JSON file with schemas under inputs and reference_outputs, or 'infer'.")
 ]
 Replace = Annotated[bool, typer.Option(help="Take out what is not in the file.")]
-Deduplicate = Annotated[bool, typer.Option(help="Leave out examples whose inputs are there already.")]
+Deduplicate = Annotated[bool, typer.Option(help="Leave out rows whose inputs an earlier row of the file has.")]
+Encoding = Annotated[str | None, typer.Option(help="Of a text file that is not UTF-8, as in cp1252 or utf-16.")]
+Split = Annotated[list[str] | None, typer.Option("--split", help="Only examples of this split; may be repeated.")]
 Description = Annotated[str | None, typer.Option(help="What the dataset is for.")]
 
 Traces = Annotated[
@@ -58,6 +60,8 @@ def import_(
     schema: Schema = None,
     replace: Replace = False,
     deduplicate: Deduplicate = False,
+    encoding: Encoding = None,
+    split: Split = None,
     description: Description = None,
     at: StoreOption = None,
     as_json: JsonOption = False,
@@ -68,9 +72,9 @@ def import_(
     """
     from assay.evaluators import datasets
 
-    examples = datasets.read(file, columns=_renamed(columns or []))
+    examples = datasets.read(file, columns=_renamed(columns or []), split=split, encoding=encoding)
     if deduplicate:
-        examples = datasets.deduplicate(examples)
+        examples = _once(examples)
     settings: dict[str, Any] = {"kind": _kind(kind), "schema": _schema(schema), "description": description}
     with opened(at, make=True) as store:
         saved = datasets.save(store, name, examples, replace=replace, **settings)
@@ -156,6 +160,16 @@ def _written(source: list[Any], model: str, per_source: int, base_url: str | Non
         return list(datasets.generate(source, model, client=client, per_source=per_source, on_error=left_out))
     except OpenAIError as error:
         raise Refused(f"the model's endpoint: {' '.join(str(error).split())}") from None
+
+
+def _once(examples: list[Example]) -> list[Example]:
+    """Those whose inputs no earlier one has; says how many were left out, as a correction may be among them."""
+    from assay.evaluators import datasets
+
+    kept = datasets.deduplicate(examples)
+    if left_out := len(examples) - len(kept):
+        notes.print(f"left out {left_out} rows that ask what an earlier one asks: the first counts", markup=False)
+    return kept
 
 
 def _correction(given: str) -> tuple[str, Any]:

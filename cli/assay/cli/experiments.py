@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,7 +139,7 @@ def score(
 
 @app.command()
 def export(experiment: Id, file: To, at: StoreOption = None) -> None:
-    """Write every run with its scores to a file, or the summary as HTML.
+    """Write every run with its scores to a file, or summary and runs as an HTML page.
 
     Example: `assay experiments export bm25-k3 runs.csv`
     """
@@ -199,8 +198,7 @@ def _write(experiment: Experiment, file: Path) -> int:
 
     ending = file.suffix.lower()
     if ending == ".html":
-        head = f'<!doctype html><meta charset="utf-8"><title>{escape(experiment.name)}</title>'
-        file.write_text(head + experiment.to_html(), "utf-8")
+        file.write_text(experiment.to_html(), "utf-8")
         return experiment.summary().runs
     if ending not in (".csv", ".jsonl"):
         raise Refused(f"cannot write {file.name!r}: known are .jsonl, .csv, .html")

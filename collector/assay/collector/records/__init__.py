@@ -8,9 +8,11 @@ from assay.collector.records._admin import Key, QueueItem, Retention
 from assay.collector.records._case import Case
 from assay.collector.records._change import CHANGEABLE, changed
 from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
-from assay.collector.records._feedback import Feedback, Target, feedback_id, scored
+from assay.collector.records._feedback import Feedback, Target, feedback_id, restored, scored
+from assay.collector.records._ids import canonical
 from assay.collector.records._lists import Bucket, FeedbackStats, Page, RunScores, SessionSummary, TraceSummary
 from assay.collector.records._monitor import Decision, Lease, Rule
+from assay.collector.records._numbering import Numbering, distinct
 from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
 from assay.collector.records._values import JSON, DatasetKind, Outcome, QueueStatus, Source, Status, Verdict
 
@@ -31,6 +33,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Key",
     "Lease",
     "Link",
+    "Numbering",
     "Outcome",
     "Page",
     "QueueItem",
@@ -47,8 +50,11 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "TraceSummary",
     "Usage",
     "Verdict",
+    "canonical",
     "changed",
+    "distinct",
     "example_id",
     "feedback_id",
+    "restored",
     "scored",
 ]

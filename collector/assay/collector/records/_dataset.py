@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import orjson
-
+from assay.collector.records._ids import id_of_inputs
 from assay.collector.records._run import Document
 from assay.collector.records._values import JSON, DatasetKind
-
-_STABLE = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One row of a dataset. An `id` left empty is derived from the contents (see `example_id`).
+    """One row of a dataset. An `id` left empty is derived from what is asked (see `example_id`).
 
     `outputs` and `documents` are what some application has answered and retrieved already: `evaluate()` without a task
     scores them as they are.
@@ -44,22 +40,8 @@ class Example:
 
 
 def example_id(example: Example) -> str:
-    """32 hex digits over question and reference, not over metadata, split and given answers."""
-    parts = (
-        example.inputs,
-        example.reference_outputs,
-        example.expected_documents,
-        example.conditions,
-        example.guidelines,
-        example.categories,
-        example.history,
-        example.base_id,
-    )
-    try:
-        content = orjson.dumps(parts, default=repr, option=_STABLE)
-    except TypeError:  # integers beyond 64 bits, lone surrogates
-        content = repr(parts).encode("utf-8", "backslashreplace")
-    return hashlib.sha256(content).hexdigest()[:32]
+    """The id of an example that has none: of its inputs and the history that belongs to them, nothing else."""
+    return id_of_inputs(example.inputs, example.history)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

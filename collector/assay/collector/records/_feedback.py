@@ -113,6 +113,34 @@ def scored(
     return cast(Feedback, made)
 
 
+def restored(
+    target: Target,
+    id: str,
+    key: str,
+    score: float | bool | None,
+    label: str | None,
+    comment: str | None,
+    outcome: Outcome,
+    error: str | None,
+    source: Source,
+    author: str | None,
+    evaluator: str | None,
+    version: str | None,
+    rule: str | None,
+    judge_trace_id: str | None,
+    metadata: Mapping[str, JSON],
+    created_ns: int,
+) -> Feedback:
+    """Feedback that was one when it was stored, and is not looked at again: a tenth of the price."""
+    made: Any = _Draft()
+    made.target, made.id, made.key, made.score, made.label, made.comment = target, id, key, score, label, comment
+    made.outcome, made.error, made.source, made.author = outcome, error, source, author
+    made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, rule, judge_trace_id
+    made.metadata, made.created_ns = metadata, created_ns
+    made.__class__ = Feedback  # the slots are the same
+    return cast(Feedback, made)
+
+
 def feedback_id(feedback: Feedback) -> str:
     """32 hex digits over what makes two feedbacks the same one."""
     target = feedback.target

@@ -42,6 +42,7 @@ class ControlStore(Protocol):
     ) -> Dataset:
         """Add or overwrite examples (by id), take out `remove`, or put them all in place of what is there (`replace`).
 
+        Of examples with one id in the same call each is kept, the second as `<id>-2` and so on (see `distinct`).
         Makes a new version if anything changed, else returns the current one. Creates the dataset if it is new.
         """
 
@@ -63,7 +64,9 @@ class ControlStore(Protocol):
         limit: int | None = None,
         offset: int = 0,
     ) -> list[Example]:
-        """Examples of a version in their order."""
+        """Examples of a version in their order; of a split those that have it as `split`, or among several in their
+        metadata's "dataset_split".
+        """
 
     def delete_dataset(self, name: str) -> bool:
         """Remove a dataset with all its versions; False if there was none. Experiments over it stay."""

@@ -2,9 +2,8 @@
 
 Databricks: request, response, expected_response, retrieved_context, expected_retrieved_context, guidelines, also under
 MLflow's expectations. LangSmith: inputs, outputs (the reference). Langfuse: input, expectedOutput. Phoenix: input,
-output (the reference), in CSV input_question and so on. DeepEval: context is what should have been retrieved,
-retrieval_context what was. OpenAI's chat lines: messages, the last of which is the reference. Everything that is no
-field becomes an input, unless there is a column `inputs`: then it becomes metadata.
+output (the reference). What names alone do not tell is in `_layouts`. Everything that is no field becomes an input,
+unless there is a column `inputs`: then what has a value becomes metadata.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Document, Example
+from assay.evaluators.datasets._layouts import laid_out
+from assay.evaluators.datasets._splits import SEVERAL
 from assay.evaluators.protocol import documents_of
 
 Row = Mapping[str, JSON]
@@ -41,14 +42,12 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "categories": ("categories", "category"),
     "history": ("history",),
     "base_id": ("base_id",),
-    "metadata": ("metadata",),
-    "split": ("split",),
-    "id": ("id", "example_id", "request_id"),
+    "metadata": ("metadata", "additional_metadata"),
+    "split": ("split", "splits"),
+    "id": ("id", "example_id", "request_id", "dataset_record_id"),
 }
 _FIELD_OF = {name: field for field, names in FIELDS.items() for name in names}
 _REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})  # columns that only such exports have
-_INPUTS = frozenset(FIELDS["inputs"])
-_PREFIXES = {"input": "inputs", "output": "reference_outputs", "metadata": "metadata"}
 _WITH_PARTS = ("inputs", "outputs", "reference_outputs", "metadata")
 _SCALARS = ("base_id", "split", "id")
 
@@ -64,10 +63,11 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
     """
     if not columns and "inputs" in row and row.keys() <= FIELDS.keys():
         return _example(dict(row), where)  # our own names throughout: nothing has to be told
-    draft, rest = _sorted_out(_laid_out(_renamed(row, columns or {})))
+    draft, rest = _sorted_out(laid_out(_renamed(row, columns or {})))
     _references(draft, rest, row)
     if "inputs" in draft:
-        draft["metadata"] = {**rest, **_mapping(draft.get("metadata"), "metadata", where)}
+        known = {name: value for name, value in rest.items() if value is not None}
+        draft["metadata"] = {**known, **_mapping(draft.get("metadata"), "metadata", where)}
     elif rest:
         draft["inputs"] = rest
     else:
@@ -77,39 +77,6 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
     return {columns.get(name, str(name)): value for name, value in row.items()}
-
-
-def _laid_out(row: dict[str, JSON]) -> dict[str, JSON]:
-    """Layouts that other names alone do not tell, brought to columns that do."""
-    if isinstance(expected := row.get("expectations"), Mapping):
-        row = {name: value for name, value in row.items() if name != "expectations"} | dict(expected)
-    if "retrieval_context" in row and "context" in row:
-        row = {"expected_documents" if name == "context" else name: value for name, value in row.items()}
-    if "messages" in row and not (_INPUTS & row.keys()):
-        return _of_conversation(row)
-    return _of_prefixes(row) if "example_id" in row else row
-
-
-def _of_conversation(row: dict[str, JSON]) -> dict[str, JSON]:
-    """A line for fine-tuning: what the assistant says last is the reference, everything before is what it is given."""
-    turns = row["messages"]
-    if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
-        return row
-    rest = {name: value for name, value in row.items() if name != "messages"}
-    if turns[-1].get("role") != "assistant":
-        return {"inputs": {"input": turns}, **rest}
-    return {"inputs": {"input": turns[:-1]}, "reference_outputs": {"output": turns[-1]}, **rest}
-
-
-def _of_prefixes(row: dict[str, JSON]) -> dict[str, JSON]:
-    """Phoenix's CSV, where every other column says by its beginning what it is."""
-    split = {name: name.partition("_") for name in row if name != "example_id"}
-    if not split or not {head for head, _, part in split.values() if part} <= _PREFIXES.keys():
-        return row
-    if not all(part for _, _, part in split.values()):
-        return row
-    named = {name: f"{_PREFIXES[head]}.{part}" for name, (head, _, part) in split.items()}
-    return {named.get(name, name): value for name, value in row.items()}
 
 
 def _sorted_out(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
@@ -142,7 +109,8 @@ def _references(draft: dict[str, JSON], rest: dict[str, JSON], row: Row) -> None
 
 def _outputs_are_references(row: Row) -> bool:
     both_spread = isinstance(row.get("input"), Mapping) and isinstance(row.get("output"), Mapping)
-    return both_spread or any(name in row for name in _REFERENCE_IS_OUTPUT)
+    of_phoenix = "node_id" in row and row["node_id"] == row.get("id")  # in its CSV, with input.question and so on
+    return both_spread or of_phoenix or any(name in row for name in _REFERENCE_IS_OUTPUT)
 
 
 def _example(draft: dict[str, Any], where: str) -> Example:
@@ -154,18 +122,28 @@ def _example(draft: dict[str, Any], where: str) -> Example:
         known["categories"] = _texts(known["categories"])
     if "metadata" in known:
         known["metadata"] = _mapping(known["metadata"], "metadata", where)
-    _split_of_langsmith(known)
+    _splits(known)
     for name in _SCALARS:
         if name in known:
-            known[name] = str(known[name])
+            known[name] = _scalar(known[name])
     return Example(inputs=known.pop("inputs", None), **known)
 
 
-def _split_of_langsmith(known: dict[str, Any]) -> None:
-    split = known.get("metadata", {}).get("dataset_split")
-    if split and "split" not in known:
-        several = split if isinstance(split, list) else [split]  # LangSmith keeps splits in the metadata,
-        known["split"] = next((split for split in several if split != "base"), several[0])  # and all examples in "base"
+def _scalar(value: JSON) -> str:
+    """As text; 7.0 as "7", for a column of whole numbers with gaps comes as floats."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _splits(known: dict[str, Any]) -> None:
+    """An example in several splits has them all in its metadata (see `_splits`), and one of them as its split."""
+    split, metadata = known.get("split"), known.get("metadata", {})
+    if isinstance(split, list | tuple):
+        known["metadata"] = metadata = {SEVERAL: list(split), **metadata}
+        known.pop("split")
+    several = metadata.get(SEVERAL)
+    names = several if isinstance(several, list) else [several] if several else []
+    if names and "split" not in known:
+        known["split"] = next((name for name in names if name != "base"), names[0])
 
 
 def _documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:

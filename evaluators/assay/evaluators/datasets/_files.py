@@ -1,36 +1,36 @@
-"""Rows out of files: JSON lines and CSV one by one, JSON and YAML whole."""
+"""Rows out of files: JSON lines, CSV, Parquet and Excel's one by one, JSON and YAML whole."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
-
-import orjson
+from typing import Any, TextIO, TypeAlias
 
 from assay.collector.records import JSON
 from assay.evaluators.datasets._columns import BadRow
+from assay.evaluators.datasets._json import loads
+from assay.evaluators.datasets._layouts import TELLING
+from assay.evaluators.datasets._tables import distinct_names, parquet, xlsx
+from assay.evaluators.datasets._texts import UTF_8, encoding_of, not_so_encoded, text_of
 from assay.tracer.hints import nearest
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".yaml", ".yml")
+Rows: TypeAlias = Iterator[tuple[str, Mapping[str, JSON]]]
 _LISTS = ("examples", "items", "rows", "data")  # keys under which exports keep their rows
 
 
-def rows_of_file(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+def rows_of_file(path: Path, encoding: str | None = None) -> Rows:
     """(where, row) pairs of a file. Raises `BadRow` with file and line, `ValueError` for an unknown kind of file."""
-    suffix = path.suffix.lower()
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}{_near(path)}")
-    if suffix in (".jsonl", ".ndjson"):
-        return _json_lines(path)
-    if suffix in (".csv", ".tsv"):
-        return _csv(path, "\t" if suffix == ".tsv" else ",")
-    if suffix == ".json":
-        return _listed(path, _loads(path.read_bytes(), str(path)))
-    if suffix in (".yaml", ".yml"):
-        return _listed(path, _yaml(path))
-    raise ValueError(f"cannot read {path.name!r}: known are {', '.join(SUFFIXES)}")
+    suffix = path.suffix.lower()
+    if suffix in _TABLES:
+        if encoding is not None:
+            raise ValueError(f"{path.name!r} is no text file: leave encoding={encoding!r} away")
+        return _TABLES[suffix](path)
+    if suffix in _TEXTS:
+        return _TEXTS[suffix](path, encoding_of(path, encoding))
+    raise ValueError(f"cannot read {path.name!r}: known endings are {', '.join(SUFFIXES)}")
 
 
 def _near(path: Path) -> str:
@@ -39,22 +39,29 @@ def _near(path: Path) -> str:
     return "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in nearest(path.name, beside))
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                where = f"{path.name}:{number}"
-                yield where, _row(_loads(line.removeprefix(b"\xef\xbb\xbf"), where), where)
+def _json_lines(path: Path, encoding: str) -> Rows:
+    if encoding == UTF_8:  # read as bytes, which is faster
+        with path.open("rb") as lines:
+            yield from _rows_of_lines(path.name, (line.removeprefix(b"\xef\xbb\xbf") for line in lines))
+    else:
+        with text_of(path, encoding) as text:
+            yield from _rows_of_lines(path.name, text)
 
 
-def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+def _rows_of_lines(name: str, lines: Iterable[bytes | str]) -> Rows:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where = f"{name}:{number}"
+            yield where, _row(_loads(line, where), where)
+
+
+def _csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
     csv.field_size_limit(2**31 - 1)  # documents in cells pass the module's 128 KiB
-    with path.open(newline="", encoding="utf-8-sig") as lines:
+    with path.open(newline="", encoding=encoding) as lines:
         reader = csv.reader(lines, delimiter=_delimiter(lines, delimiter), strict=True)
         try:
             head = next(reader, [])
-            if doubles := sorted({name for name in head if head.count(name) > 1}):
-                raise BadRow(f"{path.name} has two columns named {doubles[0]!r}")
+            distinct_names(head, path.name)
             for cells in reader:
                 if len(cells) > len(head):
                     more = cells[len(head) :]
@@ -63,9 +70,18 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, Mapping[str, JSON]]]
                     )
                 if cells:
                     pairs = zip(head, cells, strict=False)
-                    yield f"{path.name}:{reader.line_num}", {name: cell(text) for name, text in pairs if text}
-        except (csv.Error, UnicodeDecodeError) as error:
+                    yield (
+                        f"{path.name}:{reader.line_num}",
+                        {name: cell(text) if text else None for name, text in pairs if text or name in TELLING},
+                    )
+        except csv.Error as error:
             raise BadRow(f"{path.name}, after line {reader.line_num}: {error}") from None
+        except UnicodeError as error:
+            raise not_so_encoded(f"{path.name}, after line {reader.line_num},", encoding, error) from None
+
+
+def _tsv(path: Path, encoding: str) -> Rows:
+    return _csv(path, encoding, "\t")
 
 
 def _delimiter(lines: TextIO, usual: str) -> str:
@@ -83,9 +99,31 @@ def cell(text: str) -> JSON:
     if text[:1] not in ("{", "[", '"'):
         return text
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return loads(text, "the cell")
+    except BadRow:
         return text
+
+
+def _json(path: Path, encoding: str) -> Rows:
+    if encoding == UTF_8:
+        return _listed(path, _loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), path.name))
+    with text_of(path, encoding) as text:
+        return _listed(path, _loads(text.read(), path.name))
+
+
+def _yaml(path: Path, encoding: str) -> Rows:
+    import yaml
+
+    try:
+        with text_of(path, encoding) as text:
+            return _listed(path, yaml.safe_load(text.read()))
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise BadRow(f"{path.name}{line} is not YAML: {error.problem or error.context}") from None
+    except BadRow:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
+        raise BadRow(f"{path.name} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _listed(path: Path, content: Any) -> Iterator[tuple[str, Mapping[str, JSON]]]:
@@ -104,20 +142,24 @@ def _row(value: JSON, where: str) -> Mapping[str, JSON]:
     return value
 
 
-def _loads(text: bytes, where: str) -> JSON:
+def _loads(text: bytes | str, where: str) -> JSON:
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadRow(f"{where} is not JSON: {error}") from None
+        return loads(text, where)
+    except UnicodeError as error:
+        raise not_so_encoded(where, UTF_8, error) from None
 
 
-def _yaml(path: Path) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text("utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise BadRow(f"{path.name}{line} is not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a date that is none
-        raise BadRow(f"{path.name} is not YAML: {' '.join(str(error).split())}") from None
+_TEXTS: Mapping[str, Callable[[Path, str], Rows]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+}
+_TABLES: Mapping[str, Callable[[Path], Rows]] = {
+    ".parquet": parquet,
+    ".xlsx": lambda path: xlsx(path, cell),
+}
+SUFFIXES = (*_TEXTS, *_TABLES)

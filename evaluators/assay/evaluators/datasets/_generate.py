@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from assay.collector.errors import AssayError
-from assay.collector.records import JSON, Document, Example
+from assay.collector.records import JSON, Document, Example, distinct
 from assay.evaluators.datasets._columns import BadRow, to_example
 from assay.evaluators.protocol import documents_of
 
@@ -57,15 +57,15 @@ def generate(
     if isinstance(model, str):
         written = generate(source, _asking(model, client), per_source=per_source, on_error=on_error)
         return [replace(example, metadata={**example.metadata, "model": model}) for example in written]
-    examples: dict[str, Example] = {}
+    examples: list[Example] = []
     for seed in source:
         try:
-            examples.update({example.id: example for example in _of_one(seed, model, per_source)})
+            examples += [example for example in _of_one(seed, model, per_source) if example not in examples]
         except ModelSaid as error:
             if on_error is None:
                 raise
             on_error(error)
-    return list(examples.values())
+    return distinct(examples)
 
 
 def _asking(name: str, client: Any) -> Model:

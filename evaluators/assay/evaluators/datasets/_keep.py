@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import eq
 from typing import Any, Literal
 
 from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Dataset, DatasetKind, Example
 from assay.collector.stores import ControlStore
+from assay.evaluators.datasets._align import aligned, stored_examples
 from assay.evaluators.datasets._kinds import check_kind, kind_of
 from assay.evaluators.datasets._read import read
 from assay.evaluators.datasets._schema import Schema, check_schema, infer_schema
@@ -40,19 +42,46 @@ def save(
 ) -> Dataset:
     """Put examples into a stored dataset (see `read` for sources); a new version if anything changed.
 
-    All examples must follow the schema: the one given, one inferred from them, or the one that the dataset has already
-    (else `SchemaError`). `replace` takes out what is not in the source.
+    An example without an id of its own is the stored one that asks the same, if there is one: with another reference
+    it changes that one. All examples must follow the schema: the one given, one inferred from them, or the one that
+    the dataset has already (else `SchemaError`). `replace` takes out what is not in the source.
     """
-    examples = read(source, columns=columns)  # also gives doubles ids of their own
+    return keep(
+        store,
+        name,
+        read(source, columns=columns),
+        kind=kind,
+        schema=schema,
+        replace=replace,
+        description=description,
+        metadata=metadata,
+    )[0]
+
+
+def keep(
+    store: ControlStore,
+    name: str,
+    examples: Sequence[Example],
+    *,
+    kind: DatasetKind | None = None,
+    schema: Schema | Literal["infer"] | None = None,
+    replace: bool = False,
+    description: str | None = None,
+    metadata: Mapping[str, JSON] | None = None,
+) -> tuple[Dataset, list[Example]]:
+    """`save`, which also gives the examples back under the ids that they have in the store."""
     known = _known(store, name)
+    if known and not _is_there(examples, store, known):
+        examples = aligned(examples, stored_examples(store, known))
     kind = kind or (known.kind if known else kind_of(examples))
     check_kind(examples, kind)
     held = infer_schema(examples) if schema == "infer" else schema or (known.schema if known else None)
     if held:
         check_schema(examples, held)
-    return store.save_examples(
+    saved = store.save_examples(
         name, examples, replace=replace, kind=kind, schema=held, description=description, metadata=metadata
     )
+    return saved, list(examples)
 
 
 def diff(before: Iterable[Example], after: Iterable[Example]) -> Diff:
@@ -80,6 +109,11 @@ def _known(store: ControlStore, name: str) -> Dataset | None:
         return store.dataset(name)
     except NotFound:
         return None
+
+
+def _is_there(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:
+    """Whether a dataset consists of these very examples, as when an experiment is done again: soon told."""
+    return known.example_count == len(examples) and all(map(eq, examples, stored_examples(store, known)))
 
 
 def _changed(old: Example, new: Example) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
+from assay.evaluators.engine._html import block, page
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._settings import Options
-from assay.evaluators.engine._summary import Summary, summarise
+from assay.evaluators.engine._summary import Summary, short, summarise
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._write import Unstored
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 PAGE = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Row:
     """One run of an experiment: its trace with all feedback, and the example that it ran on, if that is stored."""
 
@@ -79,6 +80,21 @@ class Row:
         return {
             key: outcome.label if outcome.score is None else outcome.score for key, outcome in self.feedback.items()
         }
+
+    def __repr__(self) -> str:
+        said = f"error={short(self.error)!r}" if self.error else f"outputs={short(repr(self.outputs))}"
+        return f"<Row {self.example_id[:12]} {said} {dict(self.scores)!r:.300}>"
+
+    def _repr_html_(self) -> str:
+        return block(self)
+
+    @property
+    def why(self) -> str | None:
+        """The first line of what failed, of the task or else of an evaluator; None if nothing did."""
+        if self.error is not None:
+            return short(self.error)
+        failed = (outcome for outcome in self.feedback.values() if outcome.error is not None)
+        return next((f"{outcome.key}: {short(outcome.error or '')}" for outcome in failed), None)
 
     def to_dict(self) -> dict[str, Any]:
         """One flat dict: the run's fields, then one entry per key."""
@@ -225,8 +241,8 @@ class Experiment:
         return pandas.DataFrame([row.to_dict() for row in self.rows()])
 
     def to_html(self) -> str:
-        """The summary as an HTML table."""
-        return self.summary()._repr_html_()
+        """One HTML document that needs nothing else: the summary, then the runs, failures first, 500 at most."""
+        return page(self)
 
     def evaluate(self, evaluators: Iterable[Any], **options: Unpack[Options]) -> Experiment:
         """Let more evaluators look at the runs that are there; the task is not run again. Options: see `evaluate()`."""
@@ -243,7 +259,7 @@ class Experiment:
         yield self.summary()
 
     def _repr_html_(self) -> str:
-        return self.to_html()
+        return self.summary()._repr_html_()
 
 
 def _stack(feedback: Feedback) -> str:

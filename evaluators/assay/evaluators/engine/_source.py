@@ -58,11 +58,11 @@ def source_of(
         return _stored(store, *_named(given), splits)
     if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > LARGEST_KEPT_FILE:
         return _streamed(Path(given).stem, given, splits)
-    if isinstance(given, Iterator):
+    if isinstance(given, Iterator) or (isinstance(given, Iterable) and not hasattr(given, "__len__")):
         return _streamed(default_name, given, splits)
-    examples = datasets.read(given)
+    examples = datasets.read(given, split=splits if datasets.has_splits(given) else None)
     name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
-    return _listed(datasets.save(store, name, examples, replace=True), examples, splits)
+    return _listed(*datasets.keep(store, name, examples, replace=True), splits)
 
 
 def from_loop(rows: AsyncIterable[Any], wait: Wait) -> Iterator[Any]:
@@ -150,7 +150,7 @@ def _by_content(examples: Sequence[Example]) -> str:
 
 def _listed(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> Source:
     """A dataset that is in memory already, so that it need not be read back."""
-    chosen = [example for example in examples if _is_in(example, splits)]
+    chosen = [example for example in examples if datasets.in_split(example, splits)]
 
     def pairs() -> Iterator[tuple[Example, Trace | None]]:
         return ((example, None) for example in chosen)
@@ -159,21 +159,17 @@ def _listed(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str]
 
 
 def _pages(store: Store, dataset: Dataset, splits: Sequence[str] | None) -> Iterator[tuple[Example, Trace | None]]:
-    """In the dataset's order; of several splits the store is asked for all examples."""
-    split, offset = splits[0] if splits and len(splits) == 1 else None, 0
-    while page := store.examples(dataset.name, dataset.version, split=split, limit=PAGE, offset=offset):
-        yield from ((example, None) for example in page if _is_in(example, splits))
+    """In the dataset's order. The store knows an example's first split only, so it is asked for all."""
+    offset = 0
+    while page := store.examples(dataset.name, dataset.version, limit=PAGE, offset=offset):
+        yield from ((example, None) for example in page if datasets.in_split(example, splits))
         offset += len(page)
-
-
-def _is_in(example: Example, splits: Sequence[str] | None) -> bool:
-    return splits is None or example.split in splits
 
 
 def _streamed(name: str, given: Any, splits: Sequence[str] | None) -> Source:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
         for example in datasets.iterate(given):
-            if _is_in(example, splits):
+            if datasets.in_split(example, splits):
                 yield example, None
 
     return Source(name, None, "kv", None, examples, keep=True)

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.collector.errors import NotFound
-from assay.collector.records import JSON, Dataset, Example
+from assay.collector.records import JSON, Dataset, Example, distinct
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._records import from_text, to_text
 from assay.collector.stores.sqlite._values import dumps, loads
 from assay.tracer.hints import did_you_mean
 
 _COLUMNS = "name, version, kind, schema, description, metadata, created_ns, example_count"
+_AMONG_SEVERAL = "EXISTS (SELECT 1 FROM json_each(data, '$.metadata.dataset_split') WHERE value = ?)"
 _DESCRIBED = ("kind", "schema", "description", "metadata")
 
 
@@ -42,7 +43,7 @@ class Datasets(Half):
         about = {"kind": kind, "schema": schema, "description": description, "metadata": metadata}
         current = _newest(db, dataset)
         version = current.version + 1 if current else 1
-        changed = _write(db, dataset, version, examples, replace, remove)
+        changed = _write(db, dataset, version, distinct(examples), replace, remove)
         described = _described(current, about)
         if current and not changed and described == _described(current, {}):
             return current
@@ -77,9 +78,9 @@ class Datasets(Half):
         at = _one(db, dataset, version).version
         sql = (
             "SELECT data FROM examples WHERE dataset = ? AND since <= ? AND (until IS NULL OR until > ?)"
-            " AND (? IS NULL OR split = ?) ORDER BY position LIMIT ? OFFSET ?"
+            f" AND (? IS NULL OR split = ? OR {_AMONG_SEVERAL}) ORDER BY position LIMIT ? OFFSET ?"
         )
-        values = (dataset, at, at, split, split, -1 if limit is None else limit, offset)
+        values = (dataset, at, at, split, split, split, -1 if limit is None else limit, offset)
         return [from_text(Example, row[0]) for row in db.execute(sql, values)]
 
     @writes

@@ -8,11 +8,11 @@ document, a session or an experiment has 1 at most.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.collector.errors import NotFound
-from assay.collector.records import JSON, Feedback, Target, changed
+from assay.collector.records import JSON, Feedback, Target, changed, restored
 from assay.collector.statistics import nameless
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
@@ -155,22 +155,46 @@ def delete(db: sqlite3.Connection, ids: Sequence[str]) -> int:
 
 def read(row: Sequence[Any]) -> Feedback:
     """The feedback of a row of `SELECT`."""
+    return _read(row, _target(row[2:7]))
+
+
+def read_all(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Feedback]]:
+    """The feedback of rows of `SELECT`, each after the key of its trace; what is about the same shares its target."""
+    targets: dict[Sequence[Any], Target] = {}
+    for row in rows:
+        about = row[2:7]
+        target = targets.get(about)
+        if target is None:
+            target = targets[about] = _target(about)
+        yield row[1], _read(row, target)
+
+
+def _target(about: Sequence[Any]) -> Target:
+    trace_id, span_id, document, session_id, experiment_id = about
+    return Target(
+        trace_id=trace_id, span_id=span_id, document=document, session_id=session_id, experiment_id=experiment_id
+    )
+
+
+def _read(row: Sequence[Any], target: Target) -> Feedback:
     score = bool(row[8]) if row[9] and row[8] is not None else row[8]
-    return Feedback(
-        target=Target(trace_id=row[2], span_id=row[3], document=row[4], session_id=row[5], experiment_id=row[6]),
-        id=row[0],
-        key=row[7],
-        score=score,
-        label=row[10],
-        comment=row[11],
-        outcome=row[12],
-        error=row[13],
-        source=row[14],
-        author=row[15],
-        evaluator=row[16],
-        version=row[17],
-        rule=row[18],
-        judge_trace_id=row[19],
-        metadata=loads(row[20]) if row[20] else {},
-        created_ns=row[21],
+    metadata = loads(row[20]) if row[20] else {}
+    label, comment, outcome, error, source, author, evaluator, version, rule, judge = row[10:20]
+    return restored(
+        target,
+        row[0],
+        row[7],
+        score,
+        label,
+        comment,
+        outcome,
+        error,
+        source,
+        author,
+        evaluator,
+        version,
+        rule,
+        judge,
+        metadata,
+        row[21],
     )

@@ -21,14 +21,18 @@ T = TypeVar("T")
 def to_text(record: Any) -> str:
     """A record as JSON; the same record always as the same text. Raises `Refused` for one that could not be read."""
     try:
-        text = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
-    except (TypeError, ValueError, RecursionError):
-        text = dumps(asdict(record))
-    try:
+        text = _text_of(record)
         from_text(type(record), text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: a value that holds itself
         raise Refused(f"{record!r:.200} cannot be kept: {error}") from error
     return text
+
+
+def _text_of(record: Any) -> str:
+    try:
+        return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, ValueError, RecursionError):
+        return dumps(asdict(record))
 
 
 def from_text(kind: type[T], text: str) -> T:

@@ -105,6 +105,6 @@ def many(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
 def _feedback_of(reader: Reader, keys: Sequence[int]) -> dict[int, list[Feedback]]:
     by_trace: dict[int, list[Feedback]] = {}
     sql = _feedback.SELECT + " WHERE f.trace IN (%s) ORDER BY f.created_ns, f.rowid"
-    for row in find_many(reader.db, sql, keys):
-        by_trace.setdefault(row[1], []).append(_feedback.read(row))
+    for trace, outcome in _feedback.read_all(find_many(reader.db, sql, keys)):
+        by_trace.setdefault(trace, []).append(outcome)
     return by_trace
