@@ -202,7 +202,7 @@ class Unwilling:
     def __getattr__(self, name):
         return getattr(self.store, name)
 
-    def append(self, runs):
+    def append(self, runs, feedback=()):
         raise Refused("no")
 
 

@@ -21,7 +21,6 @@ from assay.evaluators.engine._root import own_root
 from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._whole import score_set
-from assay.evaluators.engine._write import keep
 from assay.evaluators.protocol import Evaluator, finish
 from assay.evaluators.scoring import case_of, of_failed, retrieved, score
 from assay.tracer import attributes as names
@@ -138,7 +137,7 @@ class Recorder:
         runs, root = with_example(runs, root, opened.example, around.inputs)
         opened.look_back(after, Trace(root, runs, complete=not still_open))
         feedback = opened.feedback + feedback_of(captured, around, root)
-        keep(self._store, runs, feedback)
+        self._store.append(runs, feedback)
         error = (root.error or "error") if root.status == "error" else None
         self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open)
         self._tally.add_calls(runs)

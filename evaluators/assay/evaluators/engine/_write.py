@@ -63,7 +63,7 @@ class Spool:
             return 0
         count = 0
         for parcel in self._parcels():
-            keep(store, parcel.runs, parcel.feedback)
+            store.append(parcel.runs, parcel.feedback)
             count += len(parcel.runs)
         self.path.unlink()
         return count
@@ -156,7 +156,7 @@ class Writer:
     def _keep(self, batch: Sequence[Done]) -> None:
         runs = [run for done in batch for run in done.runs]
         feedback = [outcome for done in batch for outcome in done.feedback]
-        if self._offer(lambda store: keep(store, runs, feedback)):
+        if self._offer(lambda store: store.append(runs, feedback)):
             return
         self._spool.add(runs, feedback)
         self._spooled += len(batch)
@@ -173,11 +173,3 @@ class Writer:
                     return False
                 time.sleep(pause(attempt, error.retry_after, LONGEST_PAUSE))
         return False
-
-
-def keep(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback]) -> None:
-    """Runs first: they say what has been done. Feedback that is missing is made up for by `resume`."""
-    if runs:
-        store.append(runs)
-    if feedback:
-        store.add_feedback(feedback)
