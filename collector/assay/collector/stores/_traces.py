@@ -29,8 +29,8 @@ class TraceStore(Protocol):
         ...
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
-        """Keep runs and feedback; returns only when they are durable. The same feedback id overwrites; a run seen before
-        is replaced by a fuller or later one.
+        """Keep runs and feedback; returns only when they are durable. A fuller or later run replaces the same run, a
+        feedback that of its id.
 
         Of one trace the root and the feedback are kept together or not at all, whatever happens meanwhile. Raises
         `Unavailable` when the store cannot keep them now; then none of them is acknowledged.
