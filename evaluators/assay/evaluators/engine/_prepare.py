@@ -25,7 +25,7 @@ from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._source import Source, items_of, source_of
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
-from assay.evaluators.engine._write import Spool
+from assay.evaluators.engine._write import Parcel, Spool
 from assay.evaluators.protocol import Evaluator
 from assay.tracer.spans import current as tracing
 
@@ -116,7 +116,11 @@ def _begun(
     if delivered:
         say(f"assay: stored {delivered} spans that were kept in {spool_path(earlier.id)}")
     record = replace(earlier, status="running", evaluators=_setup.merged(earlier.evaluators, described))
-    return record, recall(store, record, tally, evaluators), tally
+    recalled = recall(store, record, tally, evaluators, retrying=task is not None)
+    Parcel([], [], recalled.replaced).deliver(store)  # a kill came before that could be done
+    if recalled.again and settings.progress is not False:
+        say(f"assay: {sum(map(len, recalled.again.values()))} runs that failed are run again")
+    return record, recalled, tally
 
 
 def _rescoring(
@@ -149,7 +153,8 @@ def _stored_items(
         tally.traces[slot] = row.trace.trace_id
         missing = recalled.missing(row.trace.trace_id, evaluators)
         if missing:
-            yield Item(slot, row.known_example, row.repetition, row.trace, missing, stored=True)
+            errors = recalled.seen.errors(row.trace.trace_id)
+            yield Item(slot, row.known_example, row.repetition, row.trace, missing, stored=True, errors=errors)
 
 
 def _remaining(
@@ -157,14 +162,16 @@ def _remaining(
 ) -> Iterator[Item]:
     """What is left to do of an interrupted experiment: runs that are not stored, and scores of those that are."""
     for item in items:
-        trace_id = recalled.traces.get((item.example.id, item.repetition))
+        run = item.example.id, item.repetition
+        trace_id = recalled.traces.get(run)
         if trace_id is None:
-            yield item
+            yield replace(item, replaces=recalled.again.get(run, ()))
             continue
         tally.traces[item.slot] = trace_id
         missing = recalled.missing(trace_id, evaluators)
         if missing:
-            yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True)
+            errors = recalled.seen.errors(trace_id)
+            yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True, errors=errors)
 
 
 def _checked(items: Iterator[Item], plan: Plan, split: str | None) -> Iterator[Item]:

@@ -28,13 +28,36 @@ LULLS = 8  # so often at most; all together it is what a kill may cost
 FULL = 5_000  # finished runs that wait for the store before new ones are held back
 ATTEMPTS = 3
 LONGEST_PAUSE = 2.0  # seconds
+IDS = 100  # of one deletion: an address holds no more
 
 
 class Parcel(msgspec.Struct):
-    """One line of a spool file."""
+    """What goes into the store together, or into a line of a spool file: runs, feedback, and what they take away."""
 
     runs: list[Run]
     feedback: list[Feedback]
+    replaced: list[str] = []  # ids of traces
+    outdated: list[str] = []  # ids of feedback
+
+    def deliver(self, store: TraceStore) -> None:
+        """Store it all: what is new first, so that nothing is missing at any moment. Doing it again is harmless."""
+        if self.runs or self.feedback:
+            store.append(self.runs, self.feedback)
+        for start in range(0, len(self.replaced), IDS):
+            store.delete(trace_ids=tuple(self.replaced[start : start + IDS]))
+        if self.outdated:
+            store.delete_feedback(self.outdated)
+
+
+def parcel_of(batch: Sequence[Done]) -> Parcel:
+    """Finished runs as what is to be stored of them."""
+    said = {outcome.id for done in batch if done.item.errors for outcome in done.feedback}
+    return Parcel(
+        [run for done in batch for run in done.runs],
+        [outcome for done in batch for outcome in done.feedback],
+        [trace_id for done in batch for trace_id in done.item.replaces],
+        [id for done in batch for id in done.item.errors if id not in said],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +75,10 @@ class Spool:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, runs: Sequence[Run], feedback: Sequence[Feedback]) -> None:
+    def add(self, parcel: Parcel) -> None:
         """Keep records at the end of the file."""
         with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(Parcel(list(runs), list(feedback)), enc_hook=str) + b"\n")
+            file.write(msgspec.json.encode(parcel, enc_hook=str) + b"\n")
 
     def deliver(self, store: TraceStore) -> int:
         """Hand everything to a store and remove the file; returns how many runs that were. The store's errors pass."""
@@ -63,7 +86,7 @@ class Spool:
             return 0
         count = 0
         for parcel in self._parcels():
-            store.append(parcel.runs, parcel.feedback)
+            parcel.deliver(store)
             count += len(parcel.runs)
         self.path.unlink()
         return count
@@ -154,11 +177,10 @@ class Writer:
                 return
 
     def _keep(self, batch: Sequence[Done]) -> None:
-        runs = [run for done in batch for run in done.runs]
-        feedback = [outcome for done in batch for outcome in done.feedback]
-        if self._offer(lambda store: store.append(runs, feedback)):
+        parcel = parcel_of(batch)
+        if self._offer(parcel.deliver):
             return
-        self._spool.add(runs, feedback)
+        self._spool.add(parcel)
         self._spooled += len(batch)
 
     def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
