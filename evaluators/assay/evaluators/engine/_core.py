@@ -16,14 +16,16 @@ from assay.collector.statistics import newest
 from assay.evaluators.engine._drive import drive
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Done
-from assay.evaluators.engine._prepare import Job, prepared, spool_path
+from assay.evaluators.engine._prepare import Job, prepared
 from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
 from assay.evaluators.engine._settings import Settings
+from assay.evaluators.engine._spool import spool_of
+from assay.evaluators.engine._spooled import with_spool
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import as_task
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
-from assay.evaluators.engine._write import Spool, Unstored, Writer
+from assay.evaluators.engine._write import Unstored, Writer
 from assay.evaluators.protocol import Evaluator, as_evaluator
 
 
@@ -59,7 +61,7 @@ def _settled() -> Iterator[None]:
 
 
 async def _run(job: Job) -> Experiment:
-    spool = Spool(spool_path(job.plan.experiment_id))
+    spool = spool_of(job.plan.experiment_id, job.store)
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
     with shown, Watch(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch:
@@ -70,7 +72,8 @@ async def _run(job: Job) -> Experiment:
             await _interrupted(job, writer, error, watch.text)
             raise _unwrapped(error) from None
         unstored = await asyncio.to_thread(writer.close)
-    experiment = Experiment(job.record, job.store, job.tally, unstored=unstored, examples=job.examples)
+    store = job.store if unstored is None else with_spool(job.store, spool)
+    experiment = Experiment(job.record, store, job.tally, unstored=unstored, examples=job.examples)
     if unstored is not None:
         say(_of_unstored(unstored, job.record))
     try:
@@ -124,10 +127,11 @@ def _closed(job: Job, status: Any) -> Record:
 
 
 def _of_unstored(unstored: Unstored, record: Record) -> str:
-    return (
-        f"assay: the store did not take {unstored.runs} runs ({unstored.why}). They are kept in {unstored.path}: "
-        f"{resuming(record.id)} stores them without running anything again"
-    )
+    told = f"assay: the store did not take {unstored.runs} runs ({unstored.why})."
+    if not unstored.paths:
+        return f"{told} Nor could a file be written: they are in memory alone, as the rows of what evaluate() returns"
+    kept = " and ".join(map(str, unstored.paths))
+    return f"{told} They are kept in {kept}: {resuming(record.id)} stores them without running anything again"
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import chain
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from assay.collector import connect, describe
@@ -23,9 +22,9 @@ from assay.evaluators.engine._progress import say
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._source import Source, items_of, source_of
+from assay.evaluators.engine._spool import Parcel, deliver_waiting
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
-from assay.evaluators.engine._write import Parcel, Spool
 from assay.evaluators.protocol import Evaluator
 from assay.tracer.spans import current as tracing
 
@@ -112,9 +111,7 @@ def _begun(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
             "Its stored runs are of something else: begin a new experiment, without resume"
         )
-    delivered = Spool(spool_path(earlier.id)).deliver(store)
-    if delivered:
-        say(f"assay: stored {delivered} spans that were kept in {spool_path(earlier.id)}")
+    deliver_waiting(earlier.id, store)
     record = replace(earlier, status="running", evaluators=_setup.merged(earlier.evaluators, described))
     recalled = recall(store, record, tally, evaluators, retrying=task is not None)
     Parcel([], [], recalled.replaced).deliver(store)  # a kill came before that could be done
@@ -131,6 +128,7 @@ def _rescoring(
     settings: Settings,
 ) -> Job:
     """More evaluators over the runs that an experiment has already."""
+    deliver_waiting(experiment.id, store)
     record = store.experiment(experiment.id)  # somebody may have scored it further since
     merged = _setup.merged(record.evaluators, _setup.described(evaluators))
     record = replace(record, evaluators=merged, metadata={**record.metadata, **_setup.plain(settings.metadata or {})})
@@ -209,8 +207,3 @@ def _earlier(name: str, store: Store, settings: Settings) -> Record | None:
 def _project() -> str:
     """The project under which the tracer files its spans."""
     return tracing().settings.project
-
-
-def spool_path(experiment_id: str) -> Path:
-    """Where runs are kept that the store has not taken."""
-    return Path(f"assay-spool-{experiment_id[:12]}.jsonl")

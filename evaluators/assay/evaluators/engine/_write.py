@@ -8,17 +8,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from assay.collector.errors import Unavailable
-from assay.collector.records import Feedback, Run
 from assay.collector.stores import TraceStore
 from assay.evaluators.engine._plan import Done
+from assay.evaluators.engine._spool import Spool, parcel_of
 from assay.tracer.backoff import pause
 
 BATCH = 500  # runs at once
@@ -28,80 +26,20 @@ LULLS = 8  # so often at most; all together it is what a kill may cost
 FULL = 5_000  # finished runs that wait for the store before new ones are held back
 ATTEMPTS = 3
 LONGEST_PAUSE = 2.0  # seconds
-IDS = 100  # of one deletion: an address holds no more
-
-
-class Parcel(msgspec.Struct):
-    """What goes into the store together, or into a line of a spool file: runs, feedback, and what they take away."""
-
-    runs: list[Run]
-    feedback: list[Feedback]
-    replaced: list[str] = []  # ids of traces
-    outdated: list[str] = []  # ids of feedback
-
-    def deliver(self, store: TraceStore) -> None:
-        """Store it all: what is new first, so that nothing is missing at any moment. Doing it again is harmless."""
-        if self.runs or self.feedback:
-            store.append(self.runs, self.feedback)
-        for start in range(0, len(self.replaced), IDS):
-            store.delete(trace_ids=tuple(self.replaced[start : start + IDS]))
-        if self.outdated:
-            store.delete_feedback(self.outdated)
-
-
-def parcel_of(batch: Sequence[Done]) -> Parcel:
-    """Finished runs as what is to be stored of them."""
-    said = {outcome.id for done in batch if done.item.errors for outcome in done.feedback}
-    return Parcel(
-        [run for done in batch for run in done.runs],
-        [outcome for done in batch for outcome in done.feedback],
-        [trace_id for done in batch for trace_id in done.item.replaces],
-        [id for done in batch for id in done.item.errors if id not in said],
-    )
 
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """What a store did not take: how many runs, where they are kept, and why."""
+    """What a store did not take: how many runs, in which files they are kept, and why. No file: in memory alone."""
 
     runs: int
-    path: Path
+    paths: tuple[Path, ...]
     why: str
 
-
-class Spool:
-    """A file of records that a store has not taken yet."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def add(self, parcel: Parcel) -> None:
-        """Keep records at the end of the file."""
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(parcel, enc_hook=str) + b"\n")
-
-    def deliver(self, store: TraceStore) -> int:
-        """Hand everything to a store and remove the file; returns how many runs that were. The store's errors pass."""
-        if not self.path.exists():
-            return 0
-        count = 0
-        for parcel in self._parcels():
-            parcel.deliver(store)
-            count += len(parcel.runs)
-        self.path.unlink()
-        return count
-
-    def _parcels(self) -> Iterator[Parcel]:
-        decoder = msgspec.json.Decoder(Parcel)
-        with self.path.open("rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n"):  # a last line without one was cut off by a kill
-                    yield decoder.decode(line)
-
-
-def deliver_spool(path: Path, store: TraceStore) -> int:
-    """Store what `evaluate()` kept in a file because the store failed, and remove the file; returns how many spans."""
-    return Spool(path).deliver(store)
+    @property
+    def path(self) -> Path | None:
+        """The first of the files."""
+        return self.paths[0] if self.paths else None
 
 
 class Writer:
@@ -137,7 +75,8 @@ class Writer:
             raise self._error
         if self._spooled and self._offer(self._spool.deliver):
             self._spooled = 0
-        return Unstored(self._spooled, self._spool.path, self._why) if self._spooled else None
+        self._spool.close()
+        return Unstored(self._spooled, tuple(self._spool.paths), self._why) if self._spooled else None
 
     def _work(self) -> None:
         try:
