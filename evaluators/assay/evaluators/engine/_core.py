@@ -15,6 +15,7 @@ from assay.collector.records import Experiment as Record
 from assay.collector.statistics import newest
 from assay.evaluators.engine._drive import drive
 from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._heartbeat import Heartbeat
 from assay.evaluators.engine._plan import Done
 from assay.evaluators.engine._prepare import Job, prepared
 from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
@@ -36,7 +37,7 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
     single = _distinct([judge for judge in judges if not judge.summary])
     task = as_task(task) if task is not None else None
     job = await asyncio.to_thread(prepared, dataset, task, single, whole, settings)
-    with _settled():
+    with _settled(), Heartbeat(job.store, job.record.id):
         return await _run(job)
 
 
@@ -113,12 +114,13 @@ async def _interrupted(job: Job, writer: Writer, error: BaseException, waiting: 
 
 
 def _closed(job: Job, status: Any) -> Record:
-    setup = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}
-    totals = {**job.tally.totals(), "seconds": round((time.time_ns() - job.record.started_ns) / 1e9, 3)}
+    setup, now = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}, time.time_ns()
+    totals = {**job.tally.totals(), "seconds": round((now - job.record.started_ns) / 1e9, 3)}
     record = replace(
         job.record,
         status=status,
-        ended_ns=time.time_ns(),
+        ended_ns=now,
+        seen_ns=now,
         example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
     )

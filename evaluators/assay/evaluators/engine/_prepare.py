@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -104,6 +105,7 @@ def _begun(
             evaluators=described,
             metadata=metadata,
             example_count=source.count or 0,
+            seen_ns=time.time_ns(),
         )
         return record, None, tally
     if changed := _setup.changes(earlier, setup, settings.metadata or {}):
@@ -112,7 +114,8 @@ def _begun(
             "Its stored runs are of something else: begin a new experiment, without resume"
         )
     deliver_waiting(earlier.id, store)
-    record = replace(earlier, status="running", evaluators=_setup.merged(earlier.evaluators, described))
+    merged = _setup.merged(earlier.evaluators, described)
+    record = replace(earlier, status="running", ended_ns=None, seen_ns=time.time_ns(), evaluators=merged)
     recalled = recall(store, record, tally, evaluators, retrying=task is not None)
     Parcel([], [], recalled.replaced).deliver(store)  # a kill came before that could be done
     if recalled.again and settings.progress is not False:

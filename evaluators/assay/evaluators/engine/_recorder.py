@@ -16,6 +16,7 @@ from assay.collector.statistics import newest
 from assay.collector.stores import Store
 from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._heartbeat import Heartbeat
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._root import own_root
 from assay.evaluators.engine._setup import described, setup_of, surroundings
@@ -89,10 +90,13 @@ class Recorder:
             dataset=dataset,
             evaluators=described(evaluators),
             metadata={"setup": setup},
+            seen_ns=time.time_ns(),
         )
         self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
         self._tally = Tallies(metric for evaluator in evaluators for metric in evaluator.metrics)
         self._store.save_experiment(self._record)
+        self._heartbeat = Heartbeat(store, self._record.id)
+        self._heartbeat.start()
 
     @contextmanager
     def run(
@@ -114,12 +118,14 @@ class Recorder:
 
     def finish(self) -> Experiment:
         """Let set-level evaluators judge all runs, and note the end."""
+        self._heartbeat.stop()
         record = self._record
         setup = {**record.metadata["setup"], **self._surroundings.result()}
         self._record = replace(
             record,
             status="finished",
-            ended_ns=time.time_ns(),
+            ended_ns=(now := time.time_ns()),
+            seen_ns=now,
             example_count=len(self._tally.traces),
             metadata={**record.metadata, "setup": setup, "totals": dict(self._tally.totals())},
         )
