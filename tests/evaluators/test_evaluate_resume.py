@@ -70,8 +70,8 @@ def test_resume_without_anything_to_resume_begins(store):
 
 
 def test_what_changed_keeps_an_experiment_from_being_resumed(store, interrupted):
-    with pytest.raises(CannotResume, match=r"repetitions was 1 and is 2"):
-        run(interrupted, store, resume=True, repetitions=2)
+    with pytest.raises(CannotResume, match=r"limit was None and is 2"):
+        run(interrupted, store, resume=True, limit=2)
 
 
 def test_evaluators_added_at_resume_score_what_is_stored(store, interrupted):

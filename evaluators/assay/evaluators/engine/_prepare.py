@@ -18,6 +18,7 @@ from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
 from assay.evaluators.engine import _setup
 from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._growth import other_examples
 from assay.evaluators.engine._plan import Item, Plan
 from assay.evaluators.engine._progress import say
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
@@ -108,14 +109,25 @@ def _begun(
             seen_ns=time.time_ns(),
         )
         return record, None, tally
-    if changed := _setup.changes(earlier, setup, settings.metadata or {}):
+    changed = _setup.changes(earlier, setup, settings.metadata or {})
+    if changed := changed or other_examples(store, earlier, source, setup):
         raise CannotResume(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
             "Its stored runs are of something else: begin a new experiment, without resume"
         )
     deliver_waiting(earlier.id, store)
     merged = _setup.merged(earlier.evaluators, described)
-    record = replace(earlier, status="running", ended_ns=None, seen_ns=time.time_ns(), evaluators=merged)
+    record = replace(
+        earlier,
+        dataset=source.name,
+        dataset_version=source.version,
+        status="running",
+        evaluators=merged,
+        metadata={**earlier.metadata, "setup": setup},
+        ended_ns=None,
+        example_count=source.count or earlier.example_count,
+        seen_ns=time.time_ns(),
+    )
     recalled = recall(store, record, tally, evaluators, retrying=task is not None)
     Parcel([], [], recalled.replaced).deliver(store)  # a kill came before that could be done
     if recalled.again and settings.progress is not False:
