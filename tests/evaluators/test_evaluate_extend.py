@@ -132,7 +132,7 @@ def test_a_dataset_that_was_deleted_since_cannot_be_compared(run, store):
     run("d")
     store.delete_dataset("d")
     datasets.save(store, "d", rows(4))
-    with pytest.raises(CannotResume, match="its examples are not there to be compared with: .*version 2"):
+    with pytest.raises(CannotResume, match=r"its examples are not there to be compared with: .*version 2"):
         run("d")
 
 
