@@ -26,11 +26,12 @@ _KNOWN = _COUNTS | _READ | _EXPERIMENT
 
 def plain(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
     """The run that a finished span of ours is; None if it is not plain."""
-    attributes: Mapping[str, Any] = span.attributes or {}
-    code, kind = span.status.status_code, _KINDS.get(attributes.get(names.KIND, ""))
-    if kind is None or code is StatusCode.ERROR or span.kind is not SpanKind.INTERNAL:
+    # its own fields: the SDK's properties wrap or copy what they give, and cost more than all the rest
+    attributes, code = span._attributes, span._status.status_code
+    kind = _KINDS.get(attributes.get(names.KIND, ""))
+    if kind is None or code is StatusCode.ERROR or span._kind is not SpanKind.INTERNAL:
         return None
-    if not attributes.keys() <= _KNOWN or span.events or span.links:
+    if not attributes.keys() <= _KNOWN or span._events or span._links:
         return None
     try:
         fields = _of_experiment(attributes)
@@ -43,10 +44,10 @@ def plain(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
         trace_id=f"{span.local.trace_id:032x}",
         span_id=f"{span.span_id:016x}",
         parent_id=f"{span.parent_id:016x}" if span.parent_id else None,
-        name=span.name,
+        name=span._name,
         kind=kind,
-        start_ns=span.start_time or 0,
-        end_ns=span.end_time or 0,
+        start_ns=span._start_time or 0,
+        end_ns=span._end_time or 0,
         status=STATUSES[code.value],
         inputs=inputs,
         outputs=outputs,
