@@ -27,6 +27,7 @@ class Task:
     def __call__(self, q):
         self.asked.append(q)
         if q == self.interrupt_at:
+            self.interrupt_at = None  # also says to `resume` that this is no setting
             _thread.interrupt_main()
             threading.Event().wait(10)
         return f"a {q.lower()}"

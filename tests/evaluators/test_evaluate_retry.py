@@ -1,5 +1,7 @@
 """Resume runs again what failed, tasks and evaluators alike, and nothing that was right; only the newest result counts."""
 
+import threading
+
 import pytest
 
 from assay.collector import connect
@@ -124,11 +126,12 @@ def test_repetitions_fail_one_by_one(store):
 
 
 def flaky():
-    down = [True]
+    down = threading.Event()
+    down.set()
 
     @evaluator(key="judge")
     def judge(outputs):
-        if down and outputs in ("a q2", "a q3"):
+        if down.is_set() and outputs in ("a q2", "a q3"):
             raise ConnectionError("judge down")
         return [{"key": "clear", "score": 1.0}, {"key": "kind", "score": 0.5}]
 
@@ -156,11 +159,12 @@ def test_an_evaluator_that_fails_again_has_one_error(store):
 
 
 def test_what_a_task_said_of_a_run_that_failed_goes_with_it(store):
-    first = [True]
+    first = threading.Event()
+    first.set()
 
     def noting(q):
         current_run().feedback("note", True)
-        if first and q == "Q2":
+        if first.is_set() and q == "Q2":
             raise ConnectionError("net down")
         return q
 

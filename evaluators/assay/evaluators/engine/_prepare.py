@@ -17,6 +17,7 @@ from assay.collector.records import JSON, Example
 from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
 from assay.evaluators.engine import _setup
+from assay.evaluators.engine._code import unknown_to
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._growth import other_examples
 from assay.evaluators.engine._plan import Item, Plan
@@ -29,6 +30,8 @@ from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
 from assay.evaluators.protocol import Evaluator
 from assay.tracer.spans import current as tracing
+
+UNKNOWN = 5  # values that cannot be compared, of which one is told
 
 
 class CannotResume(AssayError, ValueError):
@@ -115,6 +118,8 @@ def _begun(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
             "Its stored runs are of something else: begin a new experiment, without resume"
         )
+    if task and settings.progress is not False and (unknown := unknown_to(task.function)):
+        say(f"assay: cannot tell whether this is as it was: {', '.join(unknown[:UNKNOWN])}")
     deliver_waiting(earlier.id, store)
     merged = _setup.merged(earlier.evaluators, described)
     record = replace(
