@@ -2,11 +2,10 @@
 
 from assay.collector._verbs._call import Call, Needs, Sent, call_of, kinds
 from assay.collector._verbs._forms import Change, given
-from assay.collector._verbs._table import BATCH, Control, Traces
+from assay.collector._verbs._table import Control, Traces
 from assay.collector._verbs._verb import Asks, calls, verb
 
 __all__ = [
-    "BATCH",
     "Asks",
     "Call",
     "Change",

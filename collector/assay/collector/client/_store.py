@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from assay.collector._verbs import BATCH, Call, Control, Traces
+from assay.collector._verbs import Call, Control, Traces
+from assay.collector._verbs._table import BATCH
 from assay.collector.client._ask import ask
 from assay.collector.client._lots import lots
 from assay.collector.client._transport import Transport

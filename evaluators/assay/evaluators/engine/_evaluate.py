@@ -22,13 +22,14 @@ def evaluate(dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **o
     given outputs, traces, runs. The span of a task under `@trace` is the root of its run, as it is in production.
 
     `repetitions` runs every example so many times; `timeout` (seconds) and `retries` hold per run; `limit` takes the
-    first examples, or with `seed` a random sample, and a task with a parameter `seed` gets one per run. `resume`
-    (True: by `name`, or an experiment's id) goes on where an experiment was interrupted: what is stored is not run
-    again, but for what failed. It compares the dataset, repetitions, seed, split, limit, the metadata that are given,
-    and the code, constants and plain state of objects that the task reaches in its project, and refuses if
-    any has changed; more repetitions, a larger limit and added examples are run. An evaluator whose version,
-    parameters or code have changed says its scores again. `span_wait` is how long (seconds) to wait for spans that
-    are still open when the task is over. `store` None: see `assay.collector.connect`.
+    first examples, or with `seed` a random sample, and a task with a parameter `seed` gets one per run. `resume` (True:
+    by `name`, or an experiment's id) goes on where an experiment was interrupted: what is stored is not run again, but
+    for what failed; more repetitions, a larger limit and added examples are run. It compares the examples, repetitions,
+    seed, split, limit, the metadata that are given, and the code, constants and plain state of objects that the task
+    reaches in its project (not those of installed packages), and refuses if any has otherwise changed.
+    An evaluator whose version, parameters or code have changed says its scores again.
+    `span_wait` is how long (seconds) to wait for spans that are still open when the task is over. `store` None: see
+    `assay.collector.connect`.
 
     A failing task or evaluator is an outcome, not an exception. Raises `ValueError` for what a caller can mend: a task
     that does not fit the inputs, a bad row, an experiment that cannot be resumed; `TypeError` for an unknown option.
