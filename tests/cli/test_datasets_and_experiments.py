@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -186,6 +187,15 @@ def test_experiments_are_compared_scored_exported_and_removed(assay, tmp_path):
     assert "first" not in assay("experiments", "list")
 
 
+def test_one_that_died_is_listed_as_such_with_the_runs_that_are_there(assay, tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store:
+        made = evaluate([{"q": n} for n in range(3)], lambda q: 1 // q, store=store, name="x", progress=False).record
+        store.save_experiment(replace(made, status="running", seen_ns=1, metadata={}))
+    listed = " ".join(assay("experiments", "list").split())
+    assert "no sign of life since" in listed
+    assert "│ 3 │ 1 │" in listed
+
+
 def test_runs_that_a_store_did_not_take_are_delivered_later(assay, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with SQLiteStore(tmp_path / "a.db") as store:
@@ -204,7 +214,7 @@ class Unwilling:
     def __getattr__(self, name):
         return getattr(self.store, name)
 
-    def append(self, runs):
+    def append(self, runs, feedback=()):
         raise Refused("no")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from assay.collector.errors import NotFound, Refused
+from assay.collector.errors import AssayError, NotFound, Refused
 from assay.collector.records import (
     Decision,
     Document,
@@ -106,6 +106,33 @@ def test_feedback_on_a_trace_is_part_of_it(store: Store) -> None:
     kept = store.feedback(root.trace_id, "thumbs_up", 1, comment="great", author="ann")
     assert store.trace(root.trace_id).feedback == (kept,)
     assert store.traces().items[0].feedback == {"thumbs_up": 1.0}
+
+
+def test_runs_and_feedback_come_together(store: Store) -> None:
+    root = run()
+    votes = [Feedback(target=Target(trace_id=root.trace_id), key="good", score=1, author=n) for n in "ab"]
+    store.append([child(root), root], votes)
+    assert sorted(vote.author or "" for vote in store.trace(root.trace_id).feedback) == ["a", "b"]
+    store.append([], [replace(votes[0], score=0.5)])
+    assert store.count() == {"spans": 2, "traces": 1, "feedbacks": 2}
+
+
+def test_feedback_that_comes_with_a_new_trace_has_its_standing(store: Store) -> None:
+    root, other = run(), run()
+    said = [Feedback(target=Target(trace_id=root.trace_id), key="k", score=n, created_ns=n) for n in (3, 1, 2)]
+    said = [replace(one, version=str(one.score), id="") for one in said]
+    store.append([root, other], [*said, Feedback(target=Target(trace_id=other.trace_id), key="k", score=0)])
+    assert [found.trace_id for found in store.traces(feedback=("k", "=", 3))] == [root.trace_id]
+    assert not store.traces(feedback=("k", "<", 3), status="ok", trace_ids=[root.trace_id]).items
+    assert store.traces(feedback=("k", "=", 0)).items[0].trace_id == other.trace_id
+
+
+def test_no_run_is_kept_without_the_feedback_that_comes_with_it(store: Store) -> None:
+    root = run()
+    impossible = Feedback(target=Target(trace_id=root.trace_id), key="k", score=1, created_ns=2**70)
+    with pytest.raises((AssayError, OverflowError)):
+        store.append([root], [impossible])
+    assert store.count()["spans"] == 0
 
 
 def test_traces_by_feedback_below_a_threshold(store: Store) -> None:

@@ -4,12 +4,14 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment
 
+KILLS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 SCRIPT = """
 import sys, time
 from assay.collector import connect
@@ -78,3 +80,12 @@ def test_kills_at_random_points_and_resume_give_the_rows_of_one_clean_run(tmp_pa
     assert record.status == "finished"
     assert [question for question, _, _ in rows] == [f"Q{n}" for n in range(200)]
     assert all(scores == {"exact": float(not q.endswith("7")), "length": float(len(out))} for q, out, scores in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "kills"), [("sync", 3), ("async", 2)])
+def test_kills_cost_neither_a_row_nor_what_tasks_say_of_their_runs(kind, kills):
+    command = [sys.executable, KILLS, kind, "--kills", str(kills), "--examples", "80", "--seed", "5"]
+    campaign = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert campaign.returncode == 0, campaign.stdout + campaign.stderr
+    assert f"{kind}: " in campaign.stdout

@@ -12,6 +12,7 @@ from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment, compare, evaluate, evaluator, get
 from assay.evaluators.engine import CannotResume
+from assay.tracer import current_run
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(8)]
 
@@ -26,6 +27,7 @@ class Task:
     def __call__(self, q):
         self.asked.append(q)
         if q == self.interrupt_at:
+            self.interrupt_at = None  # also says to `resume` that this is no setting
             _thread.interrupt_main()
             threading.Event().wait(10)
         return f"a {q.lower()}"
@@ -69,8 +71,8 @@ def test_resume_without_anything_to_resume_begins(store):
 
 
 def test_what_changed_keeps_an_experiment_from_being_resumed(store, interrupted):
-    with pytest.raises(CannotResume, match=r"repetitions was 1 and is 2"):
-        run(interrupted, store, resume=True, repetitions=2)
+    with pytest.raises(CannotResume, match=r"limit was None and is 2"):
+        run(interrupted, store, resume=True, limit=2)
 
 
 def test_evaluators_added_at_resume_score_what_is_stored(store, interrupted):
@@ -107,10 +109,10 @@ class Failing:
     def __getattr__(self, name):
         return getattr(self.store, name)
 
-    def append(self, runs):
+    def append(self, runs, feedback=()):
         if self.failing:
             raise self.error
-        self.store.append(runs)
+        self.store.append(runs, feedback)
 
 
 @pytest.mark.parametrize("error", [Refused("no"), Unavailable("full", 0.01), OSError("disk")])
@@ -126,10 +128,25 @@ def test_a_failing_store_costs_no_run(store, tmp_path, monkeypatch, error):
     assert list(tmp_path.glob("assay-spool*")) == []
 
 
+def test_what_a_task_says_of_its_run_is_stored_with_the_run(store):
+    class Dying(Failing):
+        def add_feedback(self, feedback):
+            raise self.error
+
+    def answer(q):
+        current_run().feedback("note", True)
+        return q
+
+    dying = Dying(store, OSError("killed"))
+    dying.failing = False
+    run(answer, dying)
+    assert Experiment.load(store, "x").summary()["note"].n == 8
+
+
 def test_a_store_that_fails_at_the_very_end_does_not_cost_the_results(store, tmp_path, monkeypatch, capfd):
     class Closed(Failing):
-        def append(self, runs):
-            self.store.append(runs)
+        def append(self, runs, feedback=()):
+            self.store.append(runs, feedback)
 
         def save_experiment(self, record):
             if record.status == "finished":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,9 @@ import typer
 from assay.cli._common import console, emit, opened, short, table
 from assay.cli._options import JsonOption, ParametersOption, StoreOption, YesOption
 from assay.collector.errors import Refused
+from assay.collector.filters import Filter
+from assay.collector.format import standing
+from assay.collector.records import Bucket
 from assay.collector.records import Experiment as Record
 
 if TYPE_CHECKING:
@@ -47,10 +51,13 @@ def list_(dataset: Dataset = None, limit: Limit = 50, at: StoreOption = None, as
     """
     with opened(at) as store:
         records = store.experiments(dataset=dataset, limit=limit)
+        going = tuple(record.id for record in records if record.status != "finished")
+        there = store.aggregate(Filter(experiments=going), group_by="experiment") if going else []
     if as_json:
         emit(map(asdict, records))
     else:
-        table(("id", "name", "dataset", "status", "runs", "failed", "evaluators"), map(_cells, records))
+        rows = [_cells(record, {bucket.group: bucket for bucket in there}) for record in records]
+        table(("id", "name", "dataset", "status", "runs", "failed", "evaluators"), rows)
 
 
 @app.command()
@@ -179,12 +186,16 @@ def delete(experiment: Id, yes: YesOption = False, at: StoreOption = None) -> No
     console.print(f"removed {record.name} ({record.id[:8]})", markup=False)
 
 
-def _cells(record: Record) -> tuple[str, ...]:
+def _cells(record: Record, there: Mapping[str | None, Bucket]) -> tuple[str, ...]:
+    """`there` is what is stored of those that have not come to their end."""
     totals: dict[str, Any] = record.metadata.get("totals") or {}
+    if record.status != "finished":
+        stored = there.get(record.id) or Bucket(start_ns=0, width_ns=0)
+        totals = {"runs": stored.traces, "failed": stored.errors}
     keys = ", ".join(evaluator["key"] for evaluator in record.evaluators)
     dataset = record.dataset if record.dataset_version is None else f"{record.dataset}@{record.dataset_version}"
     runs, failed = str(totals.get("runs", "")), str(totals.get("failed", ""))
-    return record.id[:8], record.name, dataset, record.status, runs, failed, short(keys)
+    return record.id[:8], record.name, dataset, standing(record), runs, failed, short(keys)
 
 
 def _change_cells(change: Any) -> tuple[str, ...]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from assay.collector.records import Experiment
+
+SILENCE_NS = 60_000_000_000  # after which an experiment that gave signs of life every few seconds is taken to have died
 _SECOND = 1_000_000_000
 
 
@@ -69,6 +72,20 @@ def ago(ns: int) -> str:
         if seconds >= 5 * (unit == 1) + unit * (unit > 1):
             return f"{int(seconds // unit)} {name} ago"
     return "just now"
+
+
+def standing(experiment: Experiment) -> str:
+    """Whether an experiment is "running", "finished" or "interrupted", or since when it gives no sign of life.
+
+    Only what was seen lately runs. A sign that is dated later than now, by a clock that was or is wrong, tells nothing.
+    """
+    if experiment.status != "running":
+        return experiment.status
+    seen = experiment.seen_ns or experiment.started_ns
+    silent = time.time_ns() - seen
+    if silent < -SILENCE_NS:
+        return f"running or killed: its last sign of life is dated {to_the_second(seen)}, which is yet to come"
+    return "running" if silent <= SILENCE_NS else f"no sign of life since {to_the_second(seen)}"
 
 
 def zone() -> str:

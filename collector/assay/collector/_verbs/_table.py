@@ -21,7 +21,12 @@ BATCH, IDS = 1000, 500
 class Traces:
     """The verbs of `TraceStore`, but for `feedback`, which is `add_feedback` of one, and `close`."""
 
-    append = verb(TraceStore.append, "POST /api/runs", tag="traces", batch=BATCH)
+    append = verb(
+        TraceStore.append,
+        "POST /api/traces",
+        tag="traces",
+        says="Keep runs, and feedback on them, together or not at all; answered when they are durable.",
+    )
     amend = verb(TraceStore.amend, "PATCH /api/runs/{trace_id}/{span_id}", tag="traces")
     traces = verb(
         TraceStore.traces,

@@ -22,11 +22,17 @@ class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, JSON] | None = None
 
 
-def append(store: TraceStore, runs: Sequence[Run]) -> None:
-    """Keep runs; answered when they are durable."""
+def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> dict[str, int]:
+    """Keep runs, and feedback on them, together or not at all; answered when they are durable."""
     for run in runs:
         check_ids(run.trace_id, run.span_id, run.parent_id or "")
-    store.append(runs)
+    store.append(runs, feedback)
+    return {"runs": len(runs), "feedback": len(feedback)}
+
+
+def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:
+    """Keep runs; answered when they are durable."""
+    append(store, runs)
 
 
 def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:

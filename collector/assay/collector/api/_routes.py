@@ -64,6 +64,7 @@ ROUTES = (
     health("/readyz", "open", _health.readyz, dict[str, bool]),
     health("/metrics", "read", _health.metrics),
     *verbs(Traces),
+    beside(_extra.append_runs, "POST /api/runs", "traces"),
     beside(_extra.delete_trace, "DELETE /api/traces/{trace_id}", "traces"),
     *verbs(Control),
     beside(_extra.describe_dataset, "PATCH /api/datasets/{name:path}", "datasets"),

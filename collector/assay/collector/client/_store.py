@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from assay.collector._verbs import Call, Control, Traces
+from assay.collector._verbs._table import BATCH
 from assay.collector.client._ask import ask
+from assay.collector.client._lots import lots
 from assay.collector.client._transport import Transport
-from assay.collector.records import Feedback, Target
+from assay.collector.records import Feedback, Run, Target
 
 
 class HTTPStore(Traces, Control):
@@ -33,6 +36,11 @@ class HTTPStore(Traces, Control):
     def where(self) -> str:
         """Its address."""
         return self.url
+
+    def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
+        """As of `TraceStore`, in several requests if it is much: those of one trace in one, but for a huge one's."""
+        for together in lots(runs, feedback, BATCH):
+            super().append(*together)
 
     def feedback(
         self,

@@ -53,7 +53,7 @@ def read(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | 
     fields.setdefault("kind", "unknown")
     if draft.awaits:
         attributes[AWAITS] = list(draft.awaits)
-    _, project, environment = _whose(span.resource)
+    _, project, environment = whose(span.resource)
     status = STATUSES[span.status] if 0 <= span.status < 3 else "unset"
     return Run(
         trace_id=span.trace_id,
@@ -111,7 +111,7 @@ def _with_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _whose(resource: Mapping[str, JSON]) -> tuple[Mapping[str, JSON] | None, str, str]:
+def whose(resource: Mapping[str, JSON]) -> tuple[Mapping[str, JSON] | None, str, str]:
     """A resource, its project and environment: looked up once for all its spans, as they come one after the other."""
     global _latest
     latest = _latest  # one read: another thread may put its own in its place at any time

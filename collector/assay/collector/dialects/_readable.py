@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from assay.collector.dialects._plain import plain
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._read import read
 from assay.collector.records import JSON, Event, Link, Run
@@ -21,28 +22,34 @@ _latest: tuple[Resource, dict[str, JSON]] | None = None
 
 def from_readable(span: ReadableSpan) -> Run:
     """The run that a finished span of the SDK is: the same as after a way through OTLP and the intake."""
+    resource = _resource(span.resource)
+    if isinstance(span, LiveSpan) and (run := plain(span, resource)):
+        return run
+    return read(raw(span))
+
+
+def raw(span: ReadableSpan) -> RawSpan:
+    """A finished span of the SDK as one that has arrived."""
     trace_id, span_id, parent_id, trace_state = _place(span)
     scope = span.instrumentation_scope
     events, links = span.events, span.links
-    return read(
-        RawSpan(
-            trace_id=trace_id,
-            span_id=span_id,
-            name=span.name,
-            parent_id=parent_id,
-            kind=span.kind.value + 1,  # the SDK counts from 0, OTLP keeps 0 for "unspecified"
-            start_ns=span.start_time or 0,
-            end_ns=span.end_time or 0,
-            status=span.status.status_code.value,
-            message=span.status.description or "",
-            attributes=_with_lists(span.attributes),
-            events=tuple([Event(e.name, e.timestamp, _with_lists(e.attributes)) for e in events]) if events else (),
-            links=tuple([Link(*_ids(link.context), _with_lists(link.attributes)) for link in links]) if links else (),
-            resource=_resource(span.resource),
-            scope=scope.name if scope else "",
-            scope_version=(scope.version or "") if scope else "",
-            trace_state=trace_state,
-        )
+    return RawSpan(
+        trace_id=trace_id,
+        span_id=span_id,
+        name=span.name,
+        parent_id=parent_id,
+        kind=span.kind.value + 1,  # the SDK counts from 0, OTLP keeps 0 for "unspecified"
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        status=span.status.status_code.value,
+        message=span.status.description or "",
+        attributes=_with_lists(span.attributes),
+        events=tuple([Event(e.name, e.timestamp, _with_lists(e.attributes)) for e in events]) if events else (),
+        links=tuple([Link(*_ids(link.context), _with_lists(link.attributes)) for link in links]) if links else (),
+        resource=_resource(span.resource),
+        scope=scope.name if scope else "",
+        scope_version=(scope.version or "") if scope else "",
+        trace_state=trace_state,
     )
 
 

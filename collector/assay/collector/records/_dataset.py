@@ -73,3 +73,4 @@ class Experiment:
     started_ns: int = field(default_factory=time.time_ns)
     ended_ns: int | None = None
     example_count: int = 0
+    seen_ns: int | None = None  # when whoever runs it last gave a sign of life

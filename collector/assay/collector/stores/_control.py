@@ -83,7 +83,10 @@ class ControlStore(Protocol):
         """Experiments, newest first."""
 
     def change_experiment(self, id: str, **fields: JSON) -> Experiment:
-        """Change name, status, metadata, ended_ns or example_count; other writers' fields stay. Raises `NotFound`."""
+        """Change name, status, metadata, ended_ns, example_count or seen_ns; other writers' fields stay.
+
+        Raises `NotFound`.
+        """
 
     def delete_experiment(self, id: str) -> bool:
         """Remove an experiment with its traces and feedback."""

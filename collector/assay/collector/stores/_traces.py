@@ -29,10 +29,12 @@ class TraceStore(Protocol):
         """Where the store is, in words for people: its address or its path."""
         ...
 
-    def append(self, runs: Sequence[Run]) -> None:
-        """Keep runs; returns only when they are durable. A run seen before is replaced by a fuller or later one.
+    def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
+        """Keep runs and feedback; returns only when they are durable. A fuller or later run replaces the same run, a
+        feedback that of its id.
 
-        Raises `Unavailable` when the store cannot keep them now; then none of them is acknowledged.
+        Of one trace the root and the feedback are kept together or not at all, whatever happens meanwhile. Raises
+        `Unavailable` when the store cannot keep them now; then none of them is acknowledged.
         """
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:

@@ -1,8 +1,9 @@
 """The code that a function runs, as digests by name: for telling whether, and where, it has changed.
 
 From the function on, whatever it names is followed, as far as it is written in the project: functions and classes, also
-of other modules, and the constants (texts, numbers) beside them, such as prompts. Installed packages are not looked at,
-nor is what lives in objects; and neither comments nor other functions of the same files matter.
+of other modules, the constants (texts, numbers) beside them, such as prompts, and what objects of the project hold of
+plain values, but for what the code itself changes (see `_state`). Installed packages are not looked at; and neither
+comments nor other functions of the same files matter.
 """
 
 from __future__ import annotations
@@ -18,19 +19,31 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from assay.evaluators.engine._state import PLAIN, Moving, attributes_of, is_container, settled, text_of
+
 MOST = 2_000  # functions and constants
-_PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
 _OURS = ("assay.tracer", "assay.collector", "assay.evaluators", "assay.cli")
 
 
 def code_of(function: Any) -> dict[str, str]:
     """Name → digest of everything that a callable reaches in its project."""
+    walk = _walked(function)
+    known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
+    return dict(sorted({**known, **settled(walk.state, walk.moving)}.items()))
+
+
+def unknown_to(function: Any) -> list[str]:
+    """What the objects of a callable hold that cannot be compared, as "path (type)"."""
+    return sorted(f"{path} ({kind})" for path, kind in _walked(function).unknown.items())
+
+
+def _walked(function: Any) -> _Walk:
     walk = _Walk()
     walk.add("", function)
     while walk.ahead and len(walk.digests) < MOST:
         walk.step()
-    return {name: digest for name, digest in sorted(walk.digests.items()) if name not in walk.stored}
+    return walk
 
 
 class _Walk:
@@ -40,7 +53,11 @@ class _Walk:
         self.digests: dict[str, str] = {}
         self.stored: set[str] = set()  # global names that the code itself assigns: counters and caches, not settings
         self.ahead: list[Any] = []
+        self.state: dict[str, tuple[str, str, bool]] = {}  # of objects, by path: name, digest, whether a container
+        self.moving = Moving()
+        self.unknown: dict[str, str] = {}  # paths of what objects hold that is not plain, and its type
         self._seen: set[int] = set()
+        self._objects: dict[int, Any] = {}  # held, so that no other takes the id of one
 
     def add(self, name: str, value: Any) -> None:
         """Note a constant, or remember something to look at."""
@@ -54,11 +71,29 @@ class _Walk:
             self._all(f"{name or _name(value.func)}(…)", {**value.keywords, **dict(enumerate(value.args))})
         elif isinstance(value, MethodType):
             self.add("", value.__func__)
-            self.add("", type(value.__self__))
+            self.add(name, value.__self__)
         elif isinstance(value, FunctionType | type):
             self._remember(value)
         elif not isinstance(value, ModuleType):
             self._remember(type(value))
+            self._object(name or f"{_name(type(value))}()", value)
+
+    def _object(self, path: str, value: Any) -> None:
+        if id(value) in self._objects or len(self.state) > MOST or not _is_project(type(value).__module__):
+            return
+        self._objects[id(value)] = value
+        for name, inner in attributes_of(value).items():
+            self._held(f"{path}.{name}", name, inner)
+
+    def _held(self, path: str, name: str, value: Any) -> None:
+        """Note what an object or a closure holds under a name."""
+        text = text_of(value)
+        if text is not None:
+            self.state[path] = name, _digest(text), is_container(value)
+        elif callable(value) or isinstance(value, ModuleType) or _is_project(type(value).__module__):
+            self.add(path, value)
+        else:
+            self.unknown[path] = type(value).__qualname__
 
     def step(self) -> None:
         """Look at one function or class."""
@@ -73,6 +108,8 @@ class _Walk:
     def _function(self, function: FunctionType) -> None:
         code, module = function.__code__, function.__module__
         self.digests[_name(function)] = _digest(_of_code(code))
+        for inner in _nested(code):
+            self.moving.note(function.__name__, inner)
         named = {name for inner in _nested(code) for name in inner.co_names}
         self.stored.update(f"{module}.{name}" for inner in _nested(code) for name in _stores(inner))
         for name in sorted(named):
@@ -85,7 +122,11 @@ class _Walk:
             elif name in function.__globals__:
                 self.add(f"{module}.{name}", value)
         self._all(f"{_name(function)}.", dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {}))
-        self._all(_name(function), _closure(function))
+        for name, value in _closure(function).items():
+            if is_container(value):
+                self._held(f"{_name(function)}.{name}", name, value)
+            else:
+                self.add(f"{_name(function)}.{name}", value)
 
     def _all(self, prefix: str, values: Mapping[Any, Any]) -> None:
         for name, value in values.items():
@@ -112,7 +153,7 @@ def _is_project(module: str | None) -> bool:
 def _is_constant(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(map(_is_constant, value))
-    return isinstance(value, _PLAIN)
+    return isinstance(value, PLAIN)
 
 
 def _stable(value: Any) -> str:

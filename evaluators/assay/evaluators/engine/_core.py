@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,16 +18,19 @@ from assay.evaluators.engine._attach import attaching
 from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._drive import drive
 from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._heartbeat import Heartbeat
 from assay.evaluators.engine._plan import Done
-from assay.evaluators.engine._prepare import Job, prepared, spool_path
+from assay.evaluators.engine._prepare import Job, prepared
 from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
 from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._source import from_loop
+from assay.evaluators.engine._spool import spool_of
+from assay.evaluators.engine._spooled import with_spool
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import as_task
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
-from assay.evaluators.engine._write import Spool, Unstored, Writer
+from assay.evaluators.engine._write import Unstored, Writer
 from assay.evaluators.protocol import Evaluator, as_evaluator, waiting_on
 
 
@@ -41,7 +44,7 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
         dataset = from_loop(dataset, waiting_on(asyncio.get_running_loop()))
     prepare = attaching if settings.attach else prepared
     job = await asyncio.to_thread(prepare, dataset, task, single, whole, settings)
-    with _settled():
+    with _settled(), Heartbeat(job.store, job.record.id) if job.kept else nullcontext():
         return await _run(job)
 
 
@@ -68,7 +71,7 @@ def _settled() -> Iterator[None]:
 async def _run(job: Job) -> Experiment:
     job.tally.remarks = job.plan.remarks
     brake = Brake(job.plan.settings, job.total, job.plan.remark)
-    spool = Spool(spool_path(job.plan.experiment_id))
+    spool = spool_of(job.plan.experiment_id, job.store)
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
     with shown, Watch(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch:
@@ -80,7 +83,8 @@ async def _run(job: Job) -> Experiment:
             raise _unwrapped(error) from None
         unstored = await asyncio.to_thread(writer.close)
     _remark_on_the_end(job, brake)
-    experiment = Experiment(job.record, job.store, job.tally, unstored=unstored, examples=job.examples)
+    store = job.store if unstored is None else with_spool(job.store, spool)
+    experiment = Experiment(job.record, store, job.tally, unstored=unstored, examples=job.examples)
     if unstored is not None:
         say(_of_unstored(unstored, job))
     try:
@@ -140,14 +144,15 @@ async def _interrupted(job: Job, writer: Writer, error: BaseException, waiting: 
 
 
 def _closed(job: Job, status: Any) -> Record:
-    setup = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}
+    setup, now = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}, time.time_ns()
     before = job.record.ended_ns if job.record.status == "finished" else None  # what is scored further has run already
-    ended_ns = before or time.time_ns()
+    ended_ns = before or now
     totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
     record = replace(
         job.record,
         status=status,
         ended_ns=ended_ns,
+        seen_ns=now,
         example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
     )
@@ -157,11 +162,12 @@ def _closed(job: Job, status: Any) -> Record:
 
 
 def _of_unstored(unstored: Unstored, job: Job) -> str:
-    way = resuming(job.record.id) if job.kept else f"assay experiments deliver {unstored.path}"
-    return (
-        f"assay: the store did not take {unstored.runs} runs ({unstored.why}). They are kept in {unstored.path}: "
-        f"{way} stores them without running anything again"
-    )
+    told = f"assay: the store did not take {unstored.runs} runs ({unstored.why})."
+    if not unstored.paths:
+        return f"{told} Nor could a file be written: they are in memory alone, as the rows of what evaluate() returns"
+    kept = " and ".join(map(str, unstored.paths))
+    way = resuming(job.record.id) if job.kept else f"assay experiments deliver {kept}"
+    return f"{told} They are kept in {kept}: {way} stores them without running anything again"
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -33,9 +33,10 @@ def evaluate(dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **o
     raised.
 
     `resume` (True: by `name`, or an experiment's id) goes on where an experiment was interrupted: what is stored is
-    not run again. It compares the dataset and its version, repetitions, seed, split, limit, the metadata that are
-    given, and the code and constants that the task reaches in its project (not those of installed packages), and
-    refuses if any has changed. An evaluator whose version, parameters or code have changed says its scores again.
+    not run again, but for what failed; more repetitions, a larger limit and added examples are run. It compares the
+    examples, repetitions, seed, split, limit, the metadata that are given, and the code, constants and plain state of
+    objects that the task reaches in its project (not those of installed packages), and refuses if any has otherwise
+    changed. An evaluator whose version, parameters or code have changed says its scores again.
     `span_wait` is how long (seconds) to wait for spans that are still open when the task is over. `store` None: see
     `assay.collector.connect`.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from assay.collector.format import standing
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
@@ -193,7 +194,7 @@ class Experiment:
     def summary(self) -> Summary:
         """Per key n, mean, passing share, failed and skipped; print it, or ask `summary()["exact"].mean`."""
         record = self.record
-        status = "" if record.status == "finished" else f", {record.status}"
+        status = "" if record.status == "finished" else f", {standing(record)}"
         return summarise(
             f"{record.name} on {record.dataset}{status}", self._tally, _repetitions(record) > 1, _task(record)
         )

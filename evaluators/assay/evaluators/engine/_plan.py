@@ -54,7 +54,8 @@ class Item:
     """One run to do: an example in one repetition. `slot` is its place in the results.
 
     With `trace` the run is there already, and `evaluators` are those that still have to look at it; `stored` says that
-    the trace is in the store under this experiment.
+    the trace is in the store under this experiment. `replaces` are the trace ids of failed runs in whose place this one
+    comes, `errors` the ids of feedback of evaluators that failed and look again.
     """
 
     slot: int
@@ -64,6 +65,8 @@ class Item:
     evaluators: tuple[Evaluator, ...] | None = None
     stored: bool = False
     known: tuple[Feedback, ...] = ()  # what was said of the trace before, and is not to be said again
+    replaces: Sequence[str] = ()
+    errors: Sequence[str] = ()
 
 
 @dataclass(slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import chain
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from assay.collector import connect, describe
@@ -17,17 +17,21 @@ from assay.collector.records import JSON, Example
 from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
 from assay.evaluators.engine import _setup
+from assay.evaluators.engine._code import unknown_to
 from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._growth import other_examples
 from assay.evaluators.engine._plan import Item, Plan
 from assay.evaluators.engine._progress import say
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._source import Source, items_of, source_of
+from assay.evaluators.engine._spool import Parcel, deliver_waiting
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
-from assay.evaluators.engine._write import Spool
 from assay.evaluators.protocol import Evaluator
 from assay.tracer.spans import current as tracing
+
+UNKNOWN = 5  # values that cannot be compared, of which one is told
 
 
 class CannotResume(AssayError, ValueError):
@@ -112,18 +116,35 @@ def _begun(
             evaluators=described,
             metadata=metadata,
             example_count=source.count or 0,
+            seen_ns=time.time_ns(),
         )
         return record, None, tally
-    if changed := _setup.changes(earlier, setup, settings.metadata or {}):
+    changed = _setup.changes(earlier, setup, settings.metadata or {})
+    if changed := changed or other_examples(store, earlier, source, setup):
         raise CannotResume(
             f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
             "Its stored runs are of something else: begin a new experiment, without resume"
         )
-    delivered = Spool(spool_path(earlier.id)).deliver(store)
-    if delivered:
-        say(f"assay: stored {delivered} spans that were kept in {spool_path(earlier.id)}")
-    record = replace(earlier, status="running", evaluators=_setup.merged(earlier.evaluators, described))
-    return record, recall(store, record, tally, evaluators), tally
+    if task and settings.progress is not False and (unknown := unknown_to(task.function)):
+        say(f"assay: cannot tell whether this is as it was: {', '.join(unknown[:UNKNOWN])}")
+    deliver_waiting(earlier.id, store)
+    merged = _setup.merged(earlier.evaluators, described)
+    record = replace(
+        earlier,
+        dataset=source.name,
+        dataset_version=source.version,
+        status="running",
+        evaluators=merged,
+        metadata={**earlier.metadata, "setup": setup},
+        ended_ns=None,
+        example_count=source.count or earlier.example_count,
+        seen_ns=time.time_ns(),
+    )
+    recalled = recall(store, record, tally, evaluators, retrying=task is not None)
+    Parcel([], [], recalled.replaced).deliver(store)  # a kill came before that could be done
+    if recalled.again and settings.progress is not False:
+        say(f"assay: {sum(map(len, recalled.again.values()))} runs that failed are run again")
+    return record, recalled, tally
 
 
 def _rescoring(
@@ -134,6 +155,7 @@ def _rescoring(
     settings: Settings,
 ) -> Job:
     """More evaluators over the runs that an experiment has already."""
+    deliver_waiting(experiment.id, store)
     record = store.experiment(experiment.id)  # somebody may have scored it further since
     merged = _setup.merged(record.evaluators, _setup.described(evaluators))
     record = replace(record, evaluators=merged, metadata={**record.metadata, **_setup.plain(settings.metadata or {})})
@@ -156,7 +178,8 @@ def _stored_items(
         tally.traces[slot] = row.trace.trace_id
         missing = recalled.missing(row.trace.trace_id, evaluators)
         if missing:
-            yield Item(slot, row.known_example, row.repetition, row.trace, missing, stored=True)
+            errors = recalled.seen.errors(row.trace.trace_id)
+            yield Item(slot, row.known_example, row.repetition, row.trace, missing, stored=True, errors=errors)
 
 
 def _remaining(
@@ -164,14 +187,16 @@ def _remaining(
 ) -> Iterator[Item]:
     """What is left to do of an interrupted experiment: runs that are not stored, and scores of those that are."""
     for item in items:
-        trace_id = recalled.traces.get((item.example.id, item.repetition))
+        run = item.example.id, item.repetition
+        trace_id = recalled.traces.get(run)
         if trace_id is None:
-            yield item
+            yield replace(item, replaces=recalled.again.get(run, ()))
             continue
         tally.traces[item.slot] = trace_id
         missing = recalled.missing(trace_id, evaluators)
         if missing:
-            yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True)
+            errors = recalled.seen.errors(trace_id)
+            yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True, errors=errors)
 
 
 def _checked(items: Iterator[Item], plan: Plan, splits: Sequence[str] | None) -> Iterator[Item]:
@@ -211,8 +236,3 @@ def _earlier(name: str, store: Store, settings: Settings) -> Record | None:
 def _project() -> str:
     """The project under which the tracer files its spans."""
     return tracing().settings.project
-
-
-def spool_path(experiment_id: str) -> Path:
-    """Where runs are kept that the store has not taken."""
-    return Path(f"assay-spool-{experiment_id[:12]}.jsonl")

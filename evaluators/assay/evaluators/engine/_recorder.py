@@ -16,12 +16,12 @@ from assay.collector.statistics import newest
 from assay.collector.stores import Store
 from assay.evaluators.engine._examples import with_example
 from assay.evaluators.engine._experiment import Experiment
+from assay.evaluators.engine._heartbeat import Heartbeat
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._root import own_root
 from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._whole import score_set
-from assay.evaluators.engine._write import keep
 from assay.evaluators.protocol import Evaluator, finish, plain
 from assay.evaluators.scoring import case_of, of_failed, retrieved, score
 from assay.tracer import attributes as names
@@ -107,10 +107,13 @@ class Recorder:
             evaluators=described(evaluators),
             started_ns=started_ns or time.time_ns(),
             metadata={**plain(metadata or {}), "setup": setup},
+            seen_ns=time.time_ns(),
         )
         self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
         self._tally = Tallies((metric for evaluator in evaluators for metric in evaluator.metrics), repetitions)
         self._store.save_experiment(self._record)
+        self._heartbeat = Heartbeat(store, self._record.id)
+        self._heartbeat.start()
 
     @contextmanager
     def run(
@@ -137,6 +140,7 @@ class Recorder:
 
     def finish(self, status: End = "finished") -> Experiment:
         """Let set-level evaluators judge all runs, and note the end."""
+        self._heartbeat.stop()
         return _finished(self._record, self._store, self._tally, self._whole, self._surroundings.result(), status)
 
     def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
@@ -148,7 +152,7 @@ class Recorder:
         runs, root = with_example(runs, root, opened.example, around.inputs)
         opened.look_back(after, Trace(root, runs, complete=not still_open))
         feedback = opened.feedback + feedback_of(captured, around, root)
-        keep(self._store, runs, feedback)
+        self._store.append(runs, feedback)
         error = (root.error or "error") if root.status == "error" else None
         self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open, opened.example.id)
         self._tally.add_calls(runs)
@@ -173,7 +177,8 @@ def _finished(
     ended = replace(
         record,
         status=status,
-        ended_ns=time.time_ns(),
+        ended_ns=(now := time.time_ns()),
+        seen_ns=now,
         example_count=len(tally.traces),
         metadata={
             **record.metadata,

@@ -13,13 +13,15 @@ import orjson
 
 from assay.collector.records import JSON, Experiment
 from assay.evaluators.engine._code import code_of
+from assay.evaluators.engine._growth import shrunk
 from assay.evaluators.engine._task import Task
 from assay.evaluators.protocol import Evaluator
 from assay.tracer.spans import SCOPE
 
-# What must be the same for a run to count as done, with the task's code and what the caller gave as metadata. Anything
-# else may change between an interruption and `resume`: concurrency, timeout, retries, the commit, installed packages.
-_DECIDES = ("dataset", "dataset_version", "task", "repetitions", "seed", "split", "limit")
+# What must be the same for a run to count as done, with the task's code and what the caller gave as metadata; `_growth`
+# says what may be more. Anything else may change between an interruption and `resume`: concurrency, timeout, retries,
+# the commit, installed packages.
+_DECIDES = ("task", "seed", "split")
 _NAMED = 5  # changes that are listed
 
 
@@ -53,11 +55,12 @@ def described(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]
 
 
 def changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
-    """What is different now from when the experiment began, in words; [] when its runs still count."""
+    """What is different now from when the experiment began, in words; [] when its runs still count. Not of examples."""
     then: Mapping[str, Any] = record.metadata.get("setup") or {}
     differences = [
         _was(name, then.get(name), setup.get(name)) for name in _DECIDES if then.get(name) != setup.get(name)
     ]
+    differences += shrunk(then, setup)
     if changed := _changed(then.get("task_code") or {}, setup.get("task_code") or {}):
         differences.append(f"the task's code changed: {_listed(changed)}")
     given = plain(metadata)

@@ -124,7 +124,8 @@ def _chosen(source: Source, limit: int | None, seed: int | None) -> Iterator[tup
     if seed is None or source.count is None:
         wanted = set(range(limit))
     else:
-        wanted = set(random.Random(seed).sample(range(source.count), limit))
+        everything = random.Random(seed).sample(range(source.count), source.count)
+        wanted = set(everything[:limit])  # so that a larger limit takes these and more
     for position, pair in enumerate(source.examples()):
         if position in wanted:
             wanted.remove(position)

@@ -8,17 +8,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from assay.collector.errors import Unavailable
-from assay.collector.records import Feedback, Run
 from assay.collector.stores import TraceStore
 from assay.evaluators.engine._plan import Done
+from assay.evaluators.engine._spool import Spool, parcel_of
 from assay.tracer.backoff import pause
 
 BATCH = 500  # runs at once
@@ -30,55 +28,18 @@ ATTEMPTS = 3
 LONGEST_PAUSE = 2.0  # seconds
 
 
-class Parcel(msgspec.Struct):
-    """One line of a spool file."""
-
-    runs: list[Run]
-    feedback: list[Feedback]
-
-
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """What a store did not take: how many runs, where they are kept, and why."""
+    """What a store did not take: how many runs, in which files they are kept, and why. No file: in memory alone."""
 
     runs: int
-    path: Path
+    paths: tuple[Path, ...]
     why: str
 
-
-class Spool:
-    """A file of records that a store has not taken yet."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def add(self, runs: Sequence[Run], feedback: Sequence[Feedback]) -> None:
-        """Keep records at the end of the file."""
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(Parcel(list(runs), list(feedback)), enc_hook=str) + b"\n")
-
-    def deliver(self, store: TraceStore) -> int:
-        """Hand everything to a store and remove the file; returns how many runs that were. The store's errors pass."""
-        if not self.path.exists():
-            return 0
-        count = 0
-        for parcel in self._parcels():
-            keep(store, parcel.runs, parcel.feedback)
-            count += len(parcel.runs)
-        self.path.unlink()
-        return count
-
-    def _parcels(self) -> Iterator[Parcel]:
-        decoder = msgspec.json.Decoder(Parcel)
-        with self.path.open("rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n"):  # a last line without one was cut off by a kill
-                    yield decoder.decode(line)
-
-
-def deliver_spool(path: Path, store: TraceStore) -> int:
-    """Store what `evaluate()` kept in a file because the store failed, and remove the file; returns how many spans."""
-    return Spool(path).deliver(store)
+    @property
+    def path(self) -> Path | None:
+        """The first of the files."""
+        return self.paths[0] if self.paths else None
 
 
 class Writer:
@@ -114,7 +75,8 @@ class Writer:
             raise self._error
         if self._spooled and self._offer(self._spool.deliver):
             self._spooled = 0
-        return Unstored(self._spooled, self._spool.path, self._why) if self._spooled else None
+        self._spool.close()
+        return Unstored(self._spooled, tuple(self._spool.paths), self._why) if self._spooled else None
 
     def _work(self) -> None:
         try:
@@ -154,11 +116,10 @@ class Writer:
                 return
 
     def _keep(self, batch: Sequence[Done]) -> None:
-        runs = [run for done in batch for run in done.runs]
-        feedback = [outcome for done in batch for outcome in done.feedback]
-        if self._offer(lambda store: keep(store, runs, feedback)):
+        parcel = parcel_of(batch)
+        if self._offer(parcel.deliver):
             return
-        self._spool.add(runs, feedback)
+        self._spool.add(parcel)
         self._spooled += len(batch)
 
     def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
@@ -173,11 +134,3 @@ class Writer:
                     return False
                 time.sleep(pause(attempt, error.retry_after, LONGEST_PAUSE))
         return False
-
-
-def keep(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback]) -> None:
-    """Runs first: they say what has been done. Feedback that is missing is made up for by `resume`."""
-    if runs:
-        store.append(runs)
-    if feedback:
-        store.add_feedback(feedback)

@@ -56,7 +56,7 @@ class Appender:
     """
 
     def __init__(self, reader: Reader) -> None:
-        self.reader, self._db = reader, reader.db
+        self.reader, self.db = reader, reader.db
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
@@ -70,7 +70,7 @@ class Appender:
         self._cache.clear()
         self._cached_spans = 0
         self._resources.clear()
-        self._values = set(self._db.execute("SELECT field, value FROM known").fetchall())
+        self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self._next_trace = self._highest("traces") + 1
         self._next_span = self._highest("spans") + 1
 
@@ -79,14 +79,14 @@ class Appender:
         self._compressor = Compressor(dictionary)
 
     def _highest(self, table: str) -> int:
-        return int(self._db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
+        return int(self.db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
 
     def keys(self, trace_ids: Iterable[str]) -> dict[str, int]:
         """Integer keys of traces; those that are new get a row without spans, which no list shows."""
         wanted = list(dict.fromkeys(trace_ids))
-        stored = dict(find_many(self._db, _KEYS, wanted))
+        stored = dict(find_many(self.db, _KEYS, wanted))
         new = [(trace_id, self._take_trace()) for trace_id in wanted if trace_id not in stored]
-        insert_many(self._db, "traces", ("trace_id", "id"), new)
+        insert_many(self.db, "traces", ("trace_id", "id"), new)
         return {**stored, **dict(new)}
 
     def _take_trace(self) -> int:
@@ -99,8 +99,12 @@ class Appender:
             if state := self._cache.pop(trace_id, None):
                 self._cached_spans -= len(state.facts)
 
-    def write(self, batches: Sequence[Batch]) -> None:
-        """Insert or merge the batches, all of them by the same few statements."""
+    def write(self, batches: Sequence[Batch]) -> dict[str, int]:
+        """Insert or merge the runs of batches, all of them by the same few statements.
+
+        Returns the keys of traces of which the file has had nothing before.
+        """
+        before = self._next_trace
         known = self._known({trace_id: None for batch in batches for trace_id in batch.traces})
         spans: list[_Row] = []
         touched: dict[str, Known] = {}
@@ -113,10 +117,11 @@ class Appender:
         self._insert_traces(touched)
         self._keep_values([row.fact for row in spans])
         self._trim()
+        return {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
         """Fill in fields of a stored run (see `_amend`); whether it is here."""
-        if not find_many(self._db, _KEYS, [trace_id]):
+        if not find_many(self.db, _KEYS, [trace_id]):
             return False
         state = self._known([trace_id])[trace_id]
         row = state.rows.get(span_id)
@@ -141,7 +146,7 @@ class Appender:
             (row.id, row.trace, row.resource, payload, *row.fact[:COLUMNS])
             for row, payload in zip(rows, payloads, strict=True)
         ]
-        insert_many(self._db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
+        insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
     def _insert_traces(self, touched: Mapping[str, Known]) -> None:
         now = time.time_ns()
@@ -149,9 +154,9 @@ class Appender:
         for trace_id, state in touched.items():
             rolled, root = roll_up(list(state.facts.values()))
             rows.append((state.key, trace_id, now, list(state.rows.values())[root], *rolled))
-        insert_many(self._db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
+        insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         waiting = [(row[0], now) for row in rows]
-        insert_many(self._db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
+        insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
 
     def _merge(
         self, state: Known, batch: Batch, positions: Sequence[int], resources: Sequence[int], out: list[_Row]
@@ -193,7 +198,7 @@ class Appender:
         for trace_id in known:
             self._cache.move_to_end(trace_id)
         missing = [trace_id for trace_id in trace_ids if trace_id not in known]
-        keys = dict(find_many(self._db, _KEYS, missing))
+        keys = dict(find_many(self.db, _KEYS, missing))
         for trace_id in missing:
             key = keys.get(trace_id)
             state = Known(self._take_trace()) if key is None else self._load(trace_id, key)
@@ -215,7 +220,7 @@ class Appender:
         values |= {("model", fact.model) for fact in facts if fact.model is not None}
         values |= {("tag", tag) for fact in facts for tag in fact.tags}
         if new := values - self._values:
-            insert_many(self._db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
+            insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
     def _trim(self) -> None:
@@ -226,8 +231,8 @@ class Appender:
     def _resource(self, blob: str) -> int:
         key = self._resources.get(blob)
         if key is None:
-            self._db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
-            key = int(self._db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
+            self.db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
+            key = int(self.db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
             self._resources[blob] = key
         return key
 

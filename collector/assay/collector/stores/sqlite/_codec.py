@@ -53,13 +53,14 @@ COLUMNS = 15  # of a Fact, how many are columns of `spans`
 
 
 class Batch(NamedTuple):
-    """Runs ready to be written, by trace. Pickles."""
+    """Runs, and feedback, ready to be written, by trace. Pickles."""
 
     traces: dict[str, list[int]]  # trace id: positions in what follows
     facts: list[Fact]
     payloads: list[bytes]  # as JSON
     resources: list[int]  # position in `resource_blobs`
     resource_blobs: list[str]
+    feedback: Sequence[list[Any]] = ()  # rows, as `_feedback.rows` makes them
 
 
 def encode(runs: Sequence[Run]) -> Batch:

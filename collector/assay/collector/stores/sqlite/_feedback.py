@@ -8,6 +8,7 @@ document, a session or an experiment has 1 at most.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Feedback, Target, changed, restored
 from assay.collector.statistics import nameless
 from assay.collector.stores.sqlite._append import Appender
+from assay.collector.stores.sqlite._codec import Batch
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._values import clean, dumps, loads
 
@@ -22,7 +24,7 @@ COLUMNS = (
     "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
     " author evaluator version rule judge_trace_id metadata created_ns standing"
 ).split()
-_TRACE, _KEY = COLUMNS.index("trace"), COLUMNS.index("key")
+_ID, _TRACE, _TRACE_ID, _KEY = map(COLUMNS.index, ("id", "trace", "trace_id", "key"))
 _OTHERS = ("session_id", "experiment_id", "key", "source", "author", "rule")
 _KIND_OF_OTHERS = tuple(map(COLUMNS.index, _OTHERS))
 _OVERWRITE = f"{overwrite(COLUMNS)} WHERE " + " AND ".join(
@@ -31,14 +33,46 @@ _OVERWRITE = f"{overwrite(COLUMNS)} WHERE " + " AND ".join(
 SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
 
 
-def write(db: sqlite3.Connection, appender: Appender, feedback: Sequence[Feedback]) -> None:
-    """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these."""
-    keys = appender.keys(f.target.trace_id for f in feedback if f.target.trace_id is not None)
-    rows = {f.id: _row(f, keys) for f in feedback}
-    if not _insert(db, rows.values()):
-        delete(db, list(rows))  # with an id of their own some have moved: what they stood in front of takes their place
-        _insert(db, rows.values())
-    _settle_all(db, rows.values())
+def append(appender: Appender, batches: Sequence[Batch]) -> None:
+    """Write batches for the one writer: their runs, then their feedback."""
+    new = appender.write(batches)
+    if rows := [row for batch in batches for row in batch.feedback]:
+        _write(appender, rows, new)
+
+
+def rows(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
+    """Feedback as rows that lack only the key of their trace, which the writer knows. Needs no database."""
+    return [_row(outcome) for outcome in feedback]
+
+
+def _write(appender: Appender, rows: Sequence[list[Any]], new: Mapping[str, int]) -> None:
+    """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these.
+
+    `new` are the keys of traces of which the file has had nothing so far: there a row that is alone with its key stands
+    as it is.
+    """
+    db = appender.db
+    by_id = {row[_ID]: row for row in rows}
+    elsewhere = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
+    keys = {**appender.keys(elsewhere), **new} if elsewhere else new
+    for row in by_id.values():
+        if row[_TRACE_ID] is not None:
+            row[_TRACE] = keys[row[_TRACE_ID]]
+    if not _insert(db, by_id.values()):
+        delete(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
+        _insert(db, by_id.values())
+    _settle_all(db, list(_unsettled(by_id.values(), set(new.values()))))
+
+
+def _unsettled(rows: Collection[Sequence[Any]], new: Collection[int]) -> Iterator[Sequence[Any]]:
+    """Rows beside which there may be another one, whose standing is to be weighed against theirs."""
+    if not new:
+        yield from rows
+        return
+    alone = Counter([(row[_TRACE], row[_KEY]) for row in rows])
+    for row in rows:
+        if row[_TRACE] not in new or alone[row[_TRACE], row[_KEY]] > 1:
+            yield row
 
 
 def _insert(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> bool:
@@ -55,13 +89,12 @@ def _settle_all(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> None:
     _settle_others(db, {tuple(row[i] for i in _KIND_OF_OTHERS) for row in rows if row[_TRACE] is None})
 
 
-def _row(feedback: Feedback, keys: dict[str, int]) -> tuple[Any, ...]:
+def _row(feedback: Feedback) -> list[Any]:
     target = feedback.target
-    trace = keys[target.trace_id] if target.trace_id is not None else None
     score = float(feedback.score) if feedback.score is not None else None
     row = (
         feedback.id,
-        trace,
+        None,
         target.trace_id,
         target.span_id,
         target.document,
@@ -82,9 +115,10 @@ def _row(feedback: Feedback, keys: dict[str, int]) -> tuple[Any, ...]:
         feedback.judge_trace_id,
         dumps(feedback.metadata) if feedback.metadata else None,
         feedback.created_ns,
-        2 if trace is not None and target.document is None else 1,  # the most likely: `settle` then changes nothing
+        # the most likely: `settle` then changes nothing
+        2 if target.trace_id is not None and target.document is None else 1,
     )
-    return tuple(clean(value) if isinstance(value, str) and not value.isascii() else value for value in row)
+    return [clean(value) if isinstance(value, str) and not value.isascii() else value for value in row]
 
 
 def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
@@ -141,7 +175,7 @@ def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Map
         if id not in stored:
             raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
     made = [changed(stored[id], fields) for id, fields in changes.items()]
-    write(db, appender, made)
+    _write(appender, rows(made), {})
     return made
 
 

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from assay.collector.stores.sqlite import _maintenance
+from assay.collector.stores.sqlite import _feedback, _maintenance
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._errors import explained
 from assay.collector.stores.sqlite._lock import Lock
@@ -41,7 +42,7 @@ class File:
                 self.appender = Appender(Reader(self._db))
             opened.pop_all()
         self.announce = self._lock.announce
-        self.writer = Writer(self._db, self.appender.write, self.appender.forget)
+        self.writer = Writer(self._db, partial(_feedback.append, self.appender), self.appender.forget)
 
     def read(self) -> AbstractContextManager[Reader]:
         """A reader in one consistent snapshot of the file. Not to be asked for twice by one thread."""

@@ -36,15 +36,15 @@ class SQLiteTraces(Half):
 
     def write(self, batch: Batch) -> Future[None]:
         """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
-        return self._file.writer.put(Job(weight=len(batch.facts), batch=batch))
+        return self._file.writer.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
     def append_async(self, runs: Sequence[Run]) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
         return self.write(encode(runs))
 
-    def append(self, runs: Sequence[Run]) -> None:
-        if runs:
-            self.append_async(runs).result()
+    def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
+        if runs or feedback:
+            self.write(encode(runs)._replace(feedback=_feedback.rows(feedback))).result()
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
         plain = _amend.as_json(fields)
@@ -53,9 +53,7 @@ class SQLiteTraces(Half):
     # feedback
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        kept = list(feedback)
-        if kept:
-            self._file.write(lambda db: _feedback.write(db, self._file.appender, kept))
+        self.append((), feedback)
 
     def feedback(
         self,
