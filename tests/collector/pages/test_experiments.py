@@ -183,8 +183,9 @@ def test_two_sides_without_a_common_example_have_no_difference(store, client):
 def test_the_most_different_example_comes_first_by_the_share_of_each_keys_range(store, client):
     first, second = experiment(store, "first", (0.0, 0.0)), experiment(store, "second", (0.4, 0.0))
     for made, score in ((first, 0.0), (second, 100.0)):
-        summary = next(trace for trace in store.traces(experiment=made.id) if trace.example_id == EXAMPLES[1].id)
-        store.add_feedback([Feedback(target=Target(trace_id=summary.trace_id), key="length", score=score)])
+        ids = {trace.example_id: trace.trace_id for trace in store.traces(experiment=made.id)}
+        for example, length in zip(EXAMPLES, (1000.0, score), strict=False):
+            store.add_feedback([Feedback(target=Target(trace_id=ids[example.id]), key="length", score=length)])
     text = client.get(f"/compare?ids={first.id},{second.id}").text.split("Where they differ")[1]
     assert "2 of 2 examples" in text
     assert text.index("A mutable sequence.") < text.index("An immutable sequence.")
