@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from assay.collector.errors import NotFound, Refused, Unavailable
+from assay.collector.errors import Closed, NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
 from assay.collector.records import (
     Example,
@@ -33,6 +33,7 @@ from assay.collector.records import (
 )
 from assay.collector.stores._both import Gone
 from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
+from assay.collector.stores.sqlite._reader import Readers
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
 from collector.making import SECOND, START, child, run
@@ -570,3 +571,27 @@ def test_a_page_that_was_overwritten_is_told_wherever_it_is_met(file: Path, page
     with pytest.raises((Refused, AssertionError)), SQLiteStore(file) as store:
         assert store.check(deep=True) == []
     assert holder(file) is None
+
+
+LONG = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100000000) SELECT sum(x) FROM n"
+
+
+def test_closing_ends_a_query_and_pulls_no_connection_from_under_it(store: SQLiteStore, file: Path) -> None:
+    readers, inside, outcomes = Readers(str(file)), threading.Semaphore(0), list[BaseException]()
+
+    def read() -> None:
+        try:
+            with readers.one() as reader:
+                inside.release()
+                reader.db.execute(LONG).fetchall()
+        except Closed as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+        inside.acquire()
+    readers.close()
+    for thread in threads:
+        thread.join(10)
+    assert [str(outcome) for outcome in outcomes] == ["the store is closed"] * 4

@@ -6,7 +6,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from queue import Empty, LifoQueue
 from typing import Any, NamedTuple
 
 from assay.collector.errors import Closed
@@ -20,6 +19,8 @@ _SPAN = ",".join(f"s.{name}" for name in Fact._fields[:COLUMNS])
 _RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.trace IN (%s)"
 _STORED = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "
 
+CLOSED = "the store is closed"
+STEPS = 200_000  # of SQLite between two looks at whether the store is closed; some milliseconds
 READERS = 8  # more would only share the same cores, and each has a page cache
 CACHE_KB = 8192
 
@@ -102,44 +103,54 @@ class Readers:
     def __init__(self, path: str) -> None:
         self._path = path
         self._places = threading.BoundedSemaphore(READERS)
-        self._free: LifoQueue[Reader] = LifoQueue()
-        self._all: list[Reader] = []
+        self._lock = threading.Lock()
+        self._free: list[Reader] = []
         self._closed = False
 
     @contextmanager
     def one(self) -> Iterator[Reader]:
-        """A reader in one consistent snapshot of the file. Raises `Closed` once the store is."""
+        """A reader in one consistent snapshot of the file. Raises `Closed` once the store is, also in mid-query."""
         with self._places:
-            if self._closed:
-                raise Closed("the store is closed")
             try:
                 reader = self._take()
-                reader.db.execute("BEGIN")
                 try:
+                    reader.db.execute("BEGIN")
                     yield reader
                 finally:
                     self._give_back(reader)
             except sqlite3.Error as error:
+                if self._closed:
+                    raise Closed(CLOSED) from error
                 raise translate(error) from error
 
     def _take(self) -> Reader:
-        try:
-            return self._free.get_nowait()
-        except Empty:
-            reader = Reader(connect_read_only(self._path))
-            self._all.append(reader)
-            return reader
+        with self._lock:
+            if self._closed:
+                raise Closed(CLOSED)
+            return self._free.pop() if self._free else self._new()
+
+    def _new(self) -> Reader:
+        db = connect_read_only(self._path)
+        db.set_progress_handler(lambda: self._closed, STEPS)  # ends a query once the store is closed
+        return Reader(db)
 
     def _give_back(self, reader: Reader) -> None:
         if reader.db.in_transaction:
             reader.db.execute("ROLLBACK")
-        self._free.put(reader)
+        with self._lock:
+            if self._closed:
+                reader.db.close()
+            else:
+                self._free.append(reader)
 
     def close(self) -> None:
-        """Close every connection, and give no more."""
-        self._closed = True
-        for reader in self._all:
-            reader.db.close()
+        """Close every connection, and give no more. One in use is closed by whoever gives it back, soon: closed under a
+        thread that is inside of SQLite it would take the process with it.
+        """
+        with self._lock:
+            self._closed = True
+            while self._free:
+                self._free.pop().db.close()
 
 
 def connect_read_only(path: str) -> sqlite3.Connection:
