@@ -15,7 +15,13 @@ from assay.collector import errors
 from assay.collector.errors import AssayError
 
 DOCS = (Path(__file__).parent.parent / "docs" / "errors.md").read_text()
-NOT_OURS = {"Skip", "Disconnected", "Malformed", "EvaluatorFailed"}  # signals within the house, or pytest's to show
+NOT_OURS = {
+    "Skip",
+    "Disconnected",
+    "Malformed",
+    "EvaluatorFailed",
+    "_TooLarge",
+}  # signals within the house, or pytest's to show
 
 
 def exceptions() -> dict[str, type]:

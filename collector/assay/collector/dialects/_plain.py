@@ -19,6 +19,7 @@ from assay.tracer.spans import LiveSpan
 
 _KINDS = {kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")}  # without documents
 _COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED))
+_COUNTS_AND_NULL = _COUNTS | {names.OUTPUT_VALUE, names.OUTPUT_MIME}  # see `_openinference`
 _READ = frozenset((names.KIND, names.INPUT_VALUE, names.INPUT_MIME, names.OUTPUT_VALUE, names.OUTPUT_MIME))
 _EXPERIMENT = frozenset((names.EXPERIMENT, names.EXAMPLE, names.REPETITION))
 _KNOWN = _COUNTS | _READ | _EXPERIMENT
@@ -39,6 +40,7 @@ def plain(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
         outputs = _value(attributes, names.OUTPUT_VALUE, names.OUTPUT_MIME)
     except ValueError:
         return None
+    kept = _COUNTS if outputs is not None else _COUNTS_AND_NULL
     _, project, environment = whose(resource)
     return Run(
         trace_id=f"{span.local.trace_id:032x}",
@@ -51,7 +53,7 @@ def plain(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
         status=STATUSES[code.value],
         inputs=inputs,
         outputs=outputs,
-        attributes={name: value for name, value in attributes.items() if name in _COUNTS},
+        attributes={name: value for name, value in attributes.items() if name in kept},
         resource=resource,
         project=project,
         environment=environment,

@@ -14,7 +14,8 @@ from assay.collector.stores import Store
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.protocol import Evaluator, Metric
 
-PAGE = 2_000
+PAGE = 2_000  # runs at once
+FEEDBACK_PAGE = 20_000  # the store sorts all of an experiment's feedback for each page
 
 # Per (evaluator, key): the version that counts, and from when on (nanoseconds)
 Current: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
@@ -209,7 +210,7 @@ def _summaries(store: Store, experiment: str) -> Iterator[TraceSummary]:
 def _feedbacks(store: Store, experiment: str) -> Iterator[Feedback]:
     cursor: str | None = None
     while True:
-        page = store.feedbacks(experiment=experiment, limit=PAGE, cursor=cursor)
+        page = store.feedbacks(experiment=experiment, limit=FEEDBACK_PAGE, cursor=cursor)
         yield from page
         cursor = page.next
         if cursor is None:
