@@ -29,6 +29,12 @@ def test_importing_the_tracer_loads_no_heavy_package():
     assert found.stdout.strip() == "[]"
 
 
+def test_a_server_starts_without_loading_evaluators():
+    code = "import sys, assay.cli._app; print([m for m in sys.modules if m.startswith('assay.evaluators')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("module", ["assay.collector.stores.sqlite", "assay.collector.client", "assay.evaluators"])
 def test_a_missing_extra_is_told_in_one_line(module):
     code = f"import sys; sys.modules.update(dict.fromkeys(['rich', 'zstandard', 'msgspec', 'httpx'])); import {module}"

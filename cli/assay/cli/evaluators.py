@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,8 +12,9 @@ from assay.cli._common import console, emit, notes, opened, short, table
 from assay.cli._judges import judge
 from assay.cli._options import JsonOption, ParametersOption, StoreOption
 from assay.cli.feedback import value_of
-from assay.evaluators import names, score
-from assay.evaluators.protocol import Spec, spec, specs
+
+if TYPE_CHECKING:
+    from assay.evaluators.protocol import Spec
 
 app = typer.Typer(
     help="Evaluators: what there is, what they need, one by hand.",
@@ -51,6 +52,7 @@ def show(id: Id, as_json: JsonOption = False) -> None:
     from rich.markdown import Markdown
 
     from assay.cli._evaluator_pages import page
+    from assay.evaluators.protocol import spec
 
     if as_json:
         emit([_described(spec(id))])
@@ -71,6 +73,8 @@ def score_(
 
     Example: `assay evaluators score regex 4bf92f3577b34da6a3ce929d0e0e4736 --set 'pattern=[0-9]+' --save`
     """
+    from assay.evaluators import score
+
     evaluator = judge(id, parameters)
     with opened(at) as store:
         feedbacks = score(evaluator, store.trace(trace))
@@ -86,6 +90,9 @@ def score_(
 
 def _known() -> Iterator[Spec]:
     """Our own, then other packages'; of one that cannot be loaded a note says why."""
+    from assay.evaluators import names
+    from assay.evaluators.protocol import spec, specs
+
     ours = specs()
     yield from ours
     for id in sorted(set(names()) - {known.id for known in ours}):
