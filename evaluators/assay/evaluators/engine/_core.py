@@ -70,7 +70,7 @@ def _settled() -> Iterator[None]:
 
 async def _run(job: Job) -> Experiment:
     job.tally.remarks = job.plan.remarks
-    brake = Brake(job.plan.settings, job.total, job.plan.remark)
+    brake = job.brake
     spool = spool_of(job.plan.experiment_id, job.store)
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
@@ -145,14 +145,14 @@ async def _interrupted(job: Job, writer: Writer, error: BaseException, waiting: 
 
 def _closed(job: Job, status: Any) -> Record:
     setup, now = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}, time.time_ns()
-    before = job.record.ended_ns if job.record.status == "finished" else None  # what is scored further has run already
-    ended_ns = before or now
+    before = job.record  # which says how its runs came to an end, where these are only scored
+    ended_ns = before.ended_ns or now
     totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
     record = replace(
         job.record,
-        status=status,
-        ended_ns=ended_ns,
-        seen_ns=now,
+        status=before.status if job.rescores else status,
+        ended_ns=before.ended_ns if job.rescores else ended_ns,
+        seen_ns=before.seen_ns if job.rescores else now,
         example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
     )
