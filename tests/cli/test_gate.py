@@ -181,6 +181,13 @@ def test_one_example_is_run_alone_and_looked_at(check):
     assert "1 of 2 runs failed" in last(check(text, "--only", "example-4", "--only", "example-5")[1])
 
 
+@pytest.mark.parametrize("raised", ["SystemExit(q)", "pytest.fail.Exception(q)"])
+def test_the_debugger_opens_for_what_is_no_plain_exception_too(check, raised):
+    text = "import pytest\n" + CRASHING.replace("ConnectionError('away')", raised)
+    status, said = check(text, "--pdb", input="p q + 'x'\nq\n")
+    assert (status, "(Pdb) '" in said) == (1, True)
+
+
 def test_an_example_that_there_is_not_needs_no_debugger(check):
     status, said = check(CRASHING, "--only", "nowhere", "--pdb")
     assert (status, "(Pdb)" in said) == (1, False)

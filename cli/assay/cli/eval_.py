@@ -132,9 +132,9 @@ def _looking(file: Path) -> Iterator[None]:
 
     try:
         yield
-    except (AssayError, typer.Exit):
+    except (AssayError, typer.Exit, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # also a SystemExit of the task's, which would end us without a word
         show(error, file)
         look(error)
         raise typer.Exit(1) from None
