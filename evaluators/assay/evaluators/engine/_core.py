@@ -28,6 +28,7 @@ from assay.evaluators.engine._spool import spool_of
 from assay.evaluators.engine._spooled import with_spool
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import as_task
+from assay.evaluators.engine._totals import wall_ns
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Unstored, Writer
@@ -112,8 +113,9 @@ def _count(tally: Tallies, batch: Sequence[Done], shown: Bar, watch: Watch) -> N
     for done in batch:
         item, root = done.item, done.root
         if not item.stored:
-            tally.add_run(item.slot, root.trace_id, root.duration_ns, done.error, done.open_spans, item.example.id)
-            tally.add_calls(done.runs or _runs(done))
+            runs = done.runs or _runs(done)
+            tally.add_run(item.slot, root.trace_id, wall_ns(runs), done.error, done.open_spans, item.example.id)
+            tally.add_calls(runs)
         for outcome in newest(done.feedback):
             tally.add_feedback(outcome, done.item.example.id)
     shown.advance(len(batch), tally.failed)
