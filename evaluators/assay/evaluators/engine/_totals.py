@@ -80,5 +80,5 @@ class Totals:
 
 
 def wall_ns(runs: Sequence[Run]) -> int:
-    """From the first start to the last end of a trace's runs, failed attempts too: as stores say it (`TraceSummary`)."""
+    """From the first start to the last end of a trace's runs, failed attempts too, as `TraceSummary` has it."""
     return max(0, max(run.end_ns for run in runs) - min(run.start_ns for run in runs))
