@@ -175,6 +175,7 @@ def _rescoring(
     plan = Plan(
         experiment_id=record.id, name=record.name, task=None, evaluators=evaluators, settings=settings, kind=kind
     )
+    plan.remarks.update(tally.remarks)
     items = _stored_items(experiment, recalled, evaluators, tally)
     return Job(plan, record, store, tally, items, len(recalled.traces), whole, _setup.surroundings(), rescores=True)
 
