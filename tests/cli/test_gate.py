@@ -1,5 +1,8 @@
 """`assay eval` in CI: red when runs fail, when a mean is too low, and before the first run when it asks for nonsense."""
 
+import re
+import shlex
+
 import pytest
 from typer.testing import CliRunner
 
@@ -151,7 +154,9 @@ def test_every_failed_run_says_how_to_run_it_alone(check, tmp_path):
     text = CRASHING.replace('[{"inputs"', '[{"id": f"it\'s {n}", "inputs"')
     said = check(text)[1]
     assert f"again: assay eval {tmp_path / 'check.py'} --store {tmp_path / 'a.db'} '--only=it'\"'\"'s 0' --pdb" in said
-    assert "… and 14 more runs failed: `assay experiments errors` shows them all" in said
+    (told,) = re.findall(r"… and 14 more runs failed: `(assay experiments errors [0-9a-f]{8} --store .*)` shows", said)
+    shown = CliRunner().invoke(app, shlex.split(told)[1:])
+    assert (shown.exit_code, shown.output.count("the task failed on example")) == (0, 19)
 
 
 def test_nothing_is_said_where_nothing_failed(check):
@@ -179,6 +184,13 @@ def test_one_example_is_run_alone_and_looked_at(check):
     assert (status, "(Pdb) '7'" in said, "ConnectionError: away" in said) == (1, True, True)
     assert check(text, "--only", "example-4")[0] == 0
     assert "1 of 2 runs failed" in last(check(text, "--only", "example-4", "--only", "example-5")[1])
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(q)", "pytest.fail.Exception(q)"])
+def test_the_debugger_opens_for_what_is_no_plain_exception_too(check, raised):
+    text = "import pytest\n" + CRASHING.replace("ConnectionError('away')", raised)
+    status, said = check(text, "--pdb", input="p q + 'x'\nq\n")
+    assert (status, "(Pdb) '" in said) == (1, True)
 
 
 def test_an_example_that_there_is_not_needs_no_debugger(check):

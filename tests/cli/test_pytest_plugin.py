@@ -206,6 +206,14 @@ def test_repetitions_and_metadata_are_those_of_the_experiment(pytester):
     assert experiment.summary()["passed"].flaky == 0
 
 
+@pytest.mark.parametrize(("split", "runs"), [("'a'", 2), ("'b'", 2), ("['b', 'c']", 3)])
+def test_a_split_is_any_of_those_of_an_example(pytester, split, runs):
+    data = [{"inputs": "x", "splits": ["a", "b"]}, {"inputs": "y", "splits": ["b", "a"]}, {"inputs": "z", "split": "c"}]
+    pytester.makepyfile(f"import pytest\n@pytest.mark.assay({data}, split={split})\ndef test_it(inputs): pass\n")
+    report = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db")
+    assert report.parseoutcomes() == {"passed": runs}
+
+
 @pytest.mark.parametrize(("share", "status"), [(0.9, 0), (0.95, 1), (1, 1)])
 def test_a_share_of_the_asserts_may_fail(pytester, share, status):
     result, _ = marked(pytester, f"min_pass={share}", "assert inputs != 3, 'three'", "-rx")
@@ -236,6 +244,8 @@ def test_an_experiment_that_was_cut_short_is_not_finished(pytester):
     [
         ("repetition=3", "has no option 'repetition' (did you mean 'repetitions'?); it takes dataset, name, "),
         ("repetitions=0", "repetitions is a whole number, at least 1, not 0"),
+        ("split=3", "split is a name or a list of names, not 3"),
+        ("split=['tset']", "the dataset has no examples in split ['tset']"),
         ("limit=True", "limit is a whole number, at least 1, not True"),
         ("min_pass=90", "min_pass is a share of all runs, above 0 and at most 1, not 90"),
         ("min_pass='most'", "not 'most'"),

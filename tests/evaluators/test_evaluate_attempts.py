@@ -59,6 +59,13 @@ def test_what_failed_attempts_cost_is_counted(store, kind):
     assert experiment.summary()["exact"].mean == 1.0
 
 
+def test_failed_attempts_take_their_time_now_and_when_it_is_loaded(store):
+    experiment = evaluate(DATA, agent([]), retries=2, store=store, progress=False)
+    now, later = experiment.summary(), Experiment.load(store, experiment.id).summary()
+    (stored,) = store.traces(experiment=experiment.id)
+    assert now.p50_ms == later.p50_ms == stored.duration_ns / 1e6
+
+
 @pytest.mark.parametrize("kind", AGENTS)
 def test_who_judges_sees_the_attempt_that_counts(store, kind):
     judges = [get("trajectory_match", expected=["search"]), get("cost"), get("step_limit", limit=1)]

@@ -11,7 +11,7 @@ import pytest
 
 from assay.evaluators import evaluate, evaluator, get
 from assay.evaluators.engine import CannotResume
-from assay.evaluators.engine._code import code_of
+from assay.evaluators.engine._code import code_of, unknown_to
 
 TASK = """
 import json
@@ -155,3 +155,38 @@ def test_an_evaluator_with_other_parameters_says_it_again(store):
     first = evaluate([{"q": "abc"}], _same, [get("regex", pattern="a")], store=store, progress=False)
     again = first.evaluate([get("regex", pattern="z")], progress=False)
     assert (first.summary()["regex"].mean, again.summary()["regex"].mean) == (1.0, 0.0)
+
+
+CONFIGURED = """
+import dataclasses, enum
+
+CONFIG, SEEN, LAST = {"prompt": "x"}, [], {}
+Color = enum.Enum("Color", "RED")
+
+@dataclasses.dataclass
+class Style:
+    mark: str = "!"
+    marks = ["a"]
+
+def remember(q, cache={}):
+    global LAST
+    LAST = {"q": q}
+    SEEN.append(q)
+    cache[q] = Color.RED
+
+def answer(q, words=["b"]):
+    remember(q)
+    return CONFIG["prompt"] + Style.marks[0] + words[0]
+"""
+
+
+def test_containers_beside_the_code_are_compared_unless_it_changes_them(shop):
+    found = shop(shop_task=CONFIGURED)
+    changes = ('"x"', '"y"'), ('["a"]', '["c"]'), ('"b"', '"d"')
+    changed = [shop(shop_task=CONFIGURED.replace(*change)) for change in changes]
+    told = [{name for name in found if found[name] != one[name]} for one in changed]
+    assert told == [{"shop_task.CONFIG"}, {"shop_task.Style.marks"}, {"shop_task.answer..words"}]
+    answer = importlib.import_module("shop_task").answer
+    answer("?")
+    assert code_of(answer) == changed[-1]
+    assert unknown_to(answer) == []

@@ -147,3 +147,13 @@ def test_a_stream_may_go_on(run):
     run(iter(rows(2)))
     run(iter(rows(4)))
     assert run.asked == ["Q2", "Q3"]
+
+
+def test_a_few_examples_are_no_resuming_of_them_all(run):
+    few = [example.id for example in datasets.read(rows(2))]
+    run(rows(5))
+    with pytest.raises(CannotResume, match=r"only was None and is \["):  # else the others' failures would be no more
+        run(rows(5), only=few[:1])
+    run(rows(5), name="y", only=few[:1])
+    run(rows(5), name="y-only", only=few)
+    assert run.asked == ["Q1"]

@@ -223,3 +223,12 @@ def test_votes_that_came_since_are_read_when_people_are_asked_again(store):
     store.add_feedback([Feedback(target=Target(trace_id=first), key="good", score=0.0, author="bob")])  # as over HTTP
     asked = experiment.evaluate([people]).summary()["human_feedback"]
     assert (asked.n, asked.mean, asked.skipped) == (1, 0.5, 7)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+def test_scoring_what_is_there_does_not_make_it_whole(store, interrupted, status):
+    before = store.change_experiment(store.experiment("x").id, status=status)
+    further = Experiment.load(store, "x").evaluate([get("not_empty")], progress=False)
+    assert further.summary()["not_empty"].n == 5
+    now = store.experiment("x")
+    assert (now.status, now.ended_ns, now.seen_ns) == (status, before.ended_ns, before.seen_ns)

@@ -229,3 +229,15 @@ def test_what_is_remarked_is_bounded(store):
 
     remarks = ran(store, task, retries=1, retry_on=odd, max_failures=100).summary().remarks
     assert (len(remarks), max(map(len, remarks)) < 300, remarks[-1].startswith("stopped: ")) == (21, True, True)
+
+
+def test_why_it_stopped_is_still_said_when_it_was_scored_further(store):
+    stopped = ran(store, fails, fail_fast=True)
+    stopped.evaluate([get("not_empty")], progress=False)
+    assert Experiment.load(store, "x").summary().remarks == stopped.summary().remarks != ()
+
+
+def test_a_share_of_runs_that_nobody_has_counted_begins_nothing(store):
+    with pytest.raises(ValueError, match="a share of a number of runs that nobody knows beforehand"):
+        evaluate(iter(DATA), fails, max_failures=0.5, store=store, progress=False)
+    assert store.experiments() == []

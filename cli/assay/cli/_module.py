@@ -32,7 +32,7 @@ def loaded(file: Path) -> ModuleType:
     return module
 
 
-def show(error: Exception, file: Path) -> None:
+def show(error: BaseException, file: Path) -> None:
     """What went wrong in a user's file, from its first line on: how it came to be run is of no interest."""
     lines = traceback.TracebackException.from_exception(error)
     first = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))

@@ -102,7 +102,7 @@ def eval_(
         else:
             console.print(experiment)
         failed = _gate.failed_in(experiment)
-    _tell_failed(failed, again)
+    _tell_failed(failed, again, ["assay", "experiments", "errors", experiment.id[:8], *(["--store", at] if at else [])])
     complaints = _gate.complaints(experiment, failed, allow, wanted)
     for remark in _gate.few_scores(experiment, wanted):
         _say(remark)
@@ -132,20 +132,20 @@ def _looking(file: Path) -> Iterator[None]:
 
     try:
         yield
-    except (AssayError, typer.Exit):
+    except (AssayError, typer.Exit, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # also a SystemExit of the task's, which would end us without a word
         show(error, file)
         look(error)
         raise typer.Exit(1) from None
 
 
-def _tell_failed(failed: Failed, again: Sequence[str]) -> None:
-    """A line per failed run, with the command that runs it alone; beyond a few only how many more there are."""
+def _tell_failed(failed: Failed, again: Sequence[str], errors: Sequence[str]) -> None:
+    """A line per failed run, with the command that runs it alone; beyond a few the command that shows them all."""
     for example_id, why in islice(failed.runs.values(), _gate.SHOWN):
         _say(f"{why}\n  again: {shlex.join([*again, f'--only={example_id}', '--pdb'])}")
     if (more := len(failed.runs) - _gate.SHOWN) > 0:
-        _say(f"… and {more} more runs failed: `assay experiments errors` shows them all")
+        _say(f"… and {more} more runs failed: `{shlex.join(errors)}` shows them all")
 
 
 def _say(text: str, style: str = "") -> None:

@@ -38,7 +38,7 @@ class Settings:
     dataset: Any
     name: str | None = None
     evaluators: Sequence[Any] = ()
-    split: str | None = None
+    split: str | Sequence[str] | None = None
     limit: int | None = None
     repetitions: int = 1
     min_pass: float | None = None
@@ -49,6 +49,8 @@ class Settings:
         if not isinstance(self.evaluators, Iterable):
             raise ValueError(f"evaluators is a list of evaluators, not {self.evaluators!r:.200}")
         self.evaluators = [self.evaluators] if isinstance(self.evaluators, str) else list(self.evaluators)
+        if not isinstance(self.split, str | list | tuple | None):
+            raise ValueError(f"split is a name or a list of names, not {self.split!r:.200}")
         if self.limit is not None:
             _at_least_one("limit", self.limit)
         _at_least_one("repetitions", self.repetitions)
@@ -374,8 +376,10 @@ def _group(metafunc: pytest.Metafunc, settings: Settings) -> tuple[Group, list[E
         examples = list(group.given)
     else:
         group.given = examples = datasets.read(dataset)
-    split = settings.split
-    return group, [example for example in examples if split is None or example.split == split][: settings.limit]
+    chosen = [example for example in examples if datasets.in_split(example, settings.split)]
+    if not chosen:  # else pytest skips the test
+        raise ValueError(f"the dataset has no examples{f' in split {settings.split!r}' if settings.split else ''}")
+    return group, chosen[: settings.limit]
 
 
 def _stored(group: Group, dataset: str) -> list[Example]:

@@ -1,9 +1,9 @@
 """The code that a function runs, as digests by name: for telling whether, and where, it has changed.
 
 From the function on, whatever it names is followed, as far as it is written in the project: functions and classes, also
-of other modules, the constants (texts, numbers) beside them, such as prompts, and what objects of the project hold of
-plain values, but for what the code itself changes (see `_state`). Installed packages are not looked at; and neither
-comments nor other functions of the same files matter.
+of other modules, the constants (texts, numbers) and containers beside them, such as prompts, and what objects of the
+project hold of plain values, but for what the code itself changes (see `_state`). Installed packages are not looked at;
+and neither comments nor other functions of the same files matter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ def code_of(function: Any) -> dict[str, str]:
 
 def unknown_to(function: Any) -> list[str]:
     """What the objects of a callable hold that cannot be compared, as "path (type)"."""
-    return sorted(f"{path} ({kind})" for path, kind in _walked(function).unknown.items())
+    walk = _walked(function)
+    return sorted(
+        f"{path} ({kind.__qualname__})"
+        for path, (name, kind) in walk.unknown.items()
+        if not (kind in (list, set, dict) and walk.moving.holds(name, container=True))
+    )
 
 
 def _walked(function: Any) -> _Walk:
@@ -55,7 +60,7 @@ class _Walk:
         self.ahead: list[Any] = []
         self.state: dict[str, tuple[str, str, bool]] = {}  # of objects, by path: name, digest, whether a container
         self.moving = Moving()
-        self.unknown: dict[str, str] = {}  # paths of what objects hold that is not plain, and its type
+        self.unknown: dict[str, tuple[str, type]] = {}  # by path, what is held and not plain: its name and type
         self._seen: set[int] = set()
         self._objects: dict[int, Any] = {}  # held, so that no other takes the id of one
 
@@ -93,13 +98,15 @@ class _Walk:
         elif callable(value) or isinstance(value, ModuleType) or _is_project(type(value).__module__):
             self.add(path, value)
         else:
-            self.unknown[path] = type(value).__qualname__
+            self.unknown[path] = name, type(value)
 
     def step(self) -> None:
         """Look at one function or class."""
         value = self.ahead.pop()
         if isinstance(value, type):
-            self._all(_name(value), {name: _inner(member) for name, member in vars(value).items() if _is_own(name)})
+            self._all(
+                _name(value), {name: _inner(member) for name, member in vars(value).items() if _is_own(name, member)}
+            )
             for base in value.__bases__:
                 self.add("", base)
         else:
@@ -120,17 +127,19 @@ class _Walk:
                         value.__name__, {name: vars(value)[name] for name in sorted(named) if name in vars(value)}
                     )
             elif name in function.__globals__:
-                self.add(f"{module}.{name}", value)
-        self._all(f"{_name(function)}.", dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {}))
-        for name, value in _closure(function).items():
-            if is_container(value):
-                self._held(f"{_name(function)}.{name}", name, value)
-            else:
-                self.add(f"{_name(function)}.{name}", value)
+                self._named(f"{module}.{name}", name, value)
+        self._all(f"{_name(function)}.", _defaults(function))
+        self._all(_name(function), _closure(function))
 
     def _all(self, prefix: str, values: Mapping[Any, Any]) -> None:
         for name, value in values.items():
-            self.add(f"{prefix}.{name}", value)
+            self._named(f"{prefix}.{name}", str(name), value)
+
+    def _named(self, path: str, name: str, value: Any) -> None:
+        if is_container(value):
+            self._held(path, name, value)
+        else:
+            self.add(path, value)
 
     def _remember(self, value: Any) -> None:
         if id(value) not in self._seen and _is_project(getattr(value, "__module__", None)):
@@ -177,6 +186,12 @@ def _stores(code: CodeType) -> Iterator[str]:
     return (step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")
 
 
+def _defaults(function: FunctionType) -> dict[str, Any]:
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
+
+
 def _closure(function: FunctionType) -> dict[str, Any]:
     values = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -187,8 +202,10 @@ def _closure(function: FunctionType) -> dict[str, Any]:
     return values
 
 
-def _is_own(name: str) -> bool:
-    """Whether somebody wrote it in a class, rather than Python."""
+def _is_own(name: str, member: Any) -> bool:
+    """Whether somebody wrote it in a class, rather than Python, or a library that makes classes."""
+    if is_container(member) and name.startswith("_") and name.endswith("_"):
+        return False
     return name not in ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
 
 

@@ -28,6 +28,7 @@ from assay.evaluators.engine._spool import spool_of
 from assay.evaluators.engine._spooled import with_spool
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import as_task
+from assay.evaluators.engine._totals import wall_ns
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Unstored, Writer
@@ -70,7 +71,7 @@ def _settled() -> Iterator[None]:
 
 async def _run(job: Job) -> Experiment:
     job.tally.remarks = job.plan.remarks
-    brake = Brake(job.plan.settings, job.total, job.plan.remark)
+    brake = job.brake
     spool = spool_of(job.plan.experiment_id, job.store)
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
@@ -112,8 +113,9 @@ def _count(tally: Tallies, batch: Sequence[Done], shown: Bar, watch: Watch) -> N
     for done in batch:
         item, root = done.item, done.root
         if not item.stored:
-            tally.add_run(item.slot, root.trace_id, root.duration_ns, done.error, done.open_spans, item.example.id)
-            tally.add_calls(done.runs or _runs(done))
+            runs = done.runs or _runs(done)
+            tally.add_run(item.slot, root.trace_id, wall_ns(runs), done.error, done.open_spans, item.example.id)
+            tally.add_calls(runs)
         for outcome in newest(done.feedback):
             tally.add_feedback(outcome, done.item.example.id)
     shown.advance(len(batch), tally.failed)
@@ -145,14 +147,14 @@ async def _interrupted(job: Job, writer: Writer, error: BaseException, waiting: 
 
 def _closed(job: Job, status: Any) -> Record:
     setup, now = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}, time.time_ns()
-    before = job.record.ended_ns if job.record.status == "finished" else None  # what is scored further has run already
-    ended_ns = before or now
+    before = job.record  # which says how its runs came to an end, where these are only scored
+    ended_ns = before.ended_ns or now
     totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
     record = replace(
         job.record,
-        status=status,
-        ended_ns=ended_ns,
-        seen_ns=now,
+        status=before.status if job.rescores else status,
+        ended_ns=before.ended_ns if job.rescores else ended_ns,
+        seen_ns=before.seen_ns if job.rescores else now,
         example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
         metadata={**job.record.metadata, "setup": setup, "totals": totals},
     )

@@ -17,12 +17,19 @@ _LISTED = 3  # examples that are named
 
 
 def shrunk(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of `repetitions` and `limit` is less than it was, in words."""
+    """What of `repetitions`, `limit` and `only` is less than it was, in words."""
     repetitions = then.get("repetitions") or 1, now.get("repetitions") or 1
     limits = then.get("limit"), now.get("limit")
     less = limits[1] is not None and (limits[0] is None or limits[1] < limits[0])
     told = [f"repetitions was {repetitions[0]} and is {repetitions[1]}"] if repetitions[1] < repetitions[0] else []
-    return [*told, f"limit was {limits[0]} and is {limits[1]}"] if less else told
+    told += [f"limit was {limits[0]} and is {limits[1]}"] if less else []
+    ids = _ids(then.get("only")), _ids(now.get("only"))
+    less = ids[1] is not None and (ids[0] is None or not ids[0] <= ids[1])
+    return [*told, f"only was {then.get('only')} and is {now.get('only')}"] if less else told
+
+
+def _ids(only: str | Sequence[str] | None) -> set[str] | None:
+    return None if only is None else {only} if isinstance(only, str) else set(only)
 
 
 def other_examples(store: Store, earlier: Experiment, source: Source, now: Mapping[str, Any]) -> list[str]:

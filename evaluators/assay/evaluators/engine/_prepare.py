@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from typing import Any
@@ -17,6 +17,7 @@ from assay.collector.records import JSON, Example
 from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
 from assay.evaluators.engine import _setup
+from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._code import unknown_to
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._growth import other_examples
@@ -52,6 +53,12 @@ class Job:
     surroundings: Future[dict[str, JSON]]
     examples: Sequence[Example] | None = None  # all of them, if they are in memory anyway
     kept: bool = True  # False: `record` is in no store
+    rescores: bool = False  # only scores runs that are there: nothing is known of those that may be missing
+    brake: Brake = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for a share of runs that nobody has counted."""
+        self.brake = Brake(self.plan.settings, self.total, self.plan.remark)
 
 
 def prepared(
@@ -91,8 +98,9 @@ def prepared(
     if recalled is not None:
         items = _remaining(items, recalled, evaluators, tally, store)
         total = None if total is None else max(0, total - len(recalled.traces))
+    job = Job(plan, record, store, tally, items, total, whole, _setup.surroundings(), source.listed)
     store.save_experiment(record)
-    return Job(plan, record, store, tally, items, total, whole, _setup.surroundings(), source.listed)
+    return job
 
 
 def _begun(
@@ -167,8 +175,9 @@ def _rescoring(
     plan = Plan(
         experiment_id=record.id, name=record.name, task=None, evaluators=evaluators, settings=settings, kind=kind
     )
+    plan.remarks.update(tally.remarks)
     items = _stored_items(experiment, recalled, evaluators, tally)
-    return Job(plan, record, store, tally, items, len(recalled.traces), whole, _setup.surroundings())
+    return Job(plan, record, store, tally, items, len(recalled.traces), whole, _setup.surroundings(), rescores=True)
 
 
 def _stored_items(

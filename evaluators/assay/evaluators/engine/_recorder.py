@@ -21,6 +21,7 @@ from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._root import own_root
 from assay.evaluators.engine._setup import described, setup_of, surroundings
 from assay.evaluators.engine._tally import Tallies
+from assay.evaluators.engine._totals import wall_ns
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.protocol import Evaluator, finish, plain
 from assay.evaluators.scoring import case_of, of_failed, retrieved, score
@@ -154,7 +155,7 @@ class Recorder:
         feedback = opened.feedback + feedback_of(captured, around, root)
         self._store.append(runs, feedback)
         error = (root.error or "error") if root.status == "error" else None
-        self._tally.add_run(self._tally.runs, root.trace_id, root.duration_ns, error, still_open, opened.example.id)
+        self._tally.add_run(self._tally.runs, root.trace_id, wall_ns(runs), error, still_open, opened.example.id)
         self._tally.add_calls(runs)
         for outcome in newest(feedback):
             self._tally.add_feedback(outcome, opened.example.id)

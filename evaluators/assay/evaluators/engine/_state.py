@@ -22,7 +22,8 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _TOLD_BY_REPR = (PurePath, date, time, timedelta, Decimal, UUID, re.Pattern)
 _SECRET = re.compile(r"(?i)key$|token$|secret|password|credential")  # what is rotated, and changes no answer
 _MAKING = ("__init__", "__post_init__", "__new__", "__setstate__", "model_post_init")
-_CHANGES = "add append appendleft clear discard extend insert pop popitem popleft remove setdefault sort update"
+_CHANGES = "add append appendleft clear discard extend insert pop popitem popleft remove reverse setdefault sort update"
+_ASSIGNS = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL")
 _MUTATORS = frozenset(_CHANGES.split())
 
 
@@ -79,9 +80,9 @@ class Moving:
         if name in _MAKING:
             return
         steps = list(dis.get_instructions(code))
-        self._assigned.update(step.argval for step in steps if step.opname in ("STORE_ATTR", "DELETE_ATTR"))
+        self._assigned.update(step.argval for step in steps if step.opname in _ASSIGNS)
         if _MUTATORS & set(code.co_names) or any(step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in steps):
-            self._mutated.update((*code.co_names, *code.co_freevars))
+            self._mutated.update((*code.co_names, *code.co_freevars, *code.co_varnames))
 
     def holds(self, name: str, *, container: bool) -> bool:
         """Whether an attribute (or variable) of that name, which holds a container or not, moves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from assay.collector.records import Run
 from assay.collector.statistics import percentile
@@ -77,3 +77,8 @@ class Totals:
             "mean_ms": sum(self.durations_ns) / self.runs / 1e6 if self.runs else None,
         }
         return {name: value for name, value in known.items() if value is not None}
+
+
+def wall_ns(runs: Sequence[Run]) -> int:
+    """From the first start to the last end of a trace's runs, failed attempts too, as `TraceSummary` has it."""
+    return max(0, max(run.end_ns for run in runs) - min(run.start_ns for run in runs))
