@@ -177,3 +177,13 @@ def _with_an_address(number):
 def test_an_address_amid_a_large_array_or_table_is_found(outputs):
     said = score(get("pii"), outputs=outputs)
     assert (said[0].key, said[0].score, said[0].comment) == ("pii", False, "answer: 1 email")
+
+
+@pytest.mark.parametrize(
+    "value", [Answer(text="a"), np.int64(3), np.array([1, 2]), Decimal("1.5"), {"b", "a"}], ids=repr
+)
+def test_a_reference_is_seen_as_it_is_stored(store, value):
+    for row in ({"inputs": "q", "reference_outputs": value}, Example(inputs="q", reference_outputs=value)):
+        done = evaluate([row], lambda inputs: value, [get("exact")], store=store, progress=False)
+        assert [row.scores["exact"] for row in done.rows()] == [1.0]
+        assert [row.scores["exact"] for row in done.evaluate([get("exact")]).rows()] == [1.0]
