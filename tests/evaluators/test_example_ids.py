@@ -275,3 +275,11 @@ def test_inputs_that_are_no_json_are_the_same_example_when_they_come_again(store
     for _ in range(2):
         kept = datasets.save(store, "odd", [{"inputs": {"value": value}}, {"inputs": {"value": 0}}])
     assert (kept.version, kept.example_count) == (1, 2)
+
+
+def test_a_corrected_reference_is_that_of_its_own_split(store):
+    both = [told(1, "a", split="train"), told(1, "b", split="test")]
+    datasets.save(store, "split", both)
+    datasets.save(store, "split", [told(1, "c", split="test")])
+    kept = store.examples("split")
+    assert [(example.split, example.reference_outputs) for example in kept] == [("train", "a"), ("test", "c")]
