@@ -310,3 +310,8 @@ def test_a_column_of_a_field_may_stand_after_those_of_its_parts():
     rows = [{"metadata.a": 1, "metadata": {"b": 2}, "q": 3}, {"metadata": None, "metadata.a": 1, "q": 3}]
     assert [example.metadata for example in datasets.read(rows)] == [{"b": 2, "a": 1}, {"a": 1}]
     assert [example.inputs for example in datasets.read(rows)] == [{"q": 3}] * 2
+
+
+def test_half_an_emoji_in_an_id_is_shown_as_a_store_can_hold_it():
+    (example,) = datasets.read([{"inputs": 1, "id": "a\ud83d", "split": "ü\ud83d"}])
+    assert (example.id, example.split) == ("a?", "ü?")

@@ -159,8 +159,9 @@ def _is_missing(value: Any) -> bool:
 
 
 def _scalar(value: JSON) -> str:
-    """As text; 7.0 as "7", for a column of whole numbers with gaps comes as floats."""
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    """As text that a store can hold; 7.0 as "7", for a column of whole numbers with gaps comes as floats."""
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _splits(known: dict[str, Any]) -> None:
