@@ -156,3 +156,34 @@ def test_the_callers_values_are_left_alone():
 def test_references_of_an_example_are_plain_too():
     example = Example(inputs={"q": 1}, reference_outputs=np.int64(3))
     assert score(get("exact"), outputs=np.int64(3), example=example)[0].score == 1.0
+
+
+def _with_an_address(number):
+    """So many texts that `str()` of an array of them leaves out the middle, where the address stands."""
+    return ["nothing"] * (number // 2) + ["jane@example.com"] + ["nothing"] * (number // 2)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        np.array(_with_an_address(3000)),
+        {"found": np.array(_with_an_address(3000), dtype=object)},
+        pd.Series(_with_an_address(3000)),
+        pd.DataFrame([_with_an_address(100)] + [["nothing"] * 101] * 99),
+        {"table": pd.DataFrame({"a": _with_an_address(3000)})},
+    ],
+    ids=["array", "array in a dict", "series", "wide frame", "long frame in a dict"],
+)
+def test_an_address_amid_a_large_array_or_table_is_found(outputs):
+    said = score(get("pii"), outputs=outputs)
+    assert (said[0].key, said[0].score, said[0].comment) == ("pii", False, "answer: 1 email")
+
+
+@pytest.mark.parametrize(
+    "value", [Answer(text="a"), np.int64(3), np.array([1, 2]), Decimal("1.5"), {"b", "a"}], ids=repr
+)
+def test_a_reference_is_seen_as_it_is_stored(store, value):
+    for row in ({"inputs": "q", "reference_outputs": value}, Example(inputs="q", reference_outputs=value)):
+        done = evaluate([row], lambda inputs: value, [get("exact")], store=store, progress=False)
+        assert [row.scores["exact"] for row in done.rows()] == [1.0]
+        assert [row.scores["exact"] for row in done.evaluate([get("exact")]).rows()] == [1.0]

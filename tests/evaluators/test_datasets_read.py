@@ -2,12 +2,13 @@
 
 import json
 
+import numpy as np
 import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import Document, Example, Run, Trace
+from assay.collector.records import Document, Example, Run, Trace, example_id
 from assay.evaluators import datasets
 from assay.evaluators.datasets._columns import FIELDS
 
@@ -294,3 +295,23 @@ def test_fine_tuning_lines_of_openai_go_in_and_out(files, tmp_path):
 def test_splits_of_langsmith_other_than_base_count():
     row = {"inputs": {"q": 1}, "outputs": {"a": 1}, "dataset_id": "d", "metadata": {"dataset_split": ["base", "test"]}}
     assert datasets.read([row])[0].split == "test"
+
+
+@pytest.mark.parametrize("missing", [float("nan"), np.float64("nan"), pandas.NA, pandas.NaT])
+def test_a_cell_that_is_missing_is_no_reference_and_no_id(missing):
+    example = datasets.read(
+        [{"question": "q", "expected": missing, "reference": "a", "id": missing, "context": missing}]
+    )[0]
+    assert (example.inputs, example.reference_outputs, example.documents) == ({"question": "q"}, "a", None)
+    assert example.id == example_id(example)
+
+
+def test_a_column_of_a_field_may_stand_after_those_of_its_parts():
+    rows = [{"metadata.a": 1, "metadata": {"b": 2}, "q": 3}, {"metadata": None, "metadata.a": 1, "q": 3}]
+    assert [example.metadata for example in datasets.read(rows)] == [{"b": 2, "a": 1}, {"a": 1}]
+    assert [example.inputs for example in datasets.read(rows)] == [{"q": 3}] * 2
+
+
+def test_half_an_emoji_in_an_id_is_shown_as_a_store_can_hold_it():
+    (example,) = datasets.read([{"inputs": 1, "id": "a\ud83d", "split": "ü\ud83d"}])
+    assert (example.id, example.split) == ("a?", "ü?")

@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from dataclasses import replace
 
+import numpy as np
 import orjson
 import pandas
 import pytest
@@ -256,3 +257,29 @@ def test_ids_are_always_distinct_and_keep_their_order(rows):
     apart = distinct(examples)
     assert len({example.id for example in apart}) == len(examples)
     assert [example.reference_outputs for example in apart] == list(range(len(rows)))
+
+
+NOT_JSON = [
+    np.int64(3),
+    np.float32(0.1),
+    np.float64(2.5),
+    np.array([1, 2]),
+    np.array(["a"]),
+    [np.int8(1)],
+    {"b", "a", "c"},
+]
+
+
+@pytest.mark.parametrize("value", NOT_JSON, ids=repr)
+def test_inputs_that_are_no_json_are_the_same_example_when_they_come_again(store, value):
+    for _ in range(2):
+        kept = datasets.save(store, "odd", [{"inputs": {"value": value}}, {"inputs": {"value": 0}}])
+    assert (kept.version, kept.example_count) == (1, 2)
+
+
+def test_a_corrected_reference_is_that_of_its_own_split(store):
+    both = [told(1, "a", split="train"), told(1, "b", split="test")]
+    datasets.save(store, "split", both)
+    datasets.save(store, "split", [told(1, "c", split="test")])
+    kept = store.examples("split")
+    assert [(example.split, example.reference_outputs) for example in kept] == [("train", "a"), ("test", "c")]

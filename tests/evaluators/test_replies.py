@@ -129,3 +129,9 @@ def test_any_reply_gives_a_score_or_an_error(reply):
 def test_hostile_replies_are_read_in_time(reply):
     with pytest.raises(ValueError):
         number_in(reply)
+
+
+@pytest.mark.parametrize("reply", ["score: 0,85", "Score: 1,000", "score = 1.000,5", "score: 4.5.6"])
+def test_a_number_is_never_read_by_halves(reply):
+    with pytest.raises(ValueError, match="no number"):
+        number_in(reply)

@@ -11,7 +11,7 @@ import orjson
 
 from assay.collector.records._values import JSON
 
-_STABLE = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+_STABLE = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _ODD = (b".0", b"e+1")  # in numbers that have another spelling; in texts they do no harm
 _DEEPEST = 200
 _CUT = "…"
@@ -44,9 +44,9 @@ def _plain(value: Any, above: tuple[int, ...]) -> JSON:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return value if -(2**63) <= value < 2**64 else str(value)
+        return int(value) if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < 2**63 else value
+        return int(value) if value.is_integer() and abs(value) < 2**63 else float(value)
     if len(above) > _DEEPEST or id(value) in above:
         return _CUT
     return _several(value, (*above, id(value)))
@@ -60,8 +60,10 @@ def _several(value: Any, above: tuple[int, ...]) -> JSON:
     if isinstance(value, set | frozenset):  # in no order of their own, and in another one in every process
         return sorted((_plain(item, above) for item in value), key=repr)
     try:
+        if callable(getattr(type(value), "tolist", None)):  # numpy's, as a store keeps them
+            return _plain(value.tolist(), above)
         return _plain(orjson.loads(orjson.dumps(value, option=_STABLE)), above)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # what has no JSON form; somebody else's `tolist`
         return _text(value)
 
 

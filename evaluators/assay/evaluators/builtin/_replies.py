@@ -40,7 +40,7 @@ _KNOWN = frozenset('"\\/bfnrtu')  # what may follow a backslash in JSON
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
-_SCORE = re.compile(rf"{_QUOTE}?\bscore\b{_QUOTE}?\s*[:=]\s*{_QUOTE}?({_NUMBER.pattern})", re.IGNORECASE)
+_SCORE = re.compile(rf"{_QUOTE}?\bscore\b{_QUOTE}?\s*[:=]\s*{_QUOTE}?({_NUMBER.pattern})(?![.,]?\d)", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*+"|“[^“”]*+”|„[^„“”]*+[“”]|‘[^‘’]*+’')
 
 

@@ -20,8 +20,8 @@ PAGE = 5000
 def aligned(examples: Sequence[Example], stored: Iterable[Example]) -> list[Example]:
     """The examples, those without a given id under the id of the stored example that asks the same.
 
-    Of several that ask the same those that are equal throughout find each other first, then those of one id, then the
-    first left here and the first left there. What is left over gets an id that no stored example has.
+    Of several that ask the same those that are equal throughout find each other first, then those of one split, by
+    their ids and then in order, then others likewise. What is left over gets an id that no stored example has.
     """
     keys = [example_id(example) for example in examples]
     asking: dict[str, list[int]] = defaultdict(list)  # what is asked without a given id, and where
@@ -80,7 +80,7 @@ def _pairs(new: dict[int, Example], old: dict[str, Example]) -> Mapping[int, str
     if len(new) == len(old) == 1:
         return dict(zip(new, old, strict=True))
     found: dict[int, str] = {}
-    for likeness in (_id_and_content, _content, _id, _nothing) if old else ():
+    for likeness in _LIKENESSES if old else ():
         waiting: dict[object, deque[str]] = defaultdict(deque)
         for example in old.values():
             waiting[likeness(example)].append(example.id)
@@ -99,9 +99,20 @@ def _content(example: Example) -> object:
     return canonical({name: value for name, value in to_row(example).items() if name != "id"})
 
 
+def _id_and_split(example: Example) -> object:
+    return example.id, example.split
+
+
+def _split(example: Example) -> object:
+    return example.split
+
+
 def _id(example: Example) -> object:
     return example.id
 
 
 def _nothing(example: Example) -> object:
     return None
+
+
+_LIKENESSES = (_id_and_content, _content, _id_and_split, _split, _id, _nothing)

@@ -9,13 +9,14 @@ unless there is a column `inputs`: then what has a value becomes metadata.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Document, Example
-from assay.evaluators.datasets._layouts import laid_out
+from assay.evaluators.datasets._layouts import TELLING, laid_out
 from assay.evaluators.datasets._splits import SEVERAL
-from assay.evaluators.protocol import documents_of
+from assay.evaluators.protocol import documents_of, plain
 
 Row = Mapping[str, JSON]
 
@@ -50,6 +51,9 @@ _FIELD_OF = {name: field for field, names in FIELDS.items() for name in names}
 _REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})  # columns that only such exports have
 _WITH_PARTS = ("inputs", "outputs", "reference_outputs", "metadata")
 _SCALARS = ("base_id", "split", "id")
+_SAID = ("reference_outputs", "outputs", "conditions", "guidelines", "history", "metadata")
+_AS_GIVEN = frozenset({"inputs", "documents", "expected_documents"})  # what a task takes; what `documents_of` reads
+_NOTHING = frozenset({"NAType", "NaTType"})  # pandas' words for it
 
 
 class BadRow(AssayError, ValueError):
@@ -59,10 +63,12 @@ class BadRow(AssayError, ValueError):
 def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | None = None) -> Example:
     """The example in a row. `columns` renames columns first: {"gold": "reference_outputs", "q": "inputs.question"}.
 
-    Raises `BadRow`.
+    What is missing (NaN, `pandas.NA`) is left out. All but the inputs, which a task may want as they are, becomes plain
+    values: evaluators see what a store would keep. Raises `BadRow`.
     """
+    row = {name: value for name, value in row.items() if not _is_missing(value) or name in TELLING}
     if not columns and "inputs" in row and row.keys() <= FIELDS.keys():
-        return _example(dict(row), where)  # our own names throughout: nothing has to be told
+        return _example(row, where)  # our own names throughout: nothing has to be told
     draft, rest = _sorted_out(laid_out(_renamed(row, columns or {})))
     _references(draft, rest, row)
     if "inputs" in draft:
@@ -73,6 +79,17 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
     else:
         raise BadRow(f"{where} has no inputs, only {sorted(row)!r}: name them with columns={{'…': 'inputs'}}")
     return _example(draft, where)
+
+
+def as_kept(example: Example) -> Example:
+    """An example made by hand with its reference and so on as plain values; the same one where they are."""
+    values = ((name, getattr(example, name)) for name in _SAID)
+    changed = {name: seen for name, value in values if not _is_empty(value) and (seen := plain(value)) is not value}
+    return replace(example, **changed) if changed else example
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (type(value) is dict and not value)
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
@@ -86,16 +103,21 @@ def _sorted_out(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
     """
     draft: dict[str, JSON] = {}
     rest: dict[str, JSON] = {}
-    for name, value in row.items():
+    for name, value in sorted(row.items(), key=_is_part):  # a field before its parts
         head, _, part = name.partition(".")
         field = _FIELD_OF.get(head, "")
-        if part and field in _WITH_PARTS and isinstance(draft.setdefault(field, {}), dict):
-            draft[field] = {**draft[field], part: value}
+        if part and field in _WITH_PARTS and isinstance(draft.get(field) or {}, Mapping):
+            draft[field] = {**(draft.get(field) or {}), part: value}
         elif not part and field and draft.get(field) is None:
             draft[field] = value
         else:
             rest[name] = value
     return draft, rest
+
+
+def _is_part(column: tuple[str, JSON]) -> bool:
+    head, dot, _ = column[0].partition(".")
+    return bool(dot) and _FIELD_OF.get(head) in _WITH_PARTS
 
 
 def _references(draft: dict[str, JSON], rest: dict[str, JSON], row: Row) -> None:
@@ -114,7 +136,8 @@ def _outputs_are_references(row: Row) -> bool:
 
 
 def _example(draft: dict[str, Any], where: str) -> Example:
-    known = {name: value for name, value in draft.items() if value is not None}
+    seen = {name: value if name in _AS_GIVEN else plain(value) for name, value in draft.items()}
+    known: dict[str, Any] = {name: value for name, value in seen.items() if value is not None}
     for name in ("documents", "expected_documents"):
         if name in known:
             known[name] = _documents(known[name], name, where)
@@ -129,9 +152,16 @@ def _example(draft: dict[str, Any], where: str) -> Example:
     return Example(inputs=known.pop("inputs", None), **known)
 
 
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, float):
+        return value != value
+    return type(value).__name__ in _NOTHING and type(value).__module__.startswith("pandas.")
+
+
 def _scalar(value: JSON) -> str:
-    """As text; 7.0 as "7", for a column of whole numbers with gaps comes as floats."""
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    """As text that a store can hold; 7.0 as "7", for a column of whole numbers with gaps comes as floats."""
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _splits(known: dict[str, Any]) -> None:

@@ -113,7 +113,10 @@ def _known(store: ControlStore, name: str) -> Dataset | None:
 
 def _is_there(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:
     """Whether a dataset consists of these very examples, as when an experiment is done again: soon told."""
-    return known.example_count == len(examples) and all(map(eq, examples, stored_examples(store, known)))
+    try:
+        return known.example_count == len(examples) and all(map(eq, examples, stored_examples(store, known)))
+    except (TypeError, ValueError):  # an array among the inputs is neither equal nor unequal, nor is `pandas.NA`
+        return False
 
 
 def _changed(old: Example, new: Example) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.collector.records import Example, Numbering, Trace, distinct
-from assay.evaluators.datasets._columns import to_example
+from assay.evaluators.datasets._columns import as_kept, to_example
 from assay.evaluators.datasets._files import SUFFIXES, rows_of_file
 from assay.evaluators.datasets._objects import fields_of, held_by
 from assay.evaluators.datasets._splits import Split, has_splits, in_split, rows_of_splits
@@ -82,7 +82,7 @@ def _rows(source: Any, split: Split, encoding: str | None) -> Iterable[tuple[str
 
 def _example(row: Any, where: str, columns: Mapping[str, str] | None) -> Example | None:
     if isinstance(row, Example):
-        return row
+        return as_kept(row)
     if isinstance(row, Trace):
         return example_of_trace(row)
     if not isinstance(row, Mapping):

@@ -45,9 +45,20 @@ def clean(value: Any, depth: int = 0) -> Any:
         return _shown(value)
     if isinstance(value, Mapping):
         return {clean(str(key)): clean(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple)):
         return [clean(item, depth + 1) for item in value]
+    if isinstance(value, (set, frozenset)):  # in another order in every process
+        return sorted((clean(item, depth + 1) for item in value), key=repr)
+    if callable(getattr(type(value), "tolist", None)):  # numpy's numbers and arrays, pandas' columns
+        return _listed(value, depth)
     return _shown(value)
+
+
+def _listed(value: Any, depth: int) -> Any:
+    try:
+        return clean(value.tolist(), depth + 1)
+    except Exception:  # somebody else's method of that name
+        return _shown(value)
 
 
 def _shown(value: Any) -> str:
