@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -184,6 +185,16 @@ def test_one_example_is_run_alone_and_looked_at(check):
     assert (status, "(Pdb) '7'" in said, "ConnectionError: away" in said) == (1, True, True)
     assert check(text, "--only", "example-4")[0] == 0
     assert "1 of 2 runs failed" in last(check(text, "--only", "example-4", "--only", "example-5")[1])
+
+
+def test_a_debugger_that_is_left_leaves_coverage_its_tracing(check):
+    before, tracing = sys.gettrace(), lambda *_: None
+    sys.settrace(tracing)
+    try:
+        _, said = check(CRASHING, "--pdb", input="q\n")
+        assert ("(Pdb)" in said, sys.gettrace()) == (True, tracing)
+    finally:
+        sys.settrace(before)
 
 
 @pytest.mark.parametrize("raised", ["SystemExit(q)", "pytest.fail.Exception(q)"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pdb
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -19,7 +20,11 @@ _NO_MATTER = (Skip, KeyboardInterrupt, asyncio.CancelledError)
 def look(error: BaseException) -> None:
     """Say what was raised, and open the debugger at the innermost frame."""
     print(f"{type(error).__name__}: {error}")
-    pdb.post_mortem(error.__traceback__)
+    tracing = sys.gettrace()  # that of coverage, say, which the debugger ends when it is left
+    try:
+        pdb.post_mortem(error.__traceback__)
+    finally:
+        sys.settrace(tracing)
 
 
 def watched(evaluator: Evaluator) -> Evaluator:
