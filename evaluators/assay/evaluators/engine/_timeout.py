@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
-from assay.evaluators.protocol import Ended, caught, is_cancelled
+from assay.evaluators.protocol import Ended, caught, ended
 
 T = TypeVar("T")
 GRACE = 0.1  # seconds in which a cancelled coroutine may put things in order before it is left to itself
@@ -50,11 +50,11 @@ def within(seconds: float, call: Callable[[], Any], strays: Strays) -> Any:
     thread = threading.Thread(target=lambda: answers.put(context.run(caught, call)), name="assay-task", daemon=True)
     thread.start()
     try:
-        ended = answers.get(timeout=seconds)
+        answer = answers.get(timeout=seconds)
     except queue.Empty:
         strays.add(thread)
         raise too_long(seconds) from None
-    return ended.get()
+    return answer.get()
 
 
 async def in_time(awaitable: Awaitable[Any], seconds: float | None, strays: Strays, told: float | None = None) -> Any:
@@ -64,7 +64,7 @@ async def in_time(awaitable: Awaitable[Any], seconds: float | None, strays: Stra
     """
     if seconds is None:
         return await awaitable
-    task = asyncio.create_task(_ended(awaitable))
+    task = asyncio.create_task(ended(awaitable))
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     finally:
@@ -103,16 +103,6 @@ def remaining(seconds: float | None, began: float) -> float | None:
 def too_long(seconds: float) -> TimeoutError:
     """What a run that took too long has failed with."""
     return TimeoutError(f"the task took more than {seconds} s")
-
-
-async def _ended(awaitable: Awaitable[Any]) -> Ended[Any]:
-    """As a value: a `SystemExit` that leaves an asyncio task would end the loop."""
-    try:
-        return Ended(await awaitable)
-    except BaseException as error:
-        if is_cancelled():
-            raise
-        return Ended(error=error)
 
 
 def _leave(task: asyncio.Task[Any]) -> None:

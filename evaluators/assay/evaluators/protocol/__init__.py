@@ -18,7 +18,7 @@ from assay.evaluators.protocol._plain import plain
 from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_cancelled
 from assay.evaluators.protocol._registry import as_evaluator, factory, from_dict, get, names, spec, specs
 from assay.evaluators.protocol._spec import Spec
-from assay.evaluators.protocol._threads import Wait, in_thread, waiting_on
+from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
 
 __all__ = [
     "Batch",
@@ -39,6 +39,7 @@ __all__ = [
     "caught",
     "document_of",
     "documents_of",
+    "ended",
     "ends_the_run",
     "evaluator",
     "factory",

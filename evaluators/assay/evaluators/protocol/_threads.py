@@ -23,26 +23,26 @@ async def in_thread(call: Callable[[], Any]) -> Any:
     Raises whatever the call raises.
     """
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[Ended[Any]] = loop.create_future()
+    outcome: asyncio.Future[Ended[Any]] = loop.create_future()
     context = contextvars.copy_context()
 
     def work() -> None:
-        _deliver(loop, ended, context.run(caught, call))
+        _deliver(loop, outcome, context.run(caught, call))
 
     threading.Thread(target=work, name="assay-evaluator", daemon=True).start()
-    return (await ended).get()
+    return (await outcome).get()
 
 
 def waiting_on(loop: asyncio.AbstractEventLoop) -> Wait:
     """A function for threads that waits until the loop has finished an awaitable, and raises what that raises."""
 
     def wait(awaitable: Awaitable[Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(_finished(awaitable), loop).result().get()
+        return asyncio.run_coroutine_threadsafe(ended(awaitable), loop).result().get()
 
     return wait
 
 
-async def _finished(awaitable: Awaitable[Any]) -> Ended[Any]:
+async def ended(awaitable: Awaitable[Any]) -> Ended[Any]:
     """What an awaitable comes to, as a value: a `SystemExit` that leaves a task would end the loop."""
     try:
         return Ended(await awaitable)
