@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import pdb
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -36,16 +37,22 @@ def watched(evaluator: Evaluator) -> Evaluator:
     return replace(evaluator, function=_async(function) if awaited else _plain(function))
 
 
+@contextmanager
+def _looking() -> Iterator[None]:
+    try:
+        yield
+    except _NO_MATTER:
+        raise
+    except BaseException as error:
+        look(error)
+        raise
+
+
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def looking(*args: Any, **named: Any) -> Any:
-        try:
+        with _looking():
             return function(*args, **named)
-        except _NO_MATTER:
-            raise
-        except BaseException as error:
-            look(error)
-            raise
 
     return looking
 
@@ -53,12 +60,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 def _async(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     async def looking(*args: Any, **named: Any) -> Any:
-        try:
+        with _looking():
             return await function(*args, **named)
-        except _NO_MATTER:
-            raise
-        except BaseException as error:
-            look(error)
-            raise
 
     return looking
