@@ -14,7 +14,7 @@ from assay.collector import statistics
 from assay.collector.errors import Refused
 from assay.collector.pages import _experiments
 from assay.collector.pages.kit import chips, metrics, render
-from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary
+from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary, paged
 from assay.collector.stores import Store
 
 _MOST_SIDES, _SHOWN = 5, 50
@@ -105,7 +105,7 @@ def keys_of(sides: Sequence[Side]) -> list[str]:
 
 
 def _side(store: Store, experiment: Experiment, result: Bucket | None, *, tasks: bool) -> Side:
-    runs = list(_experiments.paged(partial(store.scores, experiment.id, limit=1000)))
+    runs = list(paged(partial(store.scores, experiment.id, limit=1000)))
     first: dict[str, str] = {}
     for run in runs:
         first.setdefault(run.example_id or run.trace_id, run.trace_id)

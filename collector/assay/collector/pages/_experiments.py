@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,10 +15,9 @@ from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.pages.kit import chips, filter_form, metrics, render
 from assay.collector.pages.kit.request import whole
-from assay.collector.records import Bucket, Example, Experiment, Page, Target, TraceSummary
+from assay.collector.records import Bucket, Example, Experiment, Target, TraceSummary, paged
 from assay.collector.stores import Store
 
-T = TypeVar("T")
 PAGE = 50
 MOST = 5_000  # traces of one experiment that a page sorts
 _LISTED = 100
@@ -95,17 +93,6 @@ def load(store: Store, experiment: Experiment, filter: Filter) -> list[Row]:
     examples = known_examples(store, experiment)
     rows = [Row(trace, *examples.get(trace.example_id or "", (None, MOST))) for trace in traces]
     return sorted(rows, key=lambda row: (row.position, row.trace.start_ns))
-
-
-def paged(ask: Callable[..., Page[T]]) -> Iterator[T]:
-    """All items of a list that comes page by page."""
-    cursor: str | None = None
-    while True:
-        page = ask(cursor=cursor)
-        yield from page
-        cursor = page.next
-        if cursor is None:
-            return
 
 
 def labels(experiments: Sequence[Experiment]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from assay.collector.records._change import CHANGEABLE, changed
 from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
 from assay.collector.records._feedback import Feedback, Target, feedback_id, restored, scored
 from assay.collector.records._ids import canonical
-from assay.collector.records._lists import Bucket, FeedbackStats, Page, RunScores, SessionSummary, TraceSummary
+from assay.collector.records._lists import Bucket, FeedbackStats, Page, RunScores, SessionSummary, TraceSummary, paged
 from assay.collector.records._monitor import Decision, Lease, Rule
 from assay.collector.records._numbering import Numbering, distinct
 from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
@@ -55,6 +55,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "distinct",
     "example_id",
     "feedback_id",
+    "paged",
     "restored",
     "scored",
 ]

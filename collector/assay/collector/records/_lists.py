@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -125,3 +125,14 @@ class Page(Generic[T]):
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+def paged(ask: Callable[..., Page[T]]) -> Iterator[T]:
+    """All items of a list that comes page by page: `ask` takes the cursor by name, None for the first page."""
+    cursor: str | None = None
+    while True:
+        page = ask(cursor=cursor)
+        yield from page
+        cursor = page.next
+        if cursor is None:
+            return

@@ -6,9 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
-from assay.collector.records import Experiment, Feedback, Target, TraceSummary
+from assay.collector.records import Experiment, Feedback, Target, TraceSummary, paged
 from assay.collector.statistics import place_of
 from assay.collector.stores import Store
 from assay.evaluators.engine._tally import Tallies
@@ -103,7 +104,8 @@ def recall(
     failed: they are going to say it again. With `retrying`, runs whose task failed do not count either.
     """
     recalled = Recall(seen=Seen(evaluators, frozenset(metric.key for metric in metrics_of(experiment))))
-    for summary in _counting(list(_summaries(store, experiment.id)), experiment, recalled):
+    summaries = list(paged(partial(store.traces, experiment=experiment.id, limit=PAGE)))
+    for summary in _counting(summaries, experiment, recalled):
         if retrying and summary.status == "error":
             recalled.again.setdefault(_run_of(summary), []).append(summary.trace_id)
         else:
@@ -179,7 +181,7 @@ def _since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
 
 def _said(store: Store, experiment_id: str, recalled: Recall, current: Current) -> Iterator[Feedback]:
     """Feedback on the runs that count, newest first, without what evaluators have said before they changed."""
-    for feedback in _feedbacks(store, experiment_id):
+    for feedback in paged(partial(store.feedbacks, experiment=experiment_id, limit=FEEDBACK_PAGE)):
         _, since = current.get((feedback.evaluator, feedback.key), ("", 0))
         if feedback.target.trace_id in recalled.examples and feedback.created_ns >= since:
             yield feedback
@@ -195,23 +197,3 @@ def _add_feedback(said: Iterable[Feedback], tally: Tallies, recalled: Recall, cu
             continue
         counted.add(place)
         tally.add_feedback(feedback, recalled.examples[feedback.target.trace_id or ""])
-
-
-def _summaries(store: Store, experiment: str) -> Iterator[TraceSummary]:
-    cursor: str | None = None
-    while True:
-        page = store.traces(experiment=experiment, limit=PAGE, cursor=cursor)
-        yield from page
-        cursor = page.next
-        if cursor is None:
-            return
-
-
-def _feedbacks(store: Store, experiment: str) -> Iterator[Feedback]:
-    cursor: str | None = None
-    while True:
-        page = store.feedbacks(experiment=experiment, limit=FEEDBACK_PAGE, cursor=cursor)
-        yield from page
-        cursor = page.next
-        if cursor is None:
-            return
