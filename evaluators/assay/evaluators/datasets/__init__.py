@@ -1,5 +1,6 @@
 """Datasets: read from and written to files, DataFrames, other products' exports and traces; checked, compared, kept."""
 
+from assay.evaluators.datasets._align import stored_examples
 from assay.evaluators.datasets._columns import BadRow, to_example
 from assay.evaluators.datasets._files import cell
 from assay.evaluators.datasets._generate import ModelSaid, generate
@@ -35,6 +36,7 @@ __all__ = [
     "only",
     "read",
     "save",
+    "stored_examples",
     "stored_traces",
     "to_databricks",
     "to_example",

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from assay.collector.records import Dataset, Example, Numbering, canonical, example_id
+from assay.collector.records import Example, Numbering, canonical, example_id
 from assay.collector.stores import ControlStore
 from assay.evaluators.datasets._write import to_row
 
@@ -52,12 +52,14 @@ def is_derived(id: str, key: str) -> bool:
     return id == key or (id.startswith(f"{key}-") and id[len(key) + 1 :].isdecimal())
 
 
-def stored_examples(store: ControlStore, dataset: Dataset) -> Iterator[Example]:
-    """The examples of a version, page by page."""
+def stored_examples(
+    store: ControlStore, name: str, version: int | None, *, split: str | None = None, page: int = PAGE
+) -> Iterator[Example]:
+    """The examples of a version, or of a split of it, `page` of them in memory at once."""
     offset = 0
-    while page := store.examples(dataset.name, dataset.version, limit=PAGE, offset=offset):
-        yield from page
-        offset += len(page)
+    while examples := store.examples(name, version, split=split, limit=page, offset=offset):
+        yield from examples
+        offset += len(examples)
 
 
 def _those_that_ask_the_same(

@@ -72,7 +72,7 @@ def keep(
     """`save`, which also gives the examples back under the ids that they have in the store."""
     known = _known(store, name)
     if known and not _is_there(examples, store, known):
-        examples = aligned(examples, stored_examples(store, known))
+        examples = aligned(examples, stored_examples(store, name, known.version))
     kind = kind or (known.kind if known else kind_of(examples))
     check_kind(examples, kind)
     held = infer_schema(examples) if schema == "infer" else schema or (known.schema if known else None)
@@ -114,7 +114,9 @@ def _known(store: ControlStore, name: str) -> Dataset | None:
 def _is_there(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:
     """Whether a dataset consists of these very examples, as when an experiment is done again: soon told."""
     try:
-        return known.example_count == len(examples) and all(map(eq, examples, stored_examples(store, known)))
+        return known.example_count == len(examples) and all(
+            map(eq, examples, stored_examples(store, known.name, known.version))
+        )
     except (TypeError, ValueError):  # an array among the inputs is neither equal nor unequal, nor is `pandas.NA`
         return False
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.collector.errors import NotFound
 from assay.collector.records import Example, Experiment
 from assay.collector.stores import Store
-from assay.evaluators.datasets import diff
-from assay.evaluators.engine._source import PAGE, Source
+from assay.evaluators.datasets import diff, stored_examples
+from assay.evaluators.engine._source import Source
 
 _UNNAMED = re.compile(r"examples-[0-9a-f]{8}")  # a dataset that is named after its examples
 _LISTED = 3  # examples that are named
@@ -41,7 +41,7 @@ def other_examples(store: Store, earlier: Experiment, source: Source, now: Mappi
     if None in (earlier.dataset_version, source.version) or (earlier.dataset != source.name and not unnamed):
         return [f"dataset was {_at(*before)} and is {_at(*after)}"]
     try:
-        old, new = list(_examples(store, *before)), list(_examples(store, *after))
+        old, new = (list(stored_examples(store, *version)) for version in (before, after))
     except NotFound as error:
         return [f"its examples are not there to be compared with: {error}"]
     told = _lost(old, new)
@@ -69,13 +69,6 @@ def _of_a_limit(old: Sequence[Example], new: Sequence[Example], now: Mapping[str
     if [example.id for example in old] != [example.id for example in new[: len(old)]]:
         return ["examples were added before others, so that limit takes other ones"]
     return []
-
-
-def _examples(store: Store, name: str, version: int | None) -> Iterator[Example]:
-    offset = 0
-    while page := store.examples(name, version, limit=PAGE, offset=offset):
-        yield from page
-        offset += len(page)
 
 
 def _at(name: str, version: int | None) -> str:

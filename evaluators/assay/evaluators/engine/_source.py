@@ -160,11 +160,10 @@ def _listed(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str]
 
 
 def _pages(store: Store, dataset: Dataset, splits: Sequence[str] | None) -> Iterator[tuple[Example, Trace | None]]:
-    """In the dataset's order. The store knows an example's first split only, so it is asked for all."""
-    offset = 0
-    while page := store.examples(dataset.name, dataset.version, limit=PAGE, offset=offset):
-        yield from ((example, None) for example in page if datasets.in_split(example, splits))
-        offset += len(page)
+    """In the dataset's order. The store knows one split at a time: of several it is asked for all examples."""
+    split = splits[0] if splits is not None and len(splits) == 1 else None
+    stored = datasets.stored_examples(store, dataset.name, dataset.version, split=split, page=PAGE)
+    return ((example, None) for example in stored if split is not None or datasets.in_split(example, splits))
 
 
 def _streamed(name: str, given: Any, splits: Sequence[str] | None) -> Source:
