@@ -20,6 +20,7 @@ from assay.evaluators.engine._heartbeat import Heartbeat
 from assay.evaluators.engine._notes import feedback_of
 from assay.evaluators.engine._root import own_root
 from assay.evaluators.engine._setup import described, setup_of, surroundings
+from assay.evaluators.engine._setup import plain as as_kept
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._totals import wall_ns
 from assay.evaluators.engine._whole import score_set
@@ -107,7 +108,7 @@ class Recorder:
             dataset_version=dataset_version,
             evaluators=described(evaluators),
             started_ns=started_ns or time.time_ns(),
-            metadata={**plain(metadata or {}), "setup": setup},
+            metadata={**as_kept(metadata or {}), "setup": setup},
             seen_ns=time.time_ns(),
         )
         self._whole = [evaluator for evaluator in evaluators if evaluator.summary]

@@ -91,12 +91,10 @@ class Settings:
             raise ValueError(f"retries ({self.retries!r}) and span_wait ({self.span_wait!r}) are not negative")
         for name, what in _BOUNDS.items():
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and value > 0):
+            is_bound = _is_number(value) and value > 0
+            is_no_share = name == "max_failures" and isinstance(value, float) and value > 1
+            if value is not None and (not is_bound or is_no_share):
                 raise ValueError(f"{name} is {what}, or None for no bound, not {value!r}")
-        if isinstance(self.max_failures, float) and self.max_failures > 1:
-            raise ValueError(
-                f"max_failures is {_BOUNDS['max_failures']}, or None for no bound, not {self.max_failures!r}"
-            )
         for name in ("fail_fast", "raise_errors", "attach"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is True or False, not {getattr(self, name)!r}")

@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -60,9 +60,9 @@ def parcel_of(batch: Sequence[Done]) -> Parcel:
 class Spool:
     """Where one process keeps what a store does not take of an experiment."""
 
-    def __init__(self, experiment_id: str, folders: Sequence[Path]) -> None:
+    def __init__(self, experiment_id: str, folders: Iterable[Path]) -> None:
         self._name = f"assay-spool-{experiment_id[:12]}-{secrets.token_hex(4)}.jsonl"
-        self._ahead = list(folders)  # where a file has not been tried yet
+        self._ahead = iter(folders)  # where a file has not been tried yet
         self._file: BinaryIO | None = None
         self.paths: list[Path] = []
         self.held: list[Parcel] = []  # for which there was no room anywhere
@@ -75,10 +75,11 @@ class Spool:
             self.held.append(parcel)
             return
         while not self._written(line):
-            if not self._ahead:
+            folder = next(self._ahead, None)
+            if folder is None:
                 self.held.append(parcel)
                 return
-            self._begin(self._ahead.pop(0))
+            self._begin(folder)
 
     def deliver(self, store: TraceStore) -> int:
         """Hand everything to a store, then remove the files; returns how many spans. The store's errors pass."""
@@ -132,7 +133,7 @@ class Spool:
 
 def spool_of(experiment_id: str, store: Store) -> Spool:
     """A new spool for an experiment."""
-    return Spool(experiment_id, list(_folders(store)))
+    return Spool(experiment_id, _folders(store))
 
 
 def deliver_waiting(experiment_id: str, store: Store) -> None:
