@@ -11,6 +11,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from assay.collector.errors import Refused
+from assay.collector.format import first_line
 from assay.collector.statistics import TASK_OK
 from assay.tracer.hints import did_you_mean
 
@@ -107,9 +108,9 @@ def failed_in(experiment: Experiment) -> Failed:
         return found
     for failure in experiment.errors():
         found.times[failure.key] += 1
-        found.why.setdefault(failure.key, _first_line(failure.error))
+        found.why.setdefault(failure.key, first_line(failure.error))
         if failure.trace_id:
-            found.runs.setdefault(failure.trace_id, (failure.example_id, _first_line(str(failure))))
+            found.runs.setdefault(failure.trace_id, (failure.example_id, first_line(str(failure))))
         else:
             found.of_the_set.append(str(failure.key))
     return found
@@ -165,8 +166,3 @@ def few_scores(experiment: Experiment, wanted: Sequence[Bound]) -> list[str]:
     summary = experiment.summary()
     held = [stats for bound in wanted if (stats := summary.get(bound.key)) and stats.n and stats.skipped]
     return [f"{stats.key} is the mean over {stats.n} of {summary.runs} runs: {stats.skipped} skipped" for stats in held]
-
-
-def _first_line(text: str) -> str:
-    line = text.strip().split("\n", 1)[0]
-    return line if len(line) <= 160 else line[:159] + "…"

@@ -141,3 +141,9 @@ def _local(ns: int) -> datetime | None:
         return datetime.fromtimestamp(ns / 1e9).astimezone()
     except (OverflowError, ValueError, OSError):
         return None
+
+
+def first_line(text: str, longest: int = 160) -> str:
+    """The first line of an error or of another text, cut off where it gets long (characters)."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= longest else line[: longest - 1] + "…"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from assay.collector import statistics
-from assay.collector.records import RunScores
+from assay.collector.records import paged
 from assay.collector.statistics import TASK_OK, Contrast, Paired
 from assay.collector.stores import Store
 from assay.evaluators.engine._experiment import Experiment
-from assay.evaluators.engine._summary import KeySummary, counted, html_table, labels, number, rendered
+from assay.evaluators.engine._summary import KeySummary, counted, html_table, labels, number, rendered, text_table
 
 if TYPE_CHECKING:
     import pandas
@@ -108,7 +108,7 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         head, rows = self._cells()
-        yield _table(self._title, head, rows)
+        yield text_table(self._title, head, [_verdicts_coloured(head, row) for row in rows])
         yield from map(Text, self._notes())
 
     def _repr_html_(self) -> str:
@@ -158,17 +158,8 @@ def scores_by_example(store: Store, experiment_id: str, *, tasks: bool = False) 
 
     Reads scores alone, not what the runs hold.
     """
-    return statistics.by_example(statistics.scores_of(_runs(store, experiment_id), tasks=tasks))
-
-
-def _runs(store: Store, experiment_id: str) -> Iterator[RunScores]:
-    cursor: str | None = None
-    while True:
-        page = store.scores(experiment_id, limit=PAGE, cursor=cursor)
-        yield from page
-        cursor = page.next
-        if cursor is None:
-            return
+    runs = paged(partial(store.scores, experiment_id, limit=PAGE))
+    return statistics.by_example(statistics.scores_of(runs, tasks=tasks))
 
 
 def _loaded(experiment: Experiment | str, store: Store | None) -> Experiment:
@@ -214,16 +205,8 @@ def _coloured(cell: str) -> Text:
     return Text("\n").join([Text(word, COLOURS.get(word, "")), *map(Text, rest)])
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table for terminals: names left, numbers right, the words of verdicts in colour."""
-    table = Table(title=Text(title), title_justify="left")
-    for name in head:
-        table.add_column(Text(name), justify="left" if name in ("key", "verdict") else "right", no_wrap=name == "key")
-    for row in rows:
-        table.add_row(
-            *(_coloured(cell) if name == CHANGE[-1] else Text(cell) for name, cell in zip(head, row, strict=True))
-        )
-    return table
+def _verdicts_coloured(head: Sequence[str], row: Sequence[str]) -> list[str | Text]:
+    return [_coloured(cell) if name == CHANGE[-1] else cell for name, cell in zip(head, row, strict=True)]
 
 
 def _numbers(summary: KeySummary | None) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from assay.collector.format import standing
+from assay.collector.format import first_line, standing
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
@@ -17,7 +17,7 @@ from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._html import block, page
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._settings import Options
-from assay.evaluators.engine._summary import Summary, short, summarise
+from assay.evaluators.engine._summary import Summary, summarise
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._write import Unstored
 
@@ -83,7 +83,7 @@ class Row:
         }
 
     def __repr__(self) -> str:
-        said = f"error={short(self.error)!r}" if self.error else f"outputs={short(repr(self.outputs))}"
+        said = f"error={first_line(self.error)!r}" if self.error else f"outputs={first_line(repr(self.outputs))}"
         return f"<Row {self.example_id[:12]} {said} {dict(self.scores)!r:.300}>"
 
     def _repr_html_(self) -> str:
@@ -93,9 +93,9 @@ class Row:
     def why(self) -> str | None:
         """The first line of what failed, of the task or else of an evaluator; None if nothing did."""
         if self.error is not None:
-            return short(self.error)
+            return first_line(self.error)
         failed = (outcome for outcome in self.feedback.values() if outcome.error is not None)
-        return next((f"{outcome.key}: {short(outcome.error or '')}" for outcome in failed), None)
+        return next((f"{outcome.key}: {first_line(outcome.error or '')}" for outcome in failed), None)
 
     def to_dict(self) -> dict[str, Any]:
         """One flat dict: the run's fields, then one entry per key."""

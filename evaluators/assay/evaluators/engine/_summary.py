@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from io import StringIO
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.collector import statistics
+from assay.collector.format import first_line
 from assay.collector.records import Feedback, FeedbackStats
 from assay.collector.statistics import TASK_OK
 from assay.evaluators.engine._progress import alone
@@ -21,6 +22,9 @@ from assay.evaluators.engine._tally import Tallies
 
 if TYPE_CHECKING:
     import pandas
+
+
+_WORDS = ("key", "verdict")  # columns that hold no numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +135,9 @@ class Summary(Mapping[str, KeySummary]):
             notes.append(
                 f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
             )
-        notes += [f"{what} failed, as with {short(error)}" for what, error in self.why.items()]
+        notes += [f"{what} failed, as with {first_line(error)}" for what, error in self.why.items()]
         notes += [f"run that example alone: {alone(self.failed_on)}"] * bool(self.failed_on)
-        return notes + [f"{key} skipped every run: {short(lacking)}" for key, lacking in self.lacking.items()]
+        return notes + [f"{key} skipped every run: {first_line(lacking)}" for key, lacking in self.lacking.items()]
 
 
 def summarise(title: str, tally: Tallies, repeats: bool, task: str | None = None) -> Summary:
@@ -178,12 +182,6 @@ def _lacking(tally: Tallies) -> dict[str, str]:
     return {key: of_key.lacking for key, of_key in keys if of_key.lacking and of_key.tally.skipped == tally.runs}
 
 
-def short(error: str) -> str:
-    """The first line of an error, of a length that fits below a table."""
-    line = error.strip().split("\n", 1)[0]
-    return line if len(line) <= 160 else line[:159] + "…"
-
-
 def _summary(stats: FeedbackStats, spreads: Collection[Spread], tally: Tallies, repeats: bool) -> KeySummary:
     variances = [spread.variance for spread in spreads if spread.variance is not None]
     return KeySummary(
@@ -216,13 +214,13 @@ def labels(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{label} {count}" for label, count in common)
 
 
-def text_table(title: str, head: list[str], rows: list[list[str]]) -> Table:
-    """A table for terminals: names left, numbers right."""
+def text_table(title: str, head: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> Table:
+    """A table for terminals: words left, numbers right. Texts are no markup, whatever brackets are in them."""
     table = Table(title=Text(title), title_justify="left")
     for name in head:
-        table.add_column(name, justify="left" if name == "key" else "right", no_wrap=name == "key")
+        table.add_column(Text(name), justify="left" if name in _WORDS else "right", no_wrap=name == "key")
     for row in rows:
-        table.add_row(*map(Text, row))  # not str: brackets in a key are no markup
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return table
 
 
