@@ -11,7 +11,7 @@ from assay.evaluators.protocol._documents import document_of, documents_of
 from assay.evaluators.protocol._evaluator import Batch, Evaluator
 from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._metric import Metric
-from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, missing_needs
+from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, Unjudged, missing_needs
 from assay.evaluators.protocol._own import builtin
 from assay.evaluators.protocol._passing import RetryOn, may_pass, retries_on, wait_before
 from assay.evaluators.protocol._plain import plain
@@ -33,6 +33,7 @@ __all__ = [
     "RetryOn",
     "Skip",
     "Spec",
+    "Unjudged",
     "Wait",
     "as_evaluator",
     "builtin",

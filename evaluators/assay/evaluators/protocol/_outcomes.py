@@ -15,7 +15,21 @@ from assay.collector.errors import AssayError
 from assay.collector.records import Case, Feedback, Source, Target, scored
 from assay.evaluators.protocol import _returned
 
-FIELDS = frozenset({"key", "score", "value", "label", "comment", "reasoning", "error", "metadata", "target", "results"})
+FIELDS = frozenset(
+    {
+        "key",
+        "score",
+        "value",
+        "label",
+        "comment",
+        "reasoning",
+        "error",
+        "metadata",
+        "target",
+        "results",
+        "judge_trace_id",
+    }
+)
 _LANGSMITH = frozenset(_returned.LANGSMITH)
 _KNOWN = FIELDS | _LANGSMITH
 KINDS: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping), ("target", Target))
@@ -35,6 +49,17 @@ class Nonsense(AssayError, TypeError):
 
 class Skip(Exception):
     """Raised inside an evaluator: this case cannot be scored, and the message says why. Counted as a skip."""
+
+
+class Unjudged(AssayError):
+    """Raised inside an evaluator: no judgement came about. The feedback says the message as it is, without a traceback,
+    and bears `metadata` (what the judge said instead, for one) and the trace of the attempt.
+    """
+
+    def __init__(self, message: str, metadata: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.metadata: Mapping[str, Any] = metadata or {}
+        self.judge_trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +87,18 @@ class Maker:
         """An error with its traceback under every key of the evaluator; a `Skip` is a skip."""
         if isinstance(error, Skip):
             return self.skip(target, str(error))
+        if isinstance(error, Unjudged):
+            return self._unjudged(target, error)
         words = _words(error)
         told = f"{type(error).__name__}: {words}" if words else type(error).__name__
         text = "".join(traceback.format_exception(type(error), error, _beyond_ours(error)))[-TRACEBACK_LIMIT:]
         metadata = {"traceback": text}
         return [self._as_it_is(target, key, outcome="error", error=told, metadata=metadata) for key in self.keys]
+
+    def _unjudged(self, target: Target, error: Unjudged) -> list[Feedback]:
+        values = {"error": str(error), "metadata": error.metadata if self.details else {}}
+        made = (self._as_it_is(target, key, outcome="error", **values) for key in self.keys)
+        return [replace(failed, judge_trace_id=error.judge_trace_id) for failed in made]
 
     def wrap(self, returned: Any, target: Target) -> list[Feedback]:
         """Feedback for a returned value. Raises `Nonsense`."""
@@ -140,6 +172,11 @@ class Maker:
 
     def _from_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
         _check(value)
+        feedback = self._of_mapping(value, target)
+        judged = value.get("judge_trace_id")
+        return feedback if judged is None else replace(feedback, judge_trace_id=str(judged))
+
+    def _of_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
         get = value.get
         key, comment, metadata = get("key"), get("comment") or get("reasoning"), get("metadata") or {}
         target = get("target") or target

@@ -137,7 +137,7 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
     return make(
         instance,
         name=spec.id,
-        version=spec.version,
+        version=getattr(instance, "version", None) or spec.version,
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
         source=spec.kind,
         summary=spec.summary,

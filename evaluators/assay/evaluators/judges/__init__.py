@@ -1,0 +1,23 @@
+"""Judges: models that say whether something is good, and all that it takes to rely on what they say."""
+
+from assay.evaluators.judges._ask import Answer, Ask, Backend, Completion, NoJudge, ParseFailure, Token
+from assay.evaluators.judges._judge import Judge, judge_of
+from assay.evaluators.judges._judgement import Judgement
+from assay.evaluators.judges._prompts import Prompt, prompt
+from assay.evaluators.judges._scripted import scripted
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "Backend",
+    "Completion",
+    "Judge",
+    "Judgement",
+    "NoJudge",
+    "ParseFailure",
+    "Prompt",
+    "Token",
+    "judge_of",
+    "prompt",
+    "scripted",
+]

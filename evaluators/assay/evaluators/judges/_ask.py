@@ -1,0 +1,85 @@
+"""What a judge is asked, what it completes, what it has answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from assay.collector.records import JSON, Usage
+from assay.evaluators.protocol import Unjudged
+
+Message: TypeAlias = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One question: messages, and the JSON schema of an object as the reply (None: words).
+
+    `sample` numbers askings of the same question that are to be answered anew (samples, repetitions); `logprobs` is how
+    many alternatives are wanted per token of the reply, 0 for none.
+    """
+
+    messages: tuple[Message, ...]
+    schema: Mapping[str, JSON] | None = None
+    name: str = "reply"  # the schema's name
+    sample: int = 0
+    logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a reply, its log-probability, and those of its alternatives by text."""
+
+    text: str
+    logprob: float
+    top: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a backend gives for an `Ask`: the reply as it came. `notes` say what it was asked without, and why."""
+
+    text: str
+    model: str | None = None
+    usage: Usage | None = None
+    finish: str | None = None  # "stop", "length", "content_filter", …
+    refusal: str | None = None
+    logprobs: tuple[Token, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Backend(Protocol):
+    """Who answers: an endpoint, a function, a script."""
+
+    model: str
+    where: str  # for people: to whom text goes
+
+    async def complete(self, ask: Ask) -> Completion:
+        """The reply. Raises what the client raises; what `may_pass` says of that decides about another try."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A reply that was read: `value` is the object that the schema describes, or the text where there was none."""
+
+    value: Any
+    text: str
+    model: str
+    usage: Usage | None = None  # of all calls that it took
+    cost: float | None = None  # US dollars, None where the price is not known
+    logprobs: tuple[Token, ...] = ()
+    notes: tuple[str, ...] = ()
+    cached: bool = False
+
+
+class ParseFailure(Unjudged):
+    """What the judge said is not what was asked for; `text` is what it said."""
+
+    def __init__(self, why: str, text: str) -> None:
+        super().__init__(f"parse failure: {why}", {"reply": text})
+        self.text = text
+
+
+class NoJudge(Unjudged, ValueError):
+    """No judge is named anywhere, and none is guessed."""
