@@ -134,6 +134,8 @@ def _of_instance(instance: object) -> Evaluator | None:
 
 def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
     spec = registered.spec
+    if exported := getattr(instance, "exported", None):  # what is kept of parameters that are no plain values
+        origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
     return make(
         instance,
         name=spec.id,
