@@ -54,8 +54,7 @@ class Judged:
     @property
     def version(self) -> str:
         """8 hex digits over prompts and judge: what either changes, changes the version of the feedback."""
-        said = [[prompt.id, prompt.hash] for prompt in self.prompts], self.max_characters, dict(self._judge.identity)
-        return hashlib.sha256(orjson.dumps(said)).hexdigest()[:8]
+        return hashlib.sha256(orjson.dumps(self._identity())).hexdigest()[:8]
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters as they are kept and shown: prompts as texts, the judge without its key."""
@@ -65,6 +64,11 @@ class Judged:
         if kept.get("judge") is not None:
             kept["judge"] = exported_judge(self._judge, kept["judge"])
         return kept
+
+    def _identity(self) -> list[Any]:
+        """What the version is made of."""
+        asked = [[prompt.id, prompt.hash] for prompt in self.prompts]
+        return [asked, self.max_characters, dict(self._judge.identity)]
 
     def _own_prompts(self) -> Mapping[str, Any]:
         """What takes the place of which prompt. Raises `ValueError` for the id of one that there is not."""

@@ -74,16 +74,16 @@ class Scale:
     def read(self, answer: Answer) -> tuple[float | bool | None, str]:
         """The score and the label of an answer. Raises `ParseFailure` for a label that there is not."""
         rating = answer.value["rating"] if isinstance(answer.value, Mapping) and "rating" in answer.value else None
-        label = rating if rating in self.scores and not isinstance(rating, bool) else self._like(rating)
+        label = self.label_of(rating)
         if label is None:
             raise ParseFailure(
                 f"the rating is {rating!r:.100}, none of {', '.join(map(str, self.labels))}", answer.text
             )
         return self.scores[label], str(label)
 
-    def _like(self, rating: Any) -> Label | None:
-        """The label that a rating means but for its case, or for its being a text."""
-        if rating is None or isinstance(rating, bool | Mapping | list):
+    def label_of(self, rating: Any) -> Label | None:
+        """The label that a rating is, but for its case, or for its being a text; None for anything else."""
+        if not isinstance(rating, str | int) or isinstance(rating, bool):
             return None
         return {str(label).casefold(): label for label in self.labels}.get(str(rating).strip().casefold())
 
@@ -156,16 +156,14 @@ async def rated(
     case: Case,
     scale: Scale,
     values: Mapping[str, str] | None = None,
-    *,
-    key: str | None = None,
+    samples: int = 1,
 ) -> dict[str, Any]:
     """The feedback of a judge that rates: score and label, with its rationale as the comment."""
     async with Judgement(evaluator, judge, case) as judgement:
         given = texts_of(case, prompt.asked) if values is None else values
         answer = await judgement.ask(prompt, given, scale.schema)
         score, label = scale.read(answer)
-        row = {"label": label} | ({} if key is None else {"key": key})
-        return judgement.row(label if score is None else score, comment=rationale_of(answer), **row)
+        return judgement.row(label if score is None else score, comment=rationale_of(answer), label=label)
 
 
 def rationale_of(answer: Answer) -> str | None:
