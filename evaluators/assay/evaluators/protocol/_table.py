@@ -16,6 +16,7 @@ _HELD = {  # module below `assay.evaluators` → ids
     "builtin.retrieval": "document_recall hit_at_k ir_map ir_mrr ir_ndcg precision_at_k",
     "builtin.text": "contains exact length not_empty regex",
     "builtin.text_matching": "text_matching",
-    "judges.databricks": "correctness groundedness_judge relevance_to_query",
+    "judges.databricks": "chunk_relevance context_sufficiency correctness custom_judge global_guideline_adherence "
+    "groundedness_judge guideline_adherence relevance_to_query safety",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}
