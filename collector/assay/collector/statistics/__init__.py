@@ -11,7 +11,7 @@ from assay.collector.statistics._compare import (
     scores_of,
 )
 from assay.collector.statistics._families import Family, boolean_family
-from assay.collector.statistics._forms import databricks_results, haystack_results
+from assay.collector.statistics._forms import databricks_results, databricks_table, haystack_results
 from assay.collector.statistics._keys import summarise
 from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
@@ -31,6 +31,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "by_example",
     "compare",
     "databricks_results",
+    "databricks_table",
     "direction",
     "haystack_results",
     "nameless",

@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from assay.collector.format import first_line, standing
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
+from assay.collector.statistics import databricks_table
 from assay.collector.stores import Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._html import block, page
@@ -240,6 +241,14 @@ class Experiment:
         import pandas
 
         return pandas.DataFrame([row.to_dict() for row in self.rows()])
+
+    def databricks(self, *names: str) -> dict[str, Any]:
+        """What Databricks' judges said, under its names: `response/llm_judged/correctness/rating` and so on are lists
+        with one entry per run, `…/rating/percentage` and its like one number (see `databricks_results`).
+
+        `names` are keys of judges of one's own that say yes or no.
+        """
+        return databricks_table((row.trace.feedback for row in self.rows()), names)
 
     def to_html(self) -> str:
         """One HTML document that needs nothing else: the summary, then the runs, failures first, 500 at most."""

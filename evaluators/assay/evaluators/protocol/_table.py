@@ -18,6 +18,7 @@ _HELD = {  # module below `assay.evaluators` → ids
     "builtin.text_matching": "text_matching",
     "judges._own": "judge",
     "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
-    "judges.databricks": "correctness groundedness_judge relevance_to_query",
+    "judges.databricks": "chunk_relevance context_sufficiency correctness custom_judge global_guideline_adherence "
+    "groundedness_judge guideline_adherence relevance_to_query safety",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}
