@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import sqrt
 from typing import TypeAlias
 
@@ -72,7 +73,7 @@ def _alike(judge: Value, people: Value) -> bool:
 def _within_one(pairs: Sequence[Pair], values: Sequence[Value]) -> float:
     """A level is 1 wide, or as wide as the least distance that there is."""
     numbers = [float(value) for value in values]
-    level = min(1.0, *(after - before for before, after in zip(numbers, numbers[1:], strict=False)))
+    level = min(1.0, *(after - before for before, after in pairwise(numbers)))
     level = 1.0 if all(number.is_integer() for number in numbers) else level
     near = sum(abs(float(judge) - float(people)) <= level + _ROUNDING for judge, people in pairs)
     return near / len(pairs)

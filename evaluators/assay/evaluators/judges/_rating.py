@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.collector.records import JSON, Case
+from assay.evaluators.judges._geval import TOP, noted, probabilities
 from assay.evaluators.judges._judge import Judge
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._prompts import Prompt
@@ -26,10 +27,21 @@ YES_NO = rating_schema(("yes", "no"))
 
 
 async def yes_or_no(
-    evaluator: str, judge: Judge, prompt: Prompt, case: Case, values: Mapping[str, str] | None = None
+    evaluator: str,
+    judge: Judge,
+    prompt: Prompt,
+    case: Case,
+    values: Mapping[str, str] | None = None,
+    *,
+    logprobs: bool = False,
 ) -> dict[str, Any]:
-    """The feedback of a judge that says yes or no: True for yes, with its rationale as the comment."""
+    """The feedback of a judge that says yes or no: True for yes, with its rationale as the comment.
+
+    With `logprobs` its metadata say how likely either was, and how likely what it said (`confidence`).
+    """
     async with Judgement(evaluator, judge, case) as judgement:
         given = texts_of(case, prompt.asked) if values is None else values
-        answer = await judgement.ask(prompt, given, YES_NO)
-        return judgement.row(answer.value["rating"] == "yes", comment=answer.value["rationale"])
+        answer = await judgement.ask(prompt, given, YES_NO, logprobs=TOP * logprobs)
+        rating = answer.value["rating"]
+        likely = noted({}, probabilities(answer, ("yes", "no")), rating) if logprobs else {}
+        return judgement.row(rating == "yes", comment=answer.value["rationale"], metadata=likely)
