@@ -16,7 +16,7 @@ import numpy
 from assay.collector.statistics import Corrected, corrected_mean
 
 VOTES = (40, 100, 200, 400)
-MEANS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+MEANS = (0.5, 0.7, 0.8, 0.9, 0.95)
 CASES = 2_000
 JUDGES = {  # yes where people say yes, yes where they say no
     "good": (0.95, 0.10),
@@ -101,10 +101,14 @@ def _by_verdict(random: Random, judged: numpy.ndarray, votes: int) -> tuple[nump
 
 
 def _unequally(random: Random, judged: numpy.ndarray, votes: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Each case by a coin of its own, some four times as likely as others: about so many votes."""
-    size = random.choice((1.0, 2.0, 4.0), len(judged))
-    probability = numpy.minimum(1, votes * size / size.sum())
-    return numpy.flatnonzero(random.random(len(judged)) < probability), probability
+    """Three kinds of cases, as many votes on each: the rare kinds are likelier to be drawn."""
+    kind = random.choice(3, len(judged), p=(0.6, 0.3, 0.1))
+    probability, chosen = numpy.ones(len(judged)), []
+    for number, wanted in enumerate((votes - 2 * (votes // 3), votes // 3, votes // 3)):
+        group = numpy.flatnonzero(kind == number)
+        chosen.append(random.choice(group, wanted, replace=False))
+        probability[group] = wanted / len(group)
+    return numpy.concatenate(chosen), probability
 
 
 DRAWS = {"random": _at_random, "by verdict": _by_verdict, "unequal": _unequally}

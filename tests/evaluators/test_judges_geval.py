@@ -47,7 +47,13 @@ def test_alternatives_that_are_no_labels_or_under_one_percent_are_left_out() -> 
 def test_a_score_that_the_rationale_quotes_is_not_the_rating() -> None:
     quoted = Token("5", log(0.9), {"5": log(0.9), "1": log(0.1)})
     two = Token(" 2", log(0.8), {" 2": log(0.8), " 3": log(0.2)})
-    tokens = [token('{"rationale": "it says \\"rating\\": '), quoted, token(' and score: 5", "rating":'), two, token("}")]
+    tokens = [
+        token('{"rationale": "it says \\"rating\\": '),
+        quoted,
+        token(' and score: 5", "rating":'),
+        two,
+        token("}"),
+    ]
     assert likely(tokens) == pytest.approx({2: 0.8, 3: 0.2})
 
 
