@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.collector.filters import Filter
-from assay.collector.stores.sqlite._where import Condition, conditions, joined
+from assay.collector.stores.sqlite._where import Condition, conditions, joined, visible
 
 FEW = 3000
 BY_START = "INDEXED BY traces_by_start"
@@ -31,9 +31,11 @@ class Plan:
         return replace(self, where=sql, values=(*self.values, start_ns, start_ns, key))
 
 
-def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True) -> Plan:
-    """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them."""
-    wanted = conditions(filter)
+def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judgements: bool = False) -> Plan:
+    """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them. `judgements`:
+    evaluators' own traces pass like all others.
+    """
+    wanted = conditions(filter) if judgements else visible(filter)
     fewest = _fewest(db, wanted)
     if fewest is None:
         index = _index(filter)

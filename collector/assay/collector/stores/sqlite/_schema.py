@@ -142,7 +142,21 @@ def _add_known_values(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_known_values)
+_VERSION_3 = """
+DROP INDEX traces_by_start;
+DROP INDEX traces_by_project;
+CREATE INDEX traces_by_start ON traces (start_ns, kind, experiment_id);
+CREATE INDEX traces_by_project ON traces (project, start_ns, kind, experiment_id);
+"""
+
+
+def _tell_judgements_apart(db: sqlite3.Connection) -> None:
+    """Version 3: lists pass over evaluators' own traces, and those of experiments, without leaving the index."""
+    for statement in _VERSION_3.split(";\n"):
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_known_values, _tell_judgements_apart)
 
 
 def migrate(db: sqlite3.Connection, path: str) -> None:

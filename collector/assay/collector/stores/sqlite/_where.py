@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from assay.collector.errors import Refused
-from assay.collector.filters import OPERATORS, Filter, words
+from assay.collector.filters import EVALUATOR, OPERATORS, Filter, words
 from assay.collector.stores.sqlite._values import dumps
 
 
@@ -30,6 +30,16 @@ def conditions(filter: Filter) -> list[Condition]:
         if value != getattr(_NOTHING, name):
             wanted.extend(_WRITERS[name](value))
     return wanted
+
+
+# What `Filter` says of evaluators' own traces: of the row `{}` of `traces`, out of the indexes by start and by project
+SHOWN = f"({{0}}.kind <> '{EVALUATOR}' OR {{0}}.experiment_id IS NOT NULL)"
+
+
+def visible(filter: Filter) -> list[Condition]:
+    """As `conditions`, and without evaluators' own traces, unless they are asked for."""
+    wanted = conditions(filter)
+    return [Condition(SHOWN.format("t")), *wanted] if filter.leaves_out_judgements else wanted
 
 
 def joined(wanted: Sequence[Condition]) -> tuple[str, tuple[Any, ...]]:
