@@ -19,11 +19,14 @@ from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import percentile
 from assay.collector.statistics._tally import Passes, Tally
+from assay.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Agreement",
+    "Checked",
     "Contrast",
     "Corrected",
+    "DRAWN",
     "Family",
     "Judgement",
     "Paired",
@@ -31,12 +34,15 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Scores",
     "TASK_OK",
     "Tally",
+    "Voted",
     "agreement",
     "boolean_family",
     "by_example",
+    "check",
     "compare",
     "corrected_mean",
     "databricks_results",
+    "decision",
     "direction",
     "haystack_results",
     "nameless",
@@ -46,4 +52,5 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "place_of",
     "scores_of",
     "summarise",
+    "value_of",
 ]

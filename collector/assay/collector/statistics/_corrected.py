@@ -141,7 +141,7 @@ def _tuned(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
 
 
 def _skewed(mean: float, error: float, third: float, n: int) -> tuple[float, float]:
-    """The interval of an estimate from its standard error and third central moment (Hall 1992, J. R. Stat. Soc. B 54)."""
+    """The interval of an estimate from its standard error and third central moment (Hall 1992, JRSS B 54)."""
     t = quantile(0.975, n - 1)
     skew = third / error**3 if error else 0.0
 

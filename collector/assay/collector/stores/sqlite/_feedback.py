@@ -1,9 +1,9 @@
 """Feedback: kept with its standing, so that lists, filters and aggregates need not search for the newest.
 
 Standing 2: the newest of its key on the trace and its spans. 1: the newest of its place, which is (target, key, source,
-author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version, and a vote of people on what a
-judge (source "model") has said: it checks the judge, and is no score beside the judge's. Feedback on a document, a
-session or an experiment has 1 at most.
+author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version, and a vote of
+people on what a judge (source "model") has said: it checks the judge, and is no score beside the judge's. Feedback on a
+document, a session or an experiment has 1 at most.
 """
 
 from __future__ import annotations
