@@ -171,8 +171,8 @@ async def rated(
 ) -> dict[str, Any]:
     """The feedback of a judge that rates: score and label, with its rationale as the comment.
 
-    With `logprobs` its metadata say how likely each label was, and a graded score is the mean of the labels' worth, each
-    as likely as it was; without log-probabilities it is that of the label, and a note says so.
+    With `logprobs` its metadata say how likely each label was, and a graded score is the mean of what the labels are
+    worth, each as likely as it was; without log-probabilities it is that of the label, and a note says so.
     """
     async with Judgement(evaluator, judge, case) as judgement:
         given = texts_of(case, prompt.asked) if values is None else values
