@@ -1,5 +1,6 @@
 """Numbers over stored feedback, as pure functions: what evaluators, engine, stores, pages and alerts all need."""
 
+from assay.collector.statistics._agreement import Agreement, agreement
 from assay.collector.statistics._compare import (
     TASK_OK,
     Contrast,
@@ -10,6 +11,7 @@ from assay.collector.statistics._compare import (
     direction,
     scores_of,
 )
+from assay.collector.statistics._corrected import Corrected, corrected_mean
 from assay.collector.statistics._families import Family, boolean_family
 from assay.collector.statistics._forms import databricks_results, databricks_table, haystack_results
 from assay.collector.statistics._keys import summarise
@@ -17,9 +19,14 @@ from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import percentile
 from assay.collector.statistics._tally import Passes, Tally
+from assay.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+    "Agreement",
+    "Checked",
     "Contrast",
+    "Corrected",
+    "DRAWN",
     "Family",
     "Judgement",
     "Paired",
@@ -27,11 +34,16 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Scores",
     "TASK_OK",
     "Tally",
+    "Voted",
+    "agreement",
     "boolean_family",
     "by_example",
+    "check",
     "compare",
+    "corrected_mean",
     "databricks_results",
     "databricks_table",
+    "decision",
     "direction",
     "haystack_results",
     "nameless",
@@ -41,4 +53,5 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "place_of",
     "scores_of",
     "summarise",
+    "value_of",
 ]

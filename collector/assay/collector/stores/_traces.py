@@ -15,6 +15,7 @@ from assay.collector.records import (
     Run,
     RunScores,
     SessionSummary,
+    Source,
     Target,
     Trace,
     TraceSummary,
@@ -90,12 +91,13 @@ class TraceStore(Protocol):
         filter: Filter | None = None,
         *,
         key: str | None = None,
+        source: Source | None = None,
         limit: int = 1000,
         cursor: str | None = None,
         target: Target | None = None,
         **conditions: object,
     ) -> Page[Feedback]:
-        """Feedback on traces that pass (or on one target), newest first."""
+        """Feedback on traces that pass (or on one target), newest first; of people, models or code alone (`source`)."""
 
     def scores(self, experiment_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[RunScores]:
         """The runs of an experiment with their newest scores and nothing else, first start first: what compares them.
@@ -126,12 +128,13 @@ class TraceStore(Protocol):
         """Known values of project, environment, name, kind, model, tag, session, user or feedback (keys)."""
 
     def count(self) -> Mapping[str, int]:
-        """How many spans, traces and feedbacks are stored and visible."""
+        """How many spans, traces and feedbacks are stored and visible; evaluators' own traces among them."""
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
 
-        An empty filter is refused, and so is a text without a word.
+        Evaluators' own traces pass as others do, and those that feedback leads to which goes are removed with it
+        (uncounted). An empty filter is refused, and so is a text without a word.
         """
 
     def prune(self, rule: Retention) -> int:

@@ -9,21 +9,30 @@ from typing import Any
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
-from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Target
+from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._sql import find_many, page, position, text_position
-from assay.collector.stores.sqlite._where import conditions
+from assay.collector.stores.sqlite._where import SHOWN, visible
 
 
 def feedbacks(
-    db: sqlite3.Connection, filter: Filter, key: str | None, target: Target | None, limit: int, cursor: str | None
+    db: sqlite3.Connection,
+    filter: Filter,
+    key: str | None,
+    source: Source | None,
+    target: Target | None,
+    limit: int,
+    cursor: str | None,
 ) -> Page[Feedback]:
     """Newest first."""
     where, values = _on_traces(db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
+    if source is not None:
+        where.append("f.source = 'human'" if source == "human" else "f.source = ?")  # a constant leads to the index
+        values.extend(() if source == "human" else (source,))
     if target is not None:
         _on_target(target, where, values)
     if cursor is not None:
@@ -105,7 +114,7 @@ def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | N
 # later trace, not for one that passes a filter: with a filter, the sums tell (`sessions`).
 _ENDED = (
     " AND NOT EXISTS (SELECT 1 FROM traces u INDEXED BY traces_by_session"
-    " WHERE u.session_id = t.session_id AND u.start_ns > ?)"
+    f" WHERE u.session_id = t.session_id AND u.start_ns > ? AND {SHOWN.format('u')})"
 )
 
 
@@ -124,7 +133,7 @@ def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str
 
 def _summed(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str]) -> list[Any]:
     """Rows of `_SESSIONS` in the order that was given."""
-    wanted = conditions(filter)
+    wanted = visible(filter)
     sql = _SESSIONS.format(marks=",".join("?" * len(chosen)), where=" AND ".join(condition.sql for condition in wanted))
     rows = {
         row[0]: row

@@ -142,7 +142,31 @@ def _add_known_values(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_known_values)
+_VERSION_3 = """
+CREATE INDEX traces_shown ON traces (start_ns) WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL;
+CREATE INDEX traces_shown_by_project ON traces (project, start_ns)
+  WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL;
+CREATE INDEX traces_of_evaluators ON traces (start_ns) WHERE kind = 'evaluator';
+"""
+
+
+def _tell_judgements_apart(db: sqlite3.Connection) -> None:
+    """Version 3: lists without evaluators' own traces, of which there may be many times as many, and lists of these."""
+    for statement in _VERSION_3.split(";\n"):
+        db.execute(statement)
+
+
+def _lead_to_votes(db: sqlite3.Connection) -> None:
+    """Version 4: people's votes, of which there are few among all that judges have said under the same key."""
+    db.execute("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    _create,
+    _add_known_values,
+    _tell_judgements_apart,
+    _lead_to_votes,
+)
 
 
 def migrate(db: sqlite3.Connection, path: str) -> None:
