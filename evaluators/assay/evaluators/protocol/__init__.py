@@ -8,7 +8,8 @@
 from assay.evaluators.protocol._binding import Binding, BindingError, value_of
 from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._documents import document_of, documents_of
-from assay.evaluators.protocol._evaluator import Batch, Evaluator
+from assay.evaluators.protocol._evaluator import Asking, Batch, Evaluator
+from assay.evaluators.protocol._judging import NO_TRACE, Judgements, Untraced, judging, surroundings
 from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, Unjudged, missing_needs
@@ -21,11 +22,14 @@ from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
 
 __all__ = [
+    "NO_TRACE",
+    "Asking",
     "Batch",
     "Binding",
     "BindingError",
     "Ended",
     "Evaluator",
+    "Judgements",
     "Maker",
     "Metric",
     "Nonsense",
@@ -34,6 +38,7 @@ __all__ = [
     "Skip",
     "Spec",
     "Unjudged",
+    "Untraced",
     "Wait",
     "as_evaluator",
     "builtin",
@@ -49,6 +54,7 @@ __all__ = [
     "get",
     "in_thread",
     "is_cancelled",
+    "judging",
     "make",
     "may_pass",
     "missing_needs",
@@ -57,6 +63,7 @@ __all__ = [
     "retries_on",
     "spec",
     "specs",
+    "surroundings",
     "value_of",
     "wait_before",
     "waiting_on",
