@@ -11,6 +11,7 @@ from assay.evaluators.protocol._documents import document_of, documents_of
 from assay.evaluators.protocol._evaluator import Asking, Batch, Evaluator
 from assay.evaluators.protocol._judging import NO_TRACE, Judgements, Untraced, judging, surroundings
 from assay.evaluators.protocol._make import Options, evaluator, make
+from assay.evaluators.protocol._messages import messages, only
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, Unjudged, missing_needs
 from assay.evaluators.protocol._own import builtin
@@ -57,8 +58,10 @@ __all__ = [
     "judging",
     "make",
     "may_pass",
+    "messages",
     "missing_needs",
     "names",
+    "only",
     "plain",
     "retries_on",
     "spec",
