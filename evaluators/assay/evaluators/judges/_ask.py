@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from assay.collector.records import JSON, Usage
@@ -47,6 +47,7 @@ class Completion:
     refusal: str | None = None
     logprobs: tuple[Token, ...] = ()
     notes: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)  # of an HTTP reply, names in lower case: rate limits
 
 
 class Backend(Protocol):
@@ -66,11 +67,12 @@ class Answer:
     value: Any
     text: str
     model: str
-    usage: Usage | None = None  # of all calls that it took
+    usage: Usage | None = None  # of all calls that it took; of an answer out of the cache 0 and 0
     cost: float | None = None  # US dollars, None where the price is not known
     logprobs: tuple[Token, ...] = ()
     notes: tuple[str, ...] = ()
     cached: bool = False
+    calls: int = 1  # of the backend, failed ones counted; 0 out of the cache
 
 
 class ParseFailure(Unjudged):
