@@ -98,7 +98,7 @@ def test_documents_without_texts_cannot_be_judged(id):
 def test_an_answer_is_judged_also_where_nothing_was_retrieved():
     judge = scripted(YES)
     assert score(get("groundedness_judge", judge=judge), **{**WHOLE, "documents": ()})[0].score is True
-    assert "(nothing was retrieved)" in asked(judge)[0]
+    assert "(no documents)" in asked(judge)[0]
 
 
 def test_nothing_is_not_enough_for_the_expected_answer():

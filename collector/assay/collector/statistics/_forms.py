@@ -23,7 +23,6 @@ JUDGES = (
     | OF_CHUNKS
     | {
         "correctness",
-        "custom_judge",
         "global_guideline_adherence",
         "groundedness_judge",
         "guideline_adherence",
@@ -51,16 +50,15 @@ def databricks_results(
     return _results([row for row in feedback if row.key == key], key, assessment_type)
 
 
-def databricks_table(runs: Iterable[Iterable[Feedback]], names: Iterable[str] = ()) -> dict[str, Any]:
-    """What all judges of Databricks' kinds said of runs, as `databricks_results`: lists with one entry per run.
+def databricks_table(runs: Iterable[Iterable[Feedback]]) -> dict[str, Any]:
+    """What all judges that say yes or no said of runs, as `databricks_results`: lists with one entry per run.
 
-    Of several outcomes under one key the newest counts. `names` are keys of further judges that say yes or no.
+    Of several outcomes under one key the newest counts; people's votes do not.
     """
-    wanted = {OUR_KEYS.get(name, name) for name in names}
-    judged = [_newest_of_judges(feedback, wanted) for feedback in runs]
-    keys = sorted({key for outcomes in judged for key in outcomes})
+    judged = [_newest(feedback) for feedback in runs]
+    keys = {key for outcomes in judged for key, row in outcomes.items() if _is_theirs(row)}
     table: dict[str, Any] = {}
-    for key in keys:
+    for key in sorted(keys):
         table |= _results([outcomes.get(key) for outcomes in judged], key, None)
     return table
 
@@ -73,11 +71,17 @@ def haystack_results(feedback: Iterable[Feedback], key: str) -> dict[str, Any]:
     return {"individual_scores": [row.score for row in rows], "score": _mean(rows)}
 
 
-def _newest_of_judges(feedback: Iterable[Feedback], names: Iterable[str]) -> dict[str, Feedback]:
+def _newest(feedback: Iterable[Feedback]) -> dict[str, Feedback]:
     """By key; of judges, and not of people who have voted under the same key."""
     said = (row for row in feedback if row.source != "human" and row.target.document is None)
-    known = (row for row in said if row.evaluator in JUDGES or row.key in names)
-    return {row.key: row for row in sorted(known, key=lambda row: row.created_ns)}
+    return {row.key: row for row in sorted(said, key=lambda row: row.created_ns)}
+
+
+def _is_theirs(row: Feedback) -> bool:
+    """Whether it is of one of Databricks' judges, or of another that says yes or no, as its custom judges do."""
+    return row.evaluator in JUDGES or (
+        row.source == "model" and (row.label in ("yes", "no") or "ratings" in row.metadata)
+    )
 
 
 def _results(rows: Sequence[Feedback | None], key: str, assessment_type: AssessmentType | None) -> dict[str, Any]:

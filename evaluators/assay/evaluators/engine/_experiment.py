@@ -242,13 +242,11 @@ class Experiment:
 
         return pandas.DataFrame([row.to_dict() for row in self.rows()])
 
-    def databricks(self, *names: str) -> dict[str, Any]:
-        """What Databricks' judges said, under its names: `response/llm_judged/correctness/rating` and so on are lists
-        with one entry per run, `…/rating/percentage` and its like one number (see `databricks_results`).
-
-        `names` are keys of judges of one's own that say yes or no.
+    def databricks(self) -> dict[str, Any]:
+        """What judges that say yes or no said, under Databricks' names: `response/llm_judged/correctness/rating` and so
+        on are lists with one entry per run, `…/rating/percentage` and its like one number (see `databricks_results`).
         """
-        return databricks_table((row.trace.feedback for row in self.rows()), names)
+        return databricks_table(row.trace.feedback for row in self.rows())
 
     def to_html(self) -> str:
         """One HTML document that needs nothing else: the summary, then the runs, failures first, 500 at most."""

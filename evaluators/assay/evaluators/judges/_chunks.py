@@ -11,9 +11,10 @@ from assay.collector.records import Case, Document
 from assay.evaluators.judges._judge import Judge
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._prompts import Prompt
-from assay.evaluators.judges._rating import YES_NO
+from assay.evaluators.judges._rating import rationale_of, scale_of
 from assay.evaluators.protocol import Skip, Unjudged
 
+SCALE = scale_of(("yes", "no"))
 CHUNK = ("documents", "retrieved_context")  # what a prompt may call the one chunk that it asks about
 
 
@@ -64,10 +65,10 @@ async def _verdict(judgement: Judgement, prompt: Prompt, values: Mapping[str, st
     if not text.strip():
         return Verdict(error=Skip("the chunk has no content"))
     try:
-        answer = await judgement.ask(prompt, {**values, **dict.fromkeys(CHUNK, text)}, YES_NO)
+        answer = await judgement.ask(prompt, {**values, **dict.fromkeys(CHUNK, text)}, SCALE.schema)
+        return Verdict(SCALE.read(answer)[1], rationale_of(answer))
     except Exception as error:  # of one chunk; the others have theirs
         return Verdict(error=error)
-    return Verdict(answer.value["rating"], answer.value["rationale"])
 
 
 def _lists(verdicts: Sequence[Verdict]) -> dict[str, list[str | None]]:

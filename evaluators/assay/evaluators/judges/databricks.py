@@ -6,7 +6,6 @@ The request is shown where there is one; only `relevance_to_query` and `chunk_re
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from assay.evaluators.judges._chunks import CHUNK, check_chunks, precision_of, s
 from assay.evaluators.judges._guidelines import numbered
 from assay.evaluators.judges._prompts import ARGUMENTS, Prompt
 from assay.evaluators.judges._rating import yes_or_no
-from assay.evaluators.judges._values import text_of
+from assay.evaluators.judges._values import texts_of
 from assay.evaluators.protocol import Metric, Skip, builtin, missing_needs, value_of
 from assay.evaluators.protocol.standards import OUTCOMES, SAFE, SOUNDNESS, TRANSPARENT, VALID
 
@@ -28,7 +27,6 @@ COLUMNS: Mapping[str, str] = {  # what Databricks calls the fields of a case
     "expected_response": "reference_outputs",
     "retrieved_context": "documents",
 }
-NO_REQUEST = "(not given)"
 
 
 def _metrics(*keys: str) -> tuple[Metric, ...]:
@@ -38,19 +36,17 @@ def _metrics(*keys: str) -> tuple[Metric, ...]:
 def values_of(case: Case, prompt: Prompt, leaving_out: Sequence[str] = ()) -> dict[str, str]:
     """What a prompt asks for, as texts; the request may be missing. Raises `Skip` naming what else is."""
     asked = {name: COLUMNS.get(name, name) for name in prompt.asked if name not in leaving_out}
-    texts = {name: _text(case, field) for name, field in asked.items()}
-    if missing := [asked[name] for name, text in texts.items() if text is None]:
-        raise Skip(missing_needs(missing, case))
-    return {name: text for name, text in texts.items() if text is not None}
+    texts = texts_of(case, dict.fromkeys(asked.values()), optional={"inputs": "(not given)"})
+    if "guidelines" in texts:
+        texts["guidelines"] = guidelines_of(case, value_of(case, "guidelines"))
+    return {name: texts[field] for name, field in asked.items()}
 
 
-def _text(case: Case, field: str) -> str | None:
-    value = value_of(case, field)
-    if field == "guidelines":
-        return numbered(value)
-    if value is None:
-        return NO_REQUEST if field == "inputs" else None
-    return text_of(value)
+def guidelines_of(case: Case, guidelines: Any) -> str:
+    """Guidelines as a judge reads them. Raises `Skip` where there are none."""
+    if (text := numbered(guidelines)) is None:
+        raise Skip(missing_needs(["guidelines"], case))
+    return text
 
 
 @builtin(
@@ -123,12 +119,9 @@ class GroundednessJudge(Judged):
     PROMPT: ClassVar[str] = "groundedness_judge"
 
     async def __call__(self, case: Case, outputs: Any, documents: Any, inputs: Any = None) -> dict[str, Any]:
-        values = values_of(case, self._prompt)
         if documents:
             check_chunks(documents)
-        elif "documents" in values:
-            values["documents"] = "(nothing was retrieved)"
-        return await yes_or_no("groundedness_judge", self._judge, self._prompt, case, values)
+        return await yes_or_no("groundedness_judge", self._judge, self._prompt, case, values_of(case, self._prompt))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,20 +132,14 @@ class _ByGuidelines(Judged):
 
     global_guidelines: str | Sequence[str] | None = None
 
-    @property
-    def version(self) -> str:
-        """Of prompts, judge and global guidelines."""
-        given = numbered(self.global_guidelines)
-        version = Judged.version.fget(self)  # type: ignore[attr-defined]
-        return version if given is None else hashlib.sha256(f"{version} {given}".encode()).hexdigest()[:8]
-
     async def _adheres(self, key: str, case: Case, guidelines: Any) -> dict[str, Any]:
         """The feedback under one key. Raises `Skip` where there are no guidelines."""
-        text = numbered(guidelines)
-        if text is None:
-            raise Skip(missing_needs(["guidelines"], case))
+        text = guidelines_of(case, guidelines)
         values = {**values_of(case, self._prompt, ["guidelines"]), "guidelines": text}
         return {"key": key, **await yes_or_no(key, self._judge, self._prompt, case, values)}
+
+    def _identity(self) -> list[Any]:
+        return [*Judged._identity(self), numbered(self.global_guidelines)]
 
 
 @builtin(
@@ -321,24 +308,29 @@ class CustomJudge(Judged):
 
     def __post_init__(self) -> None:
         Judged.__post_init__(self)
-        if not self.assessment_name:
+        if not self.assessment_name.strip():
             raise ValueError("assessment_name is a text that is not empty")
         if self.assessment_type == "RETRIEVAL" and not set(CHUNK) & set(self._prompt.asked):
             raise ValueError("a RETRIEVAL judge asks about one chunk: name it in the prompt, {retrieved_context}")
 
     @property
-    def key(self) -> str:
-        """What its feedback is called."""
+    def named(self) -> str:
+        """Under which name its feedback stands."""
         return self.assessment_name
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """One, of that name."""
+        return _metrics(self.assessment_name)
 
     async def __call__(self, case: Case) -> dict[str, Any]:
         if self.assessment_type == "ANSWER":
-            return await yes_or_no(self.key, self._judge, self._prompt, case, values_of(case, self._prompt))
+            return await yes_or_no(self.named, self._judge, self._prompt, case, values_of(case, self._prompt))
         values = values_of(case, self._prompt, CHUNK)
         chunks = value_of(case, "documents")
         if chunks is None:
             raise Skip(missing_needs(["documents"], case))
-        return await precision_of(self.key, self._judge, self._prompt, case, chunks, values)
+        return await precision_of(self.named, self._judge, self._prompt, case, chunks, values)
 
 
 async def _outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:

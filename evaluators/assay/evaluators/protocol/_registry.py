@@ -147,7 +147,7 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         origin=origin,
         spec=spec,
         shares=not any(map(_runs_code, origin["init_parameters"].values())),
-        **{"key": getattr(instance, "key", None), **options},  # some have a name of their own among their parameters
+        **options,
     )
 
 
