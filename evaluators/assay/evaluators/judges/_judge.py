@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.collector.records import JSON
-from assay.evaluators.judges._ask import Answer, Ask, Backend
+from assay.evaluators.judges._ask import Answer, Ask, Backend, NoJudge
 from assay.evaluators.judges._asking import answered
 
 
@@ -42,6 +42,11 @@ class Judge:
     async def ask(self, ask: Ask) -> Answer:
         """What the judge answers. Raises `ParseFailure`, `Unjudged`, `Skip` when the budget is used up."""
         return await answered(self, ask)
+
+    def check(self) -> None:
+        """Raises `NoJudge` if nobody can be asked."""
+        if self.backend is None and not self.model:
+            raise NoJudge('no judge is named: give judge="…" the name of a model, or set ASSAY_JUDGE')
 
     @property
     def where(self) -> str:
