@@ -76,7 +76,8 @@ def test_an_evaluator_without_a_judge_is_refused_before_any_task_runs(store, mon
     monkeypatch.delenv("ASSAY_JUDGE", raising=False)
     with pytest.raises(ValueError, match="no judge is named"):
         run(store, [get(ID)])
-    assert store.count()["traces"] == 0 and store.experiments() == []
+    assert store.count()["traces"] == 0
+    assert store.experiments() == []
 
 
 def test_scored_again_counts_what_counts(store):
@@ -121,14 +122,16 @@ class Away:
 def test_a_store_that_refuses_judgements_gets_them_later_with_their_feedback(store):
     experiment = run(Away(store, 1, OSError("full")), [relevance()])
     assert experiment.unstored is None
-    assert len(judged_by(store)) == 4 and len(list(store.feedbacks())) == 4
+    assert len(judged_by(store)) == 4
+    assert len(list(store.feedbacks())) == 4
 
 
 def test_what_a_store_never_takes_waits_with_its_feedback(store, tmp_path):
     from assay.evaluators.engine import deliver_spool
 
     experiment = run(Away(store, 10**9, OSError("full")), [relevance()])
-    assert store.count()["traces"] == 0 and experiment.unstored.runs == 4
+    assert store.count()["traces"] == 0
+    assert experiment.unstored.runs == 4
     assert [row.feedback[ID].score for row in experiment.rows()] == [True] * 4
     deliver_spool(experiment.unstored.path, store)
     assert {feedback.judge_trace_id for feedback in store.feedbacks()} == {t.trace_id for t in judged_by(store)}

@@ -49,7 +49,8 @@ def test_a_judgement_is_a_root_with_a_run_per_question():
     assert root.outputs == {"score": True, "label": "yes", "comment": "It is."}
     assert (call.kind, call.parent_id, call.model) == ("llm", root.span_id, "scripted")
     assert "Because." in call.inputs["messages"][-1]["content"]
-    assert call.usage.input_tokens and call.outputs == '{"rationale":"It is.","rating":"yes"}'
+    assert call.usage.input_tokens
+    assert call.outputs == '{"rationale":"It is.","rating":"yes"}'
 
 
 def test_it_says_who_judged_what(trace):
@@ -69,7 +70,8 @@ def test_it_is_in_no_trace_session_or_tag_of_the_application():
         _, runs = app()
     assert spans.names() == ["app"]
     assert all((run.session_id, run.user_id, run.tags) == (None, None, ()) for run in runs)
-    assert len({run.trace_id for run in runs}) == 1 and root_of(runs).kind == "evaluator"
+    assert len({run.trace_id for run in runs}) == 1
+    assert root_of(runs).kind == "evaluator"
 
 
 def test_after_it_the_applications_span_is_current_again():
@@ -113,7 +115,8 @@ def test_who_records_nothing_gets_no_trace_and_no_link(settings):
         [feedback], runs = judged(relevance(), **CASE)
         [by_hand] = score(relevance(), **CASE)
     assert (runs, spans.spans, feedback.judge_trace_id, by_hand.judge_trace_id) == ([], [], None, None)
-    assert feedback.score is True and feedback.metadata["judge"]["calls"] == 1
+    assert feedback.score is True
+    assert feedback.metadata["judge"]["calls"] == 1
 
 
 def test_what_is_not_to_be_recorded_of_an_application_is_not_recorded_of_its_judge():
@@ -149,8 +152,11 @@ def test_a_question_that_a_budget_forbids_leaves_no_trace():
 def test_tokens_and_cost_are_of_calls_and_not_of_what_was_known():
     [feedback], _ = judged(relevance(), **CASE)
     told = feedback.metadata["judge"]
-    assert told["calls"] == 1 and told["cached"] == 0 and told["input_tokens"] > 0
-    assert told["prompts"][0].startswith(f"{ID} ") and told["model"] == "scripted"
+    assert told["calls"] == 1
+    assert told["cached"] == 0
+    assert told["input_tokens"] > 0
+    assert told["prompts"][0].startswith(f"{ID} ")
+    assert told["model"] == "scripted"
 
 
 def test_in_a_pool_of_threads_each_judgement_is_its_own():
@@ -164,7 +170,8 @@ def test_in_a_pool_of_threads_each_judgement_is_its_own():
     with ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(judge, range(20)))
     runs = judgements.take()
-    assert {run.trace_id for run in runs} == set(ids) and len(ids) == len(set(ids)) == len(runs) / 2
+    assert {run.trace_id for run in runs} == set(ids)
+    assert len(ids) == len(set(ids)) == len(runs) / 2
 
 
 def test_questions_at_the_same_time_are_runs_of_one_judgement():
@@ -224,7 +231,8 @@ def test_an_evaluator_may_run_on_a_loop_that_others_use(store):
 
     with capture_spans() as spans:
         [feedback], experiment = asyncio.run(both())
-    assert len(spans.names()) == 2 and feedback.judge_trace_id
+    assert len(spans.names()) == 2
+    assert feedback.judge_trace_id
     assert all(row.feedback[ID].judge_trace_id for row in experiment.rows())
 
 
@@ -233,7 +241,8 @@ def test_experiments_keep_judgements_with_their_feedback(store):
         experiment = evaluate(ROWS, answer, [relevance()], store=store, progress=False)
     links = {row.feedback[ID].judge_trace_id for row in experiment.rows()}
     own = store.traces(kind="evaluator")
-    assert {trace.trace_id for trace in own} == links and len(links) == 4
+    assert {trace.trace_id for trace in own} == links
+    assert len(links) == 4
     assert (len(store.traces()), spans.spans) == (4, [])
     root = store.trace(own.items[0].trace_id).root
     assert root.metadata["judged_trace"] in {row.trace.trace_id for row in experiment.rows()}
