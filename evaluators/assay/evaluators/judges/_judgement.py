@@ -104,7 +104,7 @@ class Judgement:
 
         Tokens and cost are of the calls that were made: None where no reply told them.
         """
-        called = [answer for _, answer in self.answers if not answer.cached]
+        called = [answer for _, answer in self.answers if answer.calls and not answer.cached]
         usages = [answer.usage for answer in called if answer.usage is not None]
         costs = [answer.cost for answer in called if answer.cost is not None]
         identity = self._judge.identity
@@ -115,7 +115,7 @@ class Judgement:
             "input_tokens": sum(usage.input_tokens for usage in usages) if usages or not called else None,
             "output_tokens": sum(usage.output_tokens for usage in usages) if usages or not called else None,
             "cost": sum(costs) if costs or not called else None,
-            "calls": sum(getattr(answer, "calls", 1) for answer in called),
+            "calls": sum(answer.calls for answer in called),
             "cached": len(self.answers) - len(called),
             "notes": list(dict.fromkeys(note for _, answer in self.answers for note in answer.notes)),
         }

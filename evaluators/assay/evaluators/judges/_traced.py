@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
+import orjson
 from opentelemetry.context import attach, detach
 from opentelemetry.context.context import Context
 from opentelemetry.trace import SpanContext
@@ -108,14 +109,10 @@ class _Question:
             self._run.set_outputs(text)
 
 
-def _judged(case: Case) -> Mapping[str, str]:
+def _judged(case: Case) -> Mapping[str, JSON]:
     """What was judged, each cut to a length that lists and pages show."""
     values = ((name, getattr(case, name)) for name in JUDGED)
-    return {name: _short(value) for name, value in values if value is not None}
-
-
-def _short(value: JSON) -> str:
-    return value if isinstance(value, str) and len(value) <= LONGEST else to_json(value, LONGEST)
+    return {name: orjson.loads(to_json(value, LONGEST)) for name, value in values if value is not None}
 
 
 def _target_of(case: Case) -> Target | None:

@@ -91,7 +91,8 @@ class Evaluator:
     @property
     def asking(self) -> Asking | None:
         """The function, if it asks judges."""
-        return self.function if hasattr(self.function, "ready") and hasattr(self.function, "where") else None  # type: ignore[return-value]
+        function: Any = self.function
+        return function if hasattr(function, "ready") and hasattr(function, "where") else None
 
     @property
     def standards(self) -> tuple[str, ...]:

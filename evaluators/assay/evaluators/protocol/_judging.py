@@ -65,7 +65,7 @@ surroundings = _around.get
 
 @contextmanager
 def judging(**known: Any) -> Iterator[None]:
-    """Let judges inside know more: `Surroundings` by name. A target that is no trace does not hide one that is known."""
+    """Let judges inside know more: `Surroundings` by name. A target that is no trace hides none that is known."""
     target = known.get("target")
     if target is not None and target.trace_id == NO_TRACE:
         del known["target"]

@@ -11,7 +11,6 @@ from assay.evaluators.scoring._cases import as_seen, case_of
 from assay.evaluators.scoring._scoring import of_failed
 
 
-
 async def ascore(
     evaluator: Any, on: Trace | Case | Sequence[Case] | None = None, *, example: Example | None = None, **fields: Any
 ) -> list[Feedback]:
