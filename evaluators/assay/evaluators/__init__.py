@@ -6,7 +6,7 @@ with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
     from assay.evaluators.judges import Judge, judge
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import ascore, case_of, score
+    from assay.evaluators.scoring import ascore, calibrate, case_of, corrected, score
 
 __all__ = [
     "Evaluator",
@@ -17,8 +17,10 @@ __all__ = [
     "aevaluate",
     "as_evaluator",
     "ascore",
+    "calibrate",
     "case_of",
     "compare",
+    "corrected",
     "evaluate",
     "evaluator",
     "from_dict",

@@ -1,6 +1,6 @@
 """Numbers over stored feedback, as pure functions: what evaluators, engine, stores, pages and alerts all need."""
 
-from assay.collector.statistics._agreement import Agreement, agreement
+from assay.collector.statistics._agreement import Agreement, Value, agreement
 from assay.collector.statistics._compare import (
     TASK_OK,
     Contrast,
@@ -18,6 +18,7 @@ from assay.collector.statistics._keys import summarise
 from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import percentile
+from assay.collector.statistics._student import quantile
 from assay.collector.statistics._tally import Passes, Tally
 from assay.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
 
@@ -34,6 +35,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Scores",
     "TASK_OK",
     "Tally",
+    "Value",
     "Voted",
     "agreement",
     "boolean_family",
@@ -51,6 +53,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "paired",
     "percentile",
     "place_of",
+    "quantile",
     "scores_of",
     "summarise",
     "value_of",

@@ -41,6 +41,15 @@ class Corrected:
     why: str | None = None
     error: float | None = None  # standard error, of PPI++
     tuning: float | None = None  # PPI++'s λ: how much the judge's scores count, 0 to 1
+    notes: tuple[str, ...] = ()  # what was left out
+
+    def __str__(self) -> str:
+        """In a sentence or two."""
+        judge = "the judge has scored nothing" if self.judge is None else f"the judge gives {self.judge:.3g}"
+        basis = f"{judge}; {self.votes} votes on {self.cases} cases{''.join(f'; {note}' for note in self.notes)}"
+        if self.mean is None:
+            return f"no corrected mean: {self.why} ({basis})"
+        return f"people would have given {self.mean:.3g} (95 %: {self.low:.3g} to {self.high:.3g}); {basis}"
 
 
 def corrected_mean(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
@@ -79,21 +88,27 @@ def _stratified(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
 
     random = numpy.random.default_rng(0)
     yes = sum(scores)
-    of_yes = random.beta(yes + 0.5, len(scores) - yes + 0.5, DRAWS) if 0 < yes < len(scores) else float(yes > 0)
-    shares = [random.beta(*_posterior(votes, verdict), DRAWS) for verdict in (0.0, 1.0)]
-    drawn = of_yes * shares[1] + (1 - of_yes) * shares[0]
-    low, high = numpy.quantile(drawn, _ENDS)
+    shares = [_posterior(votes, verdict) for verdict in (0.0, 1.0)]
+    of_no, of_yes = (random.beta(*share, DRAWS) for share in shares)
+    both = 0 < yes < len(scores)
+    says_yes = random.beta(yes + 0.5, len(scores) - yes + 0.5, DRAWS) if both else float(yes > 0)
+    low, high = numpy.quantile(says_yes * of_yes + (1 - says_yes) * of_no, _ENDS)
+    weight = (yes + 0.5) / (len(scores) + 1) if both else float(yes > 0)
     alone = random.beta(*_posterior(votes, None), DRAWS)
     return Corrected(
-        mean=float(drawn.mean()),
+        mean=weight * _mean(shares[1]) + (1 - weight) * _mean(shares[0]),
         low=float(low),
         high=float(high),
         judge=yes / len(scores),
         votes=len(votes),
         cases=len(scores),
         method="post-stratified by the judge's verdict",
-        alone=(float(alone.mean()), *map(float, numpy.quantile(alone, _ENDS))),
+        alone=(_mean(_posterior(votes, None)), *map(float, numpy.quantile(alone, _ENDS))),
     )
+
+
+def _mean(beta: tuple[float, float]) -> float:
+    return beta[0] / sum(beta)
 
 
 def _posterior(votes: Sequence[Vote], verdict: float | None) -> tuple[float, float]:
