@@ -17,5 +17,7 @@ _HELD = {  # module below `assay.evaluators` → ids
     "builtin.text": "contains exact length not_empty regex",
     "builtin.text_matching": "text_matching",
     "judges.databricks": "relevance_to_query",
+    "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
+    "faithfulness ragas",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}
