@@ -10,6 +10,7 @@ from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._documents import document_of, documents_of
 from assay.evaluators.protocol._evaluator import Batch, Evaluator
 from assay.evaluators.protocol._make import Options, evaluator, make
+from assay.evaluators.protocol._messages import messages, only
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, Unjudged, missing_needs
 from assay.evaluators.protocol._own import builtin
@@ -51,8 +52,10 @@ __all__ = [
     "is_cancelled",
     "make",
     "may_pass",
+    "messages",
     "missing_needs",
     "names",
+    "only",
     "plain",
     "retries_on",
     "spec",
