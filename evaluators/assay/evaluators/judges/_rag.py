@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -28,6 +28,7 @@ from assay.evaluators.judges._statements import (
     verdicts_on,
 )
 from assay.evaluators.judges._together import together
+from assay.evaluators.judges._values import text_of as as_text
 from assay.evaluators.judges._values import texts_of
 from assay.evaluators.protocol import Skip, value_of
 
@@ -67,30 +68,38 @@ class Asking:
 
     def values(self, id: str, **own: str) -> dict[str, str]:
         """What the prompt of that id asks for: what is given here, else what the case has."""
-        own.setdefault("inputs", self.question or "(not known)")
         asked = self.prompts[id].asked
-        others = texts_of(self.case, [name for name in asked if name not in own])
+        others = texts_of(self.case, [name for name in asked if name not in own], optional={"inputs": "(not known)"})
         return {name: own[name] if name in own else others[name] for name in asked}
 
     @property
     def question(self) -> str:
         """The text of the inputs, "" without any."""
-        return question_of(value_of(self.case, "inputs"))
+        return _words(value_of(self.case, "inputs"), question_of)
 
     @property
     def answer(self) -> str:
         """The text of the outputs."""
-        return text_of(value_of(self.case, "outputs"))
+        return _words(value_of(self.case, "outputs"), text_of)
 
     @property
     def expected(self) -> str:
         """The text of the reference."""
-        return text_of(value_of(self.case, "reference_outputs"))
+        return _words(value_of(self.case, "reference_outputs"), text_of)
 
     @property
     def chunks(self) -> Sequence[Document]:
         """What was retrieved and is not blank."""
         return [document for document in self.case.documents or () if document.content.strip()]
+
+    @property
+    def too_long(self) -> str | None:
+        """What is said where the context is longer than a question may be."""
+        long, most = (
+            sum(len(chunk.content) for chunk in self.chunks),
+            min(prompt.bound for prompt in self.prompts.values()),
+        )
+        return f"of a context of {long:,} characters the middle was not shown (max_characters)" if long > most else None
 
     async def statements(self, text: str) -> Statements:
         """What a text states."""
@@ -118,7 +127,7 @@ async def faithfulness(asking: Asking) -> Found:
     verdicts = _none_of(stated.texts, "nothing was retrieved")
     if asking.chunks:
         verdicts = await asking.verdicts("faithfulness", stated.texts)
-    return _share(verdicts, "statements", "do not follow from the context", stated.left_out)
+    return _share(verdicts, "statements", "do not follow from the context", stated.left_out, asking.too_long)
 
 
 async def context_recall(asking: Asking) -> Found:
@@ -131,7 +140,7 @@ async def context_recall(asking: Asking) -> Found:
     verdicts = _none_of(listed, "nothing was retrieved")
     if asking.chunks:
         verdicts = await asking.verdicts("context_recall", listed)
-    return _share(verdicts, "expected sentences", "cannot be attributed to the context", left_out)
+    return _share(verdicts, "expected sentences", "cannot be attributed to the context", left_out, asking.too_long)
 
 
 async def answer_relevancy(asking: Asking, embed: Embed, count: int) -> Found:
@@ -246,6 +255,14 @@ def _bare(sentence: str) -> str:
     return " ".join(re.findall(r"\w+", sentence.casefold()))
 
 
+def _words(value: Any, read: Callable[[Any], str]) -> str:
+    """The one text of a value; of one with several, all of it as JSON."""
+    try:
+        return read(value)
+    except ValueError:
+        return as_text(value)
+
+
 async def _chunk(asking: Asking, document: Document) -> Verdict:
     if not document.content.strip():
         return Verdict("", False, "it is empty")
@@ -271,12 +288,12 @@ def _none_of(statements: Sequence[str], why: str) -> list[Verdict]:
     return [Verdict(statement, False, why) for statement in statements]
 
 
-def _share(verdicts: Sequence[Verdict], what: str, fail: str, left_out: str | None) -> Found:
+def _share(verdicts: Sequence[Verdict], what: str, fail: str, *limits: str | None) -> Found:
     missed = [f"{one.statement!r} ({one.reason})" for one in verdicts if not one.holds]
-    comment = _told(what, fail, missed, len(verdicts))
+    comment = "; ".join(filter(None, [_told(what, fail, missed, len(verdicts)), *limits]))
     metadata = {"statements": [one.told for one in verdicts[:KEPT]]}
     score = (len(verdicts) - len(missed)) / len(verdicts)
-    return Found(score, f"{comment}; {left_out}" if left_out else comment, metadata)
+    return Found(score, comment, metadata)
 
 
 def _told(what: str, fail: str, failed: Sequence[str], of: int) -> str:

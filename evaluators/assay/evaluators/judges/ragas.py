@@ -42,7 +42,8 @@ class Faithfulness(Several):
     share is undefined (RAGAS gives NaN, Haystack 0). Where nothing was retrieved, nothing follows from it: 0.
     """
 
-    PROMPTS: ClassVar[tuple[str, ...]] = ("statements", "faithfulness")
+    PROMPT: ClassVar[str] = "statements"
+    FURTHER: ClassVar[tuple[str, ...]] = ("faithfulness",)
 
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document], inputs: Any = None) -> Any:
         case = replace(case, inputs=inputs, outputs=outputs, documents=tuple(documents))
@@ -73,7 +74,8 @@ class AnswerCorrectness(Several):
     `weights` are those of F1 and similarity; with a similarity of weight 0, `embed` is not needed.
     """
 
-    PROMPTS: ClassVar[tuple[str, ...]] = ("statements", "answer_correctness")
+    PROMPT: ClassVar[str] = "statements"
+    FURTHER: ClassVar[tuple[str, ...]] = ("answer_correctness",)
 
     embed: Embed | None = None
     weights: Sequence[float] = (0.75, 0.25)
@@ -88,6 +90,9 @@ class AnswerCorrectness(Several):
             raise ValueError(f"weights are two numbers, neither below 0, not both 0; not {self.weights!r}")
         if self.weights[1]:
             needed(self.embed, "answer_correctness", ", or weights=(1, 0)")
+
+    def _identity(self) -> list[Any]:
+        return [*Several._identity(self), list(self.weights)]
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -149,7 +154,7 @@ class AnswerRelevancy(Several):
     none, and the case is skipped.
     """
 
-    PROMPTS: ClassVar[tuple[str, ...]] = ("answer_relevancy",)
+    PROMPT: ClassVar[str] = "answer_relevancy"
 
     embed: Embed | None = None
     questions: int = 3
@@ -157,7 +162,7 @@ class AnswerRelevancy(Several):
     def __post_init__(self) -> None:
         Several.__post_init__(self)
         needed(self.embed, "answer_relevancy")
-        object.__setattr__(self, "_prompts", counted(self._prompts, self.questions))
+        object.__setattr__(self, "_prompt", counted(self._prompt, self.questions))
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> Any:
         return await self._judged("answer_relevancy", replace(case, inputs=inputs, outputs=outputs), self._score)
@@ -188,7 +193,7 @@ class ContextPrecision(Several):
     chunk). None of use is 0; where nothing was retrieved the case is skipped.
     """
 
-    PROMPTS: ClassVar[tuple[str, ...]] = ("context_precision",)
+    PROMPT: ClassVar[str] = "context_precision"
 
     async def __call__(self, case: Case, inputs: Any, reference_outputs: Any, documents: Sequence[Document]) -> Any:
         case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
@@ -216,7 +221,7 @@ class ContextRecall(Several):
     nothing was retrieved, nothing can be attributed: 0.
     """
 
-    PROMPTS: ClassVar[tuple[str, ...]] = ("context_recall",)
+    PROMPT: ClassVar[str] = "context_recall"
 
     async def __call__(
         self, case: Case, reference_outputs: Any, documents: Sequence[Document], inputs: Any = None
@@ -245,7 +250,7 @@ class ContextRelevancy(Several):
     in the metadata. Sentences are told apart by rules. Where nothing was retrieved the case is skipped.
     """
 
-    PROMPTS: ClassVar[tuple[str, ...]] = ("context_relevancy",)
+    PROMPT: ClassVar[str] = "context_relevancy"
 
     async def __call__(self, case: Case, inputs: Any, documents: Sequence[Document]) -> Any:
         case = replace(case, inputs=inputs, documents=tuple(documents))
@@ -286,7 +291,8 @@ class Ragas(Several):
     `answer_relevancy`.
     """
 
-    PROMPTS: ClassVar[tuple[str, ...]] = ("statements", *_COMPONENTS)
+    PROMPT: ClassVar[str] = "statements"
+    FURTHER: ClassVar[tuple[str, ...]] = _COMPONENTS
 
     embed: Embed | None = None
     questions: int = 3
@@ -294,7 +300,8 @@ class Ragas(Several):
     def __post_init__(self) -> None:
         Several.__post_init__(self)
         needed(self.embed, "ragas")
-        object.__setattr__(self, "_prompts", counted(self._prompts, self.questions))
+        asked = counted(self._more["answer_relevancy"], self.questions)
+        object.__setattr__(self, "_more", {**self._more, asked.id: asked})
 
     async def __call__(
         self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]
@@ -302,10 +309,10 @@ class Ragas(Several):
         given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
         case = replace(case, documents=tuple(documents), **given)
         async with Judgement("ragas", self._judge, case) as judgement:
-            asking = self._asking(judgement, case)
-            asked = zip(_COMPONENTS, self._components(asking), strict=True)
-            rows = await together(_row(key, component, judgement) for key, component in asked)
-            return [judgement.row(key="ragas", **_mean(rows)), *rows]
+            asked = zip(_COMPONENTS, self._components(self._asking(judgement, case)), strict=True)
+            rows = await together(_row(key, component) for key, component in asked)
+            mean = judgement.row(key="ragas", **_mean(rows))
+        return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
 
     def _components(self, asking: Asking) -> tuple[Coroutine[Any, Any, Found], ...]:
         assert self.embed is not None
@@ -317,18 +324,17 @@ class Ragas(Several):
         )
 
 
-async def _row(key: str, component: Coroutine[Any, Any, Found], judgement: Judgement) -> dict[str, Any]:
+async def _row(key: str, component: Coroutine[Any, Any, Found]) -> dict[str, Any]:
     """The component's feedback: one that fails takes none of the others with it."""
-    row: dict[str, Any] = {"key": key, "judge_trace_id": judgement.trace_id}
     try:
         found = await component
     except Skip as skip:
-        return {**row, "comment": str(skip)}
+        return {"key": key, "comment": str(skip)}
     except Unjudged as unjudged:
-        return {**row, "error": str(unjudged), "metadata": dict(unjudged.metadata)}
+        return {"key": key, "error": str(unjudged), "metadata": dict(unjudged.metadata)}
     except Exception as error:
-        return {**row, "error": f"{type(error).__name__}: {error}"}
-    return {**row, "score": found.score, "comment": found.comment, "metadata": found.metadata}
+        return {"key": key, "error": f"{type(error).__name__}: {error}"}
+    return {"key": key, "score": found.score, "comment": found.comment, "metadata": found.metadata}
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
