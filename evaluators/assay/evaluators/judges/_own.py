@@ -29,10 +29,9 @@ _CASE = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
     metrics=(Metric("judge", None, primary=True),),
     standards=(VALID,),
     source="a judge of one's own",
-    canonical="by hand",
     judge=True,
     kind="model",
-    example='judge("polite", "Is this answer polite?\\n{outputs}", '
+    example='judge("polite", "Is it polite?\\n{outputs}", '
     'judge=scripted({"rationale": "It says please.", "rating": "yes"})), outputs="Wait a moment, please."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 from assay.evaluators.protocol import _foreign, _typed
@@ -42,7 +43,8 @@ ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def as_evaluator(judge: Any) -> Evaluator:
-    """An `Evaluator` from an evaluator, a callable, the id of a registered one, or the dict of `to_dict`.
+    """An `Evaluator` from an evaluator, a callable, the id of a registered one, the dict of `to_dict`, or the `Path` of
+    a JSON or YAML file with that.
 
     Raises `TypeError` for anything else, and what `get`, `from_dict` and `evaluator` raise.
     """
@@ -52,6 +54,8 @@ def as_evaluator(judge: Any) -> Evaluator:
         return get(judge)
     if isinstance(judge, Mapping):
         return from_dict(judge)
+    if isinstance(judge, Path):
+        return from_dict(definition(judge))
     if isinstance(judge, type) or not callable(judge):
         raise TypeError(f"an evaluator is a callable or the id of one (see assay.evaluators.names()), not {judge!r}")
     return _of_instance(judge) or make(judge)
@@ -123,6 +127,19 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
     if not isinstance(decorated, Evaluator):
         raise ValueError(f"{name!r} is no evaluator: put @evaluator above it")
     return decorated
+
+
+def definition(file: Path) -> Mapping[str, Any]:
+    """What a JSON or YAML file says of an evaluator, as `from_dict` takes it. Raises `ValueError`, `OSError`."""
+    import yaml  # of which JSON is a part
+
+    try:
+        told = yaml.safe_load(file.read_bytes())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{str(file)!r} is neither JSON nor YAML: {error}") from error
+    if not isinstance(told, Mapping) or not isinstance(told.get("type"), str):
+        raise ValueError(f"{str(file)!r} is no definition of an evaluator, which is {{type: …, init_parameters: …}}")
+    return told
 
 
 def _of_instance(instance: object) -> Evaluator | None:
