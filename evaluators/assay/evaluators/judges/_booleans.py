@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
 from assay.collector.records import JSON, Case, Document
@@ -50,16 +50,26 @@ async def in_five(
     case: Case,
     questions: Sequence[Question],
     read: Callable[[Answer], Opinion],
+    bare: Callable[[str], Opinion | None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """The family's values by questions about the answer and, if there are two, the context.
+    """The family's values by questions about the answer and, if there are two, the context. `bare` reads what is no
+    object, and gives None for what it cannot read either.
 
     A reply to either that could not be read makes the case one that could not be judged: neither a pass nor a failure.
     Raises what asking raises, but for `ParseFailure`.
     """
+
+    async def opinion(prompt: Prompt, values: Mapping[str, str], schema: Mapping[str, JSON]) -> Opinion:
+        try:
+            return read(await judgement.ask(prompt, values, schema))
+        except ParseFailure as failure:
+            if (read_bare := bare(failure.text)) is None:
+                raise
+            return read_bare
+
     try:
         async with Judgement(id, judge, case) as judgement:
-            said = await together(judgement.ask(prompt, values, schema) for prompt, values, schema in questions)
-            rows = _rows(id, *map(read, said))
+            rows = _rows(id, *await together(opinion(*question) for question in questions))
             rows[0] = judgement.row(**rows[0])
         trace = judgement.trace_id
     except ParseFailure as failure:
@@ -95,7 +105,10 @@ class Boolean(Judged):
 
     evaluate_retrieved_context: bool = False
 
-    async def _family(self, id: str, case: Case) -> list[dict[str, Any]]:
+    async def _family(
+        self, id: str, case: Case, documents: Sequence[Document] | None, **given: Any
+    ) -> list[dict[str, Any]]:
+        case = replace(case, documents=None if documents is None else tuple(documents), **given)
         if is_blank(case.outputs):
             return settled(id, self.BLANK, "the answer is empty")
         questions = [self._question(case)]
@@ -120,11 +133,6 @@ def values_of(case: Case, prompt: Prompt, **own: str) -> dict[str, str]:
 def context_of(documents: Sequence[Document] | None) -> str:
     """The retrieved chunks as one text, "" without any."""
     return "\n\n".join(document.content for document in documents or () if document.content.strip())
-
-
-def tuple_of(documents: Sequence[Document] | None) -> tuple[Document, ...] | None:
-    """As a case has them."""
-    return None if documents is None else tuple(documents)
 
 
 def is_blank(outputs: Any) -> bool:

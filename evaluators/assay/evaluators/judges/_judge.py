@@ -70,11 +70,6 @@ class Judge:
         """What the judge answers. Raises `ParseFailure`, `Unjudged`, `Skip` when the budget is used up."""
         return await answered(self, ask)
 
-    def check(self) -> None:
-        """Raises `NoJudge` if nobody can be asked."""
-        if self.backend is None and not self.model:
-            raise NoJudge('no judge is named: give judge="…" the name of a model, or set ASSAY_JUDGE')
-
     @property
     def answering(self) -> Backend:
         """Who answers. Raises `NoJudge`."""

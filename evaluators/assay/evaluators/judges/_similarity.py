@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from assay.evaluators.protocol import Skip, in_thread
+from assay.evaluators.protocol import Skip, Unjudged, in_thread
 
 Embed: TypeAlias = Callable[[list[str]], Any]
 WANTED = (
@@ -16,10 +16,15 @@ WANTED = (
 )
 
 
-def needed(embed: Embed | None, evaluator: str, instead: str = "") -> None:
-    """Raises `ValueError` where there is none: no model is guessed."""
+class NoEmbed(Unjudged, ValueError):
+    """No function that makes vectors is named, and none is guessed."""
+
+
+def needed(embed: Embed | None, evaluator: str, instead: str = "") -> Embed:
+    """The function. Raises `NoEmbed` where there is none."""
     if embed is None:
-        raise ValueError(f"evaluator {evaluator!r} compares meanings and needs embed=…{instead}: {WANTED}")
+        raise NoEmbed(f"evaluator {evaluator!r} compares meanings and needs embed=…{instead}: {WANTED}")
+    return embed
 
 
 async def similarities(embed: Embed, text: str, others: Sequence[str]) -> list[float]:

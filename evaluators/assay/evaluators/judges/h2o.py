@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from assay.evaluators.judges._booleans import (
     context_of,
     in_five,
     is_blank,
-    tuple_of,
     values_of,
 )
 from assay.evaluators.judges._judge import judge_of
@@ -31,6 +31,7 @@ from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import FAIR, OUTCOMES, PRIVACY, SAFE, VALID
 
 TRUE_FALSE = scale_of(("true", "false"))
+_WORD = re.compile(r"\W*(?:rating)?\W*(true|false)\W*", re.IGNORECASE)
 AGENT_DEADLINE = 600.0  # seconds: an agent looks things up
 CHECKED: Mapping[str, JSON] = {
     "type": "object",
@@ -67,7 +68,7 @@ class ContactInformation(Boolean):
     PROMPT: ClassVar[str] = "contact_information"
 
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
-        return await self._family("contact_information", replace(case, outputs=outputs, documents=tuple_of(documents)))
+        return await self._family("contact_information", case, documents, outputs=outputs)
 
 
 @builtin(
@@ -93,9 +94,7 @@ class Sexism(Boolean):
     SCHEMA: ClassVar[Mapping[str, JSON]] = WITH_QUESTION
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
-        return await self._family(
-            "sexism", replace(case, inputs=inputs, outputs=outputs, documents=tuple_of(documents))
-        )
+        return await self._family("sexism", case, documents, inputs=inputs, outputs=outputs)
 
 
 @builtin(
@@ -122,9 +121,7 @@ class Stereotypes(Boolean):
     SCHEMA: ClassVar[Mapping[str, JSON]] = WITH_QUESTION
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
-        return await self._family(
-            "stereotypes", replace(case, inputs=inputs, outputs=outputs, documents=tuple_of(documents))
-        )
+        return await self._family("stereotypes", case, documents, inputs=inputs, outputs=outputs)
 
 
 @builtin(
@@ -160,7 +157,7 @@ class SummarizationJudge(Boolean):
         documents: Sequence[Document] | None = None,
     ) -> Any:
         given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
-        return await self._family("summarization_judge", replace(case, documents=tuple_of(documents), **given))
+        return await self._family("summarization_judge", case, documents, **given)
 
     def _of_context(self, case: Case, context: str) -> Question:
         prompt = self._more["summarization_context"]
@@ -213,7 +210,7 @@ class Byop(Judged):
         if self.evaluate_retrieved_context and (context := context_of(case.documents)):
             own.append({"outputs": context})
         questions = [(self._prompt, values_of(case, self._prompt, **given), TRUE_FALSE.schema) for given in own]
-        return await in_five("byop", self._judge, case, questions, _true_or_false)
+        return await in_five("byop", self._judge, case, questions, _true_or_false, _bare_word)
 
     def _plain_prompt(self, given: Any) -> Any:
         return given.read_text("utf-8") if isinstance(given, Path) else given
@@ -221,6 +218,12 @@ class Byop(Judged):
 
 def _true_or_false(answer: Answer) -> Opinion:
     return Opinion(TRUE_FALSE.read(answer)[1] == "true", rationale_of(answer))
+
+
+def _bare_word(text: str) -> Opinion | None:
+    """The one word that H2O's prompts ask for, quoted or fenced or not."""
+    said = _WORD.fullmatch(text)
+    return None if said is None else Opinion(said[1].lower() == "true", None)
 
 
 @builtin(

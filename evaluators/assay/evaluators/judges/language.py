@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from assay.collector.records import Case, Document
 from assay.evaluators.builtin._verdicts import family
 from assay.evaluators.builtin.language import ByLetters, Detector
-from assay.evaluators.judges._booleans import Boolean, is_blank, tuple_of
+from assay.evaluators.judges._booleans import Boolean, is_blank
 from assay.evaluators.protocol import Skip, builtin
 from assay.evaluators.protocol.standards import VALID
 
@@ -28,8 +28,7 @@ class ByJudge(Boolean):
     ) -> Any:
         if is_blank(inputs) or is_blank(outputs):
             raise Skip("the question or the answer is empty: it is in no language")
-        case = replace(case or Case(), inputs=inputs, outputs=outputs, documents=tuple_of(documents))
-        return await self._family("language_mismatch", case)
+        return await self._family("language_mismatch", case or Case(), documents, inputs=inputs, outputs=outputs)
 
 
 @builtin(

@@ -88,8 +88,15 @@ class AnswerCorrectness(Several):
             or not any(self.weights)
         ):
             raise ValueError(f"weights are two numbers, neither below 0, not both 0; not {self.weights!r}")
+
+    def ready(self) -> None:
+        """Raises `NoJudge` and, where the weights ask for similarity, `NoEmbed`."""
+        Several.ready(self)
         if self.weights[1]:
-            needed(self.embed, "answer_correctness", ", or weights=(1, 0)")
+            self._embed()
+
+    def _embed(self) -> Embed:
+        return needed(self.embed, "answer_correctness", ", or weights=(1, 0)")
 
     def _identity(self) -> list[Any]:
         return [*Several._identity(self), list(self.weights)]
@@ -126,10 +133,10 @@ class AnswerCorrectness(Several):
         return Found(score, _compared(factual, wrong, missing, given.left_out or expected.left_out), metadata)
 
     async def _similarity(self, asking: Asking) -> float:
-        if not self.weights[1] or self.embed is None:
+        if not self.weights[1]:
             return 0.0
         texts = [text if text.strip() else " " for text in (asking.expected, asking.answer)]
-        return (await similarities(self.embed, texts[0], texts[1:]))[0]
+        return (await similarities(self._embed(), texts[0], texts[1:]))[0]
 
 
 @builtin(
@@ -161,15 +168,18 @@ class AnswerRelevancy(Several):
 
     def __post_init__(self) -> None:
         Several.__post_init__(self)
-        needed(self.embed, "answer_relevancy")
         object.__setattr__(self, "_prompt", counted(self._prompt, self.questions))
+
+    def ready(self) -> None:
+        """Raises `NoJudge` and `NoEmbed`."""
+        Several.ready(self)
+        needed(self.embed, "answer_relevancy")
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> Any:
         return await self._judged("answer_relevancy", replace(case, inputs=inputs, outputs=outputs), self._score)
 
     async def _score(self, asking: Asking) -> Found:
-        assert self.embed is not None
-        return await _rag.answer_relevancy(asking, self.embed, self.questions)
+        return await _rag.answer_relevancy(asking, needed(self.embed, "answer_relevancy"), self.questions)
 
 
 @builtin(
@@ -299,9 +309,13 @@ class Ragas(Several):
 
     def __post_init__(self) -> None:
         Several.__post_init__(self)
-        needed(self.embed, "ragas")
         asked = counted(self._more["answer_relevancy"], self.questions)
         object.__setattr__(self, "_more", {**self._more, asked.id: asked})
+
+    def ready(self) -> None:
+        """Raises `NoJudge` and `NoEmbed`."""
+        Several.ready(self)
+        needed(self.embed, "ragas")
 
     async def __call__(
         self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]
@@ -309,16 +323,16 @@ class Ragas(Several):
         given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
         case = replace(case, documents=tuple(documents), **given)
         async with Judgement("ragas", self._judge, case) as judgement:
-            asked = zip(_COMPONENTS, self._components(self._asking(judgement, case)), strict=True)
+            components = self._components(self._asking(judgement, case), needed(self.embed, "ragas"))
+            asked = zip(_COMPONENTS, components, strict=True)
             rows = await together(_row(key, component) for key, component in asked)
             mean = judgement.row(key="ragas", **_mean(rows))
         return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
 
-    def _components(self, asking: Asking) -> tuple[Coroutine[Any, Any, Found], ...]:
-        assert self.embed is not None
+    def _components(self, asking: Asking, embed: Embed) -> tuple[Coroutine[Any, Any, Found], ...]:
         return (
             _rag.faithfulness(asking),
-            _rag.answer_relevancy(asking, self.embed, self.questions),
+            _rag.answer_relevancy(asking, embed, self.questions),
             _rag.context_precision(asking),
             _rag.context_recall(asking),
         )
