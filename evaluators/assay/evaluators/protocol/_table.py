@@ -20,6 +20,7 @@ _HELD = {  # module below `assay.evaluators` → ids
     "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
     "judges.databricks": "chunk_relevance context_sufficiency correctness custom_judge global_guideline_adherence "
     "groundedness_judge guideline_adherence relevance_to_query safety",
+    "judges.haystack": "haystack_context_relevance haystack_faithfulness",
     "judges.pipeline": "pipeline_judge",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}
