@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assay.evaluators.judges._ask import Answer, Ask, NoJudge
+from assay.evaluators.judges._ask import Answer, Ask
 from assay.evaluators.judges._reading import read
 
 if TYPE_CHECKING:
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 async def answered(judge: Judge, ask: Ask) -> Answer:
     """What a judge answers. Raises `ParseFailure`, other `Unjudged`, and `Skip` when a budget is used up."""
-    if judge.backend is None:
-        raise NoJudge("no judge is named")
-    completion = await judge.backend.complete(ask)
+    completion = await judge.answering.complete(ask)
     return Answer(
         value=read(ask, completion),
         text=completion.text,
