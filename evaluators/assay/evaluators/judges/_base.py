@@ -52,6 +52,21 @@ class Judged:
         return (self._prompt, *self._more.values())
 
     @property
+    def judges(self) -> tuple[Judge, ...]:
+        """All judges that it may ask."""
+        return (self._judge,)
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """To whom text goes, for people."""
+        return tuple(dict.fromkeys(judge.where for judge in self.judges))
+
+    def ready(self) -> None:
+        """Raises `NoJudge` where one of them cannot be asked."""
+        for judge in self.judges:
+            judge.check()
+
+    @property
     def version(self) -> str:
         """8 hex digits over prompts and judge: what either changes, changes the version of the feedback."""
         return hashlib.sha256(orjson.dumps(self._identity())).hexdigest()[:8]

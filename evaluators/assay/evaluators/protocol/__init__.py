@@ -8,7 +8,8 @@
 from assay.evaluators.protocol._binding import Binding, BindingError, value_of
 from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._documents import document_of, documents_of
-from assay.evaluators.protocol._evaluator import Batch, Evaluator
+from assay.evaluators.protocol._evaluator import Asking, Batch, Evaluator
+from assay.evaluators.protocol._judging import NO_TRACE, Judgements, Untraced, judging, surroundings
 from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._messages import messages, only
 from assay.evaluators.protocol._metric import Metric
@@ -22,11 +23,14 @@ from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
 
 __all__ = [
+    "NO_TRACE",
+    "Asking",
     "Batch",
     "Binding",
     "BindingError",
     "Ended",
     "Evaluator",
+    "Judgements",
     "Maker",
     "Metric",
     "Nonsense",
@@ -35,6 +39,7 @@ __all__ = [
     "Skip",
     "Spec",
     "Unjudged",
+    "Untraced",
     "Wait",
     "as_evaluator",
     "builtin",
@@ -51,6 +56,7 @@ __all__ = [
     "get",
     "in_thread",
     "is_cancelled",
+    "judging",
     "make",
     "may_pass",
     "messages",
@@ -61,6 +67,7 @@ __all__ = [
     "retries_on",
     "spec",
     "specs",
+    "surroundings",
     "value_of",
     "wait_before",
     "waiting_on",

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
-from assay.evaluators.protocol import as_evaluator, finish
+from assay.evaluators.protocol import NO_TRACE, as_evaluator, finish
 from assay.evaluators.scoring._cases import as_seen, case_of
 from assay.evaluators.scoring._scoring import of_failed
-
-NO_TRACE = "0" * 32  # OpenTelemetry's invalid trace id: the feedback speaks of values given by hand
 
 
 async def ascore(
