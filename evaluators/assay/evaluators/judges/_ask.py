@@ -53,11 +53,18 @@ class Completion:
 class Backend(Protocol):
     """Who answers: an endpoint, a function, a script."""
 
-    model: str
-    where: str  # for people: to whom text goes
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def where(self) -> str:
+        """To whom text goes, for people."""
 
     async def complete(self, ask: Ask) -> Completion:
-        """The reply. Raises what the client raises; what `may_pass` says of that decides about another try."""
+        """The reply. Raises `Unjudged` for what no other try can mend, `CutOff` where one with more room may, and the
+        client's own errors for all else: what `may_pass` says of these decides about another try.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +88,17 @@ class ParseFailure(Unjudged):
     def __init__(self, why: str, text: str) -> None:
         super().__init__(f"parse failure: {why}", {"reply": text})
         self.text = text
+
+
+class CutOff(Unjudged):
+    """The answer ended at the most tokens that it may have. `again`: a second call has more room, since a model that
+    thinks has used up what it had; `usage` is what the call took.
+    """
+
+    def __init__(self, message: str, text: str, *, usage: Usage | None = None, again: bool = False) -> None:
+        super().__init__(message, {"reply": text} if text else None)
+        self.usage = usage
+        self.again = again
 
 
 class NoJudge(Unjudged, ValueError):

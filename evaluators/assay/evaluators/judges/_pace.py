@@ -14,14 +14,14 @@ from collections import deque
 FLOOR = 0.1  # calls per second: slower than that nobody is asked
 LONGEST = 60.0  # seconds of a pause, whatever an endpoint asks for
 BACK_OFF, LONGEST_BACK_OFF = 0.25, 5.0  # seconds where it does not say: twice as long with each refusal in a row
-BELOW = 0.97  # of what was taken: the rate after a refusal
-GROWTH, FASTEST = 0.05, 2.0  # per second at first, twice as fast with each second without a refusal; and at most
+BELOW = 0.95  # of what was taken: the rate after a refusal
+GROWTH, FASTEST = 0.1, 2.0  # per second at first, twice as fast with each second without a refusal; and at most
 STEADY = 2.0  # seconds over which a rate is told well, and
-G_SMALL, G_LARGE, G_BURST = 5.0, 2.0, 1.0
-MD, LEAST, BURSTY = 0.9, 0.7, 0.95
-YOUNG = 3.0
+G_SMALL, G_LARGE, G_BURST = 5.0, 1.0, 0.0
+MD, LEAST, BURSTY = 0.93, 0.6, 0.95
+YOUNG = 4.0
 SHORTEST = 0.5  # at all
-FIRST_REST, REST, LONGEST_REST = 2.0, 30.0, 300.0  # seconds before a rate that was told well is exceeded
+FIRST_REST, REST, LONGEST_REST = 1.0, 30.0, 300.0  # seconds before a rate that was told well is exceeded
 _random = random.Random()  # our own: an application that seeds `random` gets its sequence
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assay.collector.errors import AssayError
@@ -15,15 +15,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NOT_CONNECTED = ("ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror")
 SHARE = 0.5  # of the deadline that one attempt may take, so that a hang leaves room for another
-_WAYS_OUT = {
-    401: "the key was refused: set ASSAY_JUDGE_KEY or OPENAI_API_KEY, or give Judge(api_key=…)",
-    402: "the account is out of credit",
-    403: "the key may not do this: another key, or another model",
-    404: "it knows no such model, or base_url is not its address (most end in /v1)",
-    413: "the question is too long for it",
-    429: "the account is out of credit",  # a 429 that waiting does not end
-}
 
 
 class Deadline:
@@ -83,17 +76,19 @@ def is_refusal(error: BaseException) -> bool:
     return status_of(error) in (429, 503, 529) and may_pass(error)
 
 
+def was_sent(error: BaseException) -> bool:
+    """Whether a call that failed like this may have been answered, and billed: not one that the server refused."""
+    if isinstance(error, Unjudged) or status_of(error) is not None:
+        return False
+    return not any(type(cause).__name__ in _NOT_CONNECTED for cause in _causes(error))
+
+
 def unjudged(error: Exception, where: str, calls: int, deadline: Deadline, key: str | None) -> Exception:
-    """What is said of a question without an answer: what of a server or of the network, else the error as it is."""
-    status = status_of(error)
-    if isinstance(error, AssayError) or (status is None and not may_pass(error)):
+    """What is said of a question without an answer: of a network or a server in trouble; any other error as it is."""
+    if isinstance(error, AssayError) or not may_pass(error):
         return error
-    said = told(error, key)
-    if may_pass(error):
-        attempts = f"{calls} attempt{'s' if calls != 1 else ''}"
-        return Unjudged(f"{where} gave no answer within {deadline.seconds:g} s after {attempts}: {said}")
-    way_out = _WAYS_OUT.get(status or 0)
-    return Unjudged(f"{where}: {said}{f' ({way_out})' if way_out else ''}")
+    attempts = f"{calls} attempt{'s' if calls != 1 else ''}"
+    return Unjudged(f"{where} gave no answer within {deadline.seconds:g} s after {attempts}: {told(error, key)}")
 
 
 def told(error: BaseException, key: str | None) -> str:
@@ -112,3 +107,11 @@ def _words(error: BaseException) -> str:
     cause = error.__cause__ if str(error) in ("", "Connection error.") and error.__cause__ is not None else error
     words = str(cause)
     return f"{type(cause).__name__}: {words}" if words else type(cause).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(5):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
