@@ -14,11 +14,12 @@ at_home_before = set(HOME_SPOOL.glob("*/*"))
 
 
 def pytest_configure() -> None:
-    """Let programs that tests start be interrupted, and keep the spool out of the user's home."""
+    """Let programs that tests start be interrupted, and keep spool and cache out of the user's home."""
     # A shell's background job ignores SIGINT, and hands that down.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     spool_elsewhere()
+    cache_elsewhere()
 
 
 def spool_elsewhere() -> None:
@@ -29,6 +30,13 @@ def spool_elsewhere() -> None:
     folder = tempfile.mkdtemp(prefix="assay-tests-spool-")
     os.environ["ASSAY_SPILL_DIR"] = folder
     # Exit handlers run last first: this one comes after those of deliveries, which may still write.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def cache_elsewhere() -> None:
+    """Answers of judges go to a temporary file, not among those that the user has paid for."""
+    folder = tempfile.mkdtemp(prefix="assay-tests-cache-")
+    os.environ["ASSAY_CACHE"] = str(Path(folder, "judges.db"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
