@@ -23,7 +23,7 @@ _HELD = {  # module below `assay.evaluators` → ids
     "judges.haystack": "haystack_context_relevance haystack_faithfulness",
     "judges.language": "language_mismatch",
     "judges.pipeline": "pipeline_judge",
-    "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy faithfulness "
-    "ragas",
+    "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
+    "faithfulness ragas",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}
