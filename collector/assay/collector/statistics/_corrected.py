@@ -94,7 +94,8 @@ def _stratified(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
     says_yes = random.beta(yes + 0.5, len(scores) - yes + 0.5, DRAWS) if both else float(yes > 0)
     low, high = numpy.quantile(says_yes * of_yes + (1 - says_yes) * of_no, _ENDS)
     weight = (yes + 0.5) / (len(scores) + 1) if both else float(yes > 0)
-    alone = random.beta(*_posterior(votes, None), DRAWS)
+    alone = _posterior(votes, None)
+    lowest, highest = numpy.quantile(random.beta(*alone, DRAWS), _ENDS)
     return Corrected(
         mean=weight * _mean(shares[1]) + (1 - weight) * _mean(shares[0]),
         low=float(low),
@@ -103,7 +104,7 @@ def _stratified(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
         votes=len(votes),
         cases=len(scores),
         method="post-stratified by the judge's verdict",
-        alone=(_mean(_posterior(votes, None)), *map(float, numpy.quantile(alone, _ENDS))),
+        alone=(_mean(alone), float(lowest), float(highest)),
     )
 
 

@@ -173,10 +173,7 @@ def opened(store: Store | str | None, *, needed: bool = True) -> Iterator[Store 
 
 
 def _votes(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
-    if key is None:
-        given = list(votes)
-    else:
-        given = votes_of(store, key) if store else []
+    given = list(votes) if key is None else votes_of(store, key) if store else []
     if not given:
         where = f" under {key!r} in {store.where}" if key and store else ""
         raise ValueError(f"there are no votes of people{where}: `assay judges label` asks for some")
@@ -280,9 +277,9 @@ def _bias(what: str, gaps: Sequence[float]) -> Bias | None:
 def _by_length(pairs: Sequence[Voted], seen: Mapping[str, Mapping[str, Any]]) -> Bias | None:
     """The longer half of the answers less the shorter."""
     measured = [
-        (seen[pair.target.trace_id]["length"], gap)
+        (case["length"], gap)
         for pair in pairs
-        if pair.target.trace_id in seen and (gap := _gap(pair)) is not None
+        if (case := seen.get(pair.target.trace_id or "")) and (gap := _gap(pair)) is not None
     ]
     if not measured:
         return None

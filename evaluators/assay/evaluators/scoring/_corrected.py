@@ -16,6 +16,7 @@ from assay.evaluators.protocol import as_evaluator
 from assay.evaluators.scoring._calibrate import key_of, opened
 
 _PAGE = 5_000
+_MOST = 100_000  # votes
 
 
 def corrected(
@@ -42,7 +43,7 @@ def corrected(
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     listed = isinstance(scores, list | tuple)
     with opened(store, needed=not listed or votes_key is not None) as at:
-        given = list(votes or ()) if votes_key is None or isinstance(votes, list | tuple) else _kept(at, votes_key)
+        given = _given(at, votes, votes_key)
         said = iter(sorted(scores, key=_age)) if listed else _scores(at, key, where)
         values, judged = _gathered(said, {vote.target for vote in given}, version or _version(evaluator))
     checked = check(judged, given)
@@ -64,8 +65,10 @@ def _version(evaluator: Any) -> str | None:
     return evaluator.version if evaluator else None
 
 
-def _kept(store: Store | None, key: str) -> list[Feedback]:
-    return votes_of(store, key, most=100_000) if store else []
+def _given(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
+    if key is None:
+        return list(votes)
+    return votes_of(store, key, most=_MOST) if store else []
 
 
 def _scores(store: Store | None, key: str, where: Filter | None) -> Iterator[Feedback]:
