@@ -4,7 +4,8 @@ Runs the labelled cases of benchmarks/judges/cases (30 per judge: correctness, g
 through `evaluate()` with a judge at that endpoint, any OpenAI-compatible one. Per judge: the share of cases on which judge
 and label agree with its 95 % interval (Wilson), Cohen's kappa with its own, what failed, seconds and tokens per case.
 `--twice` asks everything anew, nothing cached, and counts the replies that came out otherwise. `--rows` names the cases
-on which they differ. docs/judges.md says what a model of 1.5 billion parameters got.
+on which they differ. With `--cache FILE` a run that was cut off asks only what is left. docs/judges.md says what a model
+of 1.5 billion parameters got.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,10 +46,11 @@ def wilson(alike: int, n: int) -> tuple[float, float]:
 
 
 def judged(id: str, judge: Judge, rows: Sequence[dict[str, Any]], store: str) -> tuple[Experiment, float]:
-    """The experiment of one judge over its cases, and the seconds that it took per case."""
+    """The experiment of one judge over its cases, and the seconds that it took per case that had to be asked."""
     began = time.perf_counter()
     experiment = evaluate(rows, None, [get(id, judge=judge)], name=id, store=store, concurrency=judge.concurrency)
-    return experiment, (time.perf_counter() - began) / len(rows)
+    asked = sum(not _judge(row.feedback[id]).get("cached") for row in experiment.rows())
+    return experiment, (time.perf_counter() - began) / max(1, asked)
 
 
 def said(experiment: Experiment, id: str) -> dict[str, tuple[Any, str | None]]:
@@ -71,7 +74,9 @@ def line(id: str, agreed: Agreement, rows: Sequence[Any], seconds: float) -> str
     kappa = "–" if agreed.kappa is None else f"{agreed.kappa:.2f} ({agreed.low:.2f} to {agreed.high:.2f})"
     failures = Counter("parse failures" if "parse failure" in (one.error or "") else one.outcome for one in feedback)
     missed = ", ".join(f"{count} {what}" for what, count in failures.items() if what != "score") or "none"
-    tokens = [sum(_judge(one).get(side) or 0 for one in feedback) / len(rows) for side in ("input_tokens", "output_tokens")]
+    tokens = [
+        sum(_judge(one).get(side) or 0 for one in feedback) / len(rows) for side in ("input_tokens", "output_tokens")
+    ]
     share = f"{alike} of {agreed.n}, {alike / max(1, agreed.n):.0%} ({low:.0%} to {high:.0%})"
     return f"| {id} | {share} | {kappa} | {missed} | {seconds:.1f} | {tokens[0]:.0f} + {tokens[1]:.0f} |"
 
@@ -101,13 +106,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=30, help="so many cases of each, from the first")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--twice", action="store_true")
+    parser.add_argument("--cache", default=False)
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--store", help="where the experiments stay; else they go with the run")
     given = parser.parse_args()
-    judge = Judge(
-        model=given.model, base_url=given.url, concurrency=given.concurrency, deadline=1200, cache=False, max_tokens=512
+    where = {"model": given.model, "base_url": given.url}
+    judge = Judge(**where, concurrency=given.concurrency, deadline=1200, cache=given.cache, max_tokens=512)
+    print(
+        "| judge | agrees with the label (95 %) | κ (95 %) | failed | s per case | tokens in + out |\n|---|---|---|---|---|---|"
     )
-    print("| judge | agrees with the label (95 %) | κ (95 %) | failed | s per case | tokens in + out |\n|---|---|---|---|---|---|")
     with TemporaryDirectory() as folder:
         store = given.store or str(Path(folder) / "real.db")
         for id in given.only:
@@ -117,7 +124,7 @@ def main() -> None:
             if given.rows:
                 print(*differing(id, experiment.rows()), sep="\n", flush=True)
             if given.twice:
-                first, again = said(experiment, id), said(judged(id, judge, rows, store)[0], id)
+                first, again = said(experiment, id), said(judged(id, replace(judge, cache=False), rows, store)[0], id)
                 other = sum(first[example] != again[example] for example in first)
                 print(f"  asked again: {other} of {len(first)} replies came out otherwise", flush=True)
 
