@@ -20,6 +20,7 @@ STEADY = 2.0  # seconds over which a rate is told well, and
 G_SMALL, G_LARGE, G_BURST = 5.0, 1.0, 0.0
 MD, LEAST, BURSTY = 0.93, 0.6, 0.95
 YOUNG = 4.0
+GREW = 0.5
 SHORTEST = 0.5  # at all
 FIRST_REST, REST, LONGEST_REST = 1.0, 30.0, 300.0  # seconds before a rate that was told well is exceeded
 _random = random.Random()  # our own: an application that seeds `random` gets its sequence
@@ -133,7 +134,7 @@ class Pace:
             spans = [span for span in (1.0, 2.0, min(active, 1.0)) if SHORTEST <= span <= active]
             found = max((self._count(last - span, last) / span for span in spans), default=0.0)
             if active < YOUNG:
-                found = min(MD * had, max(LEAST * had, found * BELOW))
+                found = min(MD * had, max((GREW if self._growing > 0 else LEAST) * had, found * BELOW))
             else:
                 found = min(had, found) * BELOW
             again = self._found and abs(found / self._found - 1) < 0.15
