@@ -77,7 +77,7 @@ def test_a_judge_that_likes_what_is_shown_first_has_only_ties_and_that_is_report
     rows = [{"inputs": {"q": str(n)}} for n in range(3)]
     first = pairwise("better", "Which?", judge=scripted(lambda ask: {"rationale": "r", "rating": "A"}))
     with SQLiteStore(tmp_path / "assay.db") as store:
-        one, two = (evaluate(rows, lambda q: name + q, store=store, name=name) for name in ("one", "two"))
+        one, two = (evaluate(rows, lambda q: "an answer", store=store, name=name) for name in ("one", "two"))
         found = first.compare(one, two)
         said = list(store.feedbacks(key="better", experiment=one.id))
     assert (found.ties, found.turned) == (3, (3, 0))

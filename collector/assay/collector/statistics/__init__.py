@@ -12,6 +12,7 @@ from assay.collector.statistics._compare import (
     scores_of,
 )
 from assay.collector.statistics._corrected import Corrected, corrected_mean
+from assay.collector.statistics._draw import Drawn, Sample, draw
 from assay.collector.statistics._families import Family, boolean_family
 from assay.collector.statistics._forms import databricks_results, databricks_table, haystack_results
 from assay.collector.statistics._keys import summarise
@@ -28,10 +29,12 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Contrast",
     "Corrected",
     "DRAWN",
+    "Drawn",
     "Family",
     "Judgement",
     "Paired",
     "Passes",
+    "Sample",
     "Scores",
     "TASK_OK",
     "Tally",
@@ -47,6 +50,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "databricks_table",
     "decision",
     "direction",
+    "draw",
     "haystack_results",
     "nameless",
     "newest",

@@ -166,7 +166,7 @@ class Pairwise:
         """Two experiments, example by example and repetition by repetition. What comes of it is kept as feedback on
         both runs: 1 for the better one, ½ each for a tie, under a rule that names the other experiment.
         """
-        return finish(self.acompare(first, second, keep=keep))  # type: ignore[no-any-return]
+        return finish(self.acompare(first, second, keep=keep))
 
     async def acompare(self, first: Runs, second: Runs, *, keep: bool = True) -> Preferences:
         """As `compare`, from async code."""
@@ -180,7 +180,10 @@ class Pairwise:
             both = [(row, others[_place(row)]) for row in chunk if row.error is None and _place(row) in others]
             said = await asyncio.gather(*(self._of_rows(*pair) for pair in both))
             for (row, _), came in zip(both, said, strict=True):
-                (pairs if isinstance(came, Preference) else errors)[_place(row)] = came  # type: ignore[index]
+                if isinstance(came, Preference):
+                    pairs[_place(row)] = came
+                else:
+                    errors[_place(row)] = came
             if keep:
                 kept = [
                     feedback

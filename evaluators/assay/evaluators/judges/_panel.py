@@ -22,16 +22,17 @@ _COUNTED = ("input_tokens", "output_tokens", "cost", "calls", "cached")
 class _Sample(Judge):
     """A judge whose answers are those to one of several askings of the same question."""
 
-    __slots__ = ("_asked", "_number")
+    __slots__ = ("_which",)
+    _which: tuple[Judge, int, int]  # who is asked, the number of the sample, of how many
 
     async def ask(self, ask: Ask) -> Answer:
-        asked, number, of = self._number
-        return await asked.ask(replace(ask, sample=ask.sample * of + number))
+        judge, number, of = self._which
+        return await judge.ask(replace(ask, sample=ask.sample * of + number))
 
 
 def _sample(judge: Judge, number: int, of: int) -> Judge:
     made = _Sample(**{each.name: getattr(judge, each.name) for each in fields(Judge) if each.init})
-    object.__setattr__(made, "_number", (judge, number, of))
+    object.__setattr__(made, "_which", (judge, number, of))
     return made
 
 
@@ -86,7 +87,7 @@ def panel(
 
 
 def _sampled(member: Evaluator, samples: int, temperature: float) -> list[Evaluator]:
-    instance = member.function
+    instance: Any = member.function
     judge = getattr(instance, "_judge", None)
     if not isinstance(judge, Judge):
         raise ValueError(f"{member.key!r} has no judge that could be asked {samples} times: it is {instance!r:.200}")
