@@ -58,3 +58,26 @@ def test_a_text_is_searched_by_its_words(tmp_path, text, words):
     assert matching(text) == words
     with SQLiteStore(tmp_path / "assay.db") as store:
         assert store.traces(text=text).items == ()
+
+
+@pytest.mark.parametrize(
+    ("conditions", "index"),
+    [
+        ({}, "traces_shown"),
+        ({"experiment": ""}, "traces_shown"),
+        ({"project": "p"}, "traces_shown_by_project (project=?)"),
+        ({"kind": "evaluator"}, "traces_of_evaluators"),
+        ({"kind": "evaluator", "project": "p"}, "traces_of_evaluators"),
+        ({"kind": "llm"}, "traces_by_start"),
+        ({"any_kind": "evaluator", "project": "p"}, "traces_by_project (project=?)"),
+    ],
+    ids=str,
+)
+def test_many_judgements_slow_no_list_down(tmp_path, conditions, index):
+    with SQLiteStore(tmp_path / "assay.db"):
+        db = sqlite3.connect(tmp_path / "assay.db")
+        found = plan(db, Filter(**conditions))
+        sql = f"SELECT t.id FROM {found.source} WHERE {found.where} ORDER BY t.start_ns DESC, t.id DESC"
+        way, *_ = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", found.values)]
+        db.close()
+    assert way.endswith(f"USING INDEX {index}")

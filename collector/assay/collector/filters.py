@@ -25,6 +25,10 @@ class Filter:
     `latency_ms`, `tokens` and `cost` speak of the whole trace. `feedback` is a tuple of `(key, operator, value)` over
     the newest feedback of the trace and its spans; `missing` names keys for which there is no score.
     `failed` and `skipped` name keys whose newest outcome is an error or a skip, `untried` those with no outcome at all.
+
+    Evaluators' own traces (the root run is of kind "evaluator", and belongs to no experiment) pass only a filter that
+    asks for them, by `kind`, `any_kind="evaluator"` or `trace_ids`: no list, sum or chart has them otherwise, and what
+    judges cost is in no total of the application. Deletion alone takes them with the others.
     """
 
     project: str | None = None
@@ -62,7 +66,14 @@ class Filter:
         if self.status is not None and self.status not in STATUSES:  # every trace without an error would pass
             raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
 
+    @property
+    def leaves_out_judgements(self) -> bool:
+        """Whether evaluators' own traces do not pass, as nothing asks for them."""
+        asked = self.kind is not None or self.any_kind == EVALUATOR or self.trace_ids is not None
+        return not (asked or self.experiment or self.experiments is not None)  # a trace of an experiment is none
 
+
+EVALUATOR = "evaluator"  # the kind of run that is a judgement
 STATUSES = get_args(Status)
 LISTS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
 COMPARISONS = ("latency_ms", "tokens", "cost")

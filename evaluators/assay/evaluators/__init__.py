@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
+    from assay.evaluators.judges import Judge, judge
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
     from assay.evaluators.scoring import ascore, case_of, score
 
@@ -28,6 +29,7 @@ __all__ = [
     "evaluator",
     "from_dict",
     "get",
+    "judge",
     "names",
     "score",
 ]

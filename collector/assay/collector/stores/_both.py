@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
 from assay.collector.errors import Refused
-from assay.collector.filters import CONDITIONS, Filter, combined, deletable
+from assay.collector.filters import CONDITIONS, EVALUATOR, Filter, combined, deletable
 from assay.collector.records import Experiment, Feedback, Page, Retention, Target
 
 OVER_TRACES = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
@@ -88,7 +88,8 @@ class Both:
     - Deleting (and pruning): first the control half forgets decisions and queues' items about some traces, then the
       trace half removes these traces. After a crash in between the traces still pass, and are deleted next time. What
       passes at the first step goes, even if it is scored before the second.
-    - Deleting an experiment: its traces, then the feedback on it, last its record, by which it is found again.
+    - Deleting an experiment: its traces, then the feedback on it, last its record, by which it is found again. With
+      feedback go the traces of the evaluators that gave it.
     - A condition on a dataset is looked up first, as the ids of its experiments: what is saved meanwhile is not seen.
     """
 
@@ -143,6 +144,9 @@ class Both:
             raise Refused("an experiment is deleted by its id, and an id is not empty")
         self.delete(experiment=id)
         while page := self._traces.feedbacks(target=Target(experiment_id=id), limit=1000):
+            judgements = tuple({feedback.judge_trace_id for feedback in page if feedback.judge_trace_id})
+            if judgements:
+                self.delete(trace_ids=judgements, kind=EVALUATOR, experiment="")
             self._traces.delete_feedback([feedback.id for feedback in page])
         return self._control.delete_experiment(id)
 

@@ -126,12 +126,13 @@ class TraceStore(Protocol):
         """Known values of project, environment, name, kind, model, tag, session, user or feedback (keys)."""
 
     def count(self) -> Mapping[str, int]:
-        """How many spans, traces and feedbacks are stored and visible."""
+        """How many spans, traces and feedbacks are stored and visible; evaluators' own traces among them."""
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
 
-        An empty filter is refused, and so is a text without a word.
+        Evaluators' own traces pass as others do, and those that feedback leads to which goes are removed with it
+        (uncounted). An empty filter is refused, and so is a text without a word.
         """
 
     def prune(self, rule: Retention) -> int:

@@ -5,12 +5,13 @@ from assay.evaluators.datasets._columns import BadRow, to_example
 from assay.evaluators.datasets._files import cell
 from assay.evaluators.datasets._generate import ModelSaid, generate
 from assay.evaluators.datasets._keep import Diff, deduplicate, diff, keep, save
-from assay.evaluators.datasets._kinds import check_kind, kind_of, messages, only, view, view_outputs
+from assay.evaluators.datasets._kinds import check_kind, kind_of, view, view_outputs
 from assay.evaluators.datasets._read import is_file, iterate, read
 from assay.evaluators.datasets._schema import SchemaError, check_schema, infer_schema
 from assay.evaluators.datasets._splits import has_splits, in_split
 from assay.evaluators.datasets._traces import example_of_trace, from_traces, stored_traces
 from assay.evaluators.datasets._write import to_databricks, to_openai, to_pandas, to_row, write, write_rows
+from assay.evaluators.protocol import messages, only
 
 __all__ = [
     "BadRow",

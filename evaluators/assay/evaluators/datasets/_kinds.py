@@ -8,11 +8,9 @@ turn of the conversation, with the turns before it as `history`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from assay.collector.records import JSON, DatasetKind, Example
-
-ROLES = {"human": "user", "ai": "assistant"}  # LangChain's words for the roles of messages
+from assay.evaluators.protocol import messages, only
 
 
 def kind_of(examples: Iterable[Example]) -> DatasetKind:
@@ -37,16 +35,6 @@ def check_kind(examples: Iterable[Example], kind: DatasetKind) -> None:
             )
 
 
-def messages(value: JSON) -> list[dict[str, Any]]:
-    """Messages as OpenAI writes them, out of its own or LangChain's serialised form; [] if it is something else."""
-    if isinstance(value, Mapping):
-        value = value.get("messages", [value])
-    if not isinstance(value, list | tuple) or not value:
-        return []
-    read = [_message(item) for item in value]
-    return [message for message in read if message] if all(read) else []
-
-
 def view(example: Example, kind: str) -> dict[str, JSON]:
     """The fields of a `Case` that evaluators see of an example: `inputs`, `reference_outputs`, `history`."""
     fields = {"inputs": example.inputs, "reference_outputs": example.reference_outputs, "history": example.history}
@@ -65,11 +53,6 @@ def view_outputs(outputs: JSON, kind: str) -> JSON:
     return turns[-1].get("content") if turns else only(outputs)
 
 
-def only(value: JSON) -> JSON:
-    """The one value of a dict with one key; anything else as it is."""
-    return next(iter(value.values())) if isinstance(value, Mapping) and len(value) == 1 else value
-
-
 def _last_turn(example: Example) -> dict[str, JSON]:
     turns = messages(only(example.inputs))
     if not turns:
@@ -79,18 +62,3 @@ def _last_turn(example: Example) -> dict[str, JSON]:
         "history": example.history or turns[:-1] or None,
         "reference_outputs": view_outputs(example.reference_outputs, "chat"),
     }
-
-
-def _message(value: JSON) -> dict[str, Any] | None:
-    if not isinstance(value, Mapping):
-        return None
-    if isinstance(value.get("data"), Mapping):  # LangChain: {"type": "human", "data": {"content": …}}
-        value = {"role": value.get("type"), **value["data"]}
-    elif isinstance(value.get("kwargs"), Mapping):  # LangChain's constructor form
-        name = str((value.get("id") or [""])[-1]).removesuffix("Message").removesuffix("MessageChunk").lower()
-        value = {"role": name, **value["kwargs"]}
-    role = value.get("role") or value.get("type")
-    if not isinstance(role, str) or ("content" not in value and "tool_calls" not in value):
-        return None
-    kept = ("content", "name", "tool_calls", "tool_call_id")
-    return {"role": ROLES.get(role, role), **{key: value[key] for key in kept if value.get(key) is not None}}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from assay.collector.records import JSON, Document, Example
-from assay.evaluators.datasets._kinds import messages, only
+from assay.evaluators.protocol import messages, only
 
 if TYPE_CHECKING:
     import pandas

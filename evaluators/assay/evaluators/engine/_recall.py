@@ -112,6 +112,7 @@ def recall(
             _add_run(summary, tally, recalled)
     for feedback in store.feedbacks(target=Target(experiment_id=experiment.id)):
         tally.overall.setdefault(feedback.key, feedback)
+    tally.add_judgements(tally.overall.values())
     current = _current(experiment, evaluators)
     if evaluators:
         for feedback in _said(store, experiment.id, recalled, current):
@@ -190,10 +191,12 @@ def _said(store: Store, experiment_id: str, recalled: Recall, current: Current) 
 def _add_feedback(said: Iterable[Feedback], tally: Tallies, recalled: Recall, current: Current) -> None:
     """Feedback comes newest first, so the first in each place (see `statistics.newest`) is the one that counts."""
     counted: set[Hashable] = set()
+    judgements: set[Hashable] = set()
     for feedback in said:
         version, _ = current.get((feedback.evaluator, feedback.key), (feedback.version, 0))
         place = place_of(feedback)
         if place in counted or version != feedback.version or recalled.seen.is_said_again(feedback):
             continue
         counted.add(place)
+        tally.add_judgements((feedback,), judgements)
         tally.add_feedback(feedback, recalled.examples[feedback.target.trace_id or ""])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.collector.errors import NotFound
-from assay.collector.filters import Filter
+from assay.collector.filters import EVALUATOR, Filter
 from assay.collector.records import Dataset, Example, Trace, TraceSummary
 from assay.collector.stores import Store
 from assay.evaluators import datasets
@@ -52,7 +52,7 @@ def source_of(
     if isinstance(given, Filter):
         return _traces(default_name, lambda: datasets.stored_traces(store, filter=given, limit=10**9))
     if _are_traces(given, none=stored):
-        listed = list(given)
+        listed = [member for member in given if not _is_judgement(member)]
         return _traces(default_name, lambda: _whole(listed, store, stored), len(listed))
     if isinstance(given, str) and not datasets.is_file(given):
         return _stored(store, *_named(given), splits)
@@ -177,9 +177,15 @@ def _streamed(name: str, given: Any, splits: Sequence[str] | None) -> Source:
 
 def _traces(name: str, traces: Callable[[], Iterable[Trace]], count: int | None = None) -> Source:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
-        return ((datasets.example_of_trace(trace), trace) for trace in traces())
+        return ((datasets.example_of_trace(trace), trace) for trace in traces() if not _is_judgement(trace))
 
     return Source(name, None, "kv", count, examples, traces=True)
+
+
+def _is_judgement(given: Trace | TraceSummary) -> bool:
+    """Whether it is an evaluator's own trace (see `Filter`), which nobody evaluates in turn."""
+    root = given.root if isinstance(given, Trace) else given
+    return root.kind == EVALUATOR and root.experiment_id is None
 
 
 def _whole(given: Sequence[Trace | TraceSummary], store: Store, all_stored: bool) -> Iterator[Trace]:

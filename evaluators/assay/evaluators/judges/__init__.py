@@ -3,6 +3,7 @@
 from assay.evaluators.judges._ask import Answer, Ask, Backend, Completion, NoJudge, ParseFailure, Token
 from assay.evaluators.judges._judge import Judge, judge_of
 from assay.evaluators.judges._judgement import Judgement
+from assay.evaluators.judges._own import judge
 from assay.evaluators.judges._prompts import Prompt, prompt
 from assay.evaluators.judges._scripted import scripted
 
@@ -17,6 +18,7 @@ __all__ = [
     "ParseFailure",
     "Prompt",
     "Token",
+    "judge",
     "judge_of",
     "prompt",
     "scripted",

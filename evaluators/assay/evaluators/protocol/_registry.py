@@ -97,8 +97,9 @@ def get(id: str, **parameters: Any) -> Evaluator:
     parameters = {**defaults, **parameters}
     origin = {"type": id, "init_parameters": parameters}
     options = {OPTIONS[name]: value for name, value in parameters.items() if name in OPTIONS}
-    own = {name: value for name, value in parameters.items() if name not in OPTIONS}
     registered = entry(id)
+    also = _fields(registered.factory) if registered else ()
+    own = {name: value for name, value in parameters.items() if name not in OPTIONS or name in also}
     if registered is None:
         return _foreign.made(_point(id), own, {**options, "origin": origin})
     _check(id, registered.factory, own)
@@ -134,9 +135,11 @@ def _of_instance(instance: object) -> Evaluator | None:
 
 def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
     spec = registered.spec
+    if exported := getattr(instance, "exported", None):  # what is kept of parameters that are no plain values
+        origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
     return make(
         instance,
-        name=spec.id,
+        name=getattr(instance, "named", None) or spec.id,
         version=getattr(instance, "version", None) or spec.version,
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
         source=spec.kind,
@@ -156,13 +159,19 @@ def _runs_code(parameter: Any) -> bool:
 def _check(id: str, factory: type, parameters: Mapping[str, Any]) -> None:
     """Raises `ValueError` for a parameter that there is not, one that is missing, and one of the wrong kind."""
     fields = [field for field in dataclasses.fields(factory) if field.init]
-    known = [field.name for field in fields]
+    known = _fields(factory)
     for name in parameters:
         if name not in known:
-            raise ValueError(f"evaluator {id!r} has no parameter {name!r}; it has {', '.join([*known, *OPTIONS])}")
+            raise ValueError(
+                f"evaluator {id!r} has no parameter {name!r}; it has {', '.join(dict.fromkeys([*known, *OPTIONS]))}"
+            )
     if lacking := {field.name for field in fields if _is_required(field)} - parameters.keys():
         raise ValueError(f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get({id!r}, {min(lacking)}=…)")
     _typed.check(id, factory, parameters)
+
+
+def _fields(factory: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(factory) if field.init)
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

@@ -16,6 +16,8 @@ _HELD = {  # module below `assay.evaluators` → ids
     "builtin.retrieval": "document_recall hit_at_k ir_map ir_mrr ir_ndcg precision_at_k",
     "builtin.text": "contains exact length not_empty regex",
     "builtin.text_matching": "text_matching",
+    "judges._own": "judge",
+    "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
     "judges.databricks": "relevance_to_query",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}

@@ -13,7 +13,7 @@ from functools import cached_property
 from urllib.parse import urlencode
 
 from assay.collector import querystring
-from assay.collector.filters import OPERATORS, Filter
+from assay.collector.filters import EVALUATOR, OPERATORS, Filter
 from assay.collector.querystring import Condition
 
 RANGES = {
@@ -25,7 +25,7 @@ RANGES = {
     "7d": "last 7 days",
     "30d": "last 30 days",
 }
-TRAFFIC = {"": "live", "all": "live and experiments"}
+TRAFFIC = {"": "live", "all": "live and experiments", "judges": "judges' own"}
 OUTCOMES = {"missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
 VERBS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOMES}
 
@@ -100,7 +100,8 @@ def _address(path: str, items: Sequence[tuple[str, str]]) -> str:
 def read(params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | None = None) -> Query:
     """Read the pairs of a query string. What makes no sense is left out of the filter and named in `problems`.
 
-    `live`: leave the traces of experiments out, unless the query says `traffic=all` or names an experiment.
+    `live`: leave the traces of experiments out, unless the query says `traffic=all` or names an experiment. With
+    `traffic=judges` the traces are those of evaluators, which nothing else shows.
     """
     items = _relevant(params)
     fields = dict(items)
@@ -113,6 +114,8 @@ def read(params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | 
             problems.append(str(error))
     if live and fields.get("traffic") != "all" and not _OF_EXPERIMENTS & {field for field, _ in conditions}:
         conditions.append(("experiment", ""))
+    if fields.get("traffic") == "judges":
+        conditions.append(("kind", EVALUATOR))
     return Query(items, querystring.gathered(conditions), tuple(problems))
 
 

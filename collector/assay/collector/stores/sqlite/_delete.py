@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from assay.collector.filters import Filter
 from assay.collector.stores._both import Gone
@@ -12,13 +13,16 @@ from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._sql import delete_many, find_many
 from assay.collector.stores.sqlite._values import loads
+from assay.collector.stores.sqlite._where import SHOWN
 
 CHUNK = 200  # traces per transaction, so that what arrives meanwhile is not held up
 
 
 def passing(db: sqlite3.Connection, filter: Filter) -> Gone | None:
-    """Up to `CHUNK` of the traces that pass, and the sessions that end with them; None if there are none."""
-    chosen = plan(db, filter)
+    """Up to `CHUNK` of the traces that pass, evaluators' own among them, and the sessions that end with them; None if
+    there are none.
+    """
+    chosen = plan(db, filter, judgements=True)
     sql = f"SELECT t.trace_id, t.session_id FROM {chosen.source} WHERE {chosen.where} LIMIT ?"
     rows = db.execute(sql, (*chosen.values, CHUNK)).fetchall()
     going = Counter(session for _, session in rows if session is not None)
@@ -28,17 +32,35 @@ def passing(db: sqlite3.Connection, filter: Filter) -> Gone | None:
 
 
 def remove(appender: Appender, gone: Gone, db: sqlite3.Connection) -> tuple[int, set[str]]:
-    """Remove these traces, and feedback on sessions that end with them; returns how many traces, and their tags."""
+    """Remove these traces, feedback on sessions that end with them, and the traces of evaluators that gave feedback
+    which goes; returns how many of the first, and their tags.
+    """
     rows = find_many(db, "SELECT id, tags, session_id FROM traces WHERE trace_id IN (%s)", gone.traces)
     keys = [row[0] for row in rows]
+    judgements = _judgements(db, "trace", keys)
+    _take_out(appender, db, keys)
+    ended = _ended(db, {row[2] for row in rows if row[2] is not None})
+    judgements |= _judgements(db, "session_id", ended)
+    delete_many(db, "feedback", "session_id", ended)
+    _take_out(appender, db, list(judgements))
+    appender.evict([*gone.traces, *judgements.values()])
+    return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}
+
+
+def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
     appender.disturbed.update(keys)
     _words.remove(appender.reader, keys)
     for table in ("unindexed", "feedback", "spans"):
         delete_many(db, table, "trace", keys)
     delete_many(db, "traces", "id", keys)
-    delete_many(db, "feedback", "session_id", _ended(db, {row[2] for row in rows if row[2] is not None}))
-    appender.evict(gone.traces)
-    return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}
+
+
+def _judgements(db: sqlite3.Connection, column: str, values: Iterable[int | str]) -> dict[int, str]:
+    """The traces of evaluators to which feedback leads, by key; what else feedback may name is no judgement."""
+    linked = f"SELECT judge_trace_id FROM feedback WHERE {column} IN (%s) AND judge_trace_id IS NOT NULL"
+    ids = {row[0] for row in find_many(db, linked, values)}
+    sql = f"SELECT t.id, t.trace_id FROM traces t WHERE t.trace_id IN (%s) AND NOT {SHOWN.format('t')}"
+    return dict(find_many(db, sql, ids))
 
 
 def _ended(db: sqlite3.Connection, sessions: set[str]) -> set[str]:

@@ -13,7 +13,7 @@ from assay.collector.records import Feedback, Page, RunScores, SessionSummary, T
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._sql import find_many, page, position, text_position
-from assay.collector.stores.sqlite._where import conditions
+from assay.collector.stores.sqlite._where import SHOWN, visible
 
 
 def feedbacks(
@@ -105,7 +105,7 @@ def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | N
 # later trace, not for one that passes a filter: with a filter, the sums tell (`sessions`).
 _ENDED = (
     " AND NOT EXISTS (SELECT 1 FROM traces u INDEXED BY traces_by_session"
-    " WHERE u.session_id = t.session_id AND u.start_ns > ?)"
+    f" WHERE u.session_id = t.session_id AND u.start_ns > ? AND {SHOWN.format('u')})"
 )
 
 
@@ -124,7 +124,7 @@ def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str
 
 def _summed(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str]) -> list[Any]:
     """Rows of `_SESSIONS` in the order that was given."""
-    wanted = conditions(filter)
+    wanted = visible(filter)
     sql = _SESSIONS.format(marks=",".join("?" * len(chosen)), where=" AND ".join(condition.sql for condition in wanted))
     rows = {
         row[0]: row

@@ -10,11 +10,12 @@ import sqlite3
 from dataclasses import dataclass, replace
 from typing import Any
 
-from assay.collector.filters import Filter
-from assay.collector.stores.sqlite._where import Condition, conditions, joined
+from assay.collector.filters import EVALUATOR, Filter
+from assay.collector.stores.sqlite._where import Condition, conditions, joined, visible
 
 FEW = 3000
 BY_START = "INDEXED BY traces_by_start"
+SHOWN = "INDEXED BY traces_shown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,15 @@ class Plan:
         return replace(self, where=sql, values=(*self.values, start_ns, start_ns, key))
 
 
-def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True) -> Plan:
-    """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them."""
-    wanted = conditions(filter)
+def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judgements: bool = False) -> Plan:
+    """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them. `judgements`:
+    evaluators' own traces pass like all others.
+    """
+    wanted = conditions(filter) if judgements else visible(filter)
     fewest = _fewest(db, wanted)
     if fewest is None:
-        index = _index(filter)
-        whole = not in_order and index == BY_START and filter.since_ns is None and filter.until_ns is None
+        index = _index(filter, shown=not judgements and filter.leaves_out_judgements)
+        whole = not in_order and index in (BY_START, SHOWN) and filter.since_ns is None and filter.until_ns is None
         return Plan("traces t NOT INDEXED" if whole else f"traces t {index}", *joined(wanted))
     assert fewest.ids is not None
     driven = Condition(f"t.id IN ({fewest.ids})", fewest.ids_values)
@@ -55,7 +58,7 @@ def _fewest(db: sqlite3.Connection, wanted: list[Condition]) -> Condition | None
     return min(few, key=lambda pair: pair[0])[1] if few else None
 
 
-def _index(filter: Filter) -> str:
+def _index(filter: Filter, *, shown: bool) -> str:
     """The index that narrows most and has the order of the list; they are all small ones."""
     if filter.trace_ids is not None:
         return ""
@@ -65,8 +68,9 @@ def _index(filter: Filter) -> str:
         (filter.experiment or filter.experiments is not None, "traces_by_experiment"),
         (filter.error or filter.status == "error", "traces_with_errors"),
         (filter.name, "traces_by_name"),
-        (filter.project, "traces_by_project"),
+        (filter.kind == EVALUATOR, "traces_of_evaluators"),
+        (filter.project, "traces_shown_by_project" if shown else "traces_by_project"),
     ):
         if value:
             return f"INDEXED BY {index}"
-    return BY_START
+    return SHOWN if shown else BY_START

@@ -142,7 +142,21 @@ def _add_known_values(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_known_values)
+_VERSION_3 = """
+CREATE INDEX traces_shown ON traces (start_ns) WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL;
+CREATE INDEX traces_shown_by_project ON traces (project, start_ns)
+  WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL;
+CREATE INDEX traces_of_evaluators ON traces (start_ns) WHERE kind = 'evaluator';
+"""
+
+
+def _tell_judgements_apart(db: sqlite3.Connection) -> None:
+    """Version 3: lists without evaluators' own traces, of which there may be many times as many, and lists of these."""
+    for statement in _VERSION_3.split(";\n"):
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_known_values, _tell_judgements_apart)
 
 
 def migrate(db: sqlite3.Connection, path: str) -> None:

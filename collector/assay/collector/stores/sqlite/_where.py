@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from assay.collector.errors import Refused
-from assay.collector.filters import OPERATORS, Filter, words
+from assay.collector.filters import EVALUATOR, OPERATORS, Filter, words
 from assay.collector.stores.sqlite._values import dumps
 
 
@@ -30,6 +30,19 @@ def conditions(filter: Filter) -> list[Condition]:
         if value != getattr(_NOTHING, name):
             wanted.extend(_WRITERS[name](value))
     return wanted
+
+
+# No evaluator's own trace (see `Filter`). Literally so stand these two in the schema, else no index would serve them
+SHOWN = f"({{0}}.kind <> '{EVALUATOR}' OR {{0}}.experiment_id IS NOT NULL)"
+
+
+OF_EVALUATORS = f"t.kind = '{EVALUATOR}'"
+
+
+def visible(filter: Filter) -> list[Condition]:
+    """As `conditions`, and without evaluators' own traces, unless they are asked for."""
+    wanted = conditions(filter)
+    return [Condition(SHOWN.format("t")), *wanted] if filter.leaves_out_judgements else wanted
 
 
 def joined(wanted: Sequence[Condition]) -> tuple[str, tuple[Any, ...]]:
@@ -175,7 +188,7 @@ _WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
     "since_ns": lambda value: [Condition("t.start_ns >= ?", (value,))],
     "until_ns": lambda value: [Condition("t.start_ns < ?", (value,))],
     "name": _equals("name"),
-    "kind": _equals("kind"),
+    "kind": lambda value: [Condition(OF_EVALUATORS)] if value == EVALUATOR else _equals("kind")(value),
     "any_name": _element("names"),
     "any_kind": _element("kinds"),
     "status": lambda value: [Condition(_STATUSES[value])],

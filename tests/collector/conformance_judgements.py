@@ -1,0 +1,140 @@
+"""Evaluators' own traces: kept like all others, and in no list or sum unless something asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from assay.collector.filters import Filter
+from assay.collector.records import Experiment, Feedback, Retention, Run, Target, Usage
+from assay.collector.stores import Store
+from collector.making import SECOND, START, child, run
+
+IN = {"project": "p", "session_id": "s", "user_id": "u"}
+
+
+def judgement(name: str = "polite", **fields: Any) -> list[Run]:
+    """The trace of an evaluator, with the call of a model that costs something."""
+    root = run(name, kind="evaluator", **{**IN, **fields})
+    return [root, child(root, "polite", kind="llm", model="judge", usage=Usage(100, 10), cost=5.0)]
+
+
+def names(traces: Any) -> list[str]:
+    return [trace.name for trace in traces]
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        {},
+        {"project": "p"},
+        {"session": "s"},
+        {"user": "u"},
+        {"model": "judge"},
+        {"any_kind": "llm"},
+        {"name": "polite"},
+        {"cost": (">", 1.0)},
+        {"since_ns": START},
+        {"experiment": ""},
+    ],
+    ids=str,
+)
+def test_no_list_has_them_unless_it_is_asked(store: Store, conditions: dict[str, Any]) -> None:
+    store.append([*judgement(), answer := run(**IN), child(answer, "polite", kind="evaluator")])
+    assert "polite" not in names(store.traces(**conditions))
+    assert "polite" not in names(store.traces(Filter(**conditions)))
+
+
+@pytest.mark.parametrize("conditions", [{"kind": "evaluator"}, {"any_kind": "evaluator"}], ids=str)
+def test_who_asks_for_the_kind_gets_them(store: Store, conditions: dict[str, Any]) -> None:
+    store.append([*judgement(), run(**IN)])
+    assert names(store.traces(**conditions)) == ["polite"]
+
+
+def test_who_names_one_gets_it(store: Store) -> None:
+    store.append(made := judgement())
+    assert names(store.traces(trace_ids=(made[0].trace_id,))) == ["polite"]
+    assert store.trace(made[0].trace_id).runs == tuple(made)
+    assert [trace.root.name for trace in store.many([made[0].trace_id])] == ["polite"]
+
+
+def test_an_evaluator_inside_an_application_stays_where_it_is(store: Store) -> None:
+    store.append([root := run(), child(root, "check", kind="evaluator", usage=Usage(7, 0))])
+    assert [(one.name, one.span_count, one.input_tokens) for one in store.traces()] == [("answer", 2, 7)]
+
+
+def test_a_judge_that_is_itself_the_task_of_an_experiment_is_seen(store: Store) -> None:
+    store.save_experiment(Experiment(id="e", name="n", dataset="d"))
+    store.append(judgement(experiment_id="e"))
+    assert (
+        names(store.traces(experiment="e")) == names(store.traces(dataset="d")) == names(store.traces()) == ["polite"]
+    )
+    assert store.aggregate()[0].traces == 1
+
+
+def test_they_are_in_no_sum(store: Store) -> None:
+    store.append([*judgement(), run(usage=Usage(1, 2), cost=0.5, model="m", **IN)])
+    [whole] = store.aggregate()
+    assert (whole.traces, whole.input_tokens, whole.output_tokens, whole.cost) == (1, 1, 2, 0.5)
+    assert [one.group for one in store.aggregate(group_by="model")] == ["m"]
+    assert store.aggregate(bucket_ns=60 * SECOND, kind="evaluator")[0].cost == 5.0
+
+
+def test_a_session_neither_counts_nor_ends_with_them(store: Store) -> None:
+    store.append([run(session_id="a", cost=1.0), *judgement(session_id="a"), run(session_id="b")])
+    store.append(judgement(session_id="a"))
+    assert [(one.session_id, one.traces, one.cost) for one in store.sessions()] == [("b", 1, None), ("a", 1, 1.0)]
+    page = store.sessions(limit=1)
+    assert [one.session_id for one in store.sessions(limit=1, cursor=page.next)] == ["a"]
+
+
+def test_pages_pass_over_them(store: Store) -> None:
+    for n in range(20):
+        store.append([run(str(n)), *judgement(), *judgement()])
+    first = store.traces(limit=12)
+    second = store.traces(limit=12, cursor=first.next)
+    assert names([*first, *second]) == [str(n) for n in reversed(range(20))]
+    assert second.next is None
+
+
+def test_what_is_deleted_takes_its_judgements_along(store: Store) -> None:
+    store.append([answer := run(), *(made := judgement()), *judgement("other")])
+    on = Target(trace_id=answer.trace_id)
+    store.add_feedback([Feedback(target=on, key="polite", score=True, judge_trace_id=made[0].trace_id)])
+    assert store.delete(trace_ids=(answer.trace_id,)) == 1
+    assert names(store.traces(kind="evaluator")) == ["other"]
+
+
+def test_what_feedback_calls_a_judgement_and_is_none_stays(store: Store) -> None:
+    store.append([answer := run(), innocent := run("innocent")])
+    on = Target(trace_id=answer.trace_id)
+    store.add_feedback([Feedback(target=on, key="k", score=1.0, judge_trace_id=innocent.trace_id)])
+    store.delete(trace_ids=(answer.trace_id,))
+    assert names(store.traces()) == ["innocent"]
+
+
+def test_the_last_of_a_session_takes_the_judgements_of_the_session_along(store: Store) -> None:
+    store.append([turn := run(session_id="s"), *(made := judgement(session_id=None))])
+    on = Target(session_id="s")
+    store.add_feedback([Feedback(target=on, key="k", score=1.0, judge_trace_id=made[0].trace_id)])
+    store.delete(trace_ids=(turn.trace_id,))
+    assert store.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
+
+
+def test_an_experiment_takes_all_judgements_along(store: Store) -> None:
+    store.save_experiment(Experiment(id="e", name="n", dataset="d"))
+    store.append([root := run(experiment_id="e"), *(one := judgement()), *(whole := judgement())])
+    judged = [(Target(trace_id=root.trace_id), one), (Target(experiment_id="e"), whole)]
+    store.add_feedback(
+        [Feedback(target=target, key="k", score=1.0, judge_trace_id=made[0].trace_id) for target, made in judged]
+    )
+    assert store.delete_experiment("e")
+    assert store.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
+
+
+def test_who_deletes_by_project_or_by_age_leaves_none_behind(store: Store) -> None:
+    store.append([*judgement(), run(**IN), *judgement(project="other", start_ns=START)])
+    assert store.delete(project="p") == 2
+    store.prune(Retention(max_age_ns=1))
+    assert store.count()["traces"] == 0
