@@ -11,7 +11,7 @@ from assay.cli._app import app
 from assay.collector.records import Run
 from assay.collector.stores.sqlite import SQLiteStore
 
-FILE = '''
+FILE = """
 from assay.evaluators import evaluator, get, judge
 from assay.evaluators.judges import Judge, scripted
 
@@ -32,7 +32,7 @@ def longer(outputs, than=3):
 
 dataset = [{"inputs": {"q": n}, "outputs": "42 cats, please"} for n in range(2)]
 evaluators = [polite]
-'''
+"""
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
