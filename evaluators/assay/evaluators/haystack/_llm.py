@@ -234,8 +234,8 @@ class _Scored(LLMEvaluator):
 
 @as_component(**_SCORED)
 class ContextRelevanceEvaluator(_Scored):
-    """Whether contexts hold anything that is needed to answer their question: 1 if the judge finds a relevant statement,
-    else 0.
+    """Whether contexts hold anything that is needed to answer their question: 1 if the judge finds a relevant
+    statement, else 0.
     """
 
     TASK = CONTEXT_RELEVANCE
