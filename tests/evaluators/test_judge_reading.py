@@ -173,7 +173,10 @@ def test_nested_lists_are_held_to_the_schema_too():
         read(json.dumps({"verdicts": [NO, {**NO, "rating": "perhaps"}]}), schema)
 
 
-@pytest.mark.parametrize("text", ['{"rationale": "it is go', '{"rationale": "r", "rating": "no', "I think", PLAIN[:-1]])
+@pytest.mark.parametrize(
+    "text",
+    ['{"rationale": "it is go', '{"rationale": "r", "rating": "no', "I think", PLAIN[:-1], f"As I said, {PLAIN} and"],
+)
 def test_a_reply_that_was_cut_off_is_never_mended(text):
     with pytest.raises(CutOff, match=r"cut off after 9 tokens: give the judge more max_tokens") as raised:
         read(text, finish="length", usage=Usage(1, 9))

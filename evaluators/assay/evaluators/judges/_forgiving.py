@@ -10,14 +10,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from assay.collector.records import JSON
-
-if TYPE_CHECKING:
-    from jsonschema import ValidationError
 
 DEEPEST = 32
 _AROUND = " \t\r\n\"'“”„‘’«»`*_.,;:!()[]{}<>"
@@ -120,7 +117,7 @@ def _validator(schema: bytes) -> Any:
     return Draft202012Validator(orjson.loads(schema))
 
 
-def _words(error: ValidationError) -> str:
+def _words(error: Any) -> str:
     where = ".".join(map(str, error.absolute_path))
     subject = repr(where) if where else "the reply"
     if error.validator == "enum":

@@ -7,7 +7,7 @@ rationale is a text in it; words beside an object are not looked at.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,23 +44,13 @@ def reading(ask: Ask, completion: Completion) -> Reading:
     """
     _check_said(completion)
     text = _spoken(completion)
-    if ask.schema is None:
-        if completion.finish == "length":
-            raise _cut_off(completion)
-        return Reading(text)
     try:
-        value, forgiven = _checked(loads(text.strip(), lenient=True), ask.schema)
-        return Reading(value, forgiven)
-    except (InvalidJSON, _Wrong) as error:
-        if completion.finish == "length":
-            raise _cut_off(completion) from None
-        if isinstance(error, _Wrong) or len(text) > LONGEST:
-            raise ParseFailure(str(error), completion.text) from None
-        return _patiently(text, ask.schema, completion.text, str(error))
-
-
-class _Wrong(ValueError):
-    """An object that is not what the schema describes."""
+        strictly = None if ask.schema is None else _strictly(text, ask.schema)
+        if strictly is None and completion.finish == "length":
+            raise _cut_off(completion)
+        return strictly or (Reading(text) if ask.schema is None else _patiently(text, ask.schema))
+    except InvalidJSON as error:
+        raise ParseFailure(str(error), completion.text) from None
 
 
 def _check_said(completion: Completion) -> None:
@@ -97,35 +87,36 @@ def _spoken(completion: Completion) -> str:
     raise ParseFailure("the reply is thoughts without an end", completion.text)
 
 
+def _strictly(text: str, schema: Mapping[str, JSON]) -> Reading | None:
+    """What a text that is JSON says; None for one that is not. Raises `InvalidJSON` where the schema is not met."""
+    try:
+        value = loads(text.strip(), lenient=True)
+    except InvalidJSON:
+        return None
+    return Reading(*_checked(value, schema))
+
+
 def _checked(value: Any, schema: Mapping[str, JSON]) -> tuple[Any, tuple[str, ...]]:
-    """A value as the schema has it, and what was forgiven. Raises `_Wrong`."""
+    """A value as the schema has it, and what was forgiven. Raises `InvalidJSON`."""
     notes: list[str] = []
-    tidy = tidied(value, schema, notes)
-    if problem := wrong(tidy, schema):
-        raise _Wrong(problem)
+    try:
+        tidy = tidied(value, schema, notes)
+        problem = wrong(tidy, schema)
+    except RecursionError:
+        raise InvalidJSON("nested too deeply to be read") from None
+    if problem:
+        raise InvalidJSON(problem)
     return tidy, tuple(dict.fromkeys(notes))
 
 
-def _patiently(text: str, schema: Mapping[str, JSON], reply: str, strictly: str) -> Reading:
-    """The one verdict among words, fences and JSON as models write it. Raises `ParseFailure`."""
-    found, problem = _candidates(text, schema), strictly
-    read = []
-    for value in found:
-        try:
-            read.append(_checked(value, schema))
-        except _Wrong as error:
-            raise ParseFailure(str(error), reply) from None
-    if not read:
-        value, problem = _repaired(text, schema, problem)
-        if problem:
-            raise ParseFailure(problem, reply)
-        try:
-            read.append(_checked(value, schema))
-        except _Wrong as error:
-            raise ParseFailure(str(error), reply) from None
-    if any(value != read[0][0] for value, _ in read):
-        raise ParseFailure(f"{len(read)} objects that differ; give one", reply)
-    value, forgiven = read[0]
+def _patiently(text: str, schema: Mapping[str, JSON]) -> Reading:
+    """The one verdict among words, fences and JSON as models write it. Raises `InvalidJSON`."""
+    if len(text) > LONGEST:
+        raise InvalidJSON(f"the reply is no JSON, and too long to look for some: {len(text):,} characters")
+    found = _candidates(text, schema) or [_repaired(text, schema)]
+    (value, forgiven), *others = (_checked(each, schema) for each in found)
+    if any(other != value for other, _ in others):
+        raise InvalidJSON(f"{len(found)} objects that differ; give one")
     return Reading(value, ("read with patience: the reply was not plain JSON", *forgiven))
 
 
@@ -150,29 +141,29 @@ def _fenced_lists(text: str) -> Iterator[Any]:
             yield value
 
 
-def _repaired(text: str, schema: Mapping[str, JSON], problem: str) -> tuple[Any, str]:
-    """What json-repair makes of the text from its first brace to its last, or why that is not relied upon."""
-    opens, closes = ("[", "]") if schema.get("type") == "array" else ("{", "}")
+def _repaired(text: str, schema: Mapping[str, JSON]) -> Any:
+    """What json-repair makes of the text from its first brace to its last. Raises `InvalidJSON`."""
+    kind, opens, closes = (list, "[", "]") if schema.get("type") == "array" else (dict, "{", "}")
     start, end = text.find(opens), text.rfind(closes)
     if start < 0:
-        return None, f"the reply holds no JSON {'list' if opens == '[' else 'object'}"
+        raise InvalidJSON(f"the reply holds no JSON {'list' if kind is list else 'object'}")
     if end < start:
-        return None, f"the JSON in the reply does not end ({problem})"
+        raise InvalidJSON("the JSON in the reply does not end")
     block = text[start : end + 1]
     if twice := _named_twice(block, _properties(schema)):
-        return None, f"{twice!r} stands in the reply more than once, and its JSON cannot be read ({problem})"
+        raise InvalidJSON(f"{twice!r} stands in the reply more than once, and its JSON cannot be read")
     import json_repair
 
     try:
         value = json_repair.loads(block, skip_json_loads=True)
-    except (ValueError, RecursionError) as error:
-        return None, f"its JSON cannot be read: {error}"
-    if not isinstance(value, Mapping if opens == "{" else list):
-        return None, f"its JSON cannot be read ({problem})"
-    return value, ""
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, kind):
+        raise InvalidJSON("the JSON in the reply cannot be read")
+    return value
 
 
-def _named_twice(block: str, names: Sequence[str] | set[str]) -> str | None:
+def _named_twice(block: str, names: set[str]) -> str | None:
     """A property that a text names more than once like one: which of them counts would be a guess."""
     return next((name for name in sorted(names) if len(_key(name).findall(block)) > 1), None)
 
