@@ -105,7 +105,9 @@ def faithfulness_of(answer: Answer) -> dict[str, Any]:
     return {"statements": statements, "statement_scores": scores, "score": score}
 
 
-async def read_twice(ask: Callable[[int], Awaitable[Answer]], read: Callable[[Answer], dict[str, Any]]) -> Any:
+async def read_twice(
+    ask: Callable[[int], Awaitable[Answer]], read: Callable[[Answer], dict[str, Any]]
+) -> dict[str, Any]:
     """What is read of an answer; of another one (`ask` takes the number of the sample) where it contradicts itself."""
     answer = await ask(0)
     try:
