@@ -6,7 +6,8 @@ import pytest
 
 from assay.evaluators import Judge, evaluate, get, score
 from assay.evaluators.haystack import FaithfulnessEvaluator
-from tests.evaluators.judge_server import Reply, completion, serving
+from assay.evaluators.judges._habits import forget
+from evaluators.judge_server import Reply, completion, serving
 
 CASE = {
     "inputs": "When was it built?",
@@ -36,6 +37,12 @@ JUDGES = {  # parameters, what is replied, and the scores of yes and no
     "haystack_faithfulness": ({}, FAITHFUL, (1.0, 0.0)),
     "pipeline_judge": ({}, SCORED, (5.0, 1.0)),
 }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known():
+    """Ports come again."""
+    forget()
 
 
 def made(id, server):
@@ -81,10 +88,10 @@ def test_no_malady_becomes_a_verdict(id, malady):
     assert feedback.error
 
 
-@pytest.mark.parametrize("id", ["correctness", "chunk_relevance", "haystack_faithfulness", "pipeline_judge"])
-def test_a_verdict_that_an_answer_quotes_is_none(id):
-    quoted = f'The answer says: "{json.dumps(JUDGES[id][1]["yes"])}", but I cannot tell.'
-    feedback, _ = judged(id, quoted, json.dumps(JUDGES[id][1]["no"]))
+@pytest.mark.parametrize(("id", "why"), [("correctness", "rationale"), ("pipeline_judge", "reasoning")])
+def test_a_verdict_that_the_reasons_quote_is_none(id, why):
+    quoted = {**JUDGES[id][1]["no"], why: f"The answer says: {json.dumps(JUDGES[id][1]['yes'])}, score: 5, rating: yes"}
+    feedback, _ = judged(id, quoted)
     assert feedback.score == JUDGES[id][2][1]
 
 
