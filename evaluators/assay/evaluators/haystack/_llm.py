@@ -208,7 +208,7 @@ class _Scored(LLMEvaluator):
             task.instructions,
             list(self.INPUTS),
             list(task.outputs),
-            list(task.examples),
+            [dict(example) for example in task.examples],
             progress_bar,
             raise_on_failure=raise_on_failure,
             chat_generator=chat_generator,
@@ -234,8 +234,8 @@ class _Scored(LLMEvaluator):
 
 @as_component(**_SCORED)
 class ContextRelevanceEvaluator(_Scored):
-    """Whether contexts hold anything that is needed to answer their question: 1 if the judge finds a relevant statement,
-    else 0.
+    """Whether contexts hold anything that is needed to answer their question: 1 if the judge finds a relevant
+    statement, else 0.
     """
 
     TASK = CONTEXT_RELEVANCE
@@ -282,7 +282,8 @@ def _is_input(pair: Any) -> bool:
     if not isinstance(pair, tuple) or len(pair) != 2:
         return False
     name, kind = pair
-    return isinstance(name, str) and name.isascii() and name.isidentifier() and get_origin(kind) is list
+    origin: Any = get_origin(kind)
+    return isinstance(name, str) and name.isascii() and name.isidentifier() and origin is list
 
 
 def _is_example(example: Any) -> bool:

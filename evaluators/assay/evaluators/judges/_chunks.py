@@ -34,7 +34,6 @@ async def precision_of(
     case: Case,
     chunks: Sequence[Document],
     values: Mapping[str, str],
-    **more: Any,
 ) -> dict[str, Any]:
     """The share of yes among the chunks that were judged; `values` are those of the prompt but for the chunk.
 
@@ -50,7 +49,7 @@ async def precision_of(
         if not ratings:
             raise _none_judged(verdicts, lists)
         score = ratings.count("yes") / len(ratings)
-        return judgement.row(score, comment=_told(ratings, verdicts), metadata=lists, **more)
+        return judgement.row(score, comment=_told(ratings, verdicts), metadata=lists)
 
 
 def check_chunks(documents: Sequence[Document]) -> None:
@@ -66,7 +65,7 @@ async def _verdict(judgement: Judgement, prompt: Prompt, values: Mapping[str, st
         return Verdict(error=Skip("the chunk has no content"))
     try:
         answer = await judgement.ask(prompt, {**values, **dict.fromkeys(CHUNK, text)}, SCALE.schema)
-        return Verdict(SCALE.read(answer)[1], rationale_of(answer))
+        return Verdict(str(SCALE.read(answer)[1]), rationale_of(answer))
     except Exception as error:  # of one chunk; the others have theirs
         return Verdict(error=error)
 

@@ -105,7 +105,9 @@ def faithfulness_of(answer: Answer) -> dict[str, Any]:
     return {"statements": statements, "statement_scores": scores, "score": score}
 
 
-async def read_twice(ask: Callable[[int], Awaitable[Answer]], read: Callable[[Answer], dict[str, Any]]) -> Any:
+async def read_twice(
+    ask: Callable[[int], Awaitable[Answer]], read: Callable[[Answer], dict[str, Any]]
+) -> dict[str, Any]:
     """What is read of an answer; of another one (`ask` takes the number of the sample) where it contradicts itself."""
     answer = await ask(0)
     try:
@@ -129,7 +131,7 @@ async def read_twice(ask: Callable[[int], Awaitable[Answer]], read: Callable[[An
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevance(Judged):
     """Whether the retrieved context holds anything that is needed to answer the question: 1 if the judge finds a
-    relevant statement, else 0, as Haystack's ContextRelevanceEvaluator, whose `run()` is in `assay.evaluators.haystack`.
+    relevant statement, else 0, as Haystack's ContextRelevanceEvaluator (`run()` is in `assay.evaluators.haystack`).
 
     The statements are in the metadata. Where a retrieval found nothing it is 0 without asking.
     """
@@ -159,7 +161,7 @@ class ContextRelevance(Judged):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness(Judged):
     """The share of the statements of an answer that can be inferred from the retrieved context, 0 for an answer without
-    statements, as Haystack's FaithfulnessEvaluator, whose `run()` is in `assay.evaluators.haystack`.
+    statements, as Haystack's FaithfulnessEvaluator (`run()` is in `assay.evaluators.haystack`).
 
     One question splits and scores; statements and scores are in the metadata. A reply whose lists differ in length is
     asked for once more, then it is a parse failure.
