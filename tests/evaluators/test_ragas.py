@@ -4,13 +4,13 @@ import asyncio
 import json
 
 import pytest
-from tests.evaluators.judge_server import serving
 
 from assay.collector.records import Case, Document
 from assay.evaluators import evaluate, get, score
 from assay.evaluators.judges import scripted
 from assay.evaluators.judges._rag import matched
 from assay.evaluators.protocol import Unjudged
+from evaluators.judge_server import serving
 
 PARIS = {
     "inputs": "Where is the tower?",

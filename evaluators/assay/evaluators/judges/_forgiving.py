@@ -1,7 +1,8 @@
 """What is forgiven in a reply, and what is wrong with it, in words that its author can act on.
 
 Forgiven are the case of a label, and spaces, quotes and punctuation around it; a number or a truth in quotes; the case
-of a property's name; properties that nobody asked for, but for numbers too many. Another word of the same meaning is not.
+of a property's name; properties that nobody asked for, unless they are numbers. Another word of the same
+meaning is not.
 """
 
 from __future__ import annotations
