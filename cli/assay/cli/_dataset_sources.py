@@ -150,7 +150,10 @@ def _written(source: list[Any], model: str, per_source: int, base_url: str | Non
     """What the model has written; of a document about which it could not, a note says why. Raises `Refused`."""
     from openai import OpenAI, OpenAIError
 
-    from assay.evaluators import datasets
+    from assay.cli._judges import tell_where
+    from assay.evaluators import Judge, datasets
+
+    tell_where([Judge(model=model, base_url=base_url).where])
 
     def left_out(error: Exception) -> None:
         notes.print(f"left out: {error}", markup=False)

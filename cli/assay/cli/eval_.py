@@ -16,6 +16,7 @@ import typer
 from assay.cli import _gate
 from assay.cli._common import console, emit, notes, opened
 from assay.cli._gate import Failed
+from assay.cli._judges import tell
 from assay.cli._module import loaded, show
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector.errors import AssayError, Refused
@@ -75,6 +76,7 @@ def eval_(
     module = loaded(file)
     evaluators, of_the_set = (_evaluators(module, name) for name in ("evaluators", "summary_evaluators"))
     text = file.read_text("utf-8", "replace")
+    tell([*evaluators, *of_the_set])
     for remark in _gate.check_keys(wanted, [*evaluators, *of_the_set], text, str(file)):
         _say(remark)
     settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli._common import console, emit, notes, opened, short, table
-from assay.cli._judges import is_file, judge
+from assay.cli._common import console, emit, notes, opened, short, table, whole_id
+from assay.cli._judges import is_file, judge, tell
 from assay.cli._options import JsonOption, ParametersOption, StoreOption
 from assay.cli.feedback import value_of
+from assay.collector.errors import Refused
 
 if TYPE_CHECKING:
     from assay.evaluators import Evaluator
@@ -29,7 +30,8 @@ Named = Annotated[
 ]
 Group = Annotated[str | None, typer.Option(help="Only this group: text, retrieval, privacy, …")]
 Needs = Annotated[str | None, typer.Option(help="Only those that need this: expected, context, judge, …")]
-TraceId = Annotated[str, typer.Argument(help="A stored trace's id.")]
+TraceId = Annotated[str | None, typer.Argument(help="A stored trace's id, or the beginning of a recent one's.")]
+Session = Annotated[str | None, typer.Option(help="Instead of a trace: a session, all turns of it.")]
 Save = Annotated[bool, typer.Option("--save", help="Keep the feedback on the trace.")]
 
 
@@ -73,23 +75,32 @@ def show(id: Named, as_json: JsonOption = False) -> None:
 @app.command("score")
 def score_(
     id: Named,
-    trace: TraceId,
+    trace: TraceId = None,
+    session: Session = None,
     parameters: ParametersOption = None,
     save: Save = False,
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let one evaluator, registered or a function of your own, look at a stored trace.
+    """Let one evaluator, registered or of a file of your own, look at a stored trace or a session.
 
     Example: `assay evaluators score regex 4bf92f3577b34da6a3ce929d0e0e4736 --set 'pattern=[0-9]+' --save`
     """
     from assay.evaluators import score
+    from assay.evaluators.protocol import Judgements, Untraced, judging
 
+    if bool(trace) == bool(session):
+        raise Refused("name a trace, or a session with --session: one of the two")
     evaluator = judge(id, parameters)
-    with opened(at) as store:
-        feedbacks = score(evaluator, store.trace(trace))
+    tell([evaluator])
+    judgements = Judgements() if save else Untraced()  # what nothing leads to is not kept
+    with opened(at) as store, judging(judgements=judgements):
+        if session:
+            feedbacks = score(evaluator, session=session, store=store)
+        else:
+            feedbacks = score(evaluator, store.trace(whole_id(store, trace or "")))
         if save:
-            store.add_feedback(feedbacks)
+            store.append(judgements.take(), feedbacks)
             notes.print(f"kept {len(feedbacks)} feedbacks", highlight=False)
     if as_json:
         emit(map(asdict, feedbacks))

@@ -1,11 +1,22 @@
-"""From a question to an answer: what surrounds the call of a backend."""
+"""From a question to an answer: what surrounds the call of a backend.
+
+Cache, budget, a place in the line, the call with its attempts under one deadline, the reading of the reply, one more
+question where it cannot be read; what it has cost is settled, and the answer kept. All of it on the judges' loop.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assay.evaluators.judges._ask import Answer, Ask
+from assay.collector.records import Usage
+from assay.evaluators.judges._ask import Answer, Ask, Completion
+from assay.evaluators.judges._cache import Cache, key_of, path_of
+from assay.evaluators.judges._flights import Flights
+from assay.evaluators.judges._loop import kept, on_judges_loop
+from assay.evaluators.judges._question import Question
 from assay.evaluators.judges._reading import read
+from assay.evaluators.protocol import in_thread
 
 if TYPE_CHECKING:
     from assay.evaluators.judges._judge import Judge
@@ -13,12 +24,47 @@ if TYPE_CHECKING:
 
 async def answered(judge: Judge, ask: Ask) -> Answer:
     """What a judge answers. Raises `ParseFailure`, other `Unjudged`, and `Skip` when a budget is used up."""
-    completion = await judge.answering.complete(ask)
-    return Answer(
-        value=read(ask, completion),
-        text=completion.text,
-        model=completion.model or judge.model,
-        usage=completion.usage,
-        logprobs=completion.logprobs,
-        notes=completion.notes,
+    judge.check()
+    return await on_judges_loop(lambda: _answered(judge, ask))
+
+
+async def _answered(judge: Judge, ask: Ask) -> Answer:
+    path = path_of(judge)
+    if path is None:
+        return (await Question(judge, ask).answer())[0]
+    cache = kept((Cache, path), lambda: Cache(path))
+    key = key_of(judge, ask)
+    answer, of_another = await kept(Flights, Flights).once((path, key), lambda: _through(cache, key, judge, ask))
+    return free(answer) if of_another else answer
+
+
+async def _through(cache: Cache, key: bytes, judge: Judge, ask: Ask) -> Answer:
+    """What the cache holds, else what the judge says, kept before anybody has it."""
+    found: Completion | None = await in_thread(lambda: cache.get(key, judge.max_age))
+    if found is not None and (answer := _read(judge, ask, found)) is not None:
+        return answer
+    answer, completion = await Question(judge, ask).answer()
+    await in_thread(lambda: cache.put(key, completion))
+    return answer
+
+
+def _read(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:
+    """A kept reply as an answer; None where it is none any more."""
+    try:
+        value = read(ask, completion)
+    except Exception:
+        return None
+    return free(
+        Answer(
+            value=value,
+            text=completion.text,
+            model=completion.model or judge.model,
+            logprobs=completion.logprobs,
+            notes=completion.notes,
+        )
     )
+
+
+def free(answer: Answer) -> Answer:
+    """An answer for which no call was made."""
+    return replace(answer, cached=True, calls=0, cost=0.0, usage=Usage())

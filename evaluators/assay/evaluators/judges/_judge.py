@@ -12,6 +12,7 @@ from typing import Any
 from assay.collector.records import JSON
 from assay.evaluators.judges._ask import Answer, Ask, Backend, NoJudge
 from assay.evaluators.judges._asking import answered
+from assay.evaluators.judges._budget import Ledger, budget_for
 from assay.evaluators.judges._checks import check_address, check_number, check_price, check_text, check_whole
 from assay.evaluators.judges._endpoint import OPENAI, Endpoint
 from assay.evaluators.judges._function import backend_from
@@ -36,7 +37,8 @@ class Judge:
     as many. `deadline` is in seconds, for one question with all its attempts; `concurrency` bounds the questions at
     once, of all judges of this process with the same model and endpoint together. `cache` None keeps answers of
     endpoints, not of functions and scripts; a path says where; `max_age` is in seconds. `max_usd` and `max_calls` bound
-    what this judge may spend: what a call can cost at most is reserved before it. Raises `ValueError`.
+    what this judge may spend, and what `dataclasses.replace` makes of it: what a call can cost at most is reserved
+    before it, in `budget`, which several judges can be given. Raises `ValueError`.
     """
 
     model: str = ""
@@ -53,6 +55,7 @@ class Judge:
     max_age: float = 30 * 86_400.0
     max_usd: float | None = None
     max_calls: int | None = None
+    budget: Ledger | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -60,6 +63,7 @@ class Judge:
             object.__setattr__(self, name, value)
         if self.price is not None:
             object.__setattr__(self, "price", tuple(self.price))
+        object.__setattr__(self, "budget", budget_for(self.max_usd, self.max_calls, self.budget))
         if self.max_usd is not None and self.prices is None:
             raise ValueError(
                 f"max_usd={self.max_usd!r} cannot be kept: nobody knows what {self.model or 'a judge'!r} costs; give "
@@ -154,7 +158,7 @@ def judge_of(given: Any = None) -> Judge:
 
 
 def _from_dict(given: Mapping[str, Any]) -> Judge:
-    known = [each.name for each in dataclasses.fields(Judge) if each.name != "backend"]
+    known = [each.name for each in dataclasses.fields(Judge) if each.name not in ("backend", "budget")]
     for name in given:
         if name not in known:
             raise ValueError(f"a judge has no {name!r}{did_you_mean(str(name), known)}; it has {', '.join(known)}")
@@ -202,7 +206,7 @@ def _first(*names: str) -> str | None:
 
 
 def _is_told(judge: Judge, each: dataclasses.Field[Any]) -> bool:
-    return each.name not in ("backend", "api_key") and getattr(judge, each.name) != each.default
+    return each.name not in ("backend", "budget", "api_key") and getattr(judge, each.name) != each.default
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,15 @@ from assay.evaluators.protocol._messages import messages, only
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, Unjudged, missing_needs
 from assay.evaluators.protocol._own import builtin
-from assay.evaluators.protocol._passing import RetryOn, may_pass, retries_on, wait_before
+from assay.evaluators.protocol._passing import (
+    RetryOn,
+    headers_of,
+    may_pass,
+    retries_on,
+    retry_after,
+    status_of,
+    wait_before,
+)
 from assay.evaluators.protocol._plain import plain
 from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_cancelled
 from assay.evaluators.protocol._registry import as_evaluator, definition, factory, from_dict, get, names, spec, specs
@@ -54,6 +62,7 @@ __all__ = [
     "finish",
     "from_dict",
     "get",
+    "headers_of",
     "in_thread",
     "is_cancelled",
     "judging",
@@ -65,8 +74,10 @@ __all__ = [
     "only",
     "plain",
     "retries_on",
+    "retry_after",
     "spec",
     "specs",
+    "status_of",
     "surroundings",
     "value_of",
     "wait_before",

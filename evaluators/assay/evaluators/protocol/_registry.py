@@ -15,6 +15,7 @@ from assay.evaluators.protocol._make import make
 from assay.evaluators.protocol._own import Entry, entry, entry_of
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._table import TABLE
+from assay.evaluators.protocol.adapters import Adapted, adapted
 from assay.tracer.hints import did_you_mean
 
 # Parameters that every registered evaluator takes, and what they are called when the evaluator is made.
@@ -43,8 +44,8 @@ ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def as_evaluator(judge: Any) -> Evaluator:
-    """An `Evaluator` from an evaluator, a callable, the id of a registered one, the dict of `to_dict`, or the `Path` of
-    a JSON or YAML file with that.
+    """An `Evaluator` from an evaluator, a callable, the id of a registered one, the dict of `to_dict`, the `Path` of
+    a JSON or YAML file with that, or a metric object of autoevals, deepeval, ragas or pydantic-evals.
 
     Raises `TypeError` for anything else, and what `get`, `from_dict` and `evaluator` raise.
     """
@@ -56,6 +57,8 @@ def as_evaluator(judge: Any) -> Evaluator:
         return from_dict(judge)
     if isinstance(judge, Path):
         return from_dict(definition(judge))
+    if not isinstance(judge, type) and (metric := adapted(judge)):
+        return _around(metric)
     if isinstance(judge, type) or not callable(judge):
         raise TypeError(f"an evaluator is a callable or the id of one (see assay.evaluators.names()), not {judge!r}")
     return _of_instance(judge) or make(judge)
@@ -127,6 +130,21 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
     if not isinstance(decorated, Evaluator):
         raise ValueError(f"{name!r} is no evaluator: put @evaluator above it")
     return decorated
+
+
+def _around(metric: Adapted) -> Evaluator:
+    """The evaluator around a metric object of another library."""
+    return make(
+        metric,
+        name=metric.name,
+        key=metric.name,
+        threshold=metric.threshold,
+        range=metric.range,
+        higher_is_better=metric.higher_is_better,
+        source=metric.source,
+        version=metric.version,
+        origin={},
+    )
 
 
 def definition(file: Path) -> Mapping[str, Any]:
