@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 from assay.collector.extras import needing
 
 if TYPE_CHECKING:
-    from assay.evaluators.judges import Judge
+    from assay.evaluators.judges import Judge, judge
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
-    from assay.evaluators.judges import Judge, judge
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
     from assay.evaluators.scoring import ascore, calibrate, case_of, corrected, score
 
@@ -39,6 +38,7 @@ __all__ = [
 # What only those need who judge: imported when it is asked for.
 _LATER = {
     "Judge": "assay.evaluators.judges",
+    "judge": "assay.evaluators.judges",
 }
 
 
