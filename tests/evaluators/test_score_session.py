@@ -9,7 +9,7 @@ from assay.collector.records import Run
 from assay.evaluators import evaluator, get, score
 from assay.evaluators.judges import scripted
 from assay.evaluators.protocol import Judgements, judging
-from assay.evaluators.scoring import _sessions
+from assay.evaluators.scoring._sessions import MOST_TURNS, turns_of
 
 YES = {"rationale": "Twice.", "rating": "yes"}
 
@@ -43,11 +43,10 @@ def test_only_the_last_turn_is_seen_with_its_runs(store):
     assert score(told, session="s", store=store)[0].score == 2
 
 
-def test_of_a_very_long_one_the_latest_turns_are_read(store, monkeypatch):
-    monkeypatch.setattr(_sessions, "MOST_TURNS", 200)
-    store.append([turn(n) for n in range(1, 351)])
-    turns = _sessions.turns_of("s", store)
-    assert [trace.root.start_ns for trace in turns] == list(range(151, 351))
+def test_of_a_very_long_one_the_latest_turns_are_read(store):
+    store.append([turn(n) for n in range(1, MOST_TURNS + 151)])
+    starts = [trace.root.start_ns for trace in turns_of("s", store)]
+    assert starts == list(range(151, MOST_TURNS + 151))
 
 
 def test_a_session_that_there_is_not_is_told(store):

@@ -1,5 +1,5 @@
-"""An evaluator that a command names: the id of a registered one, or one of a file, with its parameters; and where
-those that ask judges send text.
+"""An evaluator that a command names: the id of a registered one, one of a file, or a definition, with its parameters;
+and where those that ask judges send text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def judge(named: str, pairs: Iterable[str] | None = None) -> Evaluator:
-    """The evaluator called `exact`, or `evals/mine.py:concise`, with parameters of the form name=value.
+    """The evaluator called `exact`, `evals/mine.py:concise` or `polite.yaml`, with parameters of the form name=value.
 
     In a file it may be a function, a class, or what `get`, `judge` or `@evaluator` has made.
 
@@ -33,8 +33,29 @@ def judge(named: str, pairs: Iterable[str] | None = None) -> Evaluator:
     from assay.evaluators import get
 
     parameters = dict(map(_parameter, pairs or []))
-    file, colon, name = named.rpartition(":")
-    return _of_file(Path(file), name, parameters) if colon and file.endswith(".py") else get(named, **parameters)
+    file, _, name = named.rpartition(":")
+    if is_definition(named):
+        return _defined(Path(named), parameters)
+    return _of_file(Path(file), name, parameters) if is_file(named) else get(named, **parameters)
+
+
+def is_file(named: str) -> bool:
+    """Whether an evaluator is named by the file that it is in: `evals/mine.py:concise`, or a definition."""
+    file, colon, _ = named.rpartition(":")
+    return bool(colon and file.endswith(".py")) or is_definition(named)
+
+
+def is_definition(named: str) -> bool:
+    """Whether it is the name of a file with what `to_dict` gave."""
+    return named.endswith((".json", ".yaml", ".yml"))
+
+
+def _defined(file: Path, parameters: Mapping[str, Any]) -> Evaluator:
+    from assay.evaluators import from_dict
+    from assay.evaluators.protocol import definition
+
+    told = definition(file)
+    return from_dict({**told, "init_parameters": {**(told.get("init_parameters") or {}), **parameters}})
 
 
 def tell(evaluators: Iterable[Evaluator]) -> None:

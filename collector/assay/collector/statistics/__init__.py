@@ -1,5 +1,6 @@
 """Numbers over stored feedback, as pure functions: what evaluators, engine, stores, pages and alerts all need."""
 
+from assay.collector.statistics._agreement import Agreement, agreement
 from assay.collector.statistics._compare import (
     TASK_OK,
     Contrast,
@@ -10,6 +11,7 @@ from assay.collector.statistics._compare import (
     direction,
     scores_of,
 )
+from assay.collector.statistics._corrected import Corrected, corrected_mean
 from assay.collector.statistics._families import Family, boolean_family
 from assay.collector.statistics._forms import databricks_results, haystack_results
 from assay.collector.statistics._keys import summarise
@@ -19,7 +21,9 @@ from assay.collector.statistics._percentile import percentile
 from assay.collector.statistics._tally import Passes, Tally
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+    "Agreement",
     "Contrast",
+    "Corrected",
     "Family",
     "Judgement",
     "Paired",
@@ -27,9 +31,11 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Scores",
     "TASK_OK",
     "Tally",
+    "agreement",
     "boolean_family",
     "by_example",
     "compare",
+    "corrected_mean",
     "databricks_results",
     "direction",
     "haystack_results",

@@ -29,10 +29,9 @@ _CASE = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
     metrics=(Metric("judge", None, primary=True),),
     standards=(VALID,),
     source="a judge of one's own",
-    canonical="by hand",
     judge=True,
     kind="model",
-    example='judge("polite", "Is this answer polite?\\n{outputs}", '
+    example='judge("polite", "Is it polite?\\n{outputs}", '
     'judge=scripted({"rationale": "It says please.", "rating": "yes"})), outputs="Wait a moment, please."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,8 @@ class Own(Judged):
 
     `scale` is two labels, of which the first is True, `("yes", "no")`; several labels; levels, `range(1, 6)`; a rubric,
     `{1: "rude", …, 5: "warm"}`; or labels with what they are worth, `{"good": 1, "bad": 0}`. `examples` are shown to
-    the judge: dicts with what the prompt names, a `rationale` and a `rating`.
+    the judge: dicts with what the prompt names, a `rationale` and a `rating`. `logprobs` weights a graded score by how
+    likely the judge was to give each rating, as G-Eval does.
     """
 
     key: str
@@ -55,12 +55,12 @@ class Own(Judged):
     examples: Sequence[Mapping[str, Any]] = ()
     map: Mapping[str, Any] | None = None
     higher_is_better: bool = True
-    samples: int = 1
+    logprobs: bool = False
     _scale: Scale = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.max_characters < 1 or self.samples < 1:
-            raise ValueError(f"judge {self.key!r}: max_characters and samples are 1 or more")
+        if self.max_characters < 1:
+            raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
         scale = scale_of(self.scale)
         asked = load(_id(self.key), self.prompt, (*ARGUMENTS, *(self.map or {})), bound=self.max_characters)
         shots = shots_of(self.examples, asked.asked, scale)
@@ -103,7 +103,9 @@ class Own(Judged):
         if "trajectory" in (self.map or {}):
             others["trajectory"] = text_of(values["trajectory"])
         texts = texts_of(seen, [name for name in self._prompt.asked if name not in others])
-        return await rated(self.key, self._judge, self._prompt, seen, self._scale, {**texts, **others}, self.samples)
+        return await rated(
+            self.key, self._judge, self._prompt, seen, self._scale, {**texts, **others}, logprobs=self.logprobs
+        )
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         kept = {**Judged.exported(self, {**parameters, "prompt": None}), "prompt": self.prompt}
@@ -112,7 +114,7 @@ class Own(Judged):
     def _identity(self) -> list[Any]:
         worth = [[label, score] for label, score in self._scale.scores.items()]
         mapped = {name: path if isinstance(path, str) else repr(path) for name, path in (self.map or {}).items()}
-        return [*Judged._identity(self), worth, mapped, self.samples, self.higher_is_better]
+        return [*Judged._identity(self), worth, mapped, self.logprobs, self.higher_is_better]
 
 
 def judge(
@@ -125,7 +127,7 @@ def judge(
     map: Mapping[str, Any] | None = None,
     threshold: float | None = None,
     higher_is_better: bool = True,
-    samples: int = 1,
+    logprobs: bool = False,
     max_characters: int | None = None,
     **options: Any,
 ) -> Evaluator:
@@ -145,10 +147,10 @@ def judge(
         "map": map,
         "threshold": threshold,
         "higher_is_better": higher_is_better,
-        "samples": samples,
+        "logprobs": logprobs,
         "max_characters": max_characters,
     }
-    usual = {"examples": (), "higher_is_better": True, "samples": 1}
+    usual = {"examples": (), "higher_is_better": True, "logprobs": False}
     parameters = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
     return get("judge", **parameters, **options)
 

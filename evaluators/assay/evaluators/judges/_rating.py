@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from assay.collector.records import JSON, Case
 from assay.evaluators.judges._ask import Answer, ParseFailure
+from assay.evaluators.judges._geval import TOP, expected, noted, probabilities
 from assay.evaluators.judges._judge import Judge
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._prompts import Prompt
@@ -71,7 +72,7 @@ class Scale:
         form = f'{{"rationale": "…", "rating": {choice}}}'
         return "\n\n".join([*said, f"Give your reasons first, then the rating, as JSON: {form}"])
 
-    def read(self, answer: Answer) -> tuple[float | bool | None, str]:
+    def read(self, answer: Answer) -> tuple[float | bool | None, Label]:
         """The score and the label of an answer. Raises `ParseFailure` for a label that there is not."""
         rating = answer.value["rating"] if isinstance(answer.value, Mapping) and "rating" in answer.value else None
         label = self.label_of(rating)
@@ -79,7 +80,7 @@ class Scale:
             raise ParseFailure(
                 f"the rating is {rating!r:.100}, none of {', '.join(map(str, self.labels))}", answer.text
             )
-        return self.scores[label], str(label)
+        return self.scores[label], label
 
     def label_of(self, rating: Any) -> Label | None:
         """The label that a rating is, but for its case, or for its being a text; None for anything else."""
@@ -143,10 +144,19 @@ YES_NO = rating_schema(("yes", "no"))
 
 
 async def yes_or_no(
-    evaluator: str, judge: Judge, prompt: Prompt, case: Case, values: Mapping[str, str] | None = None
+    evaluator: str,
+    judge: Judge,
+    prompt: Prompt,
+    case: Case,
+    values: Mapping[str, str] | None = None,
+    *,
+    logprobs: bool = False,
 ) -> dict[str, Any]:
-    """The feedback of a judge that says yes or no: True for yes, with its rationale as the comment."""
-    return await rated(evaluator, judge, prompt, case, scale_of(("yes", "no")), values)
+    """The feedback of a judge that says yes or no: True for yes, with its rationale as the comment.
+
+    With `logprobs` its metadata say how likely either was, and how likely what it said (`confidence`).
+    """
+    return await rated(evaluator, judge, prompt, case, scale_of(("yes", "no")), values, logprobs=logprobs)
 
 
 async def rated(
@@ -156,14 +166,24 @@ async def rated(
     case: Case,
     scale: Scale,
     values: Mapping[str, str] | None = None,
-    samples: int = 1,
+    *,
+    logprobs: bool = False,
 ) -> dict[str, Any]:
-    """The feedback of a judge that rates: score and label, with its rationale as the comment."""
+    """The feedback of a judge that rates: score and label, with its rationale as the comment.
+
+    With `logprobs` its metadata say how likely each label was, and a graded score is the mean of what the labels are
+    worth, each as likely as it was; without log-probabilities it is that of the label, and a note says so.
+    """
     async with Judgement(evaluator, judge, case) as judgement:
         given = texts_of(case, prompt.asked) if values is None else values
-        answer = await judgement.ask(prompt, given, scale.schema)
+        answer = await judgement.ask(prompt, given, scale.schema, logprobs=TOP * logprobs)
         score, label = scale.read(answer)
-        return judgement.row(label if score is None else score, comment=rationale_of(answer), label=label)
+        likely = probabilities(answer, scale.labels) if logprobs else None
+        metadata = noted({}, likely, label) if logprobs else {}
+        if likely and scale.range is not None and not scale.is_boolean:
+            score = expected(likely, {label: float(worth or 0) for label, worth in scale.scores.items()})
+        told = label if score is None else score
+        return judgement.row(told, comment=rationale_of(answer), label=str(label), metadata=metadata)
 
 
 def rationale_of(answer: Answer) -> str | None:
