@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import ascore, calibrate, case_of, corrected, score
+    from assay.evaluators.scoring import Estimate, ascore, calibrate, case_of, corrected, estimate, score
 
 __all__ = [
+    "Estimate",
     "Evaluator",
     "Experiment",
     "Judge",
@@ -26,6 +27,7 @@ __all__ = [
     "case_of",
     "compare",
     "corrected",
+    "estimate",
     "evaluate",
     "evaluator",
     "from_dict",
