@@ -48,7 +48,8 @@ def estimate(evaluators: Any, cases: Iterable[Any], *, repetitions: int = 1) -> 
     judged = {each.key: each for each in map(as_evaluator, given) if judges_of(each)}
     for each in judged.values():
         for judge in judges_of(each):
-            judge.check()
+            if not judge.model:  # a key is not asked for: nobody is asked
+                judge.check()
     return finish(_estimated(judged, [_case(case) for case in cases], repetitions))
 
 
