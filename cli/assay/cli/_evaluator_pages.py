@@ -49,7 +49,7 @@ def page_of(evaluator: Evaluator) -> str:
     facts = [("Needs", ", ".join(evaluator.needs)), ("Version", evaluator.version)]
     asked = getattr(evaluator.function, "prompts", ())
     if asked:
-        facts.insert(1, ("Judge", evaluator.function._judge.where))  # type: ignore[attr-defined]
+        facts.insert(1, ("Asks", ", ".join(evaluator.asking.where) if evaluator.asking else "nobody"))
     told = "" if evaluator.spec else inspect.getdoc(evaluator.function) or ""
     parts = [f"# {evaluator.key}", *([told] if told else []), _table(facts), "## Metrics", _metrics(evaluator.metrics)]
     return "\n\n".join([*parts, *_prompts(asked)]) + "\n"

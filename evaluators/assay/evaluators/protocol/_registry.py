@@ -165,7 +165,9 @@ def _of_instance(instance: object) -> Evaluator | None:
     known = entry_of(instance)
     if known is None:
         return None
-    return _made(known, instance, {"type": known.spec.id, "init_parameters": _parameters(instance)}, {})
+    parameters = _parameters(instance)
+    options = {OPTIONS[name]: value for name, value in parameters.items() if name in OPTIONS}
+    return _made(known, instance, {"type": known.spec.id, "init_parameters": parameters}, options)
 
 
 def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
