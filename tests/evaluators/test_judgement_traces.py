@@ -252,7 +252,8 @@ def test_what_a_failed_question_took_is_counted_with_the_judgement():
     told = feedback.metadata["judge"]
     assert (told["calls"], told["input_tokens"], told["output_tokens"]) == (2, 200, 20)
     assert told["prompts"][0].startswith(ID)
-    assert feedback.metadata["reply"] == "no JSON" and "calls" not in feedback.metadata
+    assert feedback.metadata["reply"] == "no JSON"
+    assert "calls" not in feedback.metadata
     assert [run.usage.input_tokens for run in runs if run.kind == "llm"] == [200]
 
 
@@ -269,4 +270,6 @@ def test_an_answer_that_was_known_is_marked_and_costs_nothing(tmp_path):
     told = feedback.metadata["judge"]
     assert (told["calls"], told["cached"], told["input_tokens"], told["cost"]) == (0, 1, 0, 0.0)
     [call] = [run for run in runs if run.kind == "llm"]
-    assert call.metadata["cached"] is True and call.usage is None and call.cost is None
+    assert call.metadata["cached"] is True
+    assert call.usage is None
+    assert call.cost is None
