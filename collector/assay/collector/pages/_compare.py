@@ -14,6 +14,7 @@ from assay.collector import statistics
 from assay.collector.errors import Refused
 from assay.collector.pages import _experiments
 from assay.collector.pages.kit import chips, metrics, render
+from assay.collector.pages.kit.trust import of_experiments, trust
 from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary, paged
 from assay.collector.stores import Store
 
@@ -81,6 +82,7 @@ def compare(store: Store, request: Request) -> Response:
         examples=len({id for side in sides for id in side.runs}),
         settings=settings(sides),
         contrasts=contrasts,
+        trusts=[trust(store, of_experiments([side.experiment])) for side in sides] if len(sides) > 1 else [],
         chips=chips.by_trace(store, [trace for row in rows for trace in row.traces if trace]),
         choices=[] if len(sides) > 1 else store.experiments(limit=100),
     )

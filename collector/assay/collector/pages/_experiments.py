@@ -15,6 +15,7 @@ from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.pages.kit import chips, filter_form, metrics, render
 from assay.collector.pages.kit.request import whole
+from assay.collector.pages.kit.trust import of_chips, of_experiments, trust
 from assay.collector.records import Bucket, Example, Experiment, Target, TraceSummary, paged
 from assay.collector.stores import Store
 
@@ -45,6 +46,7 @@ def experiments(store: Store, request: Request) -> Response:
         keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
         known=metrics.known(reversed(listed)),
+        trust=trust(store, of_experiments(reversed(listed))),
         datasets=[known.name for known in store.datasets()],
     )
 
@@ -66,6 +68,7 @@ def experiment(store: Store, request: Request) -> Response:
     rows = ordered(load(store, asked, query.filter), sort)
     shown = rows[offset : offset + PAGE]
     result = aggregates(store, [asked]).get(asked.id)
+    beside = chips.by_trace(store, [row.trace for row in shown])
     return render.html(
         request,
         "experiment.html",
@@ -81,7 +84,8 @@ def experiment(store: Store, request: Request) -> Response:
         result=result,
         stats=metrics.with_tasks(result) if result else [],
         known=metrics.known([asked]),
-        chips=chips.by_trace(store, [row.trace for row in shown]),
+        trust=trust(store, {**of_chips(beside), **of_experiments([asked])}),
+        chips=beside,
         of_whole=chips.latest(store.feedbacks(target=Target(experiment_id=asked.id))),
         others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
     )

@@ -202,7 +202,7 @@ class Experiment:
     def _trust(self) -> Mapping[str, str]:
         """How far each judge agrees with people; nothing where the store is away, or closed by now."""
         try:
-            found = checked(self._store, self._tally.judges)
+            found = checked(self._store, {key: version or None for key, version in self._tally.judges.items()})
         except StoreError:
             return {}
         return {key: str(one.agreement) for key, one in found.items()}
