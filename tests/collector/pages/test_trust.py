@@ -9,7 +9,7 @@ from assay.collector.records import Experiment, Feedback, Target
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 
-SAID = "agrees with people 75 % (κ 0.50, 4 votes)"
+SAID = "agrees with people 75 % <span>(κ 0.50, 4 votes)</span>"
 JUDGE = {"key": "polite", "version": "1", "source": "model", "metrics": [{"key": "polite", "range": [0, 1]}]}
 
 
@@ -25,7 +25,12 @@ def judged(store: SQLiteStore, name: str, votes: bool) -> None:
             store.feedback(target, "polite", n > 0, author="ann")
 
 
-PAGES = {"experiments": "/experiments", "experiment": "/experiments/one", "compare": "/compare?ids=one,two", "traces": "/?traffic=all"}
+PAGES = {
+    "experiments": "/experiments",
+    "experiment": "/experiments/one",
+    "compare": "/compare?ids=one,two",
+    "traces": "/?traffic=all",
+}
 
 
 @pytest.mark.parametrize("path", PAGES.values(), ids=PAGES)

@@ -13,7 +13,7 @@ from assay.collector.errors import StoreError
 from assay.collector.format import first_line, standing
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
-from assay.collector.stores import Store, checked
+from assay.collector.stores import Checks, Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._html import block, page
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
@@ -202,10 +202,9 @@ class Experiment:
     def _trust(self) -> Mapping[str, str]:
         """How far each judge agrees with people; nothing where the store is away, or closed by now."""
         try:
-            found = checked(self._store, {key: version or None for key, version in self._tally.judges.items()})
+            return Checks(self._store).said({key: version or None for key, version in self._tally.judges.items()})
         except StoreError:
             return {}
-        return {key: str(one.agreement) for key, one in found.items()}
 
     def rows(self) -> Iterator[Row]:
         """Every run in the dataset's order, read from the store page by page."""

@@ -1,24 +1,17 @@
-"""How far judges agree with people, in the words that stand beside their means."""
+"""Which keys are judges', beside whose means stands how far they agree with people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from assay.collector.pages.kit.chips import Chip
 from assay.collector.records import Experiment
-from assay.collector.stores import Store, checked
 
 
-def trust(store: Store, judges: Mapping[str, str | None]) -> dict[str, str]:
-    """Per key of a judge, at a version (None: the newest), one sentence: what it is against people's votes."""
-    return {key: str(found.agreement) for key, found in checked(store, judges).items()}
-
-
-def of_experiments(experiments: Iterable[Experiment]) -> dict[str, str | None]:
-    """The keys that are judges', as experiments tell of their evaluators, with their versions; the last counts."""
+def of_experiment(experiment: Experiment) -> dict[str, str | None]:
+    """The keys that are judges', as an experiment tells of its evaluators, with their versions."""
     return {
         str(metric["key"]): version if isinstance(version := evaluator.get("version"), str) else None
-        for experiment in experiments
         for evaluator in experiment.evaluators
         if evaluator.get("source") == "model" and isinstance(metrics := evaluator.get("metrics"), list)
         for metric in metrics
