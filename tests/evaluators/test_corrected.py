@@ -73,7 +73,7 @@ def test_votes_are_weighted_by_how_likely_they_were_drawn() -> None:
 def test_few_votes_on_grades_are_too_few() -> None:
     found = corrected([said(n, float(n % 5 + 1)) for n in range(300)], [vote(n, float(n % 5 + 1)) for n in range(99)])
     assert found.mean is None
-    assert "too few votes: 99" in str(found)
+    assert "too few votes: 99, and grades take 100" in str(found)
 
 
 def test_without_votes_there_is_no_mean_and_it_says_so() -> None:

@@ -68,8 +68,9 @@ def corrected_mean(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
         return _without("no votes", judge, votes, scores)
     if {*scores, *(value for vote in votes for value in vote[:2])} <= {0.0, 1.0}:
         return _stratified(scores, votes)
-    if len(votes) < FEWEST:
-        return _without(f"too few votes: {len(votes)}, graded scores take {FEWEST}", judge, votes, scores)
+    if (equal := _effective([1 / probability for _, _, probability in votes])) < FEWEST:
+        alike = f", as sure as {equal:.0f} of equal weight" * (len(votes) >= FEWEST)
+        return _without(f"too few votes: {len(votes)}{alike}, and grades take {FEWEST}", judge, votes, scores)
     return _tuned(scores, votes)
 
 
@@ -108,6 +109,11 @@ def _stratified(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
     )
 
 
+def _effective(weights: Sequence[float]) -> float:
+    """Of how many equal weights a mean is as sure: (Σw)²/Σw² (Kish 1965)."""
+    return sum(weights) ** 2 / sum(weight * weight for weight in weights)
+
+
 def _mean(beta: tuple[float, float]) -> float:
     return beta[0] / sum(beta)
 
@@ -115,14 +121,14 @@ def _mean(beta: tuple[float, float]) -> float:
 def _posterior(votes: Sequence[Vote], verdict: float | None) -> tuple[float, float]:
     """Beta's parameters of the share of yes among votes where the judge gave a verdict (None: any).
 
-    Unequal weights count as many votes as equal ones that are as sure: (Σw)²/Σw² (Kish 1965).
+    Votes of unequal weight count as many as equal ones that are as sure.
     """
     weighted = [(1 / probability, vote) for judge, vote, probability in votes if verdict in (None, judge)]
     total = sum(weight for weight, _ in weighted)
     if not total:
         return 0.5, 0.5
     share = sum(weight * vote for weight, vote in weighted) / total
-    n = total * total / sum(weight * weight for weight, _ in weighted)
+    n = _effective([weight for weight, _ in weighted])
     return n * share + 0.5, n * (1 - share) + 0.5
 
 
@@ -140,7 +146,8 @@ def _tuned(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
     weights /= weights.mean()
     estimate = _equally if numpy.ptp(weights) < _ALIKE else _unequally
     mean, error, third, tuning = estimate(judged, voted, weights, everything)
-    low, high = _skewed(mean, error, third, len(votes))
+    sure = round(_effective(weights.tolist()))
+    low, high = _skewed(mean, error, third, sure)
     alone, of_alone, third_alone, _ = _unequally(numpy.zeros(len(votes)), voted, weights, everything)
     return Corrected(
         mean=mean,
@@ -150,7 +157,7 @@ def _tuned(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
         votes=len(votes),
         cases=len(scores),
         method="PPI++",
-        alone=(alone, *_skewed(alone, of_alone, third_alone, len(votes))),
+        alone=(alone, *_skewed(alone, of_alone, third_alone, sure)),
         error=error,
         tuning=tuning,
     )

@@ -14,15 +14,26 @@ MOST = 1_000  # votes of a key that are read, newest first
 _AT_ONCE = 100  # traces asked for in one question: their ids travel in an address
 
 
-def checked(store: TraceStore, versions: Mapping[str, str | None]) -> dict[str, Checked]:
-    """Per key of a judge, at the version named (None: the newest): its feedback against people's under the same key."""
-    return {key: check_of(store, key, version) for key, version in versions.items()}
+class Checks:
+    """What votes say of judges, each question asked of the store once: made for one request, or one table."""
 
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+        self._read: dict[str, tuple[list[Feedback], list[Feedback]]] = {}
+        self._checked: dict[tuple[str, str | None], Checked] = {}
 
-def check_of(store: TraceStore, key: str, version: str | None = None, votes_under: str | None = None) -> Checked:
-    """One judge's key against people's votes under the same key, or under another."""
-    votes = votes_of(store, votes_under or key)
-    return check(judgements(store, key, [vote.target for vote in votes]), votes, version)
+    def of(self, key: str, version: str | None = None) -> Checked:
+        """One version of a judge (None: the newest) against people's votes under the same key."""
+        if (key, version) not in self._checked:
+            if key not in self._read:
+                votes = votes_of(self._store, key)
+                self._read[key] = list(judgements(self._store, key, [vote.target for vote in votes])), votes
+            self._checked[key, version] = check(*self._read[key], version)
+        return self._checked[key, version]
+
+    def said(self, judges: Mapping[str, str | None]) -> dict[str, str]:
+        """Per key of a judge, at a version, the sentence that stands beside its mean."""
+        return {key: str(self.of(key, version).agreement) for key, version in judges.items()}
 
 
 def votes_of(store: TraceStore, key: str, most: int = MOST) -> list[Feedback]:
