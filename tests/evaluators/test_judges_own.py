@@ -74,7 +74,7 @@ def test_any_other_rating_is_a_parse_failure_and_no_score(rating):
         ((1.5, 2.5), "a text or a whole number"),
         ({"a": 1, "b": "x"}, "what each label is worth, or what each means"),
         ({"a": float("nan"), "b": 1}, "what each label is worth"),
-        (("", "b"), "a text or a whole number"),
+        ((" ", "b"), "a text or a whole number"),
     ],
 )
 def test_scales_that_are_none(scale, why):
@@ -141,6 +141,12 @@ def test_a_map_of_a_known_name_counts_for_it():
 def test_a_name_that_no_map_gives_is_refused():
     with pytest.raises(ValueError, match=r"question.*none of inputs"):
         judge("fits", "{{question}}")
+
+
+@pytest.mark.parametrize("name", ["case", "trace", "self", "class", "two words", ""])
+def test_a_map_names_no_whole_records_and_no_words_of_python(name):
+    with pytest.raises(ValueError, match="cannot be a placeholder's name"):
+        judge("fits", POLITE, map={name: "outputs"})
 
 
 def test_the_run_tree_is_a_value_like_others():
