@@ -17,7 +17,7 @@ from typing import Any
 from assay.collector.records import Feedback, Run, Target, Trace, Usage
 from assay.evaluators import Evaluator, Metric, get, judge, protocol, score
 from assay.evaluators.judges import Prompt
-from assay.evaluators.protocol import Spec
+from assay.evaluators.protocol import Spec, Untraced, judging
 from assay.evaluators.testing import scripted
 
 TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
@@ -224,7 +224,8 @@ def run_example(spec: Spec) -> list[Feedback]:
         "scripted": scripted,
     }
     exec(TRACE, names)
-    feedback: list[Feedback] = eval(f"score({spec.example})", names)
+    with judging(judgements=Untraced()):  # nothing of it is kept anywhere
+        feedback: list[Feedback] = eval(f"score({spec.example})", names)
     return feedback
 
 

@@ -35,8 +35,8 @@ def check_price(price: Any) -> None:
     """Raises `ValueError` for what is no pair of prices."""
     if price is None:
         return
-    pair = price if isinstance(price, tuple | list) and len(price) == 2 else (None, None)
-    if not all(_is_number(each) and each >= 0 for each in pair):
+    pair: Any = price if isinstance(price, tuple | list) and len(price) == 2 else (None, None)
+    if not all(map(_is_price, pair)):
         raise ValueError(f"price is US dollars per million tokens of input and of output, (0.15, 0.6), not {price!r}")
 
 
@@ -61,6 +61,10 @@ def _parts(url: Any) -> Any:
         pass
     shown = url.rpartition("@")[2] if isinstance(url, str) else url
     raise ValueError(f"base_url is an address such as http://localhost:8000/v1, not {shown!r:.200}")
+
+
+def _is_price(value: Any) -> bool:
+    return _is_number(value) and bool(value >= 0)
 
 
 def _is_number(value: Any) -> bool:
