@@ -88,14 +88,7 @@ class Own(Judged):
     @property
     def __signature__(self) -> inspect.Signature:
         """What it asks a case for: what its prompt names."""
-        mapped = self.map or {}
-        names = dict.fromkeys("trace" if _is_tree(name, mapped) else name for name in self._prompt.asked)
-        optional = inspect.Parameter("history", _CASE.kind, default=None)  # it may stand in the inputs
-        asked = [
-            optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE.kind)
-            for name in names
-        ]
-        return inspect.Signature([*asked, _CASE])
+        return signature_of(self._prompt.asked, self.map or {})
 
     async def __call__(self, case: Case | None = None, **values: Any) -> dict[str, Any]:
         fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
@@ -163,6 +156,16 @@ def _check(mapped: Mapping[str, Any]) -> None:
     for name in mapped:
         if not name.isidentifier() or iskeyword(name) or name in _TAKEN:
             raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
+
+
+def signature_of(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.Signature:
+    """What is asked of a case by a prompt that names these: the case, and fields of it without which it is skipped."""
+    fields = dict.fromkeys("trace" if _is_tree(name, mapped) else name for name in names)
+    optional = inspect.Parameter("history", _CASE.kind, default=None)  # it may stand in the inputs
+    asked = [
+        optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE.kind) for name in fields
+    ]
+    return inspect.Signature([*asked, _CASE])
 
 
 def _id(key: str) -> str:

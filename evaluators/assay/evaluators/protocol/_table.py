@@ -7,7 +7,6 @@ _HELD = {  # module below `assay.evaluators` → ids
     "builtin.classification": "classification",
     "builtin.human": "human_feedback",
     "builtin.json": "is_json json_schema",
-    "builtin.language": "language_mismatch",
     "builtin.looping": "looping",
     "builtin.numbers": "cost latency numeric tokens",
     "builtin.overlap": "bleu fuzzy levenshtein rouge",
@@ -19,5 +18,9 @@ _HELD = {  # module below `assay.evaluators` → ids
     "judges._own": "judge",
     "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
     "judges.databricks": "relevance_to_query",
+    "judges.h2o": "byop contact_information fact_check sexism stereotypes summarization_judge",
+    "judges.language": "language_mismatch",
+    "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
+    "faithfulness ragas",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}
