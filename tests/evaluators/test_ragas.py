@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -285,7 +286,7 @@ def all_of_ragas(**others):
     }
     judge = scripted(lambda ask: replies[ask.name])
     found = score(get("ragas", judge=judge, embed=sizes), **PARIS, reference_outputs="The tower is in Paris.")
-    return {one.key: one for one in found}, judge.backend.asked
+    return {one.key.removeprefix("ragas_"): one for one in found}, judge.backend.asked
 
 
 def test_ragas_asks_each_thing_once_and_gives_five_metrics():
@@ -293,7 +294,7 @@ def test_ragas_asks_each_thing_once_and_gives_five_metrics():
     assert len(asked) == 5
     parts = [found[key].score for key in ("faithfulness", "answer_relevancy", "context_precision", "context_recall")]
     assert found["ragas"].score == pytest.approx(4 / sum(1 / part for part in parts))
-    assert found["ragas"].comment == "lowest is faithfulness, 0.50"
+    assert found["ragas"].comment == "lowest is ragas_faithfulness, 0.50"
 
 
 def test_any_component_of_zero_makes_ragas_zero():
@@ -320,14 +321,14 @@ def test_a_component_that_cannot_be_judged_takes_the_mean_and_no_other_with_it()
         "context_precision": "score",
         "context_recall": "error",
     }
-    assert found["ragas"].error.startswith("parse failure: could not be judged: context_recall")
+    assert found["ragas"].error.startswith("parse failure: could not be judged: ragas_context_recall")
     assert found["context_recall"].metadata["reply"] == "no JSON"
 
 
 def test_a_component_that_is_undefined_makes_the_mean_undefined():
     found, _ = all_of_ragas(statements={"statements": []})
     assert (found["faithfulness"].outcome, found["ragas"].outcome) == ("skip", "skip")
-    assert found["ragas"].comment.startswith("undefined without faithfulness")
+    assert found["ragas"].comment.startswith("undefined without ragas_faithfulness")
 
 
 def test_only_the_first_of_the_five_bears_what_the_judge_cost():
@@ -344,6 +345,51 @@ def test_a_prompt_of_ones_own_takes_the_place_of_one_of_several():
 def test_a_prompt_without_a_place_for_what_is_judged_is_refused():
     with pytest.raises(ValueError, match=r"the prompt 'faithfulness' has no \{statements\}: nothing would be judged"):
         get("faithfulness", judge=scripted(), prompt={"faithfulness": "Is {documents} good?"})
+
+
+@pytest.mark.parametrize("id", ["faithfulness", "answer_correctness", "ragas"])
+def test_one_text_in_the_place_of_several_prompts_is_refused(id):
+    with pytest.raises(ValueError, match="it asks with several prompts, statements, "):
+        get(id, judge=scripted(), prompt="Is {outputs} good?")
+
+
+def test_a_used_up_budget_is_a_skip_and_no_score():
+    judge = replace(scripted(STATED, numbered(YES, YES)), max_calls=1)
+    found = score(get("faithfulness", judge=judge), **PARIS)[0]
+    assert (found.outcome, found.comment.partition(":")[0]) == ("skip", "over budget")
+
+
+def test_a_question_that_fails_ends_the_others():
+    begun, ended = [], []
+
+    async def judge(prompt):
+        if "Piece 0" in prompt:
+            while len(begun) < 2:
+                await asyncio.sleep(0.001)
+            raise Unjudged("no")
+        begun.append(prompt)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(prompt)
+            raise
+
+    documents = [f"Piece {number}" for number in range(3)]
+    found = score(get("context_precision", judge=judge), inputs="q", reference_outputs="r", documents=documents)[0]
+    assert (found.outcome, len(ended)) == ("error", 2)
+
+
+def test_only_so_many_chunks_are_judged():
+    fields = {"inputs": "q", "reference_outputs": "r", "documents": [f"chunk {number}" for number in range(50)]}
+    found, asked = judged("context_precision", lambda ask: YES, fields=fields, max_statements=10)
+    assert len(asked) == 10
+    assert found.comment.endswith("only the first 10 chunks were judged")
+
+
+def test_an_experiment_takes_evaluators_with_functions(store):
+    one = get("answer_relevancy", judge=scripted(lambda ask: QUESTIONS), embed=sizes)
+    done = evaluate([{"inputs": "q"}, {"inputs": "why"}], lambda inputs: "a", [one], store=store)
+    assert [row.feedback["answer_relevancy"].outcome for row in done.rows()] == ["score", "score"]
 
 
 def test_the_number_of_questions_stands_in_the_prompt():

@@ -169,7 +169,7 @@ async def answer_relevancy(asking: Asking, embed: Embed, count: int) -> Found:
 
 async def context_precision(asking: Asking) -> Found:
     """Average precision of the retrieved chunks, each useful for the expected answer or not."""
-    documents = asking.case.documents or ()
+    documents = (asking.case.documents or ())[: asking.most]
     if not documents:
         raise Skip("nothing was retrieved: context precision is undefined")
     if not asking.expected.strip():
@@ -177,8 +177,10 @@ async def context_precision(asking: Asking) -> Found:
     verdicts = await together(_chunk(asking, document) for document in documents)
     useless = [f"[{place}] {one.reason}" for place, one in enumerate(verdicts, 1) if not one.holds]
     comment = _told("chunks", "are of no use for the expected answer", useless, len(verdicts))
+    if len(asking.case.documents or ()) > asking.most:
+        comment = f"{comment}; only the first {asking.most} chunks were judged"
     chunks = [
-        {"chunk": place, "id": document.id, "verdict": one.told["verdict"], "reason": one.reason}
+        {"chunk": place, "id": document.id, "verdict": one.told["verdict"], "reason": one.told["reason"]}
         for place, (document, one) in enumerate(zip(documents, verdicts, strict=True), 1)
     ]
     return Found(average_precision([one.holds for one in verdicts]), comment, {"chunks": chunks})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from assay.collector.records import Case
@@ -36,6 +37,9 @@ class Several(Judged):
     max_statements: int = 200
 
     def __post_init__(self) -> None:
+        if self.FURTHER and isinstance(self.prompt, str | Path):
+            ids = ", ".join((self.PROMPT, *self.FURTHER))
+            raise ValueError(f"it asks with several prompts, {ids}: prompt={{{self.PROMPT!r}: …}} replaces one")
         Judged.__post_init__(self)
         if self.max_statements < 1:
             raise ValueError(f"max_statements is 1 or more, not {self.max_statements!r}")

@@ -16,6 +16,7 @@ from assay.evaluators.judges._together import together
 PORTION = 20, 4000  # sentences and characters that are taken apart in one call: the reply fits into 2,048 tokens
 BATCH = 15  # statements judged in one call
 LONGEST = 1000  # characters of a statement
+SHOWN = 300  # of it, and of what is said of it, in metadata
 STATEMENTS: Mapping[str, JSON] = {
     "type": "object",
     "properties": {"statements": {"type": "array", "items": {"type": "string"}}},
@@ -50,7 +51,8 @@ class Verdict:
     @property
     def told(self) -> dict[str, JSON]:
         """As metadata keep it."""
-        return {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
+        said = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
+        return {name: one_line(text, SHOWN) for name, text in said.items()}
 
 
 async def statements_of(judgement: Judgement, prompt: Prompt, values: Values, text: str, most: int) -> Statements:

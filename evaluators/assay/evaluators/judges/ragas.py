@@ -274,10 +274,10 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
     "ragas",
     metrics=(
         Metric("ragas", threshold=0.75, primary=True),
-        Metric("faithfulness", threshold=0.75),
-        Metric("answer_relevancy", (-1.0, 1.0), threshold=0.75),
-        Metric("context_precision", threshold=0.75),
-        Metric("context_recall", threshold=0.75),
+        Metric("ragas_faithfulness", threshold=0.75),
+        Metric("ragas_answer_relevancy", (-1.0, 1.0), threshold=0.75),
+        Metric("ragas_context_precision", threshold=0.75),
+        Metric("ragas_context_recall", threshold=0.75),
     ),
     standards=(TRANSPARENT, VALID),
     source="H2O Eval Studio: RAGAS",
@@ -296,8 +296,8 @@ class Ragas(Several):
     """The harmonic mean of faithfulness, answer relevancy, context precision and context recall, and these four.
 
     Any component of 0 makes it 0, and a negative relevancy counts as 0. Where one is undefined or could not be judged,
-    so is the mean, and the others stand. All are asked at the same time, in the same words as the evaluators of their
-    names: where answers are cached, these beside it cost nothing. `embed` and `questions` are those of
+    so is the mean, and the others stand. All are asked at the same time, in the same words as by the evaluators of
+    their names: where answers are cached, these beside it cost nothing. `embed` and `questions` are those of
     `answer_relevancy`.
     """
 
@@ -325,7 +325,7 @@ class Ragas(Several):
         async with Judgement("ragas", self._judge, case) as judgement:
             components = self._components(self._asking(judgement, case), needed(self.embed, "ragas"))
             asked = zip(_COMPONENTS, components, strict=True)
-            rows = await together(_row(key, component) for key, component in asked)
+            rows = await together(_row(f"ragas_{name}", component) for name, component in asked)
             mean = judgement.row(key="ragas", **_mean(rows))
         return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
 
