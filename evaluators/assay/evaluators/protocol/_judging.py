@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.collector.records import Run, Target
 
-NO_TRACE = "0" * 32  # OpenTelemetry's invalid trace id: the feedback speaks of values given by hand
+_INVALID = "0" * 32  # OpenTelemetry's invalid trace id
 
 
 class Judgements:
@@ -43,6 +43,11 @@ class Untraced(Judgements):
     """Where judgements are to leave no trace, such as where nothing is stored that could lead to it."""
 
 
+def no_trace() -> Target:
+    """What feedback is about that speaks of values given by hand."""
+    return Target(trace_id=_INVALID)
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What is known to whom a judge cannot ask.
@@ -68,7 +73,7 @@ surroundings = _around.get
 def judging(**known: Any) -> Iterator[None]:
     """Let judges inside know more: `Surroundings` by name. A target that is no trace hides none that is known."""
     target = known.get("target")
-    if target is not None and target.trace_id == NO_TRACE:
+    if target is not None and target.trace_id == _INVALID:
         del known["target"]
     token = _around.set(replace(_around.get(), **known))
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from assay.collector.records import Case, Example, Feedback, Target, Trace
 from assay.evaluators.judges import Judge
 from assay.evaluators.judges._rehearsal import Counted, Rehearsal, rehearsed
-from assay.evaluators.protocol import NO_TRACE, Evaluator, Untraced, as_evaluator, finish, judging
+from assay.evaluators.protocol import Evaluator, Untraced, as_evaluator, finish, judging, no_trace
 from assay.evaluators.scoring._cases import as_seen, case_of
 
 
@@ -79,7 +79,7 @@ async def _rehearsed(evaluator: Evaluator, case: Case, repetition: int) -> tuple
 
 
 async def _once(evaluator: Evaluator, case: Case, repetition: int, rehearsal: Rehearsal) -> tuple[Counted, bool]:
-    target = Target(trace_id=case.trace.trace_id if case.trace else NO_TRACE)
+    target = Target(trace_id=case.trace.trace_id) if case.trace else no_trace()
     with rehearsed(rehearsal), judging(judgements=Untraced(), repetition=repetition):
         feedback: list[Feedback] = await evaluator.evaluate(case, target)
     return rehearsal.counted, all(each.outcome == "skip" for each in feedback)
