@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,4 +79,5 @@ def judging(**known: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        _around.reset(token)
+        with suppress(ValueError):  # a coroutine that is thrown away is closed in whatever context
+            _around.reset(token)
