@@ -7,8 +7,9 @@ import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from assay.collector.records import Source
 from assay.evaluators.protocol import _foreign, _typed
 from assay.evaluators.protocol._evaluator import Evaluator
 from assay.evaluators.protocol._make import make
@@ -182,13 +183,19 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         name=getattr(instance, "named", None) or spec.id,
         version=getattr(instance, "version", None) or spec.version,
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
-        source=getattr(instance, "kind", spec.kind),
+        source=_source(instance, spec),
         summary=spec.summary,
         origin=origin,
         spec=spec,
         shares=not any(map(_runs_code, origin["init_parameters"].values())),
         **options,
     )
+
+
+def _source(instance: Any, spec: Spec) -> Source:
+    """Who speaks, where that depends on the parameters; a parameter of that name may mean anything else."""
+    said = getattr(instance, "kind", None)
+    return next((source for source in get_args(Source) if source == said), spec.kind)
 
 
 def _runs_code(parameter: Any) -> bool:
