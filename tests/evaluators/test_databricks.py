@@ -398,6 +398,13 @@ def test_an_evaluation_set_of_databricks_gives_its_results(store, form):
     assert said["retrieval/ground_truth/document_recall"] == [0.5, None]
 
 
+def test_a_judgement_of_chunks_is_one_trace_with_a_question_each(store):
+    (row,) = evaluate(ROWS[:1], None, [get("chunk_relevance", judge=scripted(verdict))], store=store).rows()
+    judgement = store.trace(row.feedback["chunk_relevance"].judge_trace_id)
+    assert len(judgement.runs) == 1 + 2
+    assert judgement.root.kind == "evaluator"
+
+
 def test_documents_keep_their_uris(store):
     experiment = evaluate(ROWS[:1], None, evaluators=["document_recall"], store=store)
     (row,) = experiment.rows()

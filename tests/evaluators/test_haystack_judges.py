@@ -306,6 +306,15 @@ def test_a_task_of_ones_own_works_in_a_pipeline():
     assert again.run({"judge": {"predicted_answers": ["a"]}})["judge"]["results"] == [{"score": 1}]
 
 
+def test_a_judge_works_in_a_pipeline_that_runs_in_a_loop():
+    evaluator = ours.ContextRelevanceEvaluator(
+        progress_bar=False, chat_generator=scripted({"relevant_statements": ["a"]})
+    )
+    pipeline = Pipeline().add_component("judge", evaluator)
+    said = asyncio.run(pipeline.run_async({"judge": {"questions": ["?"], "contexts": [["a"]]}}))
+    assert said["judge"]["score"] == 1.0
+
+
 def test_it_runs_in_async_code_and_inside_of_a_loop():
     async def both():
         rows = {"predicted_answers": ["a"]}
