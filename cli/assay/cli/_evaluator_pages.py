@@ -17,7 +17,7 @@ from typing import Any
 from assay.collector.records import Feedback, Run, Target, Trace, Usage
 from assay.evaluators import Evaluator, Metric, get, judge, protocol, score
 from assay.evaluators.judges import Prompt, scripted
-from assay.evaluators.protocol import Spec
+from assay.evaluators.protocol import Spec, Untraced, judging
 
 TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
 root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)
@@ -223,7 +223,8 @@ def run_example(spec: Spec) -> list[Feedback]:
         "scripted": scripted,
     }
     exec(TRACE, names)
-    feedback: list[Feedback] = eval(f"score({spec.example})", names)
+    with judging(judgements=Untraced()):  # nothing of it is kept anywhere
+        feedback: list[Feedback] = eval(f"score({spec.example})", names)
     return feedback
 
 

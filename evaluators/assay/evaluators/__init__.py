@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 from assay.collector.extras import needing
 
 if TYPE_CHECKING:
-    from assay.evaluators.judges import Judge
+    from assay.evaluators.judges import Judge, judge
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
-    from assay.evaluators.judges import Judge, judge
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import ascore, case_of, score
+    from assay.evaluators.scoring import Estimate, ascore, case_of, estimate, score
 
 __all__ = [
+    "Estimate",
     "Evaluator",
     "Experiment",
     "Judge",
@@ -25,6 +25,7 @@ __all__ = [
     "ascore",
     "case_of",
     "compare",
+    "estimate",
     "evaluate",
     "evaluator",
     "from_dict",
@@ -37,6 +38,7 @@ __all__ = [
 # What only those need who judge: imported when it is asked for.
 _LATER = {
     "Judge": "assay.evaluators.judges",
+    "judge": "assay.evaluators.judges",
 }
 
 

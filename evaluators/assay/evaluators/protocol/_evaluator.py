@@ -120,13 +120,12 @@ class Evaluator:
         """
         if not self.origin:
             raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
-        given = {name: _as_data(value) for name, value in self.origin["init_parameters"].items()}
-        for name, value in given.items():
+        for name, value in self.origin["init_parameters"].items():
             if not _is_json(value):
                 raise ValueError(
                     f"evaluator {self.key!r} has the parameter {name}={value!r:.200}, which is no plain value"
                 )
-        return {**self.origin, "init_parameters": given}
+        return dict(self.origin)
 
     async def evaluate(self, case: Case, target: Target) -> list[Feedback]:
         """The feedback on one case. Raises nothing but what ends everything: see `ends_the_run`."""
@@ -315,12 +314,6 @@ def _one_each(returned: Any, count: int) -> list[Any]:
         told = f"more than {count}" if len(listed) > count else len(listed)
         raise Nonsense(f"batch() gave {told} results for {count} cases")
     return listed
-
-
-def _as_data(value: Any) -> Any:
-    """A parameter of ours that says itself as data, a judge; of others their `from_dict` would have to be called."""
-    ours = type(value).__module__.startswith("assay.evaluators.") and not isinstance(value, Evaluator)
-    return value.to_dict() if ours and hasattr(value, "to_dict") else value
 
 
 def _is_json(value: Any) -> bool:
