@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from assay.collector.format import first_line, standing
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
-from assay.collector.statistics import databricks_table
+from assay.collector.statistics import Family, boolean_family, databricks_table
 from assay.collector.stores import Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._html import block, page
@@ -235,6 +235,10 @@ class Experiment:
     def higher_is_better(self, key: str) -> bool:
         """Which direction is good under a key."""
         return self._tally.metric(key).higher_is_better
+
+    def rates(self, key: str) -> Family:
+        """H2O's rates of a boolean family over all runs: passes, failures, retrieval, generation and parse failures."""
+        return boolean_family((outcome for row in self.rows() for outcome in row.feedback.values()), key)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per run: inputs, outputs, reference, error, duration, and one column per key."""

@@ -174,6 +174,7 @@ def _of_instance(instance: object) -> Evaluator | None:
 
 def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
     spec = registered.spec
+    instance = getattr(instance, "chosen", instance)  # some are made in several ways
     if exported := getattr(instance, "exported", None):  # what is kept of parameters that are no plain values
         origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
     return make(
@@ -181,7 +182,7 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         name=getattr(instance, "named", None) or spec.id,
         version=getattr(instance, "version", None) or spec.version,
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
-        source=spec.kind,
+        source=getattr(instance, "kind", spec.kind),
         summary=spec.summary,
         origin=origin,
         spec=spec,
