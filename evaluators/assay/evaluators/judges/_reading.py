@@ -32,11 +32,6 @@ class Reading:
     notes: tuple[str, ...] = ()
 
 
-def read(ask: Ask, completion: Completion) -> Any:
-    """The value of `reading`. Raises what it raises."""
-    return reading(ask, completion).value
-
-
 def reading(ask: Ask, completion: Completion) -> Reading:
     """The object that the schema describes, or the text where there is no schema.
 
