@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import ascore, case_of, score
+    from assay.evaluators.scoring import Estimate, ascore, case_of, estimate, score
 
 __all__ = [
+    "Estimate",
     "Evaluator",
     "Experiment",
     "Judge",
@@ -24,6 +25,7 @@ __all__ = [
     "ascore",
     "case_of",
     "compare",
+    "estimate",
     "evaluate",
     "evaluator",
     "from_dict",

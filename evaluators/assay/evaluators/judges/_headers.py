@@ -15,10 +15,10 @@ _EPOCH = 1e9  # above that a number of seconds is a date
 
 
 class Room(NamedTuple):
-    """What an endpoint will still take: calls now, and per second from then on."""
+    """How many calls an endpoint will still take, and the seconds that it takes for room for another."""
 
     calls: float
-    per_second: float
+    wait: float
 
 
 def seconds(text: str) -> float | None:
@@ -50,11 +50,14 @@ def _reset(headers: Mapping[str, str]) -> float | None:
     return max(resets, default=None)
 
 
-def room_of(headers: Mapping[str, str], tokens: float = 1.0) -> Room | None:
-    """The narrowest of what is said of requests and of tokens, of which a call takes so many; None: nothing is said."""
+def room_of(headers: Mapping[str, str], tokens: int = 0) -> Room | None:
+    """The narrowest of what is said of requests and of tokens, of which a call takes so many; None: nothing is said.
+
+    Of what is used up by the reset all is given back: room for one call in the share of that time that a call has.
+    """
     rooms = [
-        Room(left / per_call, (limit - left) / per_call / reset if reset else float("inf"))
-        for kind, per_call in (("requests", 1.0), ("tokens", max(1.0, tokens)))
+        Room(left / per_call, reset * min(1.0, per_call / max(limit - left, per_call)))
+        for kind, per_call in (("requests", 1.0), ("tokens", float(max(1, tokens))))
         for reset, left, limit in _limits(headers, (kind,))
         if left is not None and limit is not None
     ]

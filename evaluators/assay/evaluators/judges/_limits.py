@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from assay.evaluators.judges._ask import Completion
-from assay.evaluators.judges._headers import Room, room_of, wait_asked
+from assay.evaluators.judges._headers import room_of, wait_asked
 from assay.evaluators.judges._loop import kept
 from assay.evaluators.judges._pace import Pace
 from assay.evaluators.judges._retry import is_refusal
-from assay.evaluators.protocol import headers_of
+from assay.evaluators.protocol import headers_of, status_of
 
 if TYPE_CHECKING:
     from assay.evaluators.judges._judge import Judge
@@ -117,19 +117,23 @@ class Limiter:
 
     def _leave(self) -> None:
         self.under_way -= 1
+        self.pace.end()
         self._admit()
 
     def _learn(self, call: Call, error: Exception | None) -> None:
-        if error is None:
-            self.pace.accept(call.started, self._now)
-            headers = call.completion.headers if call.completion is not None else {}
-            self._heed(room_of(headers))
-        elif is_refusal(error):
+        if error is not None and is_refusal(error):
             self.pace.refuse(call.started, self._now, wait_asked(error, headers_of(error)))
+        elif error is None or status_of(error) is not None:
+            self.pace.accept(call.started)
+        if call.completion is not None:
+            self._heed(call.completion)
 
-    def _heed(self, room: Room | None) -> None:
-        if room is not None:
-            self.pace.room(self._now, room.calls - self.under_way, room.per_second)
+    def _heed(self, completion: Completion) -> None:
+        """Wait with the next call where the endpoint says that there is no room for it beside those under way."""
+        tokens = completion.usage.total_tokens if completion.usage is not None else 0
+        room = room_of(completion.headers, tokens)
+        if room is not None and room.calls < self.under_way:
+            self.pace.pause(self._now, room.wait)
 
 
 def limiter_of(judge: Judge) -> Limiter:
