@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 from assay.collector.extras import needing
 
 if TYPE_CHECKING:
-    from assay.evaluators.judges import Judge, judge
+    from assay.evaluators.judges import Judge, judge, scripted
+    from assay.evaluators.scoring._estimate import Estimate, estimate
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import Estimate, ascore, case_of, estimate, score
+    from assay.evaluators.scoring import ascore, case_of, score
 
 __all__ = [
     "Estimate",
@@ -33,12 +34,16 @@ __all__ = [
     "judge",
     "names",
     "score",
+    "scripted",
 ]
 
 # What only those need who judge: imported when it is asked for.
 _LATER = {
+    "Estimate": "assay.evaluators.scoring._estimate",
     "Judge": "assay.evaluators.judges",
+    "estimate": "assay.evaluators.scoring._estimate",
     "judge": "assay.evaluators.judges",
+    "scripted": "assay.evaluators.judges",
 }
 
 
