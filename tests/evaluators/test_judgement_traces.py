@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from assay.collector.records import Case, Run, Trace
+from assay.collector.records import Case, Run, Trace, Usage
 from assay.evaluators import aevaluate, ascore, evaluate, get, score
-from assay.evaluators.judges import Judge, Judgement, ParseFailure, prompt, scripted
+from assay.evaluators.judges import Completion, Judge, Judgement, ParseFailure, prompt, scripted
 from assay.evaluators.protocol import Judgements, Skip, Untraced, judging
 from assay.tracer import session, span, tags, trace, user
 from assay.tracer.testing import capture_spans
@@ -99,8 +99,6 @@ def test_a_traced_function_as_a_judge_is_part_of_its_judgement():
         model, where = "mine", "a function"
 
         async def complete(self, ask):
-            from assay.evaluators.judges import Completion
-
             return Completion(text=model("x"))
 
     with capture_spans() as spans:
@@ -246,3 +244,32 @@ def test_experiments_keep_judgements_with_their_feedback(store):
     assert (len(store.traces()), spans.spans) == (4, [])
     root = store.trace(own.items[0].trace_id).root
     assert root.metadata["judged_trace"] in {row.trace.trace_id for row in experiment.rows()}
+
+
+def test_what_a_failed_question_took_is_counted_with_the_judgement():
+    unread = Completion(text="no JSON", model="m", usage=Usage(100, 10))
+    [feedback], runs = judged(relevance(lambda ask: unread), **CASE)
+    told = feedback.metadata["judge"]
+    assert (told["calls"], told["input_tokens"], told["output_tokens"]) == (2, 200, 20)
+    assert told["prompts"][0].startswith(ID)
+    assert feedback.metadata["reply"] == "no JSON"
+    assert "calls" not in feedback.metadata
+    assert [run.usage.input_tokens for run in runs if run.kind == "llm"] == [200]
+
+
+def test_an_answer_that_was_known_is_marked_and_costs_nothing(tmp_path):
+    class Backend:
+        model, where = "m", "a backend"
+
+        async def complete(self, ask):
+            return Completion(text='{"rationale": "It is.", "rating": "yes"}', model="m", usage=Usage(100, 10))
+
+    evaluator = get(ID, judge=Judge(model="m", backend=Backend(), cache=tmp_path / "cache.db", price=(1, 1)))
+    judged(evaluator, **CASE)
+    [feedback], runs = judged(evaluator, **CASE)
+    told = feedback.metadata["judge"]
+    assert (told["calls"], told["cached"], told["input_tokens"], told["cost"]) == (0, 1, 0, 0.0)
+    [call] = [run for run in runs if run.kind == "llm"]
+    assert call.metadata["cached"] is True
+    assert call.usage is None
+    assert call.cost is None

@@ -8,7 +8,7 @@ import yaml
 
 from assay.collector.records import Case, Run, Trace
 from assay.evaluators import Metric, as_evaluator, evaluate, from_dict, get, judge, score
-from assay.evaluators.judges import Judge, scripted
+from assay.evaluators.judges import Completion, Judge, Token, scripted
 from assay.evaluators.judges._rating import scale_of
 
 POLITE = "Is it polite?\n{outputs}"
@@ -74,7 +74,7 @@ def test_any_other_rating_is_a_parse_failure_and_no_score(rating):
         ((1.5, 2.5), "a text or a whole number"),
         ({"a": 1, "b": "x"}, "what each label is worth, or what each means"),
         ({"a": float("nan"), "b": 1}, "what each label is worth"),
-        (("", "b"), "a text or a whole number"),
+        ((" ", "b"), "a text or a whole number"),
     ],
 )
 def test_scales_that_are_none(scale, why):
@@ -141,6 +141,12 @@ def test_a_map_of_a_known_name_counts_for_it():
 def test_a_name_that_no_map_gives_is_refused():
     with pytest.raises(ValueError, match=r"question.*none of inputs"):
         judge("fits", "{{question}}")
+
+
+@pytest.mark.parametrize("name", ["case", "trace", "self", "class", "two words", ""])
+def test_a_map_names_no_whole_records_and_no_words_of_python(name):
+    with pytest.raises(ValueError, match="cannot be a placeholder's name"):
+        judge("fits", POLITE, map={name: "outputs"})
 
 
 def test_the_run_tree_is_a_value_like_others():
@@ -258,3 +264,39 @@ def test_unknown_parameters_are_refused():
         judge("polite", POLITE, treshold=1)
     with pytest.raises(ValueError, match="needs key"):
         get("judge", prompt=POLITE)
+
+
+@pytest.mark.parametrize("on", [None, "trace"])
+def test_a_function_judges_too_and_changes_nothing(on):
+    def cautious(messages: list) -> dict:
+        messages.clear()
+        return {"rationale": "Because.", "rating": "no"}
+
+    root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", inputs={"q": "x"}, outputs="done", end_ns=1)
+    case = Case(outputs="done") if on is None else Case(outputs="done", trace=Trace(root, (root,)))
+    prompt = POLITE if on is None else "{outputs} {trajectory}"
+    assert [said.label for said in score(judge("polite", prompt, judge=cautious), case)] == ["no"]
+
+
+def test_history_is_found_in_inputs_that_are_messages():
+    asked = says("yes")
+    talk = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi."},
+        {"role": "user", "content": "So?"},
+    ]
+    score(judge("fits", "{history} / {inputs}", judge=asked), inputs={"messages": talk})
+    content = asked.backend.asked[0].messages[1]["content"]
+    assert ">\nuser: Hello\nassistant: Hi.\n<" in content
+    assert ">\nSo?\n<" in content
+
+
+def test_a_graded_score_is_weighted_by_how_likely_each_rating_was():
+    tokens = (
+        Token('{"rationale": "r", "rating": ', 0.0, {}),
+        Token("4", -0.69, {"4": -0.6931, "5": -0.6931}),
+        Token("}", 0.0, {}),
+    )
+    reply = Completion(text='{"rationale": "r", "rating": 4}', logprobs=tokens)
+    [said] = score(judge("tone", POLITE, range(1, 6), judge=scripted(reply), logprobs=True), outputs="x")
+    assert (round(said.score, 2), said.label, said.metadata["probabilities"].keys()) == (4.5, "4", {"4", "5"})

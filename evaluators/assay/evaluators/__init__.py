@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import Estimate, ascore, case_of, estimate, score
+    from assay.evaluators.scoring import Estimate, ascore, calibrate, case_of, corrected, estimate, score
 
 __all__ = [
     "Estimate",
@@ -23,8 +23,10 @@ __all__ = [
     "aevaluate",
     "as_evaluator",
     "ascore",
+    "calibrate",
     "case_of",
     "compare",
+    "corrected",
     "estimate",
     "evaluate",
     "evaluator",

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 async def answered(judge: Judge, ask: Ask) -> Answer:
     """What a judge answers. Raises `ParseFailure`, other `Unjudged`, and `Skip` when a budget is used up."""
-    judge.check()
+    if rehearsing.get() is None:  # a rehearsal asks nobody, and needs no key
+        judge.check()
     return await on_judges_loop(lambda: _answered(judge, ask))
 
 

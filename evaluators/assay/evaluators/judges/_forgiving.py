@@ -1,7 +1,8 @@
 """What is forgiven in a reply, and what is wrong with it, in words that its author can act on.
 
 Forgiven are the case of a label, and spaces, quotes and punctuation around it; a number or a truth in quotes; the case
-of a property's name; properties that nobody asked for. Another word of the same meaning is not.
+of a property's name; properties that nobody asked for, unless they are numbers. Another word of the same
+meaning is not.
 """
 
 from __future__ import annotations
@@ -67,12 +68,18 @@ def _object(value: Mapping[str, Any], schema: Mapping[str, Any], notes: list[str
     if named.keys() != value.keys():
         notes.append("forgave the case of a property's name")
     closed = schema.get("additionalProperties") is False
-    extra = sorted(str(name) for name in named if name not in properties) if closed else []
+    unknown = [name for name in named if name not in properties and not _is_one_too_many(name, properties)]
+    extra = sorted(map(str, unknown)) if closed else []
     if extra:
         notes.append(f"left out what nobody asked for: {', '.join(extra[:5])}")
     ordered = [name for name in properties if name in named]
-    others = [] if closed else [name for name in named if name not in properties]
+    others = [name for name in named if name not in properties and not (closed and name in unknown)]
     return {name: tidied(named[name], properties.get(name), notes, deep + 1) for name in (*ordered, *others)}
+
+
+def _is_one_too_many(name: Any, properties: Mapping[str, Any]) -> bool:
+    """Whether it is a number among numbered properties: who says more than was asked for may have counted otherwise."""
+    return str(name).isdigit() and all(known.isdigit() for known in properties)
 
 
 def _label(value: Any, labels: Sequence[Any], notes: list[str]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from assay.evaluators.judges._traced import Traced
 from assay.evaluators.protocol import Skip, Unjudged, surroundings
 
 SAMPLES = 1_000  # of one question in one repetition, at most
+_SPENT = ("calls", "input_tokens", "output_tokens", "cost")  # what an `Unjudged` may say of its question
 _SAID = ("key", "score", "label", "comment", "error")  # of a row, what its trace says again
 
 
@@ -30,6 +31,8 @@ class Judgement:
         self._case = case
         self._trace: Traced | None = None
         self._rows: list[dict[str, Any]] = []
+        self._asked_with: dict[str, None] = {}  # labels of prompts
+        self._in_vain: list[dict[str, Any]] = []  # what questions have taken that came to no answer
         self.answers: list[tuple[Prompt, Answer]] = []
         self.trace_id: str | None = None
 
@@ -72,11 +75,15 @@ class Judgement:
     async def _asked(self, prompt: Prompt, ask: Ask) -> Answer:
         if self._trace is None:
             raise RuntimeError("a judgement is entered before it asks: async with Judgement(…) as judgement")
+        self._asked_with[prompt.label] = None
         with self._trace.question(prompt, ask) as question:
             try:
                 answer = await self._judge.ask(ask)
-            except ParseFailure as failure:
-                question.replied(failure.text)
+            except Unjudged as error:
+                spent = {name: error.metadata[name] for name in _SPENT if error.metadata.get(name) is not None}
+                error.metadata = {name: told for name, told in error.metadata.items() if name not in _SPENT}
+                self._in_vain.append(spent)
+                question.failed(error.text if isinstance(error, ParseFailure) else None, spent)
                 raise
             question.answered(answer)
         self.answers.append((prompt, answer))
@@ -104,23 +111,32 @@ class Judgement:
 
         Tokens and cost are of the calls that were made: None where no reply told them.
         """
-        called = [answer for _, answer in self.answers if answer.calls and not answer.cached]
-        usages = [answer.usage for answer in called if answer.usage is not None]
-        costs = [answer.cost for answer in called if answer.cost is not None]
+        answers = [answer for _, answer in self.answers]
+        spent = [*map(_spent, answers), *self._in_vain]
         identity = self._judge.identity
         judge = {
             "model": identity.get("model"),
             "endpoint": identity.get("endpoint"),
-            "prompts": sorted({prompt.label for prompt, _ in self.answers}),
-            "input_tokens": sum(usage.input_tokens for usage in usages) if usages or not called else None,
-            "output_tokens": sum(usage.output_tokens for usage in usages) if usages or not called else None,
-            "cost": sum(costs) if costs or not called else None,
-            "calls": sum(answer.calls for answer in called),
-            "cached": len(self.answers) - len(called),
-            "notes": list(dict.fromkeys(note for _, answer in self.answers for note in answer.notes)),
+            "prompts": sorted(self._asked_with),
+            **{name: _sum(each.get(name) for each in spent) for name in _SPENT},
+            "cached": sum(answer.cached for answer in answers),
+            "notes": list(dict.fromkeys(note for answer in answers for note in answer.notes)),
         }
         return {"judge": {name: value for name, value in judge.items() if value not in (None, [])}}
 
     def _said(self) -> JSON:
         said = [{name: row[name] for name in _SAID if row.get(name) is not None} for row in self._rows]
         return said[0] if len(said) == 1 else said or None
+
+
+def _spent(answer: Answer) -> dict[str, Any]:
+    if answer.cached:
+        return {"calls": 0, "input_tokens": 0, "output_tokens": 0, "cost": 0.0}
+    tokens = (answer.usage.input_tokens, answer.usage.output_tokens) if answer.usage is not None else (None, None)
+    return {"calls": answer.calls, "input_tokens": tokens[0], "output_tokens": tokens[1], "cost": answer.cost}
+
+
+def _sum(amounts: Iterable[Any]) -> Any:
+    """Of those that are known; None where none is."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known else None

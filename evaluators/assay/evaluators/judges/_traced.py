@@ -103,10 +103,13 @@ class _Question:
         if not answer.cached and answer.usage is not None:
             self._run.set_usage(answer.usage.input_tokens, answer.usage.output_tokens, cost=answer.cost)
 
-    def replied(self, text: str) -> None:
-        """What came back and could not be read."""
-        if self._run is not None:
-            self._run.set_outputs(text)
+    def failed(self, reply: str | None, spent: Mapping[str, Any]) -> None:
+        """What came back that is no answer, if anything, and what that took."""
+        if self._run is None:
+            return
+        if reply is not None:
+            self._run.set_outputs(reply)
+        self._run.set_usage(spent.get("input_tokens"), spent.get("output_tokens"), cost=spent.get("cost"))
 
 
 def _judged(case: Case) -> Mapping[str, JSON]:

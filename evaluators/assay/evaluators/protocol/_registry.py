@@ -36,10 +36,12 @@ OPTIONS = {
 # Haystack's names, with its own defaults; not listed, since they are other names of what is.
 ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "AnswerExactMatch": ("exact", {}),
+    "ContextRelevance": ("haystack_context_relevance", {}),
     "DocumentMAP": ("ir_map", {"by": "content"}),
     "DocumentMRR": ("ir_mrr", {"by": "content"}),
     "DocumentNDCG": ("ir_ndcg", {"by": "content"}),
     "DocumentRecall": ("document_recall", {"mode": "single_hit", "by": "content"}),
+    "Faithfulness": ("haystack_faithfulness", {}),
 }
 
 
@@ -172,6 +174,7 @@ def _of_instance(instance: object) -> Evaluator | None:
 
 def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
     spec = registered.spec
+    instance = getattr(instance, "chosen", instance)  # some are made in several ways
     if exported := getattr(instance, "exported", None):  # what is kept of parameters that are no plain values
         origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
     return make(
@@ -179,7 +182,7 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         name=getattr(instance, "named", None) or spec.id,
         version=getattr(instance, "version", None) or spec.version,
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
-        source=spec.kind,
+        source=getattr(instance, "kind", spec.kind),
         summary=spec.summary,
         origin=origin,
         spec=spec,
