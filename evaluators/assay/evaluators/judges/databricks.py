@@ -183,7 +183,7 @@ class GuidelineAdherence(_ByGuidelines):
     judge=True,
     kind="model",
     example='get("global_guideline_adherence", global_guidelines="Be kind", '
-    'judge=scripted({"rationale": "Rude.", "rating": "no"})), outputs="Go away."',
+    'judge=scripted({"rationale": "1", "rating": "no"})), outputs="Go away."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalGuidelineAdherence(_ByGuidelines):
@@ -260,8 +260,8 @@ class ContextSufficiency(Judged):
     judge=True,
     kind="model",
     llm=False,
-    example='get("chunk_relevance", judge=scripted({"rationale": "Yes.", "rating": "yes"}, '
-    '{"rationale": "No.", "rating": "no"})), '
+    example='get("chunk_relevance", judge=scripted({"rationale": "1", "rating": "yes"}, '
+    '{"rationale": "2", "rating": "no"})), '
     'inputs="When was it built?", documents=["Built in 1912.", "The kitchen opens at noon."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ class ChunkRelevance(Judged):
     judge=True,
     kind="model",
     example='get("custom_judge", assessment_name="kind", prompt="Kind? {response}", '
-    'judge=scripted({"rationale": "Yes.", "rating": "yes"})), outputs="Thank you!"',
+    'judge=scripted({"rationale": "1", "rating": "yes"})), outputs="Thank you!"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomJudge(Judged):
