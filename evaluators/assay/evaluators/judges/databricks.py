@@ -183,7 +183,7 @@ class GuidelineAdherence(_ByGuidelines):
     judge=True,
     kind="model",
     example='get("global_guideline_adherence", global_guidelines="Be kind", '
-    'judge=scripted({"rationale": "1", "rating": "no"})), outputs="Go away."',
+    'judge=scripted({"rationale": "It is rude.", "rating": "no"})), outputs="Go away."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalGuidelineAdherence(_ByGuidelines):
@@ -260,8 +260,8 @@ class ContextSufficiency(Judged):
     judge=True,
     kind="model",
     llm=False,
-    example='get("chunk_relevance", judge=scripted({"rationale": "1", "rating": "yes"}, '
-    '{"rationale": "2", "rating": "no"})), '
+    example='get("chunk_relevance", judge=scripted({"rationale": "It says when.", "rating": "yes"}, '
+    '{"rationale": "It is about food.", "rating": "no"})), '
     'inputs="When was it built?", documents=["Built in 1912.", "The kitchen opens at noon."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,8 +291,8 @@ class ChunkRelevance(Judged):
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("custom_judge", assessment_name="kind", prompt="Kind? {response}", '
-    'judge=scripted({"rationale": "1", "rating": "yes"})), outputs="Thank you!"',
+    example='get("custom_judge", assessment_name="polite", prompt="Is this polite? {response}", '
+    'judge=scripted({"rationale": "It thanks.", "rating": "yes"})), outputs="Thank you!"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomJudge(Judged):
