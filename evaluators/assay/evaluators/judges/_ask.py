@@ -90,6 +90,10 @@ class ParseFailure(Unjudged):
         self.text = text
 
 
+class Declined(Unjudged):
+    """The judge did not answer: a refusal, a content filter, an empty reply."""
+
+
 class CutOff(Unjudged):
     """The answer ended at the most tokens that it may have. `again`: a second call has more room, since a model that
     thinks has used up what it had; `usage` is what the call took.
