@@ -1,10 +1,12 @@
 """Databricks' judges: what each verdict becomes, by hand and in `evaluate()`, and their results under its names."""
 
+import json
+
 import pandas
 import pytest
 
-from assay.collector.records import Document
-from assay.evaluators import evaluate, get, score
+from assay.collector.records import Case, Document
+from assay.evaluators import evaluate, from_dict, get, protocol, score
 from assay.evaluators.judges import scripted
 
 YES = {"rationale": "It does.", "rating": "yes"}
@@ -38,7 +40,12 @@ def one(id, *said, **fields):
 
 def asked(judge):
     """What the judge was asked, one text per question."""
-    return [ask.messages[-1]["content"] for ask in judge.backend.asked]
+    return [question(ask) for ask in judge.backend.asked]
+
+
+def question(ask):
+    """The question, which stands below what the system is told; what is said when it is asked once more comes later."""
+    return ask.messages[1]["content"]
 
 
 @pytest.mark.parametrize("id", OF_ANSWERS)
@@ -130,7 +137,7 @@ def both(*said, **fields):
 
 
 def test_global_guidelines_have_their_own_key():
-    said = both(lambda ask: NO if "Be kind" in ask.messages[-1]["content"] else YES)
+    said = both(lambda ask: NO if "Be kind" in question(ask) else YES)
     assert {key: feedback.score for key, feedback in said.items()} == {
         "guideline_adherence": True,
         "global_guideline_adherence": False,
@@ -145,7 +152,7 @@ def test_global_guidelines_hold_also_for_a_case_without_any():
 
 def test_one_of_two_judgements_may_fail_without_the_other():
     def say(ask):
-        return ValueError("boom") if "Be kind" in ask.messages[-1]["content"] else NO
+        return ValueError("boom") if "Be kind" in question(ask) else NO
 
     said = both(say)
     assert said["guideline_adherence"].score is False
@@ -172,7 +179,7 @@ def chunks(*said, documents=("a", "b", "c", "d"), id="chunk_relevance", **parame
 
 def by_chunk(**said):
     """A script that says something for each chunk, in whatever order they are asked."""
-    return lambda ask: next(reply for text, reply in said.items() if f"\n{text}\n" in ask.messages[-1]["content"])
+    return lambda ask: next(reply for text, reply in said.items() if f"\n{text}\n" in question(ask))
 
 
 def test_three_of_four_chunks_are_three_quarters():
@@ -240,13 +247,86 @@ def test_what_a_custom_judge_lacks_is_named_under_its_own_key():
     ("parameters", "said"),
     [
         ({"assessment_type": "BOTH"}, "assessment_type is 'ANSWER' or 'RETRIEVAL', not 'BOTH'"),
-        ({"assessment_type": "RETRIEVAL"}, "asks about one chunk"),
+        ({"assessment_type": "RETRIEVAL"}, "it has to name {documents}"),
         ({"assessment_name": ""}, "assessment_name is a text that is not empty"),
     ],
 )
 def test_a_custom_judge_that_cannot_work_is_refused(parameters, said):
     with pytest.raises(ValueError, match=said):
         get("custom_judge", **{"assessment_name": "x", "prompt": "{response}", "judge": scripted(YES), **parameters})
+
+
+PARAMETERS = {
+    **{id: parameters for id, (parameters, _) in OF_ANSWERS.items()},
+    "chunk_relevance": {},
+    "haystack_context_relevance": {},
+    "haystack_faithfulness": {},
+    "pipeline_judge": {"prompt": "{{answer}}", "maximum": 10},
+}
+
+
+@pytest.mark.parametrize("id", PARAMETERS)
+def test_every_judge_says_what_it_is(id):
+    said = protocol.spec(id)
+    assert said.judge
+    assert said.kind == "model"
+    assert all((said.standards, said.source, said.canonical, said.example))
+    assert sum(metric.primary for metric in said.metrics) == 1
+
+
+@pytest.mark.parametrize("id", PARAMETERS)
+def test_every_judge_survives_the_way_through_json(id):
+    one = get(id, judge={"model": "m", "base_url": "http://localhost:1/v1", "api_key": "secret"}, **PARAMETERS[id])
+    data = json.dumps(one.to_dict())
+    again = from_dict(json.loads(data))
+    assert (again.key, again.version, again.metrics, again.needs) == (one.key, one.version, one.metrics, one.needs)
+    assert "secret" not in data
+
+
+@pytest.mark.parametrize("id", PARAMETERS)
+def test_another_prompt_or_judge_is_another_version(id):
+    other = {"pipeline_judge": "Rate {{answer}}."}.get(id, "Is it so? {documents} {guidelines}")
+    parameters = {**PARAMETERS[id], "judge": "m"}
+    versions = [get(id, **{**parameters, **change}).version for change in ({}, {"judge": "n"}, {"prompt": other})]
+    assert len({*versions}) == 3
+
+
+@pytest.mark.parametrize("id", [id for id in PARAMETERS if id != "context_sufficiency"])
+def test_every_judge_takes_any_case_without_raising(id):
+    hostile = [
+        Case(),
+        Case(outputs={}, inputs=[], documents=(), guidelines={}),
+        Case(
+            outputs="\ud800\x00",
+            inputs="{outputs}{{x}}",
+            documents=(Document("\ud800"),),
+            guidelines=[[5], {"a": None}],
+        ),
+        Case(outputs=float("nan"), inputs=object(), reference_outputs=[None], documents=(Document("x"),), guidelines=7),
+    ]
+    for case in hostile:
+        (feedback,) = score(get(id, judge=scripted(lambda ask: "no verdict"), **PARAMETERS[id]), case)
+        assert feedback.outcome in ("skip", "error") or not case.documents
+
+
+def test_of_a_conversation_the_last_turn_is_judged():
+    judge = scripted(YES)
+    turns = [("user", "Hello"), ("assistant", "Hi"), ("user", "When was it built?")]
+    inputs = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    score(get("relevance_to_query", judge=judge), inputs=inputs, outputs="In 1912.")
+    (text,) = asked(judge)
+    assert "The last turn:\nWhen was it built?" in text
+    assert text.index("user: Hello") < text.index("The last turn:")
+
+
+def test_many_chunks_are_asked_about_a_bounded_number_at_once():
+    feedback = chunks(lambda ask: YES, documents=[f"chunk {place}" for place in range(500)])
+    assert feedback.score == 1.0
+
+
+def test_a_prompt_that_does_not_name_the_chunk_is_refused():
+    with pytest.raises(ValueError, match="asked about one chunk after the other"):
+        get("chunk_relevance", judge=scripted(YES), prompt="Relevant? {inputs}")
 
 
 ROWS = [
@@ -276,7 +356,7 @@ JUDGES = [
 
 def verdict(ask):
     """No to the second row and to the second chunk; the judge of safety fails on the second row."""
-    text = ask.messages[-1]["content"]
+    text = question(ask)
     if "Where is it?" in text:
         return RuntimeError("refused") if "harmful" in text else NO
     return NO if "Open at noon." in text and "Built" not in text else YES
@@ -316,6 +396,13 @@ def test_an_evaluation_set_of_databricks_gives_its_results(store, form):
     assert said[f"{retrieval}/chunk_relevance/precision/average"] == 0.5
     assert said[f"{retrieval}/new/precision"][0] == 0.5
     assert said["retrieval/ground_truth/document_recall"] == [0.5, None]
+
+
+def test_a_judgement_of_chunks_is_one_trace_with_a_question_each(store):
+    (row,) = evaluate(ROWS[:1], None, [get("chunk_relevance", judge=scripted(verdict))], store=store).rows()
+    judgement = store.trace(row.feedback["chunk_relevance"].judge_trace_id)
+    assert len(judgement.runs) == 1 + 2
+    assert judgement.root.kind == "evaluator"
 
 
 def test_documents_keep_their_uris(store):

@@ -14,7 +14,7 @@ def judged(*said, outputs=NODES, prompt=None, fields=None, **parameters):
     (feedback,) = score(
         get("pipeline_judge", judge=judge, prompt=prompt, **parameters), outputs=outputs, **fields or {}
     )
-    return feedback, [ask.messages[-1]["content"] for ask in judge.backend.asked]
+    return feedback, [ask.messages[1]["content"] for ask in judge.backend.asked]
 
 
 def test_a_score_with_its_reasoning():

@@ -15,6 +15,7 @@ from assay.evaluators.judges._rating import rationale_of, scale_of
 from assay.evaluators.protocol import Skip, Unjudged
 
 SCALE = scale_of(("yes", "no"))
+AT_ONCE = 64  # chunks whose questions are in memory together
 CHUNK = ("documents", "retrieved_context")  # what a prompt may call the one chunk that it asks about
 
 
@@ -42,14 +43,22 @@ async def precision_of(
     judge, `Unjudged` when all judgements have failed.
     """
     check_chunks(chunks)
+    gate = asyncio.Semaphore(AT_ONCE)
     async with Judgement(evaluator, judge, case) as judgement:
-        verdicts = await asyncio.gather(*(_verdict(judgement, prompt, values, chunk.content) for chunk in chunks))
+        asked = (_verdict(judgement, prompt, values, chunk.content, gate) for chunk in chunks)
+        verdicts = await asyncio.gather(*asked)
         lists = _lists(verdicts)
         ratings = [verdict.rating for verdict in verdicts if verdict.rating is not None]
         if not ratings:
             raise _none_judged(verdicts, lists)
         score = ratings.count("yes") / len(ratings)
         return judgement.row(score, comment=_told(ratings, verdicts), metadata=lists)
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Raises `ValueError` for a prompt that would ask the same of every chunk."""
+    if not set(CHUNK) & set(prompt.asked):
+        raise ValueError(f"prompt {prompt.id!r} is asked about one chunk after the other: it has to name {{documents}}")
 
 
 def check_chunks(documents: Sequence[Document]) -> None:
@@ -60,11 +69,14 @@ def check_chunks(documents: Sequence[Document]) -> None:
         raise Skip(f"needs the content of documents; none of the {len(documents)} has any")
 
 
-async def _verdict(judgement: Judgement, prompt: Prompt, values: Mapping[str, str], text: str) -> Verdict:
+async def _verdict(
+    judgement: Judgement, prompt: Prompt, values: Mapping[str, str], text: str, gate: asyncio.Semaphore
+) -> Verdict:
     if not text.strip():
         return Verdict(error=Skip("the chunk has no content"))
     try:
-        answer = await judgement.ask(prompt, {**values, **dict.fromkeys(CHUNK, text)}, SCALE.schema)
+        async with gate:
+            answer = await judgement.ask(prompt, {**values, **dict.fromkeys(CHUNK, text)}, SCALE.schema)
         return Verdict(str(SCALE.read(answer)[1]), rationale_of(answer))
     except Exception as error:  # of one chunk; the others have theirs
         return Verdict(error=error)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from assay.collector.records import Case
 from assay.evaluators.judges._base import Judged
-from assay.evaluators.judges._chunks import CHUNK, check_chunks, precision_of, said_of
+from assay.evaluators.judges._chunks import CHUNK, check_chunks, check_prompt, precision_of, said_of
 from assay.evaluators.judges._guidelines import numbered
 from assay.evaluators.judges._prompts import ARGUMENTS, Prompt
 from assay.evaluators.judges._rating import yes_or_no
@@ -274,6 +274,10 @@ class ChunkRelevance(Judged):
 
     PROMPT: ClassVar[str] = "chunk_relevance"
 
+    def __post_init__(self) -> None:
+        Judged.__post_init__(self)
+        check_prompt(self._prompt)
+
     async def __call__(self, case: Case, inputs: Any, documents: Any) -> dict[str, Any]:
         values = values_of(case, self._prompt, CHUNK)
         return await precision_of("chunk_relevance", self._judge, self._prompt, case, documents, values)
@@ -310,8 +314,8 @@ class CustomJudge(Judged):
         Judged.__post_init__(self)
         if not self.assessment_name.strip():
             raise ValueError("assessment_name is a text that is not empty")
-        if self.assessment_type == "RETRIEVAL" and not set(CHUNK) & set(self._prompt.asked):
-            raise ValueError("a RETRIEVAL judge asks about one chunk: name it in the prompt, {retrieved_context}")
+        if self.assessment_type == "RETRIEVAL":
+            check_prompt(self._prompt)
 
     @property
     def named(self) -> str:
