@@ -203,7 +203,9 @@ class Experiment:
     def _trust(self) -> Mapping[str, str]:
         """How far each judge agrees with people; nothing where the store is away, or closed by now."""
         try:
-            return Checks(self._store).said({key: version or None for key, version in self._tally.judge_versions.items()})
+            return Checks(self._store).said(
+                {key: version or None for key, version in self._tally.judge_versions.items()}
+            )
         except StoreError:
             return {}
 
