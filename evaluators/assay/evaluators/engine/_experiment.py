@@ -73,9 +73,11 @@ class Row:
 
     @property
     def feedback(self) -> Mapping[str, Feedback]:
-        """The newest outcome per key, of the whole run or of one of its spans."""
-        by_age = sorted(self.trace.feedback, key=lambda outcome: outcome.created_ns)
-        return {outcome.key: outcome for outcome in by_age if outcome.target.document is None}
+        """The newest outcome per key, of the whole run or of one of its spans; a judge's rather than a vote on it."""
+        said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
+        judged = {outcome.key for outcome in said if outcome.source == "model"}
+        by_age = sorted(said, key=lambda outcome: outcome.created_ns)
+        return {one.key: one for one in by_age if one.source != "human" or one.key not in judged}
 
     @property
     def scores(self) -> Mapping[str, float | bool | str | None]:
