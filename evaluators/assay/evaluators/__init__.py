@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from assay.collector.extras import needing
 
 if TYPE_CHECKING:
-    from assay.evaluators.judges import Judge, judge
+    from assay.evaluators.judges import Judge, judge, scripted
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
@@ -35,12 +35,14 @@ __all__ = [
     "judge",
     "names",
     "score",
+    "scripted",
 ]
 
 # What only those need who judge: imported when it is asked for.
 _LATER = {
     "Judge": "assay.evaluators.judges",
     "judge": "assay.evaluators.judges",
+    "scripted": "assay.evaluators.judges",
 }
 
 

@@ -50,9 +50,9 @@ def reading(ask: Ask, completion: Completion) -> Reading:
 def _check_said(completion: Completion) -> None:
     """Raises `Declined` where the judge has not answered, and `CutOff`."""
     if completion.refusal:
-        raise Declined(f"the judge refused: {completion.refusal:.300}")
+        raise Declined(f"the judge refused: {' '.join(completion.refusal.split()):.300}")
     if completion.finish == "content_filter":
-        raise Declined("the content filter of the endpoint stopped the judge's answer", _kept(completion))
+        raise Declined("the content filter of the endpoint stopped the judge's answer", completion.text)
     if not completion.text.strip():
         if completion.finish == "length":
             raise _cut_off(completion)
@@ -65,10 +65,6 @@ def _cut_off(completion: Completion) -> CutOff:
     return CutOff(
         f"the judge's answer was cut off{used}: give the judge more max_tokens", completion.text, usage=completion.usage
     )
-
-
-def _kept(completion: Completion) -> dict[str, str]:
-    return {"reply": completion.text} if completion.text else {}
 
 
 def _spoken(completion: Completion) -> str:
