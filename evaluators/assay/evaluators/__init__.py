@@ -7,12 +7,11 @@ from assay.collector.extras import needing
 
 if TYPE_CHECKING:
     from assay.evaluators.judges import Judge, judge, scripted
-    from assay.evaluators.scoring._estimate import Estimate, estimate
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import ascore, calibrate, case_of, corrected, score
+    from assay.evaluators.scoring import Estimate, ascore, calibrate, case_of, corrected, estimate, score
 
 __all__ = [
     "Estimate",
@@ -41,9 +40,7 @@ __all__ = [
 
 # What only those need who judge: imported when it is asked for.
 _LATER = {
-    "Estimate": "assay.evaluators.scoring._estimate",
     "Judge": "assay.evaluators.judges",
-    "estimate": "assay.evaluators.scoring._estimate",
     "judge": "assay.evaluators.judges",
     "scripted": "assay.evaluators.judges",
 }
