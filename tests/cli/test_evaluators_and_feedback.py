@@ -89,8 +89,8 @@ def test_the_list_of_evaluators(assay):
     output = assay("evaluators", "list", store=False)
     assert "document_recall" in output
     rows = lines(assay("evaluators", "list", "--needs", "conditions", "--json", store=False))
-    assert {row["id"] for row in rows} == {"encoding_guardrail", "text_matching"}
-    assert rows[1]["needed"]["context"] == "optional"
+    assert {row["id"] for row in rows} == {"encoding_guardrail", "guideline_adherence", "text_matching"}
+    assert rows[-1]["needed"]["context"] == "optional"
 
 
 def test_the_page_of_an_evaluator(assay):

@@ -134,3 +134,17 @@ def test_a_dry_run_asks_nobody_and_stores_nothing(assay, at):
     assert (estimate["cases"], estimate["by_evaluator"]["polite"]["calls"]) == (3, 6)
     with SQLiteStore(at / "a.db") as store:
         assert (store.experiments(), store.datasets(), store.count()["traces"]) == ([], [], 1)
+
+
+def test_a_judges_own_trace_is_shown_when_it_is_named(assay):
+    [feedback] = lines(assay("evaluators", "score", "mine.py:polite", TRACE, "--save"))
+    own = feedback["judge_trace_id"]
+    [shown] = lines(assay("traces", "show", own[:10]))
+    assert (shown["root"]["trace_id"], shown["root"]["kind"]) == (own, "evaluator")
+    assert [row["trace_id"] for row in lines(assay("traces", "list"))] == [TRACE]
+    assert [row["trace_id"] for row in lines(assay("traces", "list", "--where", "kind=evaluator"))] == [own]
+
+
+def test_the_debugger_hides_no_judge_that_nobody_named(assay, at):
+    (at / "mine.py").write_text(FILE + "evaluators = [unnamed]\n")
+    assert "no judge is named" in str(assay("eval", "mine.py", "--pdb", status=1).exception)

@@ -316,6 +316,7 @@ def test_judges_are_kept_with_the_tests_that_asked_them(pytester):
             one.judge_trace_id for row in experiment.rows() for one in row.feedback.values() if one.key != "passed"
         }
         own = {one.trace_id for one in store.traces(kind="evaluator", limit=100)}
-        assert links == own and len(own) == 8
+        assert links == own
+        assert len(own) == 8
         assert (experiment.summary()["after"].failed, experiment.summary().judge_calls) == (4, 4 + 2 * 4)
         assert len(store.traces(limit=100)) == 4

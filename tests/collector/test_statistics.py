@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.collector.records import Feedback, Target
-from assay.collector.statistics import boolean_family, databricks_results, haystack_results, newest, summarise
+from assay.collector.statistics import (
+    boolean_family,
+    databricks_results,
+    databricks_table,
+    haystack_results,
+    newest,
+    summarise,
+)
 
 
 def row(value=None, key="k", trace=1, **more):
@@ -105,6 +112,69 @@ def test_results_under_databricks_names():
         "response/llm_judged/correctness/rating/percentage": 0.5,
     }
     assert databricks_results([row(True, "safety")], "safety")["response/llm_judged/safety/rating/average"] == 1.0
+
+
+def test_groundedness_is_the_judges_under_databricks_names():
+    rows = [row(True, "groundedness_judge"), row(0.3, "groundedness")]
+    for name in ("groundedness", "groundedness_judge"):
+        said = databricks_results(rows, name)
+        assert said["response/llm_judged/groundedness/rating"] == ["yes"]
+
+
+def test_context_sufficiency_is_of_retrieval():
+    said = databricks_results([row(False, "context_sufficiency", comment="no year")], "context_sufficiency")
+    assert said == {
+        "retrieval/llm_judged/context_sufficiency/rating": ["no"],
+        "retrieval/llm_judged/context_sufficiency/rationale": ["no year"],
+        "retrieval/llm_judged/context_sufficiency/error_message": [None],
+        "retrieval/llm_judged/context_sufficiency/rating/percentage": 0.0,
+    }
+
+
+LISTS = {"ratings": ["yes", None], "rationales": ["so", None], "error_messages": [None, "boom"]}
+
+
+@pytest.mark.parametrize("name", ["chunk_relevance", "fresh"])
+def test_chunks_have_lists_and_a_precision(name):
+    rows = [row(1.0, name, metadata=LISTS), row(ValueError("no judge"), name), row(None, name)]
+    stem = f"retrieval/llm_judged/{name}"
+    assert databricks_results(rows, name) == {
+        f"{stem}/ratings": [["yes", None], None, None],
+        f"{stem}/rationales": [["so", None], None, None],
+        f"{stem}/error_messages": [[None, "boom"], ["no judge"], None],
+        f"{stem}/precision": [1.0, None, None],
+        f"{stem}/precision/average": 1.0,
+    }
+
+
+def test_a_judge_that_skipped_all_is_of_retrieval_if_that_is_said():
+    assert "response/llm_judged/fresh/rating" in databricks_results([row(None, "fresh")], "fresh")
+    said = databricks_results([row(None, "fresh")], "fresh", "RETRIEVAL")
+    assert said["retrieval/llm_judged/fresh/precision/average"] is None
+
+
+def judged(value, key, trace, **more):
+    return row(value, key, trace, source="model", evaluator=key, **more)
+
+
+def test_a_table_of_judges_has_one_entry_per_run_and_no_votes():
+    runs = [
+        [
+            judged(True, "safety", 1),
+            row(False, "safety", 1, source="human", author="ann"),
+            judged(0.5, "faithfulness", 1),
+        ],
+        [judged(True, "safety", 2, created_ns=2**62), judged(False, "safety", 2)],
+        [],
+    ]
+    table = databricks_table(runs)
+    assert table["response/llm_judged/safety/rating"] == ["yes", "yes", None]
+    assert {name.split("/")[2] for name in table} == {"safety"}
+
+
+def test_other_judges_that_say_yes_or_no_are_in_the_table_too():
+    polite = Feedback(target=Target(trace_id="1" * 32), key="polite", score=True, label="yes", source="model")
+    assert databricks_table([[polite]])["response/llm_judged/polite/rating/percentage"] == 1.0
 
 
 def test_document_recall_under_databricks_names():

@@ -110,10 +110,13 @@ def test_equal_judges_are_equal_and_can_be_pickled():
     [
         ({"model": 3}, "model is the name of a model, not 3"),
         ({"model": "  "}, "model is the name of a model, not '  '"),
-        ({"model": "m", "base_url": "localhost:8000"}, "base_url is an address such as"),
-        ({"model": "m", "base_url": "http://"}, "base_url is an address"),
-        ({"model": "m", "base_url": "http://h:x/v1"}, "base_url is an address"),
-        ({"model": "m", "base_url": 7}, "base_url is an address"),
+        (
+            {"model": "m", "base_url": "localhost:8000"},
+            "base_url (or ASSAY_JUDGE_URL, OPENAI_BASE_URL) is an address such as",
+        ),
+        ({"model": "m", "base_url": "http://"}, "is an address such as http://localhost:8000/v1, not"),
+        ({"model": "m", "base_url": "http://h:x/v1"}, "is an address such as http://localhost:8000/v1, not"),
+        ({"model": "m", "base_url": 7}, "is an address such as http://localhost:8000/v1, not"),
         ({"model": "m", "base_url": "http://me:pw@h/v1"}, "give api_key"),
         ({"model": "m", "base_url": "http://h/v1?key=3"}, "without what follows"),
         ({"model": "m", "base_url": "http://h/v1/chat/completions"}, "ends before /chat/completions"),

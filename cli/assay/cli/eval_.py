@@ -87,7 +87,8 @@ def eval_(
     go_on.set(_resuming(sys.argv[1:]))
     run_again.set(shlex.join(again))
     if dry_run:
-        return _rehearse(module, evaluators, at, repetitions=repetitions, limit=limit, only=only, as_json=as_json)
+        _rehearse(module, evaluators, at, repetitions=repetitions, limit=limit, only=only, as_json=as_json)
+        return
     with opened(at, make=True) as store:
         with _looking(file) if pdb else nullcontext():
             experiment = evaluate(

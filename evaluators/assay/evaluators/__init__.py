@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from assay.collector.extras import needing
 
 if TYPE_CHECKING:
-    from assay.evaluators.judges import Judge, judge
+    from assay.evaluators.judges import Judge, judge, scripted
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import Estimate, ascore, case_of, estimate, score
+    from assay.evaluators.scoring import Estimate, ascore, calibrate, case_of, corrected, estimate, score
 
 __all__ = [
     "Estimate",
@@ -23,8 +23,10 @@ __all__ = [
     "aevaluate",
     "as_evaluator",
     "ascore",
+    "calibrate",
     "case_of",
     "compare",
+    "corrected",
     "estimate",
     "evaluate",
     "evaluator",
@@ -33,12 +35,14 @@ __all__ = [
     "judge",
     "names",
     "score",
+    "scripted",
 ]
 
 # What only those need who judge: imported when it is asked for.
 _LATER = {
     "Judge": "assay.evaluators.judges",
     "judge": "assay.evaluators.judges",
+    "scripted": "assay.evaluators.judges",
 }
 
 

@@ -1,4 +1,4 @@
-"""A dry run: what `evaluate()` would ask judges, and what that would cost, without a call, a task or anything stored."""
+"""A dry run: what `evaluate()` would ask judges, and what that would cost: no call is made, and nothing is stored."""
 
 from __future__ import annotations
 

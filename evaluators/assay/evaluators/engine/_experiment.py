@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from assay.collector.errors import StoreError
 from assay.collector.format import first_line, standing
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
-from assay.collector.statistics import Family, boolean_family
-from assay.collector.stores import Store
+from assay.collector.statistics import Family, boolean_family, databricks_table
+from assay.collector.stores import Checks, Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._html import block, page
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
@@ -72,9 +73,11 @@ class Row:
 
     @property
     def feedback(self) -> Mapping[str, Feedback]:
-        """The newest outcome per key, of the whole run or of one of its spans."""
-        by_age = sorted(self.trace.feedback, key=lambda outcome: outcome.created_ns)
-        return {outcome.key: outcome for outcome in by_age if outcome.target.document is None}
+        """The newest outcome per key, of the whole run or of one of its spans; a judge's rather than a vote on it."""
+        said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
+        judged = {outcome.key for outcome in said if outcome.source == "model"}
+        by_age = sorted(said, key=lambda outcome: outcome.created_ns)
+        return {one.key: one for one in by_age if one.source != "human" or one.key not in judged}
 
     @property
     def scores(self) -> Mapping[str, float | bool | str | None]:
@@ -196,9 +199,17 @@ class Experiment:
         """Per key n, mean, passing share, failed and skipped; print it, or ask `summary()["exact"].mean`."""
         record = self.record
         status = "" if record.status == "finished" else f", {standing(record)}"
-        return summarise(
-            f"{record.name} on {record.dataset}{status}", self._tally, _repetitions(record) > 1, _task(record)
-        )
+        title = f"{record.name} on {record.dataset}{status}"
+        return summarise(title, self._tally, _repetitions(record) > 1, _task(record), self._trust)
+
+    def _trust(self) -> Mapping[str, str]:
+        """How far each judge agrees with people; nothing where the store is away, or closed by now."""
+        try:
+            return Checks(self._store).said(
+                {key: version or None for key, version in self._tally.judge_versions.items()}
+            )
+        except StoreError:
+            return {}
 
     def rows(self) -> Iterator[Row]:
         """Every run in the dataset's order, read from the store page by page."""
@@ -245,6 +256,12 @@ class Experiment:
         import pandas
 
         return pandas.DataFrame([row.to_dict() for row in self.rows()])
+
+    def databricks(self) -> dict[str, Any]:
+        """What judges that say yes or no said, under Databricks' names: `response/llm_judged/correctness/rating` and so
+        on are lists with one entry per run, `…/rating/percentage` and its like one number (see `databricks_results`).
+        """
+        return databricks_table(row.trace.feedback for row in self.rows())
 
     def to_html(self) -> str:
         """One HTML document that needs nothing else: the summary, then the runs, failures first, 500 at most."""

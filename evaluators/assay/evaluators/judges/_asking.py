@@ -15,7 +15,7 @@ from assay.evaluators.judges._cache import Cache, key_of, path_of
 from assay.evaluators.judges._flights import Flights
 from assay.evaluators.judges._loop import kept, on_judges_loop
 from assay.evaluators.judges._question import Question
-from assay.evaluators.judges._reading import read
+from assay.evaluators.judges._reading import reading
 from assay.evaluators.judges._rehearsal import rehearsing
 from assay.evaluators.protocol import in_thread
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 async def answered(judge: Judge, ask: Ask) -> Answer:
     """What a judge answers. Raises `ParseFailure`, other `Unjudged`, and `Skip` when a budget is used up."""
-    judge.check()
+    if rehearsing.get() is None:  # a rehearsal asks nobody, and needs no key
+        judge.check()
     return await on_judges_loop(lambda: _answered(judge, ask))
 
 
@@ -62,16 +63,16 @@ async def _found(cache: Cache, key: bytes, judge: Judge, ask: Ask) -> Answer | N
 def _read(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:
     """A kept reply as an answer; None where it is none any more."""
     try:
-        value = read(ask, completion)
+        came = reading(ask, completion)
     except Exception:
         return None
     return free(
         Answer(
-            value=value,
+            value=came.value,
             text=completion.text,
             model=completion.model or judge.model,
             logprobs=completion.logprobs,
-            notes=completion.notes,
+            notes=(*completion.notes, *came.notes),
         )
     )
 

@@ -160,8 +160,8 @@ class _Clients:
 
     async def _close_old(self) -> None:
         idle = [name for name, held in self._held.items() if not held.calls]
-        for name in idle[: max(0, len(self._held) - CLIENTS)]:
-            await self._held.pop(name).client.close()
+        for held in [self._held.pop(name) for name in idle[: max(0, len(self._held) - CLIENTS)]]:
+            await held.client.close()
 
     async def aclose(self) -> None:
         for held in self._held.values():

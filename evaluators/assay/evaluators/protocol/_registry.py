@@ -36,10 +36,12 @@ OPTIONS = {
 # Haystack's names, with its own defaults; not listed, since they are other names of what is.
 ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "AnswerExactMatch": ("exact", {}),
+    "ContextRelevance": ("haystack_context_relevance", {}),
     "DocumentMAP": ("ir_map", {"by": "content"}),
     "DocumentMRR": ("ir_mrr", {"by": "content"}),
     "DocumentNDCG": ("ir_ndcg", {"by": "content"}),
     "DocumentRecall": ("document_recall", {"mode": "single_hit", "by": "content"}),
+    "Faithfulness": ("haystack_faithfulness", {}),
 }
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
-from assay.evaluators.judges import Judge
-from assay.evaluators.judges._rehearsal import Counted, Rehearsal, rehearsed
 from assay.evaluators.protocol import NO_TRACE, Evaluator, Untraced, as_evaluator, finish, judging
 from assay.evaluators.scoring._cases import as_seen, case_of
+
+if TYPE_CHECKING:  # judges are imported when there are some
+    from assay.evaluators.judges import Judge
+    from assay.evaluators.judges._rehearsal import Counted, Rehearsal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class Estimate:
     @property
     def total(self) -> Counted:
         """Of all evaluators."""
-        return sum(self.by_evaluator.values(), Counted())
+        return _sum(self.by_evaluator.values())
 
     def __str__(self) -> str:
         lines = [f"{key}: {_told(counted, self.skipped[key])}" for key, counted in self.by_evaluator.items()]
@@ -48,12 +50,15 @@ def estimate(evaluators: Any, cases: Iterable[Any], *, repetitions: int = 1) -> 
     judged = {each.key: each for each in map(as_evaluator, given) if judges_of(each)}
     for each in judged.values():
         for judge in judges_of(each):
-            judge.check()
+            if not judge.model:  # a key is not asked for: nobody is asked
+                judge.check()
     return finish(_estimated(judged, [_case(case) for case in cases], repetitions))
 
 
 def judges_of(evaluator: Evaluator) -> list[Judge]:
     """The judges that an evaluator holds, also in lists of them."""
+    from assay.evaluators.judges import Judge
+
     function = evaluator.function
     names = {name for kind in type(function).__mro__ for name in getattr(kind, "__slots__", ())}
     values = [getattr(function, name, None) for name in {*names, *getattr(function, "__dict__", {})}]
@@ -65,7 +70,7 @@ async def _estimated(evaluators: Mapping[str, Evaluator], cases: list[Case], rep
     counted, skipped = {}, {}
     for key, evaluator in evaluators.items():
         of_cases = [await _rehearsed(evaluator, case, place) for place in range(repetitions) for case in cases]
-        counted[key] = sum((each for each, _ in of_cases), Counted())
+        counted[key] = _sum(each for each, _ in of_cases)
         skipped[key] = sum(lacking for _, lacking in of_cases[: len(cases)])
     where = {judge.where: None for evaluator in evaluators.values() for judge in judges_of(evaluator)}
     return Estimate(by_evaluator=counted, skipped=skipped, where=tuple(where), cases=len(cases))
@@ -73,15 +78,25 @@ async def _estimated(evaluators: Mapping[str, Evaluator], cases: list[Case], rep
 
 async def _rehearsed(evaluator: Evaluator, case: Case, repetition: int) -> tuple[Counted, bool]:
     """What one case takes at most, and whether it is skipped."""
+    from assay.evaluators.judges._rehearsal import Rehearsal
+
     outcomes = [await _once(evaluator, case, repetition, Rehearsal(label)) for label in (0, -1)]
     return max(outcomes, key=lambda outcome: outcome[0].calls)
 
 
 async def _once(evaluator: Evaluator, case: Case, repetition: int, rehearsal: Rehearsal) -> tuple[Counted, bool]:
+    from assay.evaluators.judges._rehearsal import rehearsed
+
     target = Target(trace_id=case.trace.trace_id if case.trace else NO_TRACE)
     with rehearsed(rehearsal), judging(judgements=Untraced(), repetition=repetition):
         feedback: list[Feedback] = await evaluator.evaluate(case, target)
     return rehearsal.counted, all(each.outcome == "skip" for each in feedback)
+
+
+def _sum(several: Iterable[Counted]) -> Counted:
+    from assay.evaluators.judges._rehearsal import Counted
+
+    return sum(several, Counted())
 
 
 def _case(given: Any) -> Case:
