@@ -31,6 +31,7 @@ votes = [
 ]
 trace = Trace(root, (root, search, plan, send), tuple(votes))
 """
+WIDTH = 120  # characters of a line of code
 SHOW = "for feedback in results:\n    print(feedback.key, feedback.outcome, feedback.score)"
 HEADER = "from assay.collector.records import Feedback, Run, Target, Trace, Usage\n"
 
@@ -201,13 +202,48 @@ def _imports(example: str) -> str:
 
 
 def _call(example: str) -> str:
-    """The call with one argument per line: as a formatter leaves it, however long it is."""
+    """The call as a formatter leaves it: one argument per line, and one part per line of what is too long."""
     source = f"score({example})"
     call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
-    values = [ast.get_source_segment(source, argument) for argument in call.args]
-    values += [f"{keyword.arg}={ast.get_source_segment(source, keyword.value)}" for keyword in call.keywords]
-    return "\n".join(["results = score(", *(f"    {value}," for value in values), ")"])
+    return f"results = {_apart(source, call, 0)}"
+
+
+def _apart(source: str, node: ast.expr, indent: int) -> str:
+    """A call, list or dict with each of its parts on a line; also as the body of a lambda, or before a method."""
+    whole = ast.get_source_segment(source, node) or ""
+    if isinstance(node, ast.Lambda):
+        body = ast.get_source_segment(source, node.body) or ""
+        return whole.removesuffix(body) + _apart(source, node.body, indent)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Dict):
+        held = ast.get_source_segment(source, node.func.value) or ""
+        return _apart(source, node.func.value, indent) + whole.removeprefix(held)
+    if isinstance(node, ast.Call):
+        parts = [("", value) for value in node.args] + [(f"{one.arg}=", one.value) for one in node.keywords]
+        ends = f"{ast.get_source_segment(source, node.func)}(", ")"
+    elif isinstance(node, ast.Dict):
+        parts = [(f"{ast.get_source_segment(source, key)}: ", value) for key, value in _items(node)]
+        ends = "{", "}"
+    else:
+        assert isinstance(node, ast.List)
+        parts, ends = [("", value) for value in node.elts], ("[", "]")
+    inner = " " * (indent + 4)
+    lines = [f"{inner}{name}{_laid_out(source, value, indent + 4, len(name))}," for name, value in parts]
+    return "\n".join([ends[0], *lines, " " * indent + ends[1]])
+
+
+def _items(node: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:
+    return ((key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None)
+
+
+_APART = (ast.Call, ast.List, ast.Dict, ast.Lambda)
+
+
+def _laid_out(source: str, node: ast.expr, indent: int, before: int) -> str:
+    """A part as it is where it fits on its line, after `before` characters and with its comma."""
+    whole = ast.get_source_segment(source, node) or ""
+    fits = indent + before + len(whole) + 1 <= WIDTH
+    return whole if fits or not isinstance(node, _APART) else _apart(source, node, indent)
 
 
 def run_example(spec: Spec) -> list[Feedback]:
