@@ -44,9 +44,11 @@ class Cell:
     alone: float
 
 
-def cell(rounds: int, seed: int, truth: float, made: Callable[[Random], Corrected]) -> Cell:
+def cell(rounds: int, seed: int, truth: float, made: Callable[[Random], Corrected]) -> Cell | None:
     random = numpy.random.default_rng(seed)
     results = [made(random) for _ in range(rounds)]
+    if any(it.mean is None for it in results):
+        return None
     held = sum(it.low <= truth <= it.high for it in results)  # type: ignore[operator]
     width = sum(it.high - it.low for it in results)  # type: ignore[operator]
     alone = sum(it.alone[2] - it.alone[1] for it in results)  # type: ignore[index]
@@ -134,7 +136,9 @@ def rows(rounds: int) -> Iterator[str]:
             yield f"| {draw}, {judge}, {grades} ({truth:.2f}) | {' | '.join(map(_shown, cells))} |"
 
 
-def _shown(cell: Cell) -> str:
+def _shown(cell: Cell | None) -> str:
+    if cell is None:
+        return "too few"
     return f"{cell.held:.1%} ({cell.width / cell.alone:.2f})"
 
 

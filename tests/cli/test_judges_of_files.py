@@ -124,3 +124,27 @@ def test_a_judge_that_nobody_named_is_refused_before_anything_runs(assay, at):
     assert "no judge is named" in str(result.exception)
     [feedback] = lines(assay("evaluators", "score", "mine.py:unnamed", TRACE))
     assert (feedback["outcome"], feedback["error"].startswith("no judge is named")) == ("error", True)
+
+
+def test_a_dry_run_asks_nobody_and_stores_nothing(assay, at):
+    told = FILE.replace("def yes(prompt: str) -> str:\n", "def yes(prompt: str) -> str:\n    raise SystemExit(9)\n")
+    rows = 'dataset = [{"inputs": n, "reference_outputs": "42 cats"} for n in range(3)]'
+    (at / "mine.py").write_text(f"{told}\n{rows}\nevaluators = [polite, 'exact']\ntask = lambda inputs: 1 / 0\n")
+    [estimate] = lines(assay("eval", "mine.py", "--dry-run", "--repetitions", "2"))
+    assert (estimate["cases"], estimate["by_evaluator"]["polite"]["calls"]) == (3, 6)
+    with SQLiteStore(at / "a.db") as store:
+        assert (store.experiments(), store.datasets(), store.count()["traces"]) == ([], [], 1)
+
+
+def test_a_judges_own_trace_is_shown_when_it_is_named(assay):
+    [feedback] = lines(assay("evaluators", "score", "mine.py:polite", TRACE, "--save"))
+    own = feedback["judge_trace_id"]
+    [shown] = lines(assay("traces", "show", own[:10]))
+    assert (shown["root"]["trace_id"], shown["root"]["kind"]) == (own, "evaluator")
+    assert [row["trace_id"] for row in lines(assay("traces", "list"))] == [TRACE]
+    assert [row["trace_id"] for row in lines(assay("traces", "list", "--where", "kind=evaluator"))] == [own]
+
+
+def test_the_debugger_hides_no_judge_that_nobody_named(assay, at):
+    (at / "mine.py").write_text(FILE + "evaluators = [unnamed]\n")
+    assert "no judge is named" in str(assay("eval", "mine.py", "--pdb", status=1).exception)

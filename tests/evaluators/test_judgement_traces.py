@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from assay.collector.records import Case, Run, Trace
+from assay.collector.records import Case, Run, Trace, Usage
 from assay.evaluators import aevaluate, ascore, evaluate, get, score
-from assay.evaluators.judges import Judge, Judgement, ParseFailure, prompt, scripted
+from assay.evaluators.judges import Completion, Judge, Judgement, ParseFailure, prompt, scripted
 from assay.evaluators.protocol import Judgements, Skip, Untraced, judging
 from assay.tracer import session, span, tags, trace, user
 from assay.tracer.testing import capture_spans
@@ -99,8 +99,6 @@ def test_a_traced_function_as_a_judge_is_part_of_its_judgement():
         model, where = "mine", "a function"
 
         async def complete(self, ask):
-            from assay.evaluators.judges import Completion
-
             return Completion(text=model("x"))
 
     with capture_spans() as spans:
@@ -246,3 +244,82 @@ def test_experiments_keep_judgements_with_their_feedback(store):
     assert (len(store.traces()), spans.spans) == (4, [])
     root = store.trace(own.items[0].trace_id).root
     assert root.metadata["judged_trace"] in {row.trace.trace_id for row in experiment.rows()}
+
+
+def test_what_a_failed_question_took_is_counted_with_the_judgement():
+    unread = Completion(text="no JSON", model="m", usage=Usage(100, 10))
+    [feedback], runs = judged(relevance(lambda ask: unread), **CASE)
+    told = feedback.metadata["judge"]
+    assert (told["calls"], told["input_tokens"], told["output_tokens"]) == (2, 200, 20)
+    assert told["prompts"][0].startswith(ID)
+    assert feedback.metadata["reply"] == "no JSON"
+    assert "calls" not in feedback.metadata
+    assert [run.usage.input_tokens for run in runs if run.kind == "llm"] == [200]
+
+
+def test_an_answer_that_was_known_is_marked_and_costs_nothing(tmp_path):
+    class Backend:
+        model, where = "m", "a backend"
+
+        async def complete(self, ask):
+            return Completion(text='{"rationale": "It is.", "rating": "yes"}', model="m", usage=Usage(100, 10))
+
+    evaluator = get(ID, judge=Judge(model="m", backend=Backend(), cache=tmp_path / "cache.db", price=(1, 1)))
+    judged(evaluator, **CASE)
+    [feedback], runs = judged(evaluator, **CASE)
+    told = feedback.metadata["judge"]
+    assert (told["calls"], told["cached"], told["input_tokens"], told["cost"]) == (0, 1, 0, 0.0)
+    [call] = [run for run in runs if run.kind == "llm"]
+    assert call.metadata["cached"] is True
+    assert call.usage is None
+    assert call.cost is None
+
+
+def test_a_panels_votes_are_parts_of_one_trace():
+    from assay.evaluators.judges import panel
+
+    members = panel(relevance(key="a"), relevance({"rationale": "No.", "rating": "no"}), relevance(), key="several")
+    [feedback], runs = judged(members, **CASE)
+    root = root_of(runs)
+    assert {run.trace_id for run in runs} == {feedback.judge_trace_id}
+    assert (root.name, root.metadata["evaluator"], root.kind) == ("several", "several", "evaluator")
+    assert sorted(run.kind for run in runs if run.parent_id == root.span_id) == ["evaluator"] * 3
+    assert [run.kind for run in runs].count("llm") == 3
+    assert feedback.metadata["judge"]["calls"] == 3
+
+
+def test_a_panel_is_counted_once_and_goes_with_what_it_judged(store):
+    from assay.evaluators.judges import panel
+
+    members = panel(relevance(key="a"), relevance(), key="several")
+    experiment = evaluate(ROWS, answer, [members], store=store, progress=False)
+    assert experiment.summary().judge_calls == 8
+    assert len(store.traces(kind="evaluator")) == 4
+    store.delete_experiment(experiment.id)
+    assert store.count()["traces"] == 0
+
+
+def test_a_panel_with_a_member_that_nobody_named_is_refused(store, monkeypatch):
+    from assay.evaluators.judges import panel
+
+    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    with pytest.raises(ValueError, match="no judge is named"):
+        evaluate(ROWS, answer, [panel(relevance(), get(ID), key="several")], store=store, progress=False)
+
+
+def test_all_votes_that_fail_lead_to_the_trace_of_the_panel():
+    from assay.evaluators.judges import panel
+
+    [feedback], runs = judged(panel(relevance("no"), relevance("none"), key="several"), **CASE)
+    assert (feedback.outcome, feedback.judge_trace_id) == ("error", root_of(runs).trace_id)
+
+
+def test_an_experiment_inside_a_judgement_has_judgements_of_its_own(store):
+    from assay.evaluators.judges._traced import together
+
+    judgements = Judgements()
+    with judging(judgements=judgements), together("outer", Case(inputs="q")):
+        evaluate(ROWS[:1], answer, [relevance()], store=store, progress=False)
+    [own] = store.traces(kind="evaluator")
+    assert own.name == ID
+    assert [run.name for run in judgements.take()] == ["outer"]

@@ -72,6 +72,14 @@ def test_a_judge_that_says_no_is_not_talked_over(attack, id):
 
 
 @each
+def test_a_reply_that_begins_with_it_is_no_yes(attack):
+    reply = f'{harmless(attack)[:2_000]}\n{{"rationale": "It gives orders.", "rating": "no"}}'
+    [said] = score(get("relevance_to_query", judge=scripted(reply, reply)), inputs="2 + 2?", outputs=attack)
+    assert said.score is not True
+    assert (said.outcome, said.label) == ("score", "no") or said.error.startswith("parse failure: ")
+
+
+@each
 def test_an_example_that_carries_it_stays_between_fences_too(attack):
     shown = {"outputs": attack, "rationale": "It only gives orders.", "rating": "no"}
     asked = scripted({"rationale": "Fine.", "rating": "yes"})

@@ -50,7 +50,7 @@ def test_of_a_very_long_one_the_latest_turns_are_read(store):
 
 
 def test_a_session_that_there_is_not_is_told(store):
-    with pytest.raises(NotFound, match="session 'none' has no traces in .*assay.db"):
+    with pytest.raises(NotFound, match=r"session 'none' has no traces in .*assay\.db"):
         score(told, session="none", store=store)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from assay.collector.records import Feedback, Run, Target, Trace, Usage
 from assay.evaluators import Evaluator, Metric, get, judge, protocol, score
-from assay.evaluators.judges import Prompt, scripted
-from assay.evaluators.protocol import Spec
+from assay.evaluators.judges import Prompt
+from assay.evaluators.protocol import Spec, Untraced, judging
+from assay.evaluators.testing import scripted
 
 TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
 root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)
@@ -49,7 +50,7 @@ def page_of(evaluator: Evaluator) -> str:
     facts = [("Needs", ", ".join(evaluator.needs)), ("Version", evaluator.version)]
     asked = getattr(evaluator.function, "prompts", ())
     if asked:
-        facts.insert(1, ("Judge", evaluator.function._judge.where))  # type: ignore[attr-defined]
+        facts.insert(1, ("Asks", ", ".join(evaluator.asking.where) if evaluator.asking else "nobody"))
     told = "" if evaluator.spec else inspect.getdoc(evaluator.function) or ""
     parts = [f"# {evaluator.key}", *([told] if told else []), _table(facts), "## Metrics", _metrics(evaluator.metrics)]
     return "\n\n".join([*parts, *_prompts(asked)]) + "\n"
@@ -195,7 +196,7 @@ def _imports(example: str) -> str:
     made_by = "judge" if example.startswith("judge(") else "get"
     lines = [f"from assay.evaluators import {made_by}, score"]
     if "scripted(" in example:
-        lines.append("from assay.evaluators.judges import scripted")
+        lines.append("from assay.evaluators.testing import scripted")
     return "\n".join(lines) + "\n"
 
 
@@ -223,7 +224,8 @@ def run_example(spec: Spec) -> list[Feedback]:
         "scripted": scripted,
     }
     exec(TRACE, names)
-    feedback: list[Feedback] = eval(f"score({spec.example})", names)
+    with judging(judgements=Untraced()):  # nothing of it is kept anywhere
+        feedback: list[Feedback] = eval(f"score({spec.example})", names)
     return feedback
 
 

@@ -1,5 +1,5 @@
-"""An evaluator that a command names: the id of a registered one, one of a file, a definition; with its parameters. And
-where those that ask judges send text.
+"""An evaluator that a command names: the id of a registered one, one of a file, or a definition, with its parameters;
+and where those that ask judges send text.
 """
 
 from __future__ import annotations

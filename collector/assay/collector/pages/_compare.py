@@ -14,8 +14,9 @@ from assay.collector import statistics
 from assay.collector.errors import Refused
 from assay.collector.pages import _experiments
 from assay.collector.pages.kit import chips, metrics, render
+from assay.collector.pages.kit.judges import of_experiment
 from assay.collector.records import JSON, Bucket, Example, Experiment, FeedbackStats, TraceSummary, paged
-from assay.collector.stores import Store
+from assay.collector.stores import Checks, Store
 
 _MOST_SIDES, _SHOWN = 5, 50
 
@@ -66,6 +67,7 @@ def compare(store: Store, request: Request) -> Response:
     contrasts = [statistics.compare(sides[0].scores, side.scores, directions, others=others) for side in sides[1:]]
     differing = differences(sides, contrasts[-1], [wanted] if wanted in keys else keys) if contrasts else []
     rows = shown(store, sides, differing[:_SHOWN])
+    checks = Checks(store)
     return render.html(
         request,
         "compare.html",
@@ -81,6 +83,7 @@ def compare(store: Store, request: Request) -> Response:
         examples=len({id for side in sides for id in side.runs}),
         settings=settings(sides),
         contrasts=contrasts,
+        trusts=[checks.said(of_experiment(side.experiment)) for side in sides],
         chips=chips.by_trace(store, [trace for row in rows for trace in row.traces if trace]),
         choices=[] if len(sides) > 1 else store.experiments(limit=100),
     )

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.pages.kit import chips, filter_form, metrics, render
+from assay.collector.pages.kit.judges import of_chips, of_experiment
 from assay.collector.pages.kit.request import whole
 from assay.collector.records import Bucket, Example, Experiment, Target, TraceSummary, paged
-from assay.collector.stores import Store
+from assay.collector.stores import Checks, Store
 
 PAGE = 50
 MOST = 5_000  # traces of one experiment that a page sorts
@@ -37,6 +38,7 @@ def experiments(store: Store, request: Request) -> Response:
     dataset = request.query_params.get("dataset") or None
     listed = store.experiments(dataset=dataset, limit=_LISTED)
     results = aggregates(store, listed)
+    checks = Checks(store)
     return render.html(
         request,
         "experiments.html",
@@ -45,6 +47,7 @@ def experiments(store: Store, request: Request) -> Response:
         keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
         dataset=dataset,
         known=metrics.known(reversed(listed)),
+        trusts={one.id: checks.said(of_experiment(one)) for one in listed},
         datasets=[known.name for known in store.datasets()],
     )
 
@@ -66,6 +69,7 @@ def experiment(store: Store, request: Request) -> Response:
     rows = ordered(load(store, asked, query.filter), sort)
     shown = rows[offset : offset + PAGE]
     result = aggregates(store, [asked]).get(asked.id)
+    beside = chips.by_trace(store, [row.trace for row in shown])
     return render.html(
         request,
         "experiment.html",
@@ -82,7 +86,8 @@ def experiment(store: Store, request: Request) -> Response:
         judges=judges(asked),
         stats=metrics.with_tasks(result) if result else [],
         known=metrics.known([asked]),
-        chips=chips.by_trace(store, [row.trace for row in shown]),
+        trust=Checks(store).said({**of_chips(beside), **of_experiment(asked)}),
+        chips=beside,
         of_whole=chips.latest(store.feedbacks(target=Target(experiment_id=asked.id))),
         others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
     )

@@ -1,6 +1,6 @@
 """Numbers over stored feedback, as pure functions: what evaluators, engine, stores, pages and alerts all need."""
 
-from assay.collector.statistics._agreement import Agreement, agreement
+from assay.collector.statistics._agreement import Agreement, Value, agreement
 from assay.collector.statistics._compare import (
     TASK_OK,
     Contrast,
@@ -12,38 +12,53 @@ from assay.collector.statistics._compare import (
     scores_of,
 )
 from assay.collector.statistics._corrected import Corrected, corrected_mean
+from assay.collector.statistics._draw import Drawn, Sample, draw
 from assay.collector.statistics._families import Family, boolean_family
-from assay.collector.statistics._forms import databricks_results, haystack_results
+from assay.collector.statistics._forms import databricks_results, databricks_table, haystack_results
 from assay.collector.statistics._keys import summarise
 from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import percentile
+from assay.collector.statistics._student import quantile
 from assay.collector.statistics._tally import Passes, Tally
+from assay.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Agreement",
+    "Checked",
     "Contrast",
     "Corrected",
+    "DRAWN",
+    "Drawn",
     "Family",
     "Judgement",
     "Paired",
     "Passes",
+    "Sample",
     "Scores",
     "TASK_OK",
     "Tally",
+    "Value",
+    "Voted",
     "agreement",
     "boolean_family",
     "by_example",
+    "check",
     "compare",
     "corrected_mean",
     "databricks_results",
+    "databricks_table",
+    "decision",
     "direction",
+    "draw",
     "haystack_results",
     "nameless",
     "newest",
     "paired",
     "percentile",
     "place_of",
+    "quantile",
     "scores_of",
     "summarise",
+    "value_of",
 ]

@@ -41,6 +41,15 @@ class Corrected:
     why: str | None = None
     error: float | None = None  # standard error, of PPI++
     tuning: float | None = None  # PPI++'s λ: how much the judge's scores count, 0 to 1
+    notes: tuple[str, ...] = ()  # what was left out
+
+    def __str__(self) -> str:
+        """In a sentence or two."""
+        judge = "the judge has scored nothing" if self.judge is None else f"the judge gives {self.judge:.3g}"
+        basis = f"{judge}; {self.votes} votes on {self.cases} cases{''.join(f'; {note}' for note in self.notes)}"
+        if self.mean is None:
+            return f"no corrected mean: {self.why} ({basis})"
+        return f"people would have given {self.mean:.3g} (95 %: {self.low:.3g} to {self.high:.3g}); {basis}"
 
 
 def corrected_mean(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
@@ -59,8 +68,9 @@ def corrected_mean(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
         return _without("no votes", judge, votes, scores)
     if {*scores, *(value for vote in votes for value in vote[:2])} <= {0.0, 1.0}:
         return _stratified(scores, votes)
-    if len(votes) < FEWEST:
-        return _without(f"too few votes: {len(votes)}, graded scores take {FEWEST}", judge, votes, scores)
+    if (equal := _effective([1 / probability for _, _, probability in votes])) < FEWEST:
+        alike = f", as sure as {equal:.0f} of equal weight" * (len(votes) >= FEWEST)
+        return _without(f"too few votes: {len(votes)}{alike}, and grades take {FEWEST}", judge, votes, scores)
     return _tuned(scores, votes)
 
 
@@ -79,34 +89,46 @@ def _stratified(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
 
     random = numpy.random.default_rng(0)
     yes = sum(scores)
-    of_yes = random.beta(yes + 0.5, len(scores) - yes + 0.5, DRAWS) if 0 < yes < len(scores) else float(yes > 0)
-    shares = [random.beta(*_posterior(votes, verdict), DRAWS) for verdict in (0.0, 1.0)]
-    drawn = of_yes * shares[1] + (1 - of_yes) * shares[0]
-    low, high = numpy.quantile(drawn, _ENDS)
-    alone = random.beta(*_posterior(votes, None), DRAWS)
+    shares = [_posterior(votes, verdict) for verdict in (0.0, 1.0)]
+    of_no, of_yes = (random.beta(*share, DRAWS) for share in shares)
+    both = 0 < yes < len(scores)
+    says_yes = random.beta(yes + 0.5, len(scores) - yes + 0.5, DRAWS) if both else float(yes > 0)
+    low, high = numpy.quantile(says_yes * of_yes + (1 - says_yes) * of_no, _ENDS)
+    weight = (yes + 0.5) / (len(scores) + 1) if both else float(yes > 0)
+    alone = _posterior(votes, None)
+    lowest, highest = numpy.quantile(random.beta(*alone, DRAWS), _ENDS)
     return Corrected(
-        mean=float(drawn.mean()),
+        mean=weight * _mean(shares[1]) + (1 - weight) * _mean(shares[0]),
         low=float(low),
         high=float(high),
         judge=yes / len(scores),
         votes=len(votes),
         cases=len(scores),
         method="post-stratified by the judge's verdict",
-        alone=(float(alone.mean()), *map(float, numpy.quantile(alone, _ENDS))),
+        alone=(_mean(alone), float(lowest), float(highest)),
     )
+
+
+def _effective(weights: Sequence[float]) -> float:
+    """Of how many equal weights a mean is as sure: (Σw)²/Σw² (Kish 1965)."""
+    return sum(weights) ** 2 / sum(weight * weight for weight in weights)
+
+
+def _mean(beta: tuple[float, float]) -> float:
+    return beta[0] / sum(beta)
 
 
 def _posterior(votes: Sequence[Vote], verdict: float | None) -> tuple[float, float]:
     """Beta's parameters of the share of yes among votes where the judge gave a verdict (None: any).
 
-    Unequal weights count as many votes as equal ones that are as sure: (Σw)²/Σw² (Kish 1965).
+    Votes of unequal weight count as many as equal ones that are as sure.
     """
     weighted = [(1 / probability, vote) for judge, vote, probability in votes if verdict in (None, judge)]
     total = sum(weight for weight, _ in weighted)
     if not total:
         return 0.5, 0.5
     share = sum(weight * vote for weight, vote in weighted) / total
-    n = total * total / sum(weight * weight for weight, _ in weighted)
+    n = _effective([weight for weight, _ in weighted])
     return n * share + 0.5, n * (1 - share) + 0.5
 
 
@@ -124,7 +146,8 @@ def _tuned(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
     weights /= weights.mean()
     estimate = _equally if numpy.ptp(weights) < _ALIKE else _unequally
     mean, error, third, tuning = estimate(judged, voted, weights, everything)
-    low, high = _skewed(mean, error, third, len(votes))
+    sure = round(_effective(weights.tolist()))
+    low, high = _skewed(mean, error, third, sure)
     alone, of_alone, third_alone, _ = _unequally(numpy.zeros(len(votes)), voted, weights, everything)
     return Corrected(
         mean=mean,
@@ -134,14 +157,14 @@ def _tuned(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
         votes=len(votes),
         cases=len(scores),
         method="PPI++",
-        alone=(alone, *_skewed(alone, of_alone, third_alone, len(votes))),
+        alone=(alone, *_skewed(alone, of_alone, third_alone, sure)),
         error=error,
         tuning=tuning,
     )
 
 
 def _skewed(mean: float, error: float, third: float, n: int) -> tuple[float, float]:
-    """The interval of an estimate from its standard error and third central moment (Hall 1992, J. R. Stat. Soc. B 54)."""
+    """The interval of an estimate from its standard error and third central moment (Hall 1992, JRSS B 54)."""
     t = quantile(0.975, n - 1)
     skew = third / error**3 if error else 0.0
 

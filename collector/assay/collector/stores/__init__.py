@@ -7,11 +7,12 @@ its kinds, never an error of its driver.
 
 from typing import Protocol
 
+from assay.collector.stores._checked import Checks, judgements, votes_of
 from assay.collector.stores._control import ControlStore
 from assay.collector.stores._serving import Serving
 from assay.collector.stores._traces import TraceStore
 
-__all__ = ["ControlStore", "Serving", "Store", "TraceStore"]
+__all__ = ["Checks", "ControlStore", "Serving", "Store", "TraceStore", "judgements", "votes_of"]
 
 
 class Store(TraceStore, ControlStore, Protocol):

@@ -15,6 +15,7 @@ from assay.collector.records import (
     Run,
     RunScores,
     SessionSummary,
+    Source,
     Target,
     Trace,
     TraceSummary,
@@ -90,12 +91,13 @@ class TraceStore(Protocol):
         filter: Filter | None = None,
         *,
         key: str | None = None,
+        source: Source | None = None,
         limit: int = 1000,
         cursor: str | None = None,
         target: Target | None = None,
         **conditions: object,
     ) -> Page[Feedback]:
-        """Feedback on traces that pass (or on one target), newest first."""
+        """Feedback on traces that pass (or on one target), newest first; of people, models or code alone (`source`)."""
 
     def scores(self, experiment_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[RunScores]:
         """The runs of an experiment with their newest scores and nothing else, first start first: what compares them.

@@ -122,10 +122,13 @@ class Comparison:
         others = range(1, len(self.experiments))
         names = _unlike([experiment.name for experiment in self.experiments])
         head = ["key", names[0], *(text for name in names[1:] for text in (name, *CHANGE))]
-        return head, [self._row(key, [self.contrasts(other).get(key) for other in others]) for key in self.keys]
+        trust = [experiment.summary().trust() for experiment in self.experiments]
+        rows = [self._row(key, [self.contrasts(other).get(key) for other in others], trust) for key in self.keys]
+        return head, rows
 
-    def _row(self, key: str, contrasts: Sequence[Contrast | None]) -> list[str]:
-        base, *others = (_cell(experiment.summary().get(key)) for experiment in self.experiments)
+    def _row(self, key: str, contrasts: Sequence[Contrast | None], trust: Sequence[Mapping[str, str]]) -> list[str]:
+        sides = zip(self.experiments, trust, strict=True)
+        base, *others = (_cell(experiment.summary().get(key), said.get(key, "")) for experiment, said in sides)
         pairs = zip(others, contrasts, strict=True)
         return [key, base, *(text for cell, contrast in pairs for text in (cell, *_tested(contrast)))]
 
@@ -170,12 +173,14 @@ def _loaded(experiment: Experiment | str, store: Store | None) -> Experiment:
     return Experiment.load(store, experiment)
 
 
-def _cell(summary: KeySummary | None) -> str:
+def _cell(summary: KeySummary | None, trust: str) -> str:
+    """The mean, how many scores it has, and below it how far a judge agrees with people."""
     if summary is None:
         return "–"
     value = number(summary.mean) if summary.mean is not None else labels(summary.labels)
     troubles = ((summary.failed, "failed"), (summary.skipped, "skipped"))
-    return ", ".join([f"{value}  n={counted(summary)}", *(f"{count} {what}" for count, what in troubles if count)])
+    said = ", ".join([f"{value}  n={counted(summary)}", *(f"{count} {what}" for count, what in troubles if count)])
+    return f"{said}\n{trust.replace(' (', chr(10) + '(')}" if trust else said
 
 
 CHANGE = ("change [95 %]", "verdict")

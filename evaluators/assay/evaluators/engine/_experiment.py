@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from assay.collector.errors import StoreError
 from assay.collector.format import first_line, standing
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
-from assay.collector.statistics import Family, boolean_family
-from assay.collector.stores import Store
+from assay.collector.statistics import Family, boolean_family, databricks_table
+from assay.collector.stores import Checks, Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._html import block, page
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
@@ -196,9 +197,15 @@ class Experiment:
         """Per key n, mean, passing share, failed and skipped; print it, or ask `summary()["exact"].mean`."""
         record = self.record
         status = "" if record.status == "finished" else f", {standing(record)}"
-        return summarise(
-            f"{record.name} on {record.dataset}{status}", self._tally, _repetitions(record) > 1, _task(record)
-        )
+        title = f"{record.name} on {record.dataset}{status}"
+        return summarise(title, self._tally, _repetitions(record) > 1, _task(record), self._trust)
+
+    def _trust(self) -> Mapping[str, str]:
+        """How far each judge agrees with people; nothing where the store is away, or closed by now."""
+        try:
+            return Checks(self._store).said({key: version or None for key, version in self._tally.judges.items()})
+        except StoreError:
+            return {}
 
     def rows(self) -> Iterator[Row]:
         """Every run in the dataset's order, read from the store page by page."""
@@ -245,6 +252,12 @@ class Experiment:
         import pandas
 
         return pandas.DataFrame([row.to_dict() for row in self.rows()])
+
+    def databricks(self) -> dict[str, Any]:
+        """What judges that say yes or no said, under Databricks' names: `response/llm_judged/correctness/rating` and so
+        on are lists with one entry per run, `…/rating/percentage` and its like one number (see `databricks_results`).
+        """
+        return databricks_table(row.trace.feedback for row in self.rows())
 
     def to_html(self) -> str:
         """One HTML document that needs nothing else: the summary, then the runs, failures first, 500 at most."""

@@ -26,6 +26,7 @@ p { color: var(--dim); margin: .25rem 0; } .bad { color: var(--bad); }
 table { border-collapse: collapse; } caption { text-align: left; color: var(--dim); padding-bottom: .35rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .4rem .7rem; text-align: left; vertical-align: top; }
 th { background: var(--soft); font-weight: 600; white-space: nowrap; }
+table:not(.runs) td { white-space: nowrap; }
 .runs td { min-width: 6rem; max-width: 30rem; }
 .runs td:nth-child(2), .runs td:nth-child(3), .runs td:nth-child(4) { min-width: 15rem; }
 td pre { margin: 0; font: 12px/1.4 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere;

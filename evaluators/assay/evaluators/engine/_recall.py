@@ -189,8 +189,13 @@ def _said(store: Store, experiment_id: str, recalled: Recall, current: Current) 
 
 
 def _add_feedback(said: Iterable[Feedback], tally: Tallies, recalled: Recall, current: Current) -> None:
-    """Feedback comes newest first, so the first in each place (see `statistics.newest`) is the one that counts."""
+    """Feedback comes newest first, so the first in each place (see `statistics.newest`) is the one that counts.
+
+    A vote on what a judge has said checks the judge, and counts not beside it.
+    """
     counted: set[Hashable] = set()
+    judged: set[Hashable] = set()
+    votes: list[Feedback] = []
     judgements: set[Hashable] = set()
     for feedback in said:
         version, _ = current.get((feedback.evaluator, feedback.key), (feedback.version, 0))
@@ -198,5 +203,13 @@ def _add_feedback(said: Iterable[Feedback], tally: Tallies, recalled: Recall, cu
         if place in counted or version != feedback.version or recalled.seen.is_said_again(feedback):
             continue
         counted.add(place)
+        if feedback.source == "human":
+            votes.append(feedback)
+            continue
+        if feedback.source == "model":
+            judged.add((feedback.target.trace_id, feedback.key))
         tally.add_judgements((feedback,), judgements)
         tally.add_feedback(feedback, recalled.examples[feedback.target.trace_id or ""])
+    for vote in votes:
+        if (vote.target.trace_id, vote.key) not in judged:
+            tally.add_feedback(vote, recalled.examples[vote.target.trace_id or ""])

@@ -44,6 +44,7 @@ def described(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]
         {
             "key": evaluator.key,
             "version": evaluator.version,
+            "source": evaluator.make.source,
             "summary": evaluator.summary,
             "metrics": [metric.to_dict() for metric in evaluator.metrics],
             "origin": _origin(evaluator),

@@ -41,13 +41,19 @@ class Source:
 
 
 def source_of(
-    given: Any, store: Store, default_name: str, splits: Sequence[str] | None, *, stored: bool = False
+    given: Any,
+    store: Store,
+    default_name: str,
+    splits: Sequence[str] | None,
+    *,
+    stored: bool = False,
+    keep: bool = True,
 ) -> Source:
     """Find out what a dataset is: a name in the store (also `name@3`), a file, a DataFrame, a list, traces, a filter.
 
     What fits into memory is kept in the store as a version of a dataset, so that experiments over it can be compared
-    and resumed; generators and very large files are streamed. With `stored` traces are read anew from the store, where
-    they have to be. Raises `NotFound`, `BadRow`.
+    and resumed, unless it is not to `keep` it; generators and very large files are streamed. With `stored` traces are
+    read anew from the store, where they have to be. Raises `NotFound`, `BadRow`.
     """
     if isinstance(given, Filter):
         return _traces(default_name, lambda: datasets.stored_traces(store, filter=given, limit=10**9))
@@ -62,6 +68,8 @@ def source_of(
         return _streamed(default_name, given, splits)
     examples = datasets.read(given, split=splits if datasets.has_splits(given) else None)
     name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
+    if not keep:
+        return _listed(Dataset(name=name, version=0), examples, splits)
     return _listed(*datasets.keep(store, name, examples, replace=True), splits)
 
 

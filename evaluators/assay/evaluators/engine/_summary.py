@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from io import StringIO
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-_WORDS = ("key", "verdict")  # columns that hold no numbers
+PEOPLE = "people"  # the column that says how far a judge agrees with them
+_WORDS = ("key", "verdict", PEOPLE)  # columns that hold no numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,8 @@ class Summary(Mapping[str, KeySummary]):
     judge_cached: int = 0  # answers that were known before
     judge_tokens: int = 0
     judge_cost: float | None = None
+    trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)  # how far each judge agrees
+    # with people, read when it is shown
 
     def __getitem__(self, key: str) -> KeySummary:
         return self.task_ok if key == TASK_OK else self.keys_[key]
@@ -107,9 +110,12 @@ class Summary(Mapping[str, KeySummary]):
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         head = ["key", "n", "mean", *["task failed"] * bool(self.failed), "passed", "failed", "skipped"]
         head += ["variance", "flaky"] * self.repeats
-        return head, [self._row(row) for row in self.values()] + [
-            self._of_the_set(feedback) for feedback in self.overall.values()
-        ]
+        rows = [self._row(row) for row in self.values()]
+        rows += [self._of_the_set(feedback) for feedback in self.overall.values()]
+        if trust := self.trust():
+            head.append(PEOPLE)
+            rows = [[*row, trust.get(row[0], "")] for row in rows]
+        return head, rows
 
     def _row(self, row: KeySummary) -> list[str]:
         mean = number(row.mean) if row.mean is not None else labels(row.labels)
@@ -146,7 +152,13 @@ class Summary(Mapping[str, KeySummary]):
         return notes + [f"{key} skipped every run: {first_line(lacking)}" for key, lacking in self.lacking.items()]
 
 
-def summarise(title: str, tally: Tallies, repeats: bool, task: str | None = None) -> Summary:
+def summarise(
+    title: str,
+    tally: Tallies,
+    repeats: bool,
+    task: str | None = None,
+    trust: Callable[[], Mapping[str, str]] = dict,
+) -> Summary:
     """The summary of what has been counted so far. A `task` can be run again on an example on which it failed."""
     p50, p95 = tally.percentiles_ms(50, 95)
     task_ok = _summary(tally.task_ok, tally.ends.values(), tally, repeats)
@@ -173,10 +185,11 @@ def summarise(title: str, tally: Tallies, repeats: bool, task: str | None = None
         lacking=_lacking(tally),
         remarks=tuple(tally.remarks),
         failed_on=tally.failed_on if task else "",
-        judge_calls=tally.judges.calls,
-        judge_cached=tally.judges.cached,
-        judge_tokens=tally.judges.tokens,
-        judge_cost=tally.judges.cost,
+        judge_calls=tally.spent.calls,
+        judge_cached=tally.spent.cached,
+        judge_tokens=tally.spent.tokens,
+        judge_cost=tally.spent.cost,
+        trust=trust,
     )
 
 

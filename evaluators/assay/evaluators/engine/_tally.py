@@ -19,6 +19,7 @@ class OfKey:
     tally: Tally
     why: str | None = None  # one of the errors
     lacking: str | None = None  # why one of them was skipped
+    judge: str | None = None  # the version of the model whose scores they are; None of code's and people's
     spreads: dict[str, Spread] = field(default_factory=dict)  # by example, only with repetitions
 
     def repeat(self, example: str, score: float, passes: bool | None) -> None:
@@ -54,7 +55,7 @@ class Tallies(Totals):
 
         Every one counts: take `newest` first where what is said of a run may replace each other.
         """
-        of_key = self.keys.get(feedback.key) or self._new(feedback.key)
+        of_key = self.keys.get(feedback.key) or self._new(feedback)
         passes = of_key.tally.add(feedback)
         outcome = feedback.outcome
         if outcome == "score":
@@ -81,6 +82,12 @@ class Tallies(Totals):
         lowest, highest = float(not self.failed), float(self.failed < self.runs)
         return FeedbackStats(key=TASK_OK, n=self.runs, mean=share, minimum=lowest, maximum=highest, passed=share)
 
-    def _new(self, key: str) -> OfKey:
-        of_key = self.keys[key] = OfKey(Tally(self.metric(key).passes))
+    @property
+    def judges(self) -> dict[str, str]:
+        """The keys of judges, with their versions."""
+        return {key: of_key.judge for key, of_key in self.keys.items() if of_key.judge is not None}
+
+    def _new(self, feedback: Feedback) -> OfKey:
+        of_key = self.keys[feedback.key] = OfKey(Tally(self.metric(feedback.key).passes))
+        of_key.judge = (feedback.version or "") if feedback.source == "model" else None
         return of_key

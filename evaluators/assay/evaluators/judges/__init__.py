@@ -1,9 +1,21 @@
 """Judges: models that say whether something is good, and all that it takes to rely on what they say."""
 
-from assay.evaluators.judges._ask import Answer, Ask, Backend, Completion, NoJudge, ParseFailure, Token
+from assay.evaluators.judges._ask import (
+    Answer,
+    Ask,
+    Backend,
+    Completion,
+    CutOff,
+    Declined,
+    NoJudge,
+    ParseFailure,
+    Token,
+)
 from assay.evaluators.judges._judge import Judge, judge_of
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._own import judge
+from assay.evaluators.judges._pairwise import Pairwise, Preference, Preferences, pairwise
+from assay.evaluators.judges._panel import panel
 from assay.evaluators.judges._prompts import Prompt, prompt
 from assay.evaluators.judges._scripted import scripted
 
@@ -12,14 +24,21 @@ __all__ = [
     "Ask",
     "Backend",
     "Completion",
+    "CutOff",
+    "Declined",
     "Judge",
     "Judgement",
     "NoJudge",
+    "Pairwise",
     "ParseFailure",
+    "Preference",
+    "Preferences",
     "Prompt",
     "Token",
     "judge",
     "judge_of",
+    "pairwise",
+    "panel",
     "prompt",
     "scripted",
 ]

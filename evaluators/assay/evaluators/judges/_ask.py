@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from assay.collector.records import JSON, Usage
 from assay.evaluators.protocol import Unjudged
 
+KEPT = 8_000  # characters of a reply that is no answer
 Message: TypeAlias = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
 
 
@@ -90,13 +91,20 @@ class ParseFailure(Unjudged):
         self.text = text
 
 
+class Declined(Unjudged):
+    """The judge did not answer: a refusal, a content filter, an empty reply; `text` is what it said before that."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message, {"reply": text[:KEPT]} if text else None)
+
+
 class CutOff(Unjudged):
     """The answer ended at the most tokens that it may have. `again`: a second call has more room, since a model that
     thinks has used up what it had; `usage` is what the call took.
     """
 
     def __init__(self, message: str, text: str, *, usage: Usage | None = None, again: bool = False) -> None:
-        super().__init__(message, {"reply": text} if text else None)
+        super().__init__(message, {"reply": text[:KEPT]} if text else None)
         self.usage = usage
         self.again = again
 

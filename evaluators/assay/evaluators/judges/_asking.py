@@ -15,7 +15,8 @@ from assay.evaluators.judges._cache import Cache, key_of, path_of
 from assay.evaluators.judges._flights import Flights
 from assay.evaluators.judges._loop import kept, on_judges_loop
 from assay.evaluators.judges._question import Question
-from assay.evaluators.judges._reading import read
+from assay.evaluators.judges._reading import reading
+from assay.evaluators.judges._rehearsal import rehearsing
 from assay.evaluators.protocol import in_thread
 
 if TYPE_CHECKING:
@@ -24,43 +25,54 @@ if TYPE_CHECKING:
 
 async def answered(judge: Judge, ask: Ask) -> Answer:
     """What a judge answers. Raises `ParseFailure`, other `Unjudged`, and `Skip` when a budget is used up."""
-    judge.check()
+    if rehearsing.get() is None:  # a rehearsal asks nobody, and needs no key
+        judge.check()
     return await on_judges_loop(lambda: _answered(judge, ask))
 
 
 async def _answered(judge: Judge, ask: Ask) -> Answer:
     path = path_of(judge)
+    rehearsal = rehearsing.get()
+    if path is None and rehearsal is not None:
+        return rehearsal.answer(judge, ask, None)
     if path is None:
         return (await Question(judge, ask).answer())[0]
     cache = kept((Cache, path), lambda: Cache(path))
     key = key_of(judge, ask)
+    if rehearsal is not None:
+        return rehearsal.answer(judge, ask, await _found(cache, key, judge, ask))
     answer, of_another = await kept(Flights, Flights).once((path, key), lambda: _through(cache, key, judge, ask))
     return free(answer) if of_another else answer
 
 
 async def _through(cache: Cache, key: bytes, judge: Judge, ask: Ask) -> Answer:
     """What the cache holds, else what the judge says, kept before anybody has it."""
-    found: Completion | None = await in_thread(lambda: cache.get(key, judge.max_age))
-    if found is not None and (answer := _read(judge, ask, found)) is not None:
-        return answer
+    found = await _found(cache, key, judge, ask)
+    if found is not None:
+        return found
     answer, completion = await Question(judge, ask).answer()
     await in_thread(lambda: cache.put(key, completion))
     return answer
 
 
+async def _found(cache: Cache, key: bytes, judge: Judge, ask: Ask) -> Answer | None:
+    completion: Completion | None = await in_thread(lambda: cache.get(key, judge.max_age))
+    return _read(judge, ask, completion) if completion is not None else None
+
+
 def _read(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:
     """A kept reply as an answer; None where it is none any more."""
     try:
-        value = read(ask, completion)
+        came = reading(ask, completion)
     except Exception:
         return None
     return free(
         Answer(
-            value=value,
+            value=came.value,
             text=completion.text,
             model=completion.model or judge.model,
             logprobs=completion.logprobs,
-            notes=completion.notes,
+            notes=(*completion.notes, *came.notes),
         )
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -103,11 +102,4 @@ class Judged:
 
 def exported_judge(judge: Judge, given: Any) -> Any:
     """A judge as plain values, without its key; what cannot be written down (a function, a script) as it is."""
-    if isinstance(given, str) or callable(given) or judge.backend is not None:
-        return given
-    fields = [
-        member for member in dataclasses.fields(judge) if member.init and member.name not in ("api_key", "backend")
-    ]
-    pairs = ((member, getattr(judge, member.name)) for member in fields)
-    plain = {member.name: value for member, value in pairs if value != member.default}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
+    return given if isinstance(given, str) or judge.backend is not None else judge.to_dict()

@@ -108,11 +108,12 @@ def budget_for(max_usd: float | None, max_calls: int | None, given: Ledger | Non
 
 def most(judge: Judge, ask: Ask) -> Amount:
     """What one call can cost at most: as many tokens as the question has bytes, and all that a reply may have."""
-    usage = Usage(_bytes(ask) + AROUND, judge.most_tokens)
+    usage = Usage(bytes_of(ask) + AROUND, judge.most_tokens)
     return Amount(cost_of(judge, usage) or 0.0, 1)
 
 
-def _bytes(ask: Ask) -> int:
+def bytes_of(ask: Ask) -> int:
+    """Bytes of messages and schema."""
     schema = 2 * len(orjson.dumps(ask.schema)) if ask.schema is not None else 0  # some are told it in words, too
     return schema + sum(len(message["content"].encode(errors="replace")) for message in ask.messages)
 

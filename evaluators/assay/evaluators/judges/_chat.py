@@ -15,6 +15,7 @@ _DETAILS = {  # where a usage says it, and what OTel GenAI calls it
     ("completion_tokens_details", "reasoning_tokens"): "reasoning.output_tokens",
 }
 REASONING = "reasoning.output_tokens"
+LONGEST_NAME = 200  # characters
 MOST_TOKENS = 100_000  # of a reply whose log-probabilities are read
 
 
@@ -22,13 +23,13 @@ def completion_of(body: Mapping[str, Any]) -> Completion:
     """What the body of a chat completion says; what it lacks is missing, of what is no chat completion all."""
     choice = _first(body.get("choices"))
     message = _mapping(choice.get("message"))
-    filtered = message.get("refusal")
+    refusal = message.get("refusal")
     return Completion(
         text=text_in(message.get("content")),
-        model=_text(body.get("model")),
+        model=_name(body.get("model")),
         usage=_usage(body.get("usage")),
-        finish=_text(choice.get("finish_reason")) if choice else "no choices",
-        refusal=_text(filtered),
+        finish=_name(choice.get("finish_reason")) if choice else "no choices",
+        refusal=refusal if isinstance(refusal, str) and refusal else None,
         logprobs=_tokens(_mapping(choice.get("logprobs")).get("content")),
     )
 
@@ -104,8 +105,9 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+def _name(value: Any) -> str | None:
+    """What a server calls something, bounded."""
+    return value[:LONGEST_NAME] if isinstance(value, str) and value else None
 
 
 def _count(value: Any) -> int:

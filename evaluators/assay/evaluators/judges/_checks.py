@@ -59,8 +59,9 @@ def _parts(url: Any) -> Any:
             return parts
     except (ValueError, AttributeError, TypeError):
         pass
-    shown = url.rpartition("@")[2] if isinstance(url, str) else url
-    raise ValueError(f"base_url is an address such as http://localhost:8000/v1, not {shown!r:.200}")
+    shown = repr(url.rpartition("@")[2] if isinstance(url, str) else url)[:200]
+    given = "base_url (or ASSAY_JUDGE_URL, OPENAI_BASE_URL)"
+    raise ValueError(f"{given} is an address such as http://localhost:8000/v1, not {shown}")
 
 
 def _is_price(value: Any) -> bool:

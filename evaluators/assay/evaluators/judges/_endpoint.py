@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +83,10 @@ class Endpoint:
                 return self._whole(completion, form, ask)
 
     async def _once(self, ask: Ask, form: Form) -> Completion:
-        client = _client(self.base_url, self.api_key)
-        with unobserved():
-            raw = await client.chat.completions.with_raw_response.create(
-                **self._parameters(ask, form), timeout=self.timeout
-            )
+        parameters = self._parameters(ask, form)
+        async with kept(_Clients, _Clients).client(self.base_url, self.api_key) as client:
+            with unobserved():
+                raw = await client.chat.completions.with_raw_response.create(**parameters, timeout=self.timeout)
         body = _body(raw.http_response.content)
         if not isinstance(body, Mapping) or "choices" not in body:
             raise not_a_completion(raw.http_response, body, self)
@@ -124,29 +125,47 @@ class Endpoint:
         )
 
 
+@dataclass(slots=True)
+class _Held:
+    """A client, and how many calls are under way through it."""
+
+    client: AsyncOpenAI
+    calls: int = 0
+
+
 class _Clients:
-    """One client per endpoint and key, those that were used last."""
+    """One client per endpoint and key; beyond so many, those that were not used for longest are closed."""
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[tuple[str, str | None], AsyncOpenAI] = OrderedDict()
+        self._held: OrderedDict[tuple[str, str | None], _Held] = OrderedDict()
 
-    def client(self, base_url: str, key: str | None) -> AsyncOpenAI:
+    @asynccontextmanager
+    async def client(self, base_url: str, key: str | None) -> AsyncIterator[AsyncOpenAI]:
+        held = self._of(base_url, key)
+        held.calls += 1
+        try:
+            yield held.client
+        finally:
+            held.calls -= 1
+            if len(self._held) > CLIENTS:
+                await asyncio.shield(self._close_old())
+
+    def _of(self, base_url: str, key: str | None) -> _Held:
         from openai import AsyncOpenAI
 
-        if (base_url, key) not in self._clients:
-            self._clients[base_url, key] = AsyncOpenAI(base_url=base_url, api_key=key or _NO_KEY, max_retries=0)
-            if len(self._clients) > CLIENTS:
-                self._clients.popitem(last=False)  # it closes itself when its last call is over
-        self._clients.move_to_end((base_url, key))
-        return self._clients[base_url, key]
+        if (base_url, key) not in self._held:
+            self._held[base_url, key] = _Held(AsyncOpenAI(base_url=base_url, api_key=key or _NO_KEY, max_retries=0))
+        self._held.move_to_end((base_url, key))
+        return self._held[base_url, key]
+
+    async def _close_old(self) -> None:
+        idle = [name for name, held in self._held.items() if not held.calls]
+        for held in [self._held.pop(name) for name in idle[: max(0, len(self._held) - CLIENTS)]]:
+            await held.client.close()
 
     async def aclose(self) -> None:
-        for client in self._clients.values():
-            await client.close()
-
-
-def _client(base_url: str, key: str | None) -> AsyncOpenAI:
-    return kept(_Clients, _Clients).client(base_url, key)
+        for held in self._held.values():
+            await held.client.close()
 
 
 def _body(content: bytes) -> Any:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from assay.evaluators.judges._ask import Declined
 from assay.evaluators.protocol import Unjudged, may_pass
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def final(error: APIError, asked: Asked) -> Unjudged | None:
         return Unjudged(lasting)
     if may_pass(error):
         return None
-    return Unjudged(_status_words(getattr(error, "status_code", None), _said(error, asked), _codes(error), asked))
+    codes = _codes(error)
+    kind = Declined if any(word in codes for word in _FILTERED) else Unjudged
+    return kind(_status_words(getattr(error, "status_code", None), _said(error, asked), codes, asked))
 
 
 def not_a_completion(response: Any, body: Any, asked: Asked) -> Exception:

@@ -127,10 +127,8 @@ def _validator(schema: bytes) -> Any:
 def _words(error: Any) -> str:
     where = ".".join(map(str, error.absolute_path))
     subject = repr(where) if where else "the reply"
-    if error.validator == "enum":
-        return (
-            f"{subject} is {_shown(error.instance)}, which is none of {', '.join(map(_shown, error.validator_value))}"
-        )
+    if labels := error.schema.get("enum"):  # says more than its type
+        return f"{subject} is {_shown(error.instance)}, which is none of {', '.join(map(_shown, labels))}"
     if error.validator == "required":
         lacking = [name for name in error.validator_value if name not in error.instance]
         return f"{subject} lacks {', '.join(map(repr, lacking))}"

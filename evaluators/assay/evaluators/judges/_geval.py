@@ -40,7 +40,7 @@ def expected(weights: Mapping[str | int, float], values: Mapping[str | int, floa
 
 
 def noted(metadata: Mapping[str, Any], weights: Mapping[str | int, float] | None, rating: str | int) -> dict[str, Any]:
-    """A judgement's metadata with the labels' probabilities, that of the rating as `confidence`; or why there are none."""
+    """A judgement's metadata with the labels' probabilities, the rating's as `confidence`; or why there are none."""
     if weights is None:
         return {**metadata, "notes": [*metadata.get("notes", ()), NOTE]}
     likely = {str(label): round(weight, 6) for label, weight in weights.items()}

@@ -181,4 +181,4 @@ def _named(error: APIStatusError, sent: Mapping[str, Any]) -> str | None:
 
 
 def _words(error: APIStatusError) -> str:
-    return f"{error.message} {error.body}" if isinstance(error.body, Mapping | list) else str(error.message)
+    return f"{error.message} {error.body}"

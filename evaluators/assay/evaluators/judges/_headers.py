@@ -5,20 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from assay.evaluators.judges._pace import Room
 from assay.evaluators.protocol import retry_after
 
 _PARTS = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _EPOCH = 1e9  # above that a number of seconds is a date
-
-
-class Room(NamedTuple):
-    """How many calls an endpoint will still take, and the seconds that it takes for room for another."""
-
-    calls: float
-    wait: float
 
 
 def seconds(text: str) -> float | None:

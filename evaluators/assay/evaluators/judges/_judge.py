@@ -186,7 +186,7 @@ def _check(judge: Judge) -> None:
 def _of_environment(judge: Judge) -> dict[str, Any]:
     url = judge.base_url or _first("ASSAY_JUDGE_URL", "OPENAI_BASE_URL") or OPENAI
     return {
-        "model": judge.model or (_first("ASSAY_JUDGE") or ""),
+        "model": judge.model or _first("ASSAY_JUDGE") or "",
         "base_url": check_address(url),
         "api_key": judge.api_key or _first("ASSAY_JUDGE_KEY", "OPENAI_API_KEY"),
     }

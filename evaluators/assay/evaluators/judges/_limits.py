@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 MOST = 256  # limits that are held at once; those that nobody uses go first
 
 
-class _Waiting(NamedTuple):
-    place: tuple[int, int]  # those that were refused first, then in the order in which they came
-    bound: int
-    admitted: asyncio.Future[None]
-
-
 class Call:
     """A call under way: `completion` is what came of it, if anything did."""
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, number: int, started: float) -> None:
+        self.number = number
         self.started = started
         self.completion: Completion | None = None
+
+
+class _Waiting(NamedTuple):
+    place: tuple[int, int]  # those that were refused first, then in the order in which they came
+    bound: int
+    admitted: asyncio.Future[Call]
 
 
 class Limiter:
@@ -64,8 +65,7 @@ class Limiter:
         Raises `TimeoutError` after so many seconds.
         """
         async with asyncio.timeout(within):
-            await self._admitted(bound, again)
-        call = Call(self._now)
+            call = await self._admitted(bound, again)
         try:
             yield call
         except Exception as error:
@@ -80,12 +80,12 @@ class Limiter:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _admitted(self, bound: int, again: bool) -> None:
-        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _admitted(self, bound: int, again: bool) -> Call:
+        admitted: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, _Waiting((not again, next(self._numbers)), bound, admitted))
         self._admit()
         try:
-            await admitted
+            return await admitted
         except asyncio.CancelledError:
             if admitted.done() and not admitted.cancelled():  # admitted and cancelled in the same moment
                 self._leave()
@@ -102,9 +102,8 @@ class Limiter:
                 self._timer = asyncio.get_running_loop().call_later(delay, self._admit)
                 return
             heapq.heappop(self._waiting)
-            self.pace.start(self._now)
             self.under_way += 1
-            waiting.admitted.set_result(None)
+            waiting.admitted.set_result(Call(self.pace.start(self._now), self._now))
 
     def _next(self) -> Iterator[_Waiting]:
         while self._waiting:
@@ -126,14 +125,10 @@ class Limiter:
         elif error is None or status_of(error) is not None:
             self.pace.accept(call.started)
         if call.completion is not None:
-            self._heed(call.completion)
-
-    def _heed(self, completion: Completion) -> None:
-        """Wait with the next call where the endpoint says that there is no room for it beside those under way."""
-        tokens = completion.usage.total_tokens if completion.usage is not None else 0
-        room = room_of(completion.headers, tokens)
-        if room is not None and room.calls < self.under_way:
-            self.pace.pause(self._now, room.wait)
+            usage = call.completion.usage
+            room = room_of(call.completion.headers, usage.total_tokens if usage is not None else 0)
+            if room is not None:
+                self.pace.tell(room, call.number, self._now)
 
 
 def limiter_of(judge: Judge) -> Limiter:

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from assay.evaluators.protocol import Evaluator, Metric, builtin, get
 from assay.evaluators.protocol.standards import VALID
 
 _NO_SCHEMA_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_TAKEN = frozenset({"self", "case", "trace", "run", "root_run", "example"})  # whole records
 _CASE = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
@@ -61,6 +63,7 @@ class Own(Judged):
     def __post_init__(self) -> None:
         if self.max_characters < 1:
             raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
+        _check(self.map or {})
         scale = scale_of(self.scale)
         asked = load(_id(self.key), self.prompt, (*ARGUMENTS, *(self.map or {})), bound=self.max_characters)
         shots = shots_of(self.examples, asked.asked, scale)
@@ -87,9 +90,9 @@ class Own(Judged):
         """What it asks a case for: what its prompt names."""
         return signature_of(self._prompt.asked, self.map or {})
 
-    async def __call__(self, case: Case | None = None, **values: Any) -> dict[str, Any]:
+    async def __call__(self, case: Case, **values: Any) -> dict[str, Any]:
         fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
-        seen = replace(case or Case(), **fields)
+        seen = replace(case, **fields)
         others = {
             name: text_of(value) for name, value in values.items() if name not in fields and name not in ARGUMENTS
         }
@@ -146,6 +149,13 @@ def judge(
     usual = {"examples": (), "higher_is_better": True, "logprobs": False}
     parameters = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
     return get("judge", **parameters, **options)
+
+
+def _check(mapped: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for names that cannot be those of values."""
+    for name in mapped:
+        if not name.isidentifier() or iskeyword(name) or name in _TAKEN:
+            raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
 
 
 def signature_of(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.Signature:

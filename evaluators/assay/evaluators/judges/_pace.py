@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import NamedTuple
 
 FLOOR = 0.1  # calls per second: slower than that nobody is asked
 LONGEST = 60.0  # seconds of a pause, whatever an endpoint asks for
@@ -26,10 +27,18 @@ ALIKE = 0.15  # of a rate
 _random = random.Random()  # our own: an application that seeds `random` gets its sequence
 
 
+class Room(NamedTuple):
+    """How many calls an endpoint will still take, and the seconds that it takes for room for another."""
+
+    calls: float
+    wait: float
+
+
 class Pace:
     """When the next call may start. Times are seconds of any clock, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, chance: random.Random = _random) -> None:
+        self._chance = chance
         self.rate: float | None = None  # tokens per second, one for each call; None: nothing is known
         self._size = 1.0  # of the bucket
         self._tokens = 0.0
@@ -44,6 +53,10 @@ class Pace:
         self._found = 0.0  # the rate that was measured last
         self._rest = 1.0  # seconds after a refusal in which the rate stays as it is
         self._growing = 0.0  # seconds
+        self._calls = 0  # started so far
+        self._told: Room | None = None  # what the endpoint said last, as things stood
+        self._told_at = 0.0  # then
+        self._told_of = 0  # to the call of that number
 
     def delay(self, now: float) -> float:
         """Seconds until a call may start."""
@@ -52,15 +65,18 @@ class Pace:
         if self._probing:
             return LONGEST if self._probe else 0.0
         if self.rate is None:
-            return 0.0
+            return self._without_room(now)
         self._fill(self.rate, now)
-        return 0.0 if self._tokens >= 1 - 1e-6 else (1 - self._tokens) / self.rate
+        by_rate = 0.0 if self._tokens >= 1 - 1e-6 else (1 - self._tokens) / self.rate
+        return max(by_rate, self._without_room(now))
 
-    def start(self, now: float) -> None:
-        """A call starts."""
+    def start(self, now: float) -> int:
+        """A call starts; its number."""
         self._since = now if self._since is None else self._since
         self._probe = self._probing
         self._tokens -= 1
+        self._calls += 1
+        return self._calls
 
     def accept(self, started: float) -> None:
         """A call that had started then was taken."""
@@ -93,8 +109,21 @@ class Pace:
         """Nobody starts for so long."""
         self._paused_until = max(self._paused_until, now + min(seconds, LONGEST))
 
+    def tell(self, room: Room, call: int, now: float) -> None:
+        """What the endpoint says in its reply to a call: of calls that started after that one it knows nothing."""
+        if call > self._told_of:
+            self._told, self._told_at, self._told_of = room, now, call
+
+    def _without_room(self, now: float) -> float:
+        """Seconds until there is room, from what was told, calls since then, and what is given back meanwhile."""
+        if self._told is None:
+            return 0.0
+        wait = max(self._told.wait, 1e-3)
+        missing = 1 - (self._told.calls - (self._calls - self._told_of) + (now - self._told_at) / wait)
+        return min(missing * wait, LONGEST) if missing > 1e-6 else 0.0
+
     def _back_off(self) -> float:
-        return min(BACK_OFF * 2.0 ** min(self._refusals, 10), LONGEST_BACK_OFF) * (0.75 + _random.random() / 2)
+        return min(BACK_OFF * 2.0 ** min(self._refusals, 10), LONGEST_BACK_OFF) * (0.75 + self._chance.random() / 2)
 
     def _fill(self, rate: float, now: float) -> None:
         """Let run in what the time since then has brought, and let the rate grow."""

@@ -14,7 +14,7 @@ from assay.evaluators.judges._ask import Answer, Ask, Completion, CutOff, ParseF
 from assay.evaluators.judges._budget import Amount, most
 from assay.evaluators.judges._limits import limiter_of
 from assay.evaluators.judges._prices import cost_of
-from assay.evaluators.judges._reading import read
+from assay.evaluators.judges._reading import Reading, reading
 from assay.evaluators.judges._retry import Deadline, NoReply, persistent, unjudged, was_sent
 from assay.evaluators.protocol import Skip, Unjudged, is_cancelled
 
@@ -47,20 +47,20 @@ class Question:
         try:
             completion = await self._completion(self._ask)
             try:
-                value = read(self._ask, completion)
+                came = reading(self._ask, completion)
             except ParseFailure as failure:
-                value, completion = await self._once_more(completion, failure)
+                came, completion = await self._once_more(completion, failure)
         except Unjudged as error:
             error.metadata = {**error.metadata, **self._spent()}
             raise
-        return self._answer(value, completion), completion
+        return self._answer(came, completion), completion
 
-    async def _once_more(self, unread: Completion, failure: ParseFailure) -> tuple[object, Completion]:
+    async def _once_more(self, unread: Completion, failure: ParseFailure) -> tuple[Reading, Completion]:
         """The question again, with the reply and what is wrong with it. Raises `ParseFailure` with both replies."""
         first = failure.text[:SHOWN]
         try:
             completion = await self._completion(again(self._ask, unread, failure))
-            value = read(self._ask, completion)
+            came = reading(self._ask, completion)
         except ParseFailure as second:
             second.metadata = {**second.metadata, "reply": second.text[:SHOWN], "first_reply": first}
             raise second from None
@@ -68,7 +68,7 @@ class Question:
             failure.metadata = {**failure.metadata, "reply": first, "asked_again": str(error)}
             raise failure from None
         self._notes.append(f"asked again: {str(failure)[:200]}")
-        return value, completion
+        return came, completion
 
     async def _completion(self, ask: Ask) -> Completion:
         """The reply, after as many attempts as it takes; a model that thinks gets more room while there is some."""
@@ -143,16 +143,16 @@ class Question:
             self._failed = error
             raise
 
-    def _answer(self, value: object, completion: Completion) -> Answer:
+    def _answer(self, came: Reading, completion: Completion) -> Answer:
         usage = total(self._usages)
         return Answer(
-            value=value,
+            value=came.value,
             text=completion.text,
             model=completion.model or self._judge.model,
             usage=usage,
             cost=cost_of(self._judge, usage) if usage is not None else None,
             logprobs=completion.logprobs,
-            notes=(*completion.notes, *self._notes),
+            notes=(*completion.notes, *self._notes, *came.notes),
             calls=self._calls,
         )
 

@@ -14,9 +14,8 @@ from typing import Any
 from assay.collector.records import JSON
 from assay.evaluators.builtin._replies import objects_in
 from assay.evaluators.builtin.json import InvalidJSON, loads
-from assay.evaluators.judges._ask import Ask, Completion, CutOff, ParseFailure
+from assay.evaluators.judges._ask import Ask, Completion, CutOff, Declined, ParseFailure
 from assay.evaluators.judges._forgiving import tidied, wrong
-from assay.evaluators.protocol import Unjudged
 
 LONGEST = 50_000  # characters of a reply that is looked at with patience
 _THOUGHT = re.compile(r"\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
@@ -32,15 +31,10 @@ class Reading:
     notes: tuple[str, ...] = ()
 
 
-def read(ask: Ask, completion: Completion) -> Any:
-    """The value of `reading`. Raises what it raises."""
-    return reading(ask, completion).value
-
-
 def reading(ask: Ask, completion: Completion) -> Reading:
     """The object that the schema describes, or the text where there is no schema.
 
-    Raises `ParseFailure` for what is not what was asked for, `CutOff`, and `Unjudged` where nothing was answered.
+    Raises `ParseFailure` for what is not what was asked for, `CutOff`, and `Declined` where nothing was answered.
     """
     _check_said(completion)
     text = _spoken(completion)
@@ -54,16 +48,16 @@ def reading(ask: Ask, completion: Completion) -> Reading:
 
 
 def _check_said(completion: Completion) -> None:
-    """Raises `Unjudged` where the judge has not answered."""
+    """Raises `Declined` where the judge has not answered, and `CutOff`."""
     if completion.refusal:
-        raise Unjudged(f"the judge refused: {completion.refusal:.300}")
+        raise Declined(f"the judge refused: {' '.join(completion.refusal.split()):.300}")
     if completion.finish == "content_filter":
-        raise Unjudged("the content filter of the endpoint stopped the judge's answer", _kept(completion))
+        raise Declined("the content filter of the endpoint stopped the judge's answer", completion.text)
     if not completion.text.strip():
         if completion.finish == "length":
             raise _cut_off(completion)
         why = f" (it ended with {completion.finish!r})" if completion.finish not in (None, "stop") else ""
-        raise Unjudged(f"the judge's answer is empty{why}")
+        raise Declined(f"the judge's answer is empty{why}")
 
 
 def _cut_off(completion: Completion) -> CutOff:
@@ -71,10 +65,6 @@ def _cut_off(completion: Completion) -> CutOff:
     return CutOff(
         f"the judge's answer was cut off{used}: give the judge more max_tokens", completion.text, usage=completion.usage
     )
-
-
-def _kept(completion: Completion) -> dict[str, str]:
-    return {"reply": completion.text} if completion.text else {}
 
 
 def _spoken(completion: Completion) -> str:

@@ -33,7 +33,8 @@ def typed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     told = {name: value if name == "enum" else typed(value) for name, value in schema.items()}
-    kinds = sorted({_TYPES.get(type(value), "object") for value in told.get("enum") or ()})
+    labels = told["enum"] if isinstance(told.get("enum"), list | tuple) else ()
+    kinds = sorted({_TYPES.get(type(label), "object") for label in labels})
     if "type" not in told and kinds:
         told = {"type": kinds[0] if len(kinds) == 1 else kinds, **told}
     return told

@@ -36,10 +36,12 @@ OPTIONS = {
 # Haystack's names, with its own defaults; not listed, since they are other names of what is.
 ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "AnswerExactMatch": ("exact", {}),
+    "ContextRelevance": ("haystack_context_relevance", {}),
     "DocumentMAP": ("ir_map", {"by": "content"}),
     "DocumentMRR": ("ir_mrr", {"by": "content"}),
     "DocumentNDCG": ("ir_ndcg", {"by": "content"}),
     "DocumentRecall": ("document_recall", {"mode": "single_hit", "by": "content"}),
+    "Faithfulness": ("haystack_faithfulness", {}),
 }
 
 
@@ -165,7 +167,9 @@ def _of_instance(instance: object) -> Evaluator | None:
     known = entry_of(instance)
     if known is None:
         return None
-    return _made(known, instance, {"type": known.spec.id, "init_parameters": _parameters(instance)}, {})
+    parameters = _parameters(instance)
+    options = {OPTIONS[name]: value for name, value in parameters.items() if name in OPTIONS}
+    return _made(known, instance, {"type": known.spec.id, "init_parameters": parameters}, options)
 
 
 def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:

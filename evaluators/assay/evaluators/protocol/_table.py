@@ -17,9 +17,12 @@ _HELD = {  # module below `assay.evaluators` → ids
     "builtin.text_matching": "text_matching",
     "judges._own": "judge",
     "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
-    "judges.databricks": "relevance_to_query",
+    "judges.databricks": "chunk_relevance context_sufficiency correctness custom_judge global_guideline_adherence "
+    "groundedness_judge guideline_adherence relevance_to_query safety",
     "judges.h2o": "byop contact_information fact_check sexism stereotypes summarization_judge",
+    "judges.haystack": "haystack_context_relevance haystack_faithfulness",
     "judges.language": "language_mismatch",
+    "judges.pipeline": "pipeline_judge",
     "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
     "faithfulness ragas",
 }

@@ -1,7 +1,23 @@
-"""Cases out of traces and values, and evaluators on them."""
+"""Cases out of traces and values, evaluators on them, and how far judges among these agree with people."""
 
+from assay.evaluators.scoring._calibrate import Bias, Calibration, calibrate
 from assay.evaluators.scoring._cases import case_of, retrieved
+from assay.evaluators.scoring._corrected import corrected
+from assay.evaluators.scoring._estimate import Estimate, estimate
 from assay.evaluators.scoring._score import ascore, score
 from assay.evaluators.scoring._scoring import Scoring, of_failed
 
-__all__ = ["Scoring", "ascore", "case_of", "of_failed", "retrieved", "score"]
+__all__ = [
+    "Bias",
+    "Calibration",
+    "Estimate",
+    "Scoring",
+    "ascore",
+    "calibrate",
+    "case_of",
+    "corrected",
+    "estimate",
+    "of_failed",
+    "retrieved",
+    "score",
+]

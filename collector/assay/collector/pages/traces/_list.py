@@ -12,8 +12,9 @@ from starlette.responses import Response
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.pages.kit import chart, chips, filter_form, render
+from assay.collector.pages.kit.judges import of_chips
 from assay.collector.records import Bucket, TraceSummary
-from assay.collector.stores import Store
+from assay.collector.stores import Checks, Store
 
 PAGE = 50
 _SHORT = 6 * 3_600 * 10**9
@@ -48,6 +49,7 @@ def traces(store: Store, request: Request) -> Response:
         times=times,
         waiting=waiting,
         overview=overview(store, query.filter, *times) if times and not waiting else None,
+        trust=Checks(store).said(of_chips(of_traces)) if times and not waiting else {},
         choices=choices(store),
         slowest=max((trace.duration_ns for trace in page), default=0),
         empty=not page.items and not query.fields.get("cursor") and emptiness(store),
@@ -60,7 +62,9 @@ def charts(store: Store, request: Request) -> Response:
     since, until = query.filter.since_ns, query.filter.until_ns
     if since is None or until is None:
         raise Refused("charts need a stretch of time: since and until")
-    return render.html(request, "charts.html", query=query, overview=overview(store, query.filter, since, until))
+    judges = of_chips(chips.by_trace(store, store.traces(query.filter, limit=PAGE).items))
+    found = overview(store, query.filter, since, until)
+    return render.html(request, "charts.html", query=query, overview=found, trust=Checks(store).said(judges))
 
 
 def choices(store: Store) -> dict[str, list[str]]:

@@ -1,7 +1,8 @@
 """Feedback: kept with its standing, so that lists, filters and aggregates need not search for the newest.
 
 Standing 2: the newest of its key on the trace and its spans. 1: the newest of its place, which is (target, key, source,
-author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version. Feedback on a
+author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version, and a vote of
+people on what a judge (source "model") has said: it checks the judge, and is no score beside the judge's. Feedback on a
 document, a session or an experiment has 1 at most.
 """
 
@@ -128,8 +129,10 @@ def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
     changes: list[tuple[int, int]] = []
     kinds: set[Any] = set()
     latest: set[Any] = set()
+    judged = {row[:2] for row in rows if row[7] == "model"}
     for row in rows:
-        standing = _standing(row, kinds, latest)
+        checks = row[7] == "human" and row[:2] in judged
+        standing = 0 if checks else _standing(row, kinds, latest)
         if standing != row[4]:
             changes.append((standing, row[3]))
     db.executemany("UPDATE feedback SET standing = ? WHERE rowid = ?", changes)

@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
-from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Target
+from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._sql import find_many, page, position, text_position
@@ -17,13 +17,22 @@ from assay.collector.stores.sqlite._where import SHOWN, visible
 
 
 def feedbacks(
-    db: sqlite3.Connection, filter: Filter, key: str | None, target: Target | None, limit: int, cursor: str | None
+    db: sqlite3.Connection,
+    filter: Filter,
+    key: str | None,
+    source: Source | None,
+    target: Target | None,
+    limit: int,
+    cursor: str | None,
 ) -> Page[Feedback]:
     """Newest first."""
     where, values = _on_traces(db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
+    if source is not None:
+        where.append("f.source = 'human'" if source == "human" else "f.source = ?")  # a constant leads to the index
+        values.extend(() if source == "human" else (source,))
     if target is not None:
         _on_target(target, where, values)
     if cursor is not None:

@@ -156,7 +156,17 @@ def _tell_judgements_apart(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_known_values, _tell_judgements_apart)
+def _lead_to_votes(db: sqlite3.Connection) -> None:
+    """Version 4: people's votes, of which there are few among all that judges have said under the same key."""
+    db.execute("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    _create,
+    _add_known_values,
+    _tell_judgements_apart,
+    _lead_to_votes,
+)
 
 
 def migrate(db: sqlite3.Connection, path: str) -> None:

@@ -17,6 +17,7 @@ from assay.collector.records import (
     Run,
     RunScores,
     SessionSummary,
+    Source,
     Target,
     Trace,
     TraceSummary,
@@ -103,12 +104,13 @@ class SQLiteTraces(Half):
         filter: Filter | None = None,
         *,
         key: str | None = None,
+        source: Source | None = None,
         limit: int = 1000,
         cursor: str | None = None,
         target: Target | None = None,
         **conditions: object,
     ) -> Page[Feedback]:
-        return _lists.feedbacks(db, combined(filter, conditions), key, target, limit, cursor)
+        return _lists.feedbacks(db, combined(filter, conditions), key, source, target, limit, cursor)
 
     @reads
     def scores(

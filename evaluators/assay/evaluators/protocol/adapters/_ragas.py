@@ -59,9 +59,7 @@ def _with_arguments(metric: Any) -> Adapted:
     unknown = [name for name in required if name not in _COLUMNS]
     if unknown or not asked:
         told = f"asks for {', '.join(unknown)}" if unknown else "is handed its model when it is asked"
-        raise ValueError(
-            f"ragas' {metric.name!r} {told}: put it into a function of {', '.join(dict.fromkeys(f for f, _ in _COLUMNS.values()))}"
-        )
+        raise ValueError(f"ragas' {metric.name!r} {told}: put it into a function that hands it {', '.join(_COLUMNS)}")
 
     async def ask(values: Values) -> Any:
         return _read(await metric.ascore(**_columns(asked, values)))
