@@ -14,11 +14,12 @@ at_home_before = set(HOME_SPOOL.glob("*/*"))
 
 
 def pytest_configure() -> None:
-    """Let programs that tests start be interrupted, and keep the spool out of the user's home."""
+    """Let programs that tests start be interrupted, and keep spool and judges' cache out of the user's home."""
     # A shell's background job ignores SIGINT, and hands that down.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     spool_elsewhere()
+    no_cache()
 
 
 def spool_elsewhere() -> None:
@@ -30,6 +31,11 @@ def spool_elsewhere() -> None:
     os.environ["ASSAY_SPILL_DIR"] = folder
     # Exit handlers run last first: this one comes after those of deliveries, which may still write.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def no_cache() -> None:
+    """Answers of judges are kept nowhere but where a test says: not in the user's cache, nor from test to test."""
+    os.environ["ASSAY_CACHE"] = "off"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -21,6 +21,8 @@ NOT_OURS = {
     "Malformed",
     "EvaluatorFailed",
     "_TooLarge",
+    "NoReply",
+    "NotOurs",
 }  # signals within the house, or pytest's to show
 
 

@@ -100,6 +100,48 @@ def test_the_page_of_an_evaluator(assay):
     assert (shown["needs"], shown["parameters"]["region"]) == (["outputs"], None)
 
 
+def test_what_a_judge_asks_with_is_shown_without_a_judge(assay, monkeypatch):
+    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    assert "{trajectory}" in assay("evaluators", "show", "goal_reached", store=False)
+    [shown] = lines(assay("evaluators", "show", "goal_reached", "--json", store=False))
+    [prompt] = shown["prompts"]
+    assert (prompt["id"], prompt["version"], len(prompt["hash"])) == ("goal_reached", "1", 12)
+    assert "{trajectory}" in prompt["text"]
+
+
+MINE = """from assay.evaluators import evaluator, judge
+shown = {"outputs": "Go.", "rationale": "Rude.", "rating": 1}
+polite = judge("polite", "Is it polite?\\n{outputs}", {1: "rude", 2: "warm"}, judge="m", examples=[shown])
+
+@evaluator(threshold=0.5)
+def short(outputs):
+    \"\"\"Whether it is short.\"\"\"
+    return len(outputs) < 9
+"""
+
+
+def test_a_judge_of_a_file_is_shown_with_its_prompt_scale_and_examples(assay, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    text = " ".join(assay("evaluators", "show", f"{tmp_path}/mine.py:polite", store=False).split())
+    assert [word in text for word in ("Is it polite?", "1: rude", "2: warm", "outputs: Go.", "m at ")] == [True] * 5
+    assert "Whether it is short." in assay("evaluators", "show", f"{tmp_path}/mine.py:short", store=False)
+
+
+def test_a_definition_is_shown_and_is_the_same_judge(assay, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    [shown] = lines(assay("evaluators", "show", f"{tmp_path}/mine.py:polite", "--json", store=False))
+    assert (shown["id"], shown["needs"], shown["definition"]["type"]) == ("polite", ["outputs"], "judge")
+    (tmp_path / "polite.json").write_text(json.dumps(shown["definition"]))
+    [again] = lines(assay("evaluators", "show", f"{tmp_path}/polite.json", "--json", store=False))
+    assert again == shown
+
+
+def test_a_file_that_defines_nothing_is_one_line(tmp_path):
+    (tmp_path / "x.yaml").write_text("[1]")
+    shown = CliRunner().invoke(app, ["evaluators", "show", f"{tmp_path}/x.yaml"])
+    assert (shown.exit_code, "is no definition of an evaluator" in str(shown.exception or shown.output)) == (1, True)
+
+
 def test_an_evaluator_looks_at_a_stored_trace(assay, database):
     assay("evaluators", "score", "regex", TRACE, "--set", "pattern=[0-9]+", "--save")
     [kept] = lines(assay("feedback", "list", TRACE, "--json"))

@@ -286,3 +286,33 @@ def test_workers_of_xdist_make_one_experiment(tmp_path, crash, status, runs):
         assert (record.status, record.dataset_version, store.count()["traces"]) == (status, 1, runs)
         assert Experiment.load(store, record.id).summary()["passed"].n == runs
     assert ("9 passed, 3 xfailed" if not crash else "1 failed") in report
+
+
+JUDGED = """
+import pytest
+from assay.evaluators import judge
+from assay.evaluators.testing import scripted
+
+polite = judge("polite", "Is this answer polite?\\n{outputs}", judge=scripted(lambda ask: {"rationale": "-", "rating": "yes"}))
+after = judge("after", "Is this answer short?\\n{outputs}", judge=lambda prompt: "no JSON")
+
+@pytest.mark.assay(dataset=[{"inputs": n} for n in range(2)], evaluators=[polite, after], repetitions=2)
+def test_judged(inputs, polite):
+    assert polite("Please.") is True
+"""
+
+
+def test_judges_are_kept_with_the_tests_that_asked_them(pytester):
+    pytester.makepyfile(test_it=JUDGED)
+    report = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db").stdout.str()
+    assert "4 passed" in report
+    with SQLiteStore(pytester.path / "t.db") as store:
+        experiment = Experiment.load(store, "test_judged")
+        links = {
+            one.judge_trace_id for row in experiment.rows() for one in row.feedback.values() if one.key != "passed"
+        }
+        own = {one.trace_id for one in store.traces(kind="evaluator", limit=100)}
+        assert links == own
+        assert len(own) == 8
+        assert (experiment.summary()["after"].failed, experiment.summary().judge_calls) == (4, 4 + 2 * 4)
+        assert len(store.traces(limit=100)) == 4

@@ -67,7 +67,9 @@ def test_an_evaluator_inside_an_application_stays_where_it_is(store: Store) -> N
 def test_a_judge_that_is_itself_the_task_of_an_experiment_is_seen(store: Store) -> None:
     store.save_experiment(Experiment(id="e", name="n", dataset="d"))
     store.append(judgement(experiment_id="e"))
-    assert names(store.traces(experiment="e")) == names(store.traces(dataset="d")) == names(store.traces()) == ["polite"]
+    assert (
+        names(store.traces(experiment="e")) == names(store.traces(dataset="d")) == names(store.traces()) == ["polite"]
+    )
     assert store.aggregate()[0].traces == 1
 
 

@@ -1,9 +1,15 @@
 """Examples that a model writes."""
 
+import asyncio
+
+import openai
 import pytest
 
 from assay.collector.records import Document, Example
-from assay.evaluators import datasets
+from assay.evaluators import Judge, datasets
+from assay.evaluators.judges import scripted
+from assay.evaluators.protocol import Unjudged
+from evaluators.judge_server import Reply, completion, error, serving
 
 REPLY = 'Sure: ```json\n[{"question": "Where is Paris?", "answer": "In France"}, {"question": "How big?", "answer": "Big"}]\n```'
 
@@ -42,3 +48,48 @@ def test_a_bad_reply_may_be_left_out():
     replies, problems = iter(["no", REPLY]), []
     assert len(datasets.generate(["a", "b"], lambda prompt: next(replies), on_error=problems.append)) == 2
     assert len(problems) == 1
+
+
+def test_a_judge_writes_them_and_is_named():
+    judge = scripted(REPLY)
+    assert [example.metadata["model"] for example in datasets.generate(["text"], judge)] == ["scripted", "scripted"]
+    (ask,) = judge.asked
+    assert (ask.schema, len(ask.messages)) == (None, 1)
+
+
+def test_a_name_is_a_model_where_judges_are(monkeypatch):
+    with serving([REPLY]) as server:
+        monkeypatch.setenv("ASSAY_JUDGE_URL", server.url)
+        (first, _) = datasets.generate(["text"], "small")
+    assert (first.metadata["model"], server.bodies[0]["model"]) == ("small", "small")
+    assert not {"temperature", "seed", "response_format"} & server.bodies[0].keys()
+
+
+def test_a_client_of_ones_own_is_asked_as_it_is():
+    with serving([REPLY]) as server, openai.OpenAI(base_url=server.url, api_key="mine") as client:
+        (first, _) = datasets.generate(["text"], "small", client=client)
+    assert first.metadata["model"] == "small"
+    assert server.requests[0].headers["authorization"] == "Bearer mine"
+
+
+@pytest.mark.parametrize(
+    "said", [completion("", refusal="I will not."), completion(""), completion("[{", finish="length")]
+)
+def test_a_refusal_and_an_end_too_soon_cost_one_document(said):
+    problems = []
+    with serving([Reply(body=said), REPLY]) as server:
+        judge = Judge(model="small", base_url=server.url)
+        assert len(datasets.generate(["a", "b"], judge, on_error=problems.append)) == 2
+    assert "the model's reply holds no examples" in str(problems[0])
+
+
+def test_where_nobody_answers_it_ends():
+    with serving([error(401)]) as server, pytest.raises(Unjudged, match=r"refused the key \(401\)"):
+        datasets.generate(["a", "b"], Judge(model="small", base_url=server.url), on_error=print)
+
+
+def test_it_works_inside_a_running_loop():
+    async def inside():
+        return datasets.generate(["text"], scripted(REPLY))
+
+    assert len(asyncio.run(inside())) == 2

@@ -107,7 +107,7 @@ def test_results_may_be_a_single_one():
 
 
 def test_a_misspelt_field_is_named_with_those_that_there_are():
-    with pytest.raises(Nonsense, match=r"a dict with 'scor'; known are comment, error, key, label"):
+    with pytest.raises(Nonsense, match=r"a dict with 'scor'; known are comment, error, judge_trace_id, key, label"):
         made({"scor": 1})
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli import datasets, db, eval_, evaluators, experiments, feedback, judges, serve, traces
+from assay.cli import cache, datasets, db, eval_, evaluators, experiments, feedback, judges, serve, traces
 from assay.cli._common import failing_in_one_line
 from assay.cli.demo import command
 
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command()(command.demo)
 app.command()(serve.serve)
 app.command("eval")(eval_.eval_)
+app.add_typer(cache.app, name="cache")
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(db.app, name="db")
 app.add_typer(evaluators.app, name="evaluators")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from assay.collector import connect, default_place, describe
 from assay.collector.errors import Refused, StoreError
-from assay.collector.filters import Filter
+from assay.collector.filters import EVALUATOR, Filter
 from assay.collector.querystring import condition, gathered, term
 from assay.collector.stores import Store
 
@@ -62,11 +62,11 @@ def conditions(where: Iterable[str] | None, **options: str | None) -> Filter:
 
 
 def whole_id(store: Store, given: str) -> str:
-    """An id as it is; the beginning of one is looked for among the latest traces."""
+    """An id as it is; the beginning of one is looked for among the latest traces, judges' own among them."""
     if len(given) >= 32:
         return given
-    latest = (trace.trace_id for trace in store.traces(limit=1000))
-    ids = [trace_id for trace_id in latest if trace_id.startswith(given.lower())]
+    latest = [*store.traces(limit=1000), *store.traces(limit=1000, kind=EVALUATOR)]
+    ids = list({trace.trace_id: None for trace in latest if trace.trace_id.startswith(given.lower())})
     if len(ids) > 1:
         raise Refused(f"{given!r} begins the ids of {len(ids)} traces: {ids[0]!r}, {ids[1]!r}, …; give more of it")
     return ids[0] if ids else given

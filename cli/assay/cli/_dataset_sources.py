@@ -49,7 +49,9 @@ Documents = Annotated[
 ]
 Like = Annotated[str | None, typer.Option(help="Instead of documents: vary the examples of this dataset.")]
 PerSource = Annotated[int, typer.Option(help="Examples per document or seed.")]
-BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint; else OPENAI_BASE_URL.")]
+BaseUrl = Annotated[
+    str | None, typer.Option(help="An OpenAI-compatible endpoint; else ASSAY_JUDGE_URL or OPENAI_BASE_URL.")
+]
 
 
 def import_(
@@ -130,7 +132,9 @@ def generate(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a model write examples, about documents or like those of another dataset. The key is OPENAI_API_KEY.
+    """Let a model write examples, about documents or like those of another dataset.
+
+    The key is ASSAY_JUDGE_KEY, else OPENAI_API_KEY.
 
     Example: `assay datasets generate faq-questions docs/faq.md --model gpt-4o-mini --per-source 5`
     """
@@ -148,18 +152,20 @@ def generate(
 
 def _written(source: list[Any], model: str, per_source: int, base_url: str | None) -> list[Any]:
     """What the model has written; of a document about which it could not, a note says why. Raises `Refused`."""
-    from openai import OpenAI, OpenAIError
+    from assay.cli._judges import tell_where
+    from assay.evaluators import Judge, datasets
+    from assay.evaluators.protocol import Unjudged
 
-    from assay.evaluators import datasets
+    judge = Judge(model=model, base_url=base_url, temperature=None, seed=None, cache=False)
+    tell_where([judge.where])
 
     def left_out(error: Exception) -> None:
         notes.print(f"left out: {error}", markup=False)
 
     try:
-        client = OpenAI(base_url=base_url)
-        return list(datasets.generate(source, model, client=client, per_source=per_source, on_error=left_out))
-    except OpenAIError as error:
-        raise Refused(f"the model's endpoint: {' '.join(str(error).split())}") from None
+        return datasets.generate(source, judge, per_source=per_source, on_error=left_out)
+    except Unjudged as error:
+        raise Refused(f"the model's endpoint: {error}") from None
 
 
 def _once(examples: list[Example]) -> list[Example]:

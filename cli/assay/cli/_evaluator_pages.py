@@ -8,14 +8,17 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.collector.records import Feedback, Run, Target, Trace, Usage
-from assay.evaluators import Metric, get, protocol, score
-from assay.evaluators.protocol import Spec
+from assay.evaluators import Evaluator, Metric, get, judge, protocol, score
+from assay.evaluators.judges import Prompt
+from assay.evaluators.protocol import Spec, Untraced, judging
+from assay.evaluators.testing import scripted
 
 TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
 root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)
@@ -28,18 +31,38 @@ votes = [
 ]
 trace = Trace(root, (root, search, plan, send), tuple(votes))
 """
-IMPORT = "from assay.evaluators import get, score\n"
 SHOW = "for feedback in results:\n    print(feedback.key, feedback.outcome, feedback.score)"
 HEADER = "from assay.collector.records import Feedback, Run, Target, Trace, Usage\n"
 
 
 def page(id: str, *, example: bool = True) -> str:
-    """One evaluator as Markdown: definition, source, needs, parameters, metrics, an executed example."""
+    """One evaluator as Markdown: definition, source, needs, parameters, metrics, prompts, an executed example."""
     spec = protocol.spec(id)
     parts = [f"# {id}", _definition(id), _facts(spec), "## Metrics", _metrics(spec.metrics), *_parameters(id)]
+    parts += _prompts(prompts(id))
     if example and spec.example:
         parts += ["## Example", *_example(spec)]
     return "\n\n".join(parts) + "\n"
+
+
+def page_of(evaluator: Evaluator) -> str:
+    """An evaluator of somebody's own as Markdown: needs, version, metrics, and of a judge its prompt and its scale."""
+    facts = [("Needs", ", ".join(evaluator.needs)), ("Version", evaluator.version)]
+    asked = getattr(evaluator.function, "prompts", ())
+    if asked:
+        facts.insert(1, ("Asks", ", ".join(evaluator.asking.where) if evaluator.asking else "nobody"))
+    told = "" if evaluator.spec else inspect.getdoc(evaluator.function) or ""
+    parts = [f"# {evaluator.key}", *([told] if told else []), _table(facts), "## Metrics", _metrics(evaluator.metrics)]
+    return "\n\n".join([*parts, *_prompts(asked)]) + "\n"
+
+
+def prompts(id: str) -> tuple[Prompt, ...]:
+    """What a registered judge asks with if nothing else is said; () of what has no prompts, or needs to be told one."""
+    made_by = protocol.factory(id)
+    if not hasattr(made_by, "prompts") or inspect.Parameter.empty in parameters(id).values():
+        return ()
+    made: tuple[Prompt, ...] = made_by().prompts
+    return made
 
 
 def index() -> str:
@@ -102,9 +125,24 @@ def _facts(spec: Spec) -> str:
         ("Makes sense for", compatible(spec)),
         ("Level", "all cases together" if spec.summary else "each case"),
         ("Standards (our reading)", ", ".join(spec.standards)),
-        ("Version", spec.version),
+        ("Version", "changes with its prompts and its judge" if spec.judge else spec.version),
     ]
+    return _table(rows)
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _prompts(asked: Sequence[Prompt]) -> Iterator[str]:
+    """Prompts as they are sent, with the examples that are shown before the question."""
+    for prompt in asked:
+        yield f"## Prompt `{prompt.id}`" if len(asked) > 1 else "## Prompt"
+        yield f"Version {prompt.version}, `{prompt.hash}`. Values stand in their places between fences, as data."
+        yield f"```txt\n{prompt.text.strip()}\n```"
+        for number, shot in enumerate(prompt.shots, 1):
+            values = "\n".join(f"{name}: {value}" for name, value in shot.values)
+            yield f"Example {number}:\n\n```txt\n{values}\n→ {shot.reply}\n```"
 
 
 def _metrics(metrics: tuple[Metric, ...]) -> str:
@@ -144,10 +182,22 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _example(spec: Spec) -> Iterator[str]:
-    trace = f"{HEADER}{IMPORT}\n{TRACE}\n" if spec.example.endswith(", trace") else f"{IMPORT}\n"
+    trace = f"{HEADER}{_imports(spec.example)}\n{TRACE}\n" if _has_trace(spec) else f"{_imports(spec.example)}\n"
     yield f"```python\n{trace}{_call(spec.example)}\n{SHOW}\n```"
     lines = [f"{feedback.key} {feedback.outcome} {feedback.score}" for feedback in run_example(spec)]
     yield "```text\n" + "\n".join(lines) + "\n```"
+
+
+def _has_trace(spec: Spec) -> bool:
+    return re.search(r", trace\b(?!=)", spec.example) is not None
+
+
+def _imports(example: str) -> str:
+    made_by = "judge" if example.startswith("judge(") else "get"
+    lines = [f"from assay.evaluators import {made_by}, score"]
+    if "scripted(" in example:
+        lines.append("from assay.evaluators.testing import scripted")
+    return "\n".join(lines) + "\n"
 
 
 def _call(example: str) -> str:
@@ -169,10 +219,13 @@ def run_example(spec: Spec) -> list[Feedback]:
         "Trace": Trace,
         "Usage": Usage,
         "get": get,
+        "judge": judge,
         "score": score,
+        "scripted": scripted,
     }
     exec(TRACE, names)
-    feedback: list[Feedback] = eval(f"score({spec.example})", names)
+    with judging(judgements=Untraced()):  # nothing of it is kept anywhere
+        feedback: list[Feedback] = eval(f"score({spec.example})", names)
     return feedback
 
 

@@ -34,7 +34,10 @@ def watched(evaluator: Evaluator) -> Evaluator:
     if isinstance(function, Batch):
         return evaluator
     awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    return replace(evaluator, function=_async(function) if awaited else _plain(function))
+    looking = _async(function) if awaited else _plain(function)
+    for name in ("ready", "where", "judges") if evaluator.asking else ():
+        setattr(looking, name, getattr(function, name))
+    return replace(evaluator, function=looking)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ import typer
 from assay.cli import _gate
 from assay.cli._common import console, emit, notes, opened
 from assay.cli._gate import Failed
+from assay.cli._judges import tell
 from assay.cli._module import loaded, show
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector.errors import AssayError, Refused
@@ -40,6 +42,7 @@ Only = Annotated[
     list[str] | None, typer.Option(help="Only this example: its id, or the beginning of it; may be repeated.")
 ]
 Pdb = Annotated[bool, typer.Option("--pdb", help="Open the debugger where the task or an evaluator raises.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what judges would be asked, and at what cost.")]
 _SETTINGS = ("metadata", "split", "timeout", "retries", "retry_on", "seed", "fail_fast", "max_failures", "max_usd")
 
 
@@ -54,6 +57,7 @@ def eval_(
     allow_failed: AllowFailed = "0",
     only: Only = None,
     pdb: Pdb = False,
+    dry_run: DryRun = False,
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -75,12 +79,16 @@ def eval_(
     module = loaded(file)
     evaluators, of_the_set = (_evaluators(module, name) for name in ("evaluators", "summary_evaluators"))
     text = file.read_text("utf-8", "replace")
+    tell([*evaluators, *of_the_set])
     for remark in _gate.check_keys(wanted, [*evaluators, *of_the_set], text, str(file)):
         _say(remark)
     settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}
     again = ["assay", "eval", str(file), *(["--store", at] if at else [])]
     go_on.set(_resuming(sys.argv[1:]))
     run_again.set(shlex.join(again))
+    if dry_run:
+        _rehearse(module, evaluators, at, repetitions=repetitions, limit=limit, only=only, as_json=as_json)
+        return
     with opened(at, make=True) as store:
         with _looking(file) if pdb else nullcontext():
             experiment = evaluate(
@@ -110,6 +118,19 @@ def eval_(
         _say(complaint, "red")
     if complaints:
         raise typer.Exit(1)
+
+
+def _rehearse(module: ModuleType, evaluators: list[Evaluator], at: str | None, *, as_json: bool, **chosen: Any) -> None:
+    """Print what judges would be asked."""
+    from assay.evaluators.engine import dry_run
+
+    settings = {key: getattr(module, key) for key in ("split", "seed") if hasattr(module, key)}
+    with opened(at, make=True) as store:
+        estimate = dry_run(_defined(module, "dataset"), evaluators, store=store, **settings, **chosen)
+    if as_json:
+        emit([asdict(estimate)])
+    else:
+        console.print(str(estimate), markup=False, highlight=False, soft_wrap=True)
 
 
 def _evaluators(module: ModuleType, name: str) -> list[Evaluator]:

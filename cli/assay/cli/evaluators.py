@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli._common import console, emit, notes, opened, short, table
-from assay.cli._judges import judge
+from assay.cli._common import console, emit, notes, opened, short, table, whole_id
+from assay.cli._judges import is_file, judge, tell
 from assay.cli._options import JsonOption, ParametersOption, StoreOption
 from assay.cli.feedback import value_of
+from assay.collector.errors import Refused
 
 if TYPE_CHECKING:
+    from assay.evaluators import Evaluator
+    from assay.evaluators.judges import Prompt
     from assay.evaluators.protocol import Spec
 
 app = typer.Typer(
@@ -22,11 +25,13 @@ app = typer.Typer(
     epilog="Example: `assay evaluators show document_recall`",
 )
 
-Id = Annotated[str, typer.Argument(help="An evaluator's id, as `list` shows it.")]
-Named = Annotated[str, typer.Argument(help="An evaluator's id, or a function of a file: evals/mine.py:concise.")]
+Named = Annotated[
+    str, typer.Argument(help="An evaluator's id, one of a file (evals/mine.py:concise), or a definition (polite.yaml).")
+]
 Group = Annotated[str | None, typer.Option(help="Only this group: text, retrieval, privacy, …")]
 Needs = Annotated[str | None, typer.Option(help="Only those that need this: expected, context, judge, …")]
-TraceId = Annotated[str, typer.Argument(help="A stored trace's id.")]
+TraceId = Annotated[str | None, typer.Argument(help="A stored trace's id, or the beginning of a recent one's.")]
+Session = Annotated[str | None, typer.Option(help="Instead of a trace: a session, all turns of it.")]
 Save = Annotated[bool, typer.Option("--save", help="Keep the feedback on the trace.")]
 
 
@@ -44,42 +49,58 @@ def list_(group: Group = None, needs: Needs = None, as_json: JsonOption = False)
 
 
 @app.command()
-def show(id: Id, as_json: JsonOption = False) -> None:
-    """One evaluator: its definition, needs, parameters, metrics, and an example with what it gives.
+def show(id: Named, as_json: JsonOption = False) -> None:
+    """One evaluator: its definition, needs, parameters, metrics, prompts, and an example with what it gives.
 
-    Example: `assay evaluators show ir_ndcg`
+    Of a judge of your own, in a Python file or as a definition, what it asks with, and its version.
+
+    Example: `assay evaluators show evals/mine.py:polite`
     """
     from rich.markdown import Markdown
 
-    from assay.cli._evaluator_pages import page
+    from assay.cli._evaluator_pages import page, page_of
     from assay.evaluators.protocol import spec
 
-    if as_json:
-        emit([_described(spec(id))])
+    if is_file(id):
+        evaluator = judge(id)
+        described, text = _of_file(evaluator), page_of(evaluator)
     else:
-        console.print(Markdown(page(id)))
+        described, text = _described(spec(id)), "" if as_json else page(id)
+    if as_json:
+        emit([described])
+    else:
+        console.print(Markdown(text))
 
 
 @app.command("score")
 def score_(
     id: Named,
-    trace: TraceId,
+    trace: TraceId = None,
+    session: Session = None,
     parameters: ParametersOption = None,
     save: Save = False,
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let one evaluator, registered or a function of your own, look at a stored trace.
+    """Let one evaluator, registered or of a file of your own, look at a stored trace or a session.
 
     Example: `assay evaluators score regex 4bf92f3577b34da6a3ce929d0e0e4736 --set 'pattern=[0-9]+' --save`
     """
     from assay.evaluators import score
+    from assay.evaluators.protocol import Judgements, Untraced, judging
 
+    if bool(trace) == bool(session):
+        raise Refused("name a trace, or a session with --session: one of the two")
     evaluator = judge(id, parameters)
-    with opened(at) as store:
-        feedbacks = score(evaluator, store.trace(trace))
+    tell([evaluator])
+    judgements = Judgements() if save else Untraced()  # what nothing leads to is not kept
+    with opened(at) as store, judging(judgements=judgements):
+        if session:
+            feedbacks = score(evaluator, session=session, store=store)
+        else:
+            feedbacks = score(evaluator, store.trace(whole_id(store, trace or "")))
         if save:
-            store.add_feedback(feedbacks)
+            store.append(judgements.take(), feedbacks)
             notes.print(f"kept {len(feedbacks)} feedbacks", highlight=False)
     if as_json:
         emit(map(asdict, feedbacks))
@@ -112,9 +133,27 @@ def _cells(known: Spec) -> tuple[str, ...]:
     return known.id, known.group, needs(known), compatible(known), str(len(known.metrics))
 
 
+def _of_file(evaluator: Evaluator) -> dict[str, Any]:
+    """Somebody's own evaluator: what is known of it, its prompts, and its definition where that is data."""
+    from assay.evaluators import as_evaluator
+
+    metrics = [metric.to_dict() for metric in evaluator.metrics]
+    known = {"id": evaluator.key, "version": evaluator.version, "needs": list(evaluator.needs), "metrics": metrics}
+    try:
+        definition = as_evaluator(evaluator.function).to_dict() if evaluator.spec else evaluator.to_dict()
+    except ValueError:  # a function without a name, or a judge that is one
+        definition = None
+    return {**known, "prompts": _prompts(getattr(evaluator.function, "prompts", ())), "definition": definition}
+
+
+def _prompts(prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
+    return [{**asdict(prompt), "hash": prompt.hash} for prompt in prompts]
+
+
 def _described(known: Spec) -> dict[str, Any]:
-    from assay.cli._evaluator_pages import parameters
+    from assay.cli._evaluator_pages import parameters, prompts
 
     defaults = {name: None if isinstance(value, type) else value for name, value in parameters(known.id).items()}
     metrics = [metric.to_dict() for metric in known.metrics]
-    return {**asdict(known), "metrics": metrics, "needed": known.needed, "parameters": defaults}
+    more = {"metrics": metrics, "needed": known.needed, "parameters": defaults, "prompts": _prompts(prompts(known.id))}
+    return {**asdict(known), **more}

@@ -130,12 +130,13 @@ def score(
 
     Example: `assay experiments score bm25-k3 --evaluator evals/mine.py:concise --set longest=200`
     """
-    from assay.cli._judges import judge
+    from assay.cli._judges import judge, tell
     from assay.evaluators import Experiment
 
     if parameters and len(evaluators) > 1:
         raise Refused(f"--set is for one --evaluator, not {len(evaluators)}: score one after the other")
     judges = [judge(named, parameters) for named in evaluators]
+    tell(judges)
     with opened(at) as store:
         scored = Experiment.load(store, experiment).evaluate(judges)
         if as_json:

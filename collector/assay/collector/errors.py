@@ -11,6 +11,11 @@
       ItemRefused(ValueError)        one span or log record of a request cannot be kept
       BindingError(TypeError)        an evaluator asks for an argument that no case has
       Nonsense(TypeError)            an evaluator returned what is no outcome
+      Unjudged                       a judge was asked, and no judgement came about
+        ParseFailure                 its reply is not what was asked for
+        Declined                     it refused, its answer was filtered, or is empty
+        CutOff                       its reply ended at the most tokens that it may have
+        NoJudge(ValueError)          no judge is named, and none is guessed
       TaskError(ValueError)          a task cannot be called with the inputs of an example
       CannotResume(ValueError)       the runs that an experiment has stored do not count any more
       BadRow(ValueError)             a row of a data file cannot become an example

@@ -1,14 +1,20 @@
 """Judge: evaluators, `evaluate()`, monitor."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from assay.collector.extras import needing
+
+if TYPE_CHECKING:
+    from assay.evaluators.judges import Judge, judge, scripted
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
-    from assay.evaluators.judges import Judge, judge
     from assay.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from assay.evaluators.scoring import ascore, calibrate, case_of, corrected, score
+    from assay.evaluators.scoring import Estimate, ascore, calibrate, case_of, corrected, estimate, score
 
 __all__ = [
+    "Estimate",
     "Evaluator",
     "Experiment",
     "Judge",
@@ -21,6 +27,7 @@ __all__ = [
     "case_of",
     "compare",
     "corrected",
+    "estimate",
     "evaluate",
     "evaluator",
     "from_dict",
@@ -28,4 +35,18 @@ __all__ = [
     "judge",
     "names",
     "score",
+    "scripted",
 ]
+
+# What only those need who judge: imported when it is asked for.
+_LATER = {
+    "Judge": "assay.evaluators.judges",
+    "judge": "assay.evaluators.judges",
+    "scripted": "assay.evaluators.judges",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

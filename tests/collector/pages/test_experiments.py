@@ -251,3 +251,18 @@ def test_tasks_that_failed_stand_before_the_scores(store, client):
     text = client.get("/experiments/a").text
     assert text.index('<h2 title="task_ok">task_ok</h2>') < text.index('<h2 title="k">')
     assert '<span class="mean">0.75</span>' in text
+
+
+def test_what_judges_took_stands_beside_what_the_tasks_took(store, client):
+    made = experiment(store, "first", (1.0, 1.0))
+    totals = {"judge_calls": 1234, "judge_cached": 2, "judge_input_tokens": 5000, "judge_cost": 0.25, "judge_odd": "x"}
+    store.save_experiment(replace(made, metadata={**made.metadata, "totals": totals}))
+    text = client.get("/experiments/id-first").text
+    assert "1,234 calls, 2 known before, 5,000 tokens, $0.25" in text
+
+
+@pytest.mark.parametrize("totals", ["text", {"judge_calls": "<b>"}, {"judge_calls": None}, [1]])
+def test_totals_that_are_none_are_passed_over(store, client, totals):
+    made = experiment(store, "first", (1.0, 1.0))
+    store.save_experiment(replace(made, metadata={"totals": totals}))
+    assert "Judges" not in client.get("/experiments/id-first").text

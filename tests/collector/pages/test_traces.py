@@ -2,7 +2,7 @@ import html
 import re
 import time
 
-from assay.collector.records import Feedback, Target
+from assay.collector.records import Feedback, Link, Target
 from collector.making import run
 from collector.pages.scene import experiment, outcomes, rag
 
@@ -64,6 +64,18 @@ def test_experiments_stay_out_until_asked_for(store, client):
     experiment(store, "first", (1.0, 0.0))
     assert "Nothing matches" in client.get("/").text
     assert client.get("/?traffic=all").text.count("row-link") == 2
+
+
+def test_judgements_stay_out_until_asked_for(store, client):
+    store.append([answer := run(), own := run("polite", kind="evaluator", links=(Link(answer.trace_id, "f" * 16),))])
+    on = Target(trace_id=answer.trace_id)
+    store.add_feedback([Feedback(target=on, key="polite", score=1.0, judge_trace_id=own.trace_id)])
+    assert client.get("/").text.count("row-link") == client.get("/?traffic=all").text.count("row-link") == 1
+    assert 'href="/traces/' + own.trace_id in client.get(f"/traces/{answer.trace_id}").text
+    assert answer.trace_id in client.get(f"/traces/{own.trace_id}").text
+    for address in ("/?traffic=judges", "/?kind=evaluator"):
+        assert own.trace_id in (text := client.get(address).text)
+        assert answer.trace_id not in text
 
 
 def test_a_condition_that_makes_no_sense_is_said_beside_the_form(store, client):

@@ -62,6 +62,16 @@ class Captured:
             return await asyncio.to_thread(self.spans, timeout)
         return self._finished()
 
+    def deliver(self) -> None:
+        """Let all that was kept, and all that is still to come, go the way of every other span of this process."""
+        put = self._runtime.delivery.put
+        if self._root is not None:
+            self._root.local.sink = put
+            self._runtime.spans.captures.pop(self._root.local.trace_id, None)
+        for kept in (self._ended, self._feedback):
+            while kept:
+                put(kept.pop(0))
+
     def add_span(self, span: ReadableSpan) -> None:
         """Keep an ended span (the tracer calls this)."""
         self._ended.append(span)

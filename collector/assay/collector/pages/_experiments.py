@@ -83,6 +83,7 @@ def experiment(store: Store, request: Request) -> Response:
         most=MOST,
         page_size=PAGE,
         result=result,
+        judges=judges(asked),
         stats=metrics.with_tasks(result) if result else [],
         known=metrics.known([asked]),
         trust=Checks(store).said({**of_chips(beside), **of_experiment(asked)}),
@@ -90,6 +91,14 @@ def experiment(store: Store, request: Request) -> Response:
         of_whole=chips.latest(store.feedbacks(target=Target(experiment_id=asked.id))),
         others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
     )
+
+
+def judges(experiment: Experiment) -> dict[str, float]:
+    """What judges were asked and what that cost, as `evaluate()` has recorded it; {} where none was."""
+    totals = experiment.metadata.get("totals")
+    named = totals.items() if isinstance(totals, Mapping) else ()
+    told = {name.removeprefix("judge_"): value for name, value in named if name.startswith("judge_")}
+    return {name: value for name, value in told.items() if isinstance(value, int | float)}
 
 
 def load(store: Store, experiment: Experiment, filter: Filter) -> list[Row]:

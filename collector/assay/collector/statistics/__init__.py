@@ -14,7 +14,7 @@ from assay.collector.statistics._compare import (
 from assay.collector.statistics._corrected import Corrected, corrected_mean
 from assay.collector.statistics._draw import Drawn, Sample, draw
 from assay.collector.statistics._families import Family, boolean_family
-from assay.collector.statistics._forms import databricks_results, haystack_results
+from assay.collector.statistics._forms import databricks_results, databricks_table, haystack_results
 from assay.collector.statistics._keys import summarise
 from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
@@ -47,6 +47,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "compare",
     "corrected_mean",
     "databricks_results",
+    "databricks_table",
     "decision",
     "direction",
     "draw",

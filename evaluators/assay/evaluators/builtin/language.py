@@ -11,9 +11,8 @@ from typing import Any
 
 from assay.collector.records import Document
 from assay.evaluators.builtin._texts import question_of, text_of
-from assay.evaluators.builtin._verdicts import family, verdict
-from assay.evaluators.protocol import Skip, builtin
-from assay.evaluators.protocol.standards import VALID
+from assay.evaluators.builtin._verdicts import verdict
+from assay.evaluators.protocol import Skip
 
 Detector = Callable[[str], str | None]
 
@@ -127,24 +126,11 @@ def one_language(first: Told, second: Told) -> bool | None:
     return False if apart else None
 
 
-@builtin(
-    "language_mismatch",
-    metrics=family("language_mismatch"),
-    standards=(VALID,),
-    source="H2O Eval Studio: language mismatch",
-    canonical="py3langid",
-    example='get("language_mismatch"), inputs="Wie wird das Wetter morgen in Berlin?", '
-    'outputs="It will be sunny, with a light wind."',
-)
 @dataclass(frozen=True, slots=True)
-class LanguageMismatch:
-    """Whether question and answer are in the same language, told by py3langid (97 languages, no model to download).
+class ByLetters:
+    """Compares the languages of question and answer, by their letters: what `language_mismatch` does without a judge.
 
-    The two are looked at together: a short answer is taken for the language of the question where its letters allow
-    that. Code, addresses and numbers are left out. Where it cannot be told (fewer than 12 letters, a name alone, two
-    languages that are close kin), the case is skipped; a script that one language writes tells it from fewer letters.
-    `evaluate_retrieved_context=True` compares the context with the question, too. `detect` puts another detector in
-    place: a function from a text to a language code, or None.
+    `detect` puts another detector in place: a function from a text to a language code, or None.
     """
 
     evaluate_retrieved_context: bool = False

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from assay.collector.errors import AssayError
 from assay.collector.records import JSON, Document, Example, distinct
 from assay.evaluators.datasets._columns import BadRow, to_example
-from assay.evaluators.protocol import documents_of
+from assay.evaluators.protocol import documents_of, finish
 
-Model = Callable[[str], str]
+if TYPE_CHECKING:
+    from assay.evaluators.judges import Judge
+
+Model = Callable[[str], Any]
 _BLOCK = re.compile(r"\[.*\]", re.DOTALL)
 
 ABOUT_DOCUMENT = """\
@@ -40,7 +43,7 @@ class ModelSaid(AssayError, ValueError):
 
 def generate(
     source: Iterable[Any],
-    model: Model | str,
+    model: Model | Judge | str,
     *,
     client: Any = None,
     per_source: int = 3,
@@ -48,48 +51,59 @@ def generate(
 ) -> list[Example]:
     """Examples that a model writes about documents or after seed examples.
 
-    `source` holds documents (texts, dicts, `Document`) or `Example`s. `model` is a function from a prompt to a reply,
-    or the name of a model behind an OpenAI-compatible endpoint: that of `client` (an `openai.OpenAI`), else of
-    OPENAI_BASE_URL and OPENAI_API_KEY. A question about a document has it as its `expected_documents`; a variation of
-    an example has its id as `base_id`. `metadata["generated"]` is True in all of them, `metadata["model"]` the name.
-    A reply that cannot be read raises `ModelSaid`, or is handed to `on_error` and left out; the client's errors pass.
+    `source` holds documents (texts, dicts, `Document`) or `Example`s. `model` is whatever a judge may be: a function
+    from a prompt to a reply, a `Judge`, or the name of a model behind an OpenAI-compatible endpoint: that of `client`
+    (an `openai.OpenAI`), else where a judge of that name would be. A name is asked without temperature and seed, and
+    anew each time. A question about a document has it as its `expected_documents`; a variation of an example has its
+    id as `base_id`. `metadata["generated"]` is True in all of them, `metadata["model"]` the name.
+    A reply that cannot be read, a refusal and an empty one raise `ModelSaid`, or are handed to `on_error` and left out;
+    where nobody answers, `Unjudged` is raised, and what a function or `client` raises.
     """
-    if isinstance(model, str):
-        written = generate(source, _asking(model, client), per_source=per_source, on_error=on_error)
-        return [replace(example, metadata={**example.metadata, "model": model}) for example in written]
+    judge, named = _asked(model, client)
     examples: list[Example] = []
     for seed in source:
         try:
-            examples += [example for example in _of_one(seed, model, per_source) if example not in examples]
+            examples += [example for example in _of_one(seed, judge, per_source) if example not in examples]
         except ModelSaid as error:
             if on_error is None:
                 raise
             on_error(error)
-    return distinct(examples)
+    written = distinct(examples)
+    return [replace(each, metadata={**each.metadata, "model": named}) for each in written] if named else written
 
 
-def _asking(name: str, client: Any) -> Model:
-    """A function that asks a model behind an OpenAI-compatible endpoint."""
-    from openai import OpenAI
+def _asked(model: Any, client: Any) -> tuple[Judge, str | None]:
+    """Who is asked, and the name that examples bear."""
+    from assay.evaluators.judges import Judge, judge_of
 
-    asked = client if client is not None else OpenAI()
+    if isinstance(model, str) and client is not None:
+        return judge_of(lambda messages: client.chat.completions.create(model=model, messages=messages)), model
+    if isinstance(model, str):
+        return Judge(model=model, temperature=None, seed=None, cache=False), model
+    judge = judge_of(model)
+    return judge, judge.model if judge is model else None
 
-    def ask(prompt: str) -> str:
-        answer = asked.chat.completions.create(model=name, messages=[{"role": "user", "content": prompt}])
-        return str(answer.choices[0].message.content or "") if answer.choices else ""
 
-    return ask
+def _reply(judge: Judge, prompt: str) -> str:
+    """Raises `ModelSaid` where no reply was to be had from a model that was reached."""
+    from assay.evaluators.judges import Ask, CutOff, Declined
+
+    try:
+        return str(finish(judge.ask(Ask(messages=({"role": "user", "content": prompt},)))).value)
+    except (CutOff, Declined) as error:
+        said = error.metadata.get("reply", "")
+        raise ModelSaid(f"the model's reply holds no examples: {error}{f': {said!r:.300}' if said else ''}") from None
 
 
-def _of_one(seed: Any, model: Model, n: int) -> Iterator[Example]:
+def _of_one(seed: Any, judge: Judge, n: int) -> Iterator[Example]:
     if isinstance(seed, Example):
         reference = _dumps(seed.reference_outputs)
-        reply = model(LIKE_EXAMPLE.format(n=n, inputs=_dumps(seed.inputs), reference=reference))
+        reply = _reply(judge, LIKE_EXAMPLE.format(n=n, inputs=_dumps(seed.inputs), reference=reference))
         for row in _rows(reply):
             yield replace(_example(row, reply), base_id=seed.id, id="")
     else:
         (document,) = documents_of([seed])
-        reply = model(ABOUT_DOCUMENT.format(n=n, content=document.content))
+        reply = _reply(judge, ABOUT_DOCUMENT.format(n=n, content=document.content))
         for row in _rows(reply):
             yield replace(_example(row, reply), expected_documents=(_without_score(document),), id="")
 

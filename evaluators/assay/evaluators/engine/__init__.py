@@ -1,6 +1,7 @@
 """The engine: a dataset, a task and evaluators become an experiment."""
 
 from assay.evaluators.engine._compare import Change, Comparison, compare
+from assay.evaluators.engine._dry import dry_run
 from assay.evaluators.engine._evaluate import aevaluate, evaluate
 from assay.evaluators.engine._experiment import Experiment, Failure, Row
 from assay.evaluators.engine._prepare import CannotResume
@@ -25,6 +26,7 @@ __all__ = [
     "aevaluate",
     "compare",
     "deliver_spool",
+    "dry_run",
     "evaluate",
     "finish_stored",
     "go_on",

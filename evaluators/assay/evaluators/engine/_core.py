@@ -32,7 +32,7 @@ from assay.evaluators.engine._totals import wall_ns
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Unstored, Writer
-from assay.evaluators.protocol import Evaluator, as_evaluator, waiting_on
+from assay.evaluators.protocol import Evaluator, Judgements, as_evaluator, judging, waiting_on
 
 
 async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Settings) -> Experiment:
@@ -40,6 +40,9 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
     judges = [as_evaluator(given) for given in ([evaluators] if isinstance(evaluators, str) else evaluators)]
     whole = (*(judge for judge in judges if judge.summary), *map(as_evaluator, settings.summary_evaluators))
     single = _distinct([judge for judge in judges if not judge.summary])
+    for judge in (*single, *whole):
+        if judge.asking is not None:
+            judge.asking.ready()
     task = as_task(task) if task is not None else None
     if isinstance(dataset, AsyncIterable):
         dataset = from_loop(dataset, waiting_on(asyncio.get_running_loop()))
@@ -76,9 +79,11 @@ async def _run(job: Job) -> Experiment:
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
     with shown, Watch(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch:
-        writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown, watch))
+        judgements = Judgements()
+        writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown, watch), judgements)
         try:
-            await drive(job.plan, job.items, writer, brake)
+            with judging(judgements=judgements):
+                await drive(job.plan, job.items, writer, brake)
         except BaseException as error:
             await _interrupted(job, writer, error, watch.text)
             raise _unwrapped(error) from None
@@ -116,6 +121,7 @@ def _count(tally: Tallies, batch: Sequence[Done], shown: Bar, watch: Watch) -> N
             runs = done.runs or _runs(done)
             tally.add_run(item.slot, root.trace_id, wall_ns(runs), done.error, done.open_spans, item.example.id)
             tally.add_calls(runs)
+        tally.add_judgements(done.feedback[len(item.known) :])
         for outcome in newest(done.feedback):
             tally.add_feedback(outcome, done.item.example.id)
     shown.advance(len(batch), tally.failed)

@@ -13,6 +13,7 @@ from assay.collector.errors import StoreError
 from assay.collector.format import first_line, standing
 from assay.collector.records import JSON, Example, Feedback, Trace
 from assay.collector.records import Experiment as Record
+from assay.collector.statistics import Family, boolean_family, databricks_table
 from assay.collector.stores import Checks, Store
 from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._html import block, page
@@ -244,11 +245,21 @@ class Experiment:
         """Which direction is good under a key."""
         return self._tally.metric(key).higher_is_better
 
+    def rates(self, key: str) -> Family:
+        """H2O's rates of a boolean family over all runs: passes, failures, retrieval, generation and parse failures."""
+        return boolean_family((outcome for row in self.rows() for outcome in row.feedback.values()), key)
+
     def to_pandas(self) -> pandas.DataFrame:
         """One row per run: inputs, outputs, reference, error, duration, and one column per key."""
         import pandas
 
         return pandas.DataFrame([row.to_dict() for row in self.rows()])
+
+    def databricks(self) -> dict[str, Any]:
+        """What judges that say yes or no said, under Databricks' names: `response/llm_judged/correctness/rating` and so
+        on are lists with one entry per run, `…/rating/percentage` and its like one number (see `databricks_results`).
+        """
+        return databricks_table(row.trace.feedback for row in self.rows())
 
     def to_html(self) -> str:
         """One HTML document that needs nothing else: the summary, then the runs, failures first, 500 at most."""

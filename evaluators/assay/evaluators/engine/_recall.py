@@ -112,6 +112,7 @@ def recall(
             _add_run(summary, tally, recalled)
     for feedback in store.feedbacks(target=Target(experiment_id=experiment.id)):
         tally.overall.setdefault(feedback.key, feedback)
+    tally.add_judgements(tally.overall.values())
     current = _current(experiment, evaluators)
     if evaluators:
         for feedback in _said(store, experiment.id, recalled, current):
@@ -195,6 +196,7 @@ def _add_feedback(said: Iterable[Feedback], tally: Tallies, recalled: Recall, cu
     counted: set[Hashable] = set()
     judged: set[Hashable] = set()
     votes: list[Feedback] = []
+    judgements: set[Hashable] = set()
     for feedback in said:
         version, _ = current.get((feedback.evaluator, feedback.key), (feedback.version, 0))
         place = place_of(feedback)
@@ -206,6 +208,7 @@ def _add_feedback(said: Iterable[Feedback], tally: Tallies, recalled: Recall, cu
             continue
         if feedback.source == "model":
             judged.add((feedback.target.trace_id, feedback.key))
+        tally.add_judgements((feedback,), judgements)
         tally.add_feedback(feedback, recalled.examples[feedback.target.trace_id or ""])
     for vote in votes:
         if (vote.target.trace_id, vote.key) not in judged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -24,7 +24,7 @@ from assay.evaluators.engine._setup import plain as as_kept
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._totals import wall_ns
 from assay.evaluators.engine._whole import score_set
-from assay.evaluators.protocol import Evaluator, finish, plain
+from assay.evaluators.protocol import Evaluator, Judgements, finish, judging, plain
 from assay.evaluators.scoring import case_of, of_failed, retrieved, score
 from assay.tracer import attributes as names
 from assay.tracer.capture import Captured, capture, is_traced
@@ -36,8 +36,10 @@ UNSHOWN = "needs outputs; nothing has shown any: call an evaluator with them, or
 class OpenRun:
     """One run while it lasts: what evaluators say of it so far."""
 
-    def __init__(self, example: Example, captured: Captured) -> None:
+    def __init__(self, example: Example, captured: Captured, judgements: Judgements, repetition: int = 0) -> None:
         self.example = example
+        self._target = Target(trace_id=captured.trace_id)
+        self._known = {"judgements": judgements, "target": self._target, "repetition": repetition}
         self.feedback: list[Feedback] = []
         self._captured = captured
         self._outputs: JSON = None
@@ -52,21 +54,25 @@ class OpenRun:
         if outputs is not None:
             self.set_outputs(outputs)
         case = case_of(None, self.example, **{"documents": self._retrieved(), "outputs": outputs, **fields})
-        target = Target(trace_id=self._captured.trace_id)
-        feedback = [replace(outcome, target=target, id="") for outcome in score(evaluator, case)]
+        with self.judging():
+            feedback = [replace(outcome, target=self._target, id="") for outcome in score(evaluator, case)]
         self.feedback += feedback
         return feedback
 
     def look_back(self, evaluators: Sequence[Evaluator], trace: Trace) -> None:
         """Let evaluators look at the run when it is over: at its spans, and at the outputs that it was said to have."""
         case = case_of(trace, self.example, outputs=self._outputs)
-        for evaluator in evaluators:
-            self.feedback += self._looked_back(evaluator, case, Target(trace_id=trace.trace_id))
+        with self.judging():
+            for evaluator in evaluators:
+                self.feedback += self._looked_back(evaluator, case, Target(trace_id=trace.trace_id))
+
+    def judging(self) -> AbstractContextManager[None]:
+        """Let judges inside know which run they judge."""
+        return judging(**self._known)
 
     def note(self, key: str, score: bool, comment: str | None) -> None:
         """Add an outcome that no evaluator gave."""
-        target = Target(trace_id=self._captured.trace_id)
-        self.feedback.append(Feedback(target=target, key=key, score=score, comment=comment))
+        self.feedback.append(Feedback(target=self._target, key=key, score=score, comment=comment))
 
     def _looked_back(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
         if case.outputs is None and (skipped := of_failed(evaluator, case, target)):
@@ -111,6 +117,7 @@ class Recorder:
             metadata={**as_kept(metadata or {}), "setup": setup},
             seen_ns=time.time_ns(),
         )
+        self._judgements = Judgements()
         self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
         self._tally = Tallies((metric for evaluator in evaluators for metric in evaluator.metrics), repetitions)
         self._store.save_experiment(self._record)
@@ -134,8 +141,9 @@ class Recorder:
         try:
             with capture(name, inputs=example.inputs, attributes=attributes) as captured:
                 with_spans = captured
-                opened = OpenRun(example, captured)
-                yield opened
+                opened = OpenRun(example, captured, self._judgements, repetition)
+                with opened.judging():
+                    yield opened
         finally:
             if with_spans is not None:
                 self._keep(with_spans, opened, after, traced=is_traced(function))
@@ -154,10 +162,11 @@ class Recorder:
         runs, root = with_example(runs, root, opened.example, around.inputs)
         opened.look_back(after, Trace(root, runs, complete=not still_open))
         feedback = opened.feedback + feedback_of(captured, around, root)
-        self._store.append(runs, feedback)
+        self._store.append((*runs, *self._judgements.take()), feedback)
         error = (root.error or "error") if root.status == "error" else None
         self._tally.add_run(self._tally.runs, root.trace_id, wall_ns(runs), error, still_open, opened.example.id)
         self._tally.add_calls(runs)
+        self._tally.add_judgements(feedback)
         for outcome in newest(feedback):
             self._tally.add_feedback(outcome, opened.example.id)
 

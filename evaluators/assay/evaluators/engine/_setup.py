@@ -47,12 +47,22 @@ def described(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]
             "source": evaluator.make.source,
             "summary": evaluator.summary,
             "metrics": [metric.to_dict() for metric in evaluator.metrics],
-            "origin": dict(evaluator.origin),
+            "origin": _origin(evaluator),
             "code": {} if evaluator.spec else code_of(evaluator.function),
             "standards": list(evaluator.standards),
         }
         for evaluator in evaluators
     )
+
+
+def _origin(evaluator: Evaluator) -> Mapping[str, Any]:
+    """Where it comes from, with judges as what makes them others: the same in every process, and without keys."""
+    parameters = evaluator.origin.get("init_parameters") or {}
+    judges = getattr(evaluator.asking, "judges", ())
+    if "judge" not in parameters or not judges:
+        return dict(evaluator.origin)
+    identities = [dict(judge.identity) for judge in judges]
+    return {**evaluator.origin, "init_parameters": {**parameters, "judge": identities}}
 
 
 def changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.collector.errors import NotFound
-from assay.collector.filters import Filter
+from assay.collector.filters import EVALUATOR, Filter
 from assay.collector.records import Dataset, Example, Trace, TraceSummary
 from assay.collector.stores import Store
 from assay.evaluators import datasets
@@ -41,18 +41,24 @@ class Source:
 
 
 def source_of(
-    given: Any, store: Store, default_name: str, splits: Sequence[str] | None, *, stored: bool = False
+    given: Any,
+    store: Store,
+    default_name: str,
+    splits: Sequence[str] | None,
+    *,
+    stored: bool = False,
+    keep: bool = True,
 ) -> Source:
     """Find out what a dataset is: a name in the store (also `name@3`), a file, a DataFrame, a list, traces, a filter.
 
     What fits into memory is kept in the store as a version of a dataset, so that experiments over it can be compared
-    and resumed; generators and very large files are streamed. With `stored` traces are read anew from the store, where
-    they have to be. Raises `NotFound`, `BadRow`.
+    and resumed, unless it is not to `keep` it; generators and very large files are streamed. With `stored` traces are
+    read anew from the store, where they have to be. Raises `NotFound`, `BadRow`.
     """
     if isinstance(given, Filter):
         return _traces(default_name, lambda: datasets.stored_traces(store, filter=given, limit=10**9))
     if _are_traces(given, none=stored):
-        listed = list(given)
+        listed = [member for member in given if not _is_judgement(member)]
         return _traces(default_name, lambda: _whole(listed, store, stored), len(listed))
     if isinstance(given, str) and not datasets.is_file(given):
         return _stored(store, *_named(given), splits)
@@ -62,6 +68,8 @@ def source_of(
         return _streamed(default_name, given, splits)
     examples = datasets.read(given, split=splits if datasets.has_splits(given) else None)
     name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
+    if not keep:
+        return _listed(Dataset(name=name, version=0), examples, splits)
     return _listed(*datasets.keep(store, name, examples, replace=True), splits)
 
 
@@ -177,9 +185,15 @@ def _streamed(name: str, given: Any, splits: Sequence[str] | None) -> Source:
 
 def _traces(name: str, traces: Callable[[], Iterable[Trace]], count: int | None = None) -> Source:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
-        return ((datasets.example_of_trace(trace), trace) for trace in traces())
+        return ((datasets.example_of_trace(trace), trace) for trace in traces() if not _is_judgement(trace))
 
     return Source(name, None, "kv", count, examples, traces=True)
+
+
+def _is_judgement(given: Trace | TraceSummary) -> bool:
+    """Whether it is an evaluator's own trace (see `Filter`), which nobody evaluates in turn."""
+    root = given.root if isinstance(given, Trace) else given
+    return root.kind == EVALUATOR and root.experiment_id is None
 
 
 def _whole(given: Sequence[Trace | TraceSummary], store: Store, all_stored: bool) -> Iterator[Trace]:

@@ -46,11 +46,11 @@ class Parcel(msgspec.Struct):
             store.delete_feedback(self.outdated)
 
 
-def parcel_of(batch: Sequence[Done]) -> Parcel:
-    """Finished runs as what is to be stored of them."""
+def parcel_of(batch: Sequence[Done], judgements: Sequence[Run] = ()) -> Parcel:
+    """Finished runs as what is to be stored of them, and of judgements."""
     said = {outcome.id for done in batch if done.item.errors for outcome in done.feedback}
     return Parcel(
-        [run for done in batch for run in done.runs],
+        [*(run for done in batch for run in done.runs), *judgements],
         [outcome for done in batch for outcome in done.feedback],
         [trace_id for done in batch for trace_id in done.item.replaces],
         [id for done in batch for id in done.item.errors if id not in said],

@@ -17,6 +17,7 @@ from assay.collector.format import first_line
 from assay.collector.records import Feedback, FeedbackStats
 from assay.collector.statistics import TASK_OK
 from assay.evaluators.engine._progress import alone
+from assay.evaluators.engine._spent import Spent
 from assay.evaluators.engine._spread import Spread
 from assay.evaluators.engine._tally import Tallies
 
@@ -70,6 +71,10 @@ class Summary(Mapping[str, KeySummary]):
     lacking: Mapping[str, str] = field(default_factory=dict)  # who scored nothing at all, and what it lacked
     remarks: tuple[str, ...] = ()
     failed_on: str = ""  # the id of an example on which the task failed
+    judge_calls: int = 0  # what judges were asked for the feedback that counts: no part of the tasks' tokens and cost
+    judge_cached: int = 0  # answers that were known before
+    judge_tokens: int = 0
+    judge_cost: float | None = None
     trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)  # how far each judge agrees
     # with people, read when it is shown
 
@@ -136,7 +141,8 @@ class Summary(Mapping[str, KeySummary]):
             parts.append(f"${self.cost:,.4f}")
         if self.models:
             parts.append(", ".join(self.models))
-        notes = [" · ".join(parts), *self.remarks]
+        judged = Spent(self.judge_calls, self.judge_cached, self.judge_tokens, 0, self.judge_cost)
+        notes = [" · ".join(parts), *([str(judged)] if judged else []), *self.remarks]
         if self.open_spans:
             notes.append(
                 f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
@@ -179,6 +185,10 @@ def summarise(
         lacking=_lacking(tally),
         remarks=tuple(tally.remarks),
         failed_on=tally.failed_on if task else "",
+        judge_calls=tally.judges.calls,
+        judge_cached=tally.judges.cached,
+        judge_tokens=tally.judges.tokens,
+        judge_cost=tally.judges.cost,
         trust=trust,
     )
 

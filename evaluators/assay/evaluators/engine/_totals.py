@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from assay.collector.records import Run
+from assay.collector.records import Feedback, Run
 from assay.collector.statistics import percentile
+from assay.evaluators.engine._spent import Spent
 
 
 class Totals:
@@ -25,6 +26,7 @@ class Totals:
         self.output_tokens = 0
         self.cost: float | None = None
         self.models: Counter[str] = Counter()
+        self.judges = Spent()
         self.remarks: Mapping[str, None] = {}  # what is to be said of the whole
 
     def add_run(
@@ -59,6 +61,13 @@ class Totals:
         if cost is not None:
             self.cost = (self.cost or 0.0) + cost
 
+    def add_judgements(self, said: Iterable[Feedback], counted: set[Hashable] | None = None) -> None:
+        """Count what judges were asked for feedback; `counted` remembers judgements from one call to the next."""
+        counted = set() if counted is None else counted
+        for feedback in said:
+            if feedback.metadata:
+                self.judges.add(feedback, counted)
+
     def percentiles_ms(self, *percents: int) -> list[float | None]:
         """Durations at these percentiles (nearest rank), in milliseconds; None before any run."""
         ordered = sorted(self.durations_ns)
@@ -75,6 +84,7 @@ class Totals:
             "output_tokens": self.output_tokens,
             "cost": self.cost,
             "mean_ms": sum(self.durations_ns) / self.runs / 1e6 if self.runs else None,
+            **self.judges.totals(),
         }
         return {name: value for name, value in known.items() if value is not None}
 

@@ -12,16 +12,19 @@ from assay.collector.records import Case, Target
 from assay.collector.stores import Store
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._tally import Tallies
-from assay.evaluators.protocol import Evaluator
+from assay.evaluators.protocol import Evaluator, Judgements, judging
 from assay.evaluators.scoring import case_of
 
 
 async def score_set(experiment: Experiment, evaluators: Sequence[Evaluator], store: Store, tally: Tallies) -> None:
     """Let set-level evaluators judge an experiment, store what they say, and note it in the tally."""
+    judgements, target = Judgements(), Target(experiment_id=experiment.id)
     for evaluator in evaluators:
-        feedback = await evaluator.evaluate_set(_cases(experiment, store), Target(experiment_id=experiment.id))
+        with judging(judgements=judgements, evaluator=evaluator.make.name, version=evaluator.version, target=target):
+            feedback = await evaluator.evaluate_set(_cases(experiment, store), target)
         tally.overall.update({outcome.key: outcome for outcome in feedback})
-        await asyncio.to_thread(store.add_feedback, feedback)
+        tally.add_judgements(feedback)
+        await asyncio.to_thread(store.append, judgements.take(), feedback)
 
 
 def _cases(experiment: Experiment, store: Store) -> Iterator[Case]:

@@ -16,7 +16,8 @@ from typing import Any
 from assay.collector.errors import Unavailable
 from assay.collector.stores import TraceStore
 from assay.evaluators.engine._plan import Done
-from assay.evaluators.engine._spool import Spool, parcel_of
+from assay.evaluators.engine._spool import Parcel, Spool, parcel_of
+from assay.evaluators.protocol import Judgements
 from assay.tracer.backoff import pause
 
 BATCH = 500  # runs at once
@@ -43,10 +44,20 @@ class Unstored:
 
 
 class Writer:
-    """Takes finished runs, stores them in batches, and tells `on_stored` about each batch, in their order."""
+    """Takes finished runs, stores them in batches, and tells `on_stored` about each batch, in their order.
 
-    def __init__(self, store: TraceStore, spool: Spool, on_stored: Callable[[Sequence[Done]], None]) -> None:
+    With each batch go the `judgements` that have ended by then: those that its feedback leads to, and maybe others.
+    """
+
+    def __init__(
+        self,
+        store: TraceStore,
+        spool: Spool,
+        on_stored: Callable[[Sequence[Done]], None],
+        judgements: Judgements | None = None,
+    ) -> None:
         self._store = store
+        self._judgements = Judgements() if judgements is None else judgements
         self._spool = spool
         self._on_stored = on_stored
         self._queue: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
@@ -83,6 +94,7 @@ class Writer:
             while batch := self._batch():
                 self._keep(batch)
                 self._on_stored(batch)
+            self._keep_rest()
         except BaseException as error:
             self._error = error
 
@@ -116,11 +128,18 @@ class Writer:
                 return
 
     def _keep(self, batch: Sequence[Done]) -> None:
-        parcel = parcel_of(batch)
+        parcel = parcel_of(batch, self._judgements.take())
         if self._offer(parcel.deliver):
             return
         self._spool.add(parcel)
         self._spooled += len(batch)
+
+    def _keep_rest(self) -> None:
+        """Judgements of evaluators that were let go."""
+        rest = self._judgements.take()
+        if rest and not self._offer(lambda store: store.append(rest)):
+            self._spool.add(Parcel(rest, []))
+            self._spooled += 1
 
     def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
         """Whether the store took it; several attempts while nothing else waits, unless it has failed already."""

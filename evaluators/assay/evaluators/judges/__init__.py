@@ -1,6 +1,16 @@
 """Judges: models that say whether something is good, and all that it takes to rely on what they say."""
 
-from assay.evaluators.judges._ask import Answer, Ask, Backend, Completion, NoJudge, ParseFailure, Token
+from assay.evaluators.judges._ask import (
+    Answer,
+    Ask,
+    Backend,
+    Completion,
+    CutOff,
+    Declined,
+    NoJudge,
+    ParseFailure,
+    Token,
+)
 from assay.evaluators.judges._judge import Judge, judge_of
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._own import judge
@@ -14,6 +24,8 @@ __all__ = [
     "Ask",
     "Backend",
     "Completion",
+    "CutOff",
+    "Declined",
     "Judge",
     "Judgement",
     "NoJudge",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from assay.collector.records import JSON, Usage
 from assay.evaluators.protocol import Unjudged
 
+KEPT = 8_000  # characters of a reply that is no answer
 Message: TypeAlias = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
 
 
@@ -47,16 +48,24 @@ class Completion:
     refusal: str | None = None
     logprobs: tuple[Token, ...] = ()
     notes: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)  # of an HTTP reply, names in lower case: rate limits
 
 
 class Backend(Protocol):
     """Who answers: an endpoint, a function, a script."""
 
-    model: str
-    where: str  # for people: to whom text goes
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def where(self) -> str:
+        """To whom text goes, for people."""
 
     async def complete(self, ask: Ask) -> Completion:
-        """The reply. Raises what the client raises; what `may_pass` says of that decides about another try."""
+        """The reply. Raises `Unjudged` for what no other try can mend, `CutOff` where one with more room may, and the
+        client's own errors for all else: what `may_pass` says of these decides about another try.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +75,12 @@ class Answer:
     value: Any
     text: str
     model: str
-    usage: Usage | None = None  # of all calls that it took
+    usage: Usage | None = None  # of all calls that it took; of an answer out of the cache 0 and 0
     cost: float | None = None  # US dollars, None where the price is not known
     logprobs: tuple[Token, ...] = ()
     notes: tuple[str, ...] = ()
     cached: bool = False
+    calls: int = 1  # of the backend, failed ones counted; 0 out of the cache
 
 
 class ParseFailure(Unjudged):
@@ -79,6 +89,24 @@ class ParseFailure(Unjudged):
     def __init__(self, why: str, text: str) -> None:
         super().__init__(f"parse failure: {why}", {"reply": text})
         self.text = text
+
+
+class Declined(Unjudged):
+    """The judge did not answer: a refusal, a content filter, an empty reply; `text` is what it said before that."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message, {"reply": text[:KEPT]} if text else None)
+
+
+class CutOff(Unjudged):
+    """The answer ended at the most tokens that it may have. `again`: a second call has more room, since a model that
+    thinks has used up what it had; `usage` is what the call took.
+    """
+
+    def __init__(self, message: str, text: str, *, usage: Usage | None = None, again: bool = False) -> None:
+        super().__init__(message, {"reply": text[:KEPT]} if text else None)
+        self.usage = usage
+        self.again = again
 
 
 class NoJudge(Unjudged, ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,6 +51,21 @@ class Judged:
         return (self._prompt, *self._more.values())
 
     @property
+    def judges(self) -> tuple[Judge, ...]:
+        """All judges that it may ask."""
+        return (self._judge,)
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """To whom text goes, for people."""
+        return tuple(dict.fromkeys(judge.where for judge in self.judges))
+
+    def ready(self) -> None:
+        """Raises `NoJudge` where one of them cannot be asked."""
+        for judge in self.judges:
+            judge.check()
+
+    @property
     def version(self) -> str:
         """8 hex digits over prompts and judge: what either changes, changes the version of the feedback."""
         return hashlib.sha256(orjson.dumps(self._identity())).hexdigest()[:8]
@@ -88,11 +102,4 @@ class Judged:
 
 def exported_judge(judge: Judge, given: Any) -> Any:
     """A judge as plain values, without its key; what cannot be written down (a function, a script) as it is."""
-    if isinstance(given, str) or callable(given) or judge.backend is not None:
-        return given
-    fields = [
-        member for member in dataclasses.fields(judge) if member.init and member.name not in ("api_key", "backend")
-    ]
-    pairs = ((member, getattr(judge, member.name)) for member in fields)
-    plain = {member.name: value for member, value in pairs if value != member.default}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
+    return given if isinstance(given, str) or judge.backend is not None else judge.to_dict()

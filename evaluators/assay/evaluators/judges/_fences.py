@@ -31,8 +31,8 @@ def harmless(text: str) -> str:
     return _SPECIAL.sub(lambda match: f"{match[0]} ", whole.translate(_CONTROL))
 
 
-def mark_of(texts: Iterable[str]) -> str:
-    """16 hex digits that follow from the texts and stand in none of them, not even in letters that look alike."""
+def mark_of(texts: Iterable[str], digits: int = 16) -> str:
+    """Hex digits that follow from the texts and stand in none of them, not even in letters that look alike."""
     held = list(texts)
     said = hashlib.sha256()
     for text in held:
@@ -40,7 +40,7 @@ def mark_of(texts: Iterable[str]) -> str:
         said.update(b"%d:" % len(encoded) + encoded)
     looked_at = [unicodedata.normalize("NFKC", text).casefold() for text in held]
     for attempt in count():
-        mark = hashlib.sha256(said.digest() + b"%d" % attempt).hexdigest()[:16]
+        mark = hashlib.sha256(said.digest() + b"%d" % attempt).hexdigest()[:digits]
         if not any(mark in text for text in looked_at):
             return mark
     raise AssertionError("there is always another")  # pragma: no cover

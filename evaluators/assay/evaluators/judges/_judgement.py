@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from assay.collector.records import JSON, Case
-from assay.evaluators.judges._ask import Answer, Ask
+from assay.evaluators.judges._ask import Answer, Ask, ParseFailure
 from assay.evaluators.judges._judge import Judge
 from assay.evaluators.judges._prompts import Prompt
-from assay.evaluators.protocol import Unjudged
+from assay.evaluators.judges._traced import Traced
+from assay.evaluators.protocol import Skip, Unjudged, surroundings
+
+SAMPLES = 1_000  # of one question in one repetition, at most
+_SPENT = ("calls", "input_tokens", "output_tokens", "cost")  # what an `Unjudged` may say of its question
+_SAID = ("key", "score", "label", "comment", "error")  # of a row, what its trace says again
 
 
 class Judgement:
@@ -24,15 +29,26 @@ class Judgement:
         self._evaluator = evaluator
         self._judge = judge
         self._case = case
+        self._trace: Traced | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._asked_with: dict[str, None] = {}  # labels of prompts
+        self._in_vain: list[dict[str, Any]] = []  # what questions have taken that came to no answer
         self.answers: list[tuple[Prompt, Answer]] = []
         self.trace_id: str | None = None
 
     async def __aenter__(self) -> Self:
+        self._trace = Traced(self._evaluator, self._case)
+        self.trace_id = self._trace.id
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
+        spent = bool(self.answers) or not isinstance(error, Skip)  # a question that was never asked is no judgement
+        if self._trace is not None and not self._trace.end(self._said(), (kind, error, frames), kept=spent):
+            self.trace_id = None
+            for row in self._rows:
+                row["judge_trace_id"] = None
         if isinstance(error, Unjudged):
             error.metadata = {**self.metadata(), **error.metadata}
             error.judge_trace_id = self.trace_id
@@ -47,10 +63,38 @@ class Judgement:
         logprobs: int = 0,
     ) -> Answer:
         """One question. Raises `ParseFailure` and other `Unjudged`, `Skip` when a budget is used up."""
-        ask = Ask(messages=prompt.messages(values), schema=schema, name=prompt.id, sample=sample, logprobs=logprobs)
-        answer = await self._judge.ask(ask)
+        ask = Ask(
+            messages=prompt.messages(values),
+            schema=schema,
+            name=prompt.id,
+            sample=self._repetition * SAMPLES + sample,
+            logprobs=logprobs,
+        )
+        return await self._asked(prompt, ask)
+
+    async def _asked(self, prompt: Prompt, ask: Ask) -> Answer:
+        if self._trace is None:
+            raise RuntimeError("a judgement is entered before it asks: async with Judgement(…) as judgement")
+        self._asked_with[prompt.label] = None
+        with self._trace.question(prompt, ask) as question:
+            try:
+                answer = await self._judge.ask(ask)
+            except Unjudged as error:
+                spent = {name: error.metadata[name] for name in _SPENT if error.metadata.get(name) is not None}
+                error.metadata = {name: told for name, told in error.metadata.items() if name not in _SPENT}
+                self._in_vain.append(spent)
+                question.failed(error.text if isinstance(error, ParseFailure) else None, spent)
+                raise
+            question.answered(answer)
         self.answers.append((prompt, answer))
         return answer
+
+    @property
+    def _repetition(self) -> int:
+        """Which repetition of an experiment is judged: none is answered by what was said of another."""
+        if self._case.run is not None:
+            return self._case.run.repetition
+        return surroundings().repetition or 0
 
     def row(self, score: Any = None, *, comment: str | None = None, **more: Any) -> dict[str, Any]:
         """What an evaluator returns: a score and why, what it took, and where it can be seen.
@@ -58,8 +102,41 @@ class Judgement:
         `more` are fields of feedback (`key`, `label`, …); `metadata` among them stand beside those of the judge.
         """
         metadata = {**(more.pop("metadata", None) or {}), **self.metadata()}
-        return {"score": score, "comment": comment, "metadata": metadata, "judge_trace_id": self.trace_id, **more}
+        row = {"score": score, "comment": comment, "metadata": metadata, "judge_trace_id": self.trace_id, **more}
+        self._rows.append(row)
+        return row
 
     def metadata(self) -> dict[str, Any]:
-        """Model, endpoint, prompts with their hashes, tokens, cost, what was noted, how many answers were cached."""
-        return {"judge": {**self._judge.identity, "prompts": sorted({prompt.label for prompt, _ in self.answers})}}
+        """Model, endpoint, prompts with their hashes, tokens, cost, what was noted, how many answers were cached.
+
+        Tokens and cost are of the calls that were made: None where no reply told them.
+        """
+        answers = [answer for _, answer in self.answers]
+        spent = [*map(_spent, answers), *self._in_vain]
+        identity = self._judge.identity
+        judge = {
+            "model": identity.get("model"),
+            "endpoint": identity.get("endpoint"),
+            "prompts": sorted(self._asked_with),
+            **{name: _sum(each.get(name) for each in spent) for name in _SPENT},
+            "cached": sum(answer.cached for answer in answers),
+            "notes": list(dict.fromkeys(note for answer in answers for note in answer.notes)),
+        }
+        return {"judge": {name: value for name, value in judge.items() if value not in (None, [])}}
+
+    def _said(self) -> JSON:
+        said = [{name: row[name] for name in _SAID if row.get(name) is not None} for row in self._rows]
+        return said[0] if len(said) == 1 else said or None
+
+
+def _spent(answer: Answer) -> dict[str, Any]:
+    if answer.cached:
+        return {"calls": 0, "input_tokens": 0, "output_tokens": 0, "cost": 0.0}
+    tokens = (answer.usage.input_tokens, answer.usage.output_tokens) if answer.usage is not None else (None, None)
+    return {"calls": answer.calls, "input_tokens": tokens[0], "output_tokens": tokens[1], "cost": answer.cost}
+
+
+def _sum(amounts: Iterable[Any]) -> Any:
+    """Of those that are known; None where none is."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known else None

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from assay.evaluators.protocol import Evaluator, Metric, builtin, get
 from assay.evaluators.protocol.standards import VALID
 
 _NO_SCHEMA_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_TAKEN = frozenset({"self", "case", "trace", "run", "root_run", "example"})  # whole records
 _CASE = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
@@ -29,10 +31,9 @@ _CASE = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
     metrics=(Metric("judge", None, primary=True),),
     standards=(VALID,),
     source="a judge of one's own",
-    canonical="by hand",
     judge=True,
     kind="model",
-    example='judge("polite", "Is this answer polite?\\n{outputs}", '
+    example='judge("polite", "Is it polite?\\n{outputs}", '
     'judge=scripted({"rationale": "It says please.", "rating": "yes"})), outputs="Wait a moment, please."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class Own(Judged):
     def __post_init__(self) -> None:
         if self.max_characters < 1:
             raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
+        _check(self.map or {})
         scale = scale_of(self.scale)
         asked = load(_id(self.key), self.prompt, (*ARGUMENTS, *(self.map or {})), bound=self.max_characters)
         shots = shots_of(self.examples, asked.asked, scale)
@@ -86,14 +88,7 @@ class Own(Judged):
     @property
     def __signature__(self) -> inspect.Signature:
         """What it asks a case for: what its prompt names."""
-        mapped = self.map or {}
-        names = dict.fromkeys("trace" if _is_tree(name, mapped) else name for name in self._prompt.asked)
-        optional = inspect.Parameter("history", _CASE.kind, default=None)  # it may stand in the inputs
-        asked = [
-            optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE.kind)
-            for name in names
-        ]
-        return inspect.Signature([*asked, _CASE])
+        return signature_of(self._prompt.asked, self.map or {})
 
     async def __call__(self, case: Case | None = None, **values: Any) -> dict[str, Any]:
         fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
@@ -154,6 +149,23 @@ def judge(
     usual = {"examples": (), "higher_is_better": True, "logprobs": False}
     parameters = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
     return get("judge", **parameters, **options)
+
+
+def _check(mapped: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for names that cannot be those of values."""
+    for name in mapped:
+        if not name.isidentifier() or iskeyword(name) or name in _TAKEN:
+            raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
+
+
+def signature_of(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.Signature:
+    """What is asked of a case by a prompt that names these: the case, and fields of it without which it is skipped."""
+    fields = dict.fromkeys("trace" if _is_tree(name, mapped) else name for name in names)
+    optional = inspect.Parameter("history", _CASE.kind, default=None)  # it may stand in the inputs
+    asked = [
+        optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE.kind) for name in fields
+    ]
+    return inspect.Signature([*asked, _CASE])
 
 
 def _id(key: str) -> str:

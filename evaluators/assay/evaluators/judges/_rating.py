@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -68,7 +69,7 @@ class Scale:
         """What a judge is told of it: what the labels mean, and how to reply."""
         lines = [f"{label}: {meaning}" for label, meaning in self.meanings.items()]
         said = ["The ratings mean:\n" + "\n".join(lines)] if lines else []
-        choice = " or ".join(str(label) if isinstance(label, int) else f'"{label}"' for label in self.labels)
+        choice = " or ".join(json.dumps(label, ensure_ascii=False) for label in self.labels)
         form = f'{{"rationale": "…", "rating": {choice}}}'
         return "\n\n".join([*said, f"Give your reasons first, then the rating, as JSON: {form}"])
 
@@ -127,9 +128,9 @@ def _label(label: Any) -> Label:
     """A level that JSON has made a text is a number again."""
     if isinstance(label, str) and label.strip().lstrip("-").isdecimal():
         return int(label)
-    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+    if isinstance(label, bool) or not isinstance(label, str | int) or str(label).strip() == "":
         raise ValueError(f"a label is a text or a whole number, not {label!r:.200}")
-    return label
+    return label.strip() if isinstance(label, str) else label
 
 
 def _is_number(value: Any) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
 from assay.collector.records import Run, Trace
 from assay.evaluators.judges._fences import cut
+from assay.evaluators.judges._json import as_json
 
 LONGEST = 30_000  # characters of a run tree
 _LEAST, _MOST = 80, 2_000  # characters of what went into a run, of what came out, of its error
@@ -80,10 +79,4 @@ def _fitting(blocks: list[str], most: int) -> list[str]:
 
 
 def _short(value: Any, most: int) -> str:
-    if isinstance(value, str):
-        return cut(value, most)
-    try:
-        text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    except TypeError:  # half of a surrogate pair, a number beyond 64 bits, a value that holds itself
-        text = repr(value)
-    return cut(text, most)
+    return cut(value if isinstance(value, str) else as_json(value, indent=False), most)

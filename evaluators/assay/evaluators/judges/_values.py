@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from assay.collector.records import Case, Document
 from assay.evaluators.judges._fences import cut, share_of
+from assay.evaluators.judges._json import as_json
 from assay.evaluators.judges._trajectory import trajectory
 from assay.evaluators.protocol import Skip, messages, missing_needs, only, value_of
 
@@ -56,7 +54,7 @@ def text_of(value: Any, most: int = LONGEST) -> str:
             return _documents(value, most)
         if spoken := conversation(value):
             return cut(said(spoken), most)
-    return cut(_json(value), most)
+    return cut(as_json(value), most)
 
 
 def conversation(value: Any) -> list[dict[str, Any]]:
@@ -73,8 +71,8 @@ def said(spoken: Iterable[Mapping[str, Any]]) -> str:
 def whole(case: Case) -> list[Mapping[str, Any]]:
     """All that was said: what came before, what was asked last, and the answer; nothing twice."""
     turn = _turn(case)
-    ends = (("user", turn.asked), ("assistant", _answer(case.outputs)))
-    last = [{"role": role, "content": content} for role, content in ends if content is not None]
+    ends = (("user", only(turn.asked)), ("assistant", only(_answer(case.outputs))))
+    last = [{"role": role, "content": text_of(content)} for role, content in ends if content is not None]
     return [*turn.earlier, *last]
 
 
@@ -129,7 +127,7 @@ def _content(message: Mapping[str, Any]) -> str:
     parts = content if isinstance(content, list | tuple) else [content]
     words = [_part(part) for part in parts if part is not None]
     calls = message.get("tool_calls") or ()
-    words += [f"(calls {_json(call)})" for call in (calls if isinstance(calls, list | tuple) else [calls])]
+    words += [f"(calls {as_json(call)})" for call in (calls if isinstance(calls, list | tuple) else [calls])]
     return "\n".join(words)
 
 
@@ -139,7 +137,7 @@ def _part(part: Any) -> str:
     if isinstance(part, Mapping):
         text = part.get("text")
         return text if isinstance(text, str) else f"({part.get('type', 'something else')} left out)"
-    return _json(part)
+    return as_json(part)
 
 
 def _documents(documents: Sequence[Document], most: int) -> str:
@@ -153,18 +151,3 @@ def _documents(documents: Sequence[Document], most: int) -> str:
 def _id(document: Document) -> str:
     named = dict.fromkeys(filter(None, (document.id, document.metadata.get("doc_uri"), document.metadata.get("uri"))))
     return f" ({', '.join(cut(str(name), 200) for name in named)})" if named else ""
-
-
-def _json(value: Any) -> str:
-    try:
-        return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2).decode()
-    except TypeError:  # half of a surrogate pair, a number beyond 64 bits, a value that holds itself
-        pass
-    try:
-        return json.dumps(value, default=_other, ensure_ascii=False, indent=2)
-    except (TypeError, ValueError, RecursionError):
-        return repr(value)
-
-
-def _other(value: Any) -> Any:
-    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)

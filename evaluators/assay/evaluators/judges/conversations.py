@@ -14,10 +14,7 @@ from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, VALID
 
 _SOURCE = "a judgement in our words; agents and sessions are in none of the documents"
-_TALK = (
-    '{"role": "user", "content": "Where is my parcel?"}, '
-    '{"role": "assistant", "content": "Which one?"}, {"role": "user", "content": "I said it twice: number 7!"}'
-)
+_TALK = '[{"role": "assistant", "content": "Which one?"}, {"role": "user", "content": "I said it twice: number 7!"}]'
 
 
 def _metric(id: str, higher_is_better: bool = True) -> tuple[Metric, ...]:
@@ -29,7 +26,6 @@ def _metric(id: str, higher_is_better: bool = True) -> tuple[Metric, ...]:
     metrics=_metric("goal_reached"),
     standards=(VALID, OUTCOMES),
     source=_SOURCE,
-    canonical="by hand",
     judge=True,
     kind="model",
     example='get("goal_reached", judge=scripted({"rationale": "Nothing was booked.", "rating": "no"})), trace, '
@@ -54,7 +50,6 @@ class GoalReached(Judged):
     metrics=_metric("tool_choice"),
     standards=(VALID,),
     source=_SOURCE,
-    canonical="by hand",
     judge=True,
     kind="model",
     example='get("tool_choice", judge=scripted({"rationale": "Both were needed.", "rating": "yes"})), trace, '
@@ -87,11 +82,10 @@ class ToolChoice(Judged):
     metrics=_metric("conversation_complete"),
     standards=(VALID, OUTCOMES),
     source=_SOURCE,
-    canonical="by hand",
     judge=True,
     kind="model",
     example='get("conversation_complete", judge=scripted({"rationale": "The parcel is still lost.", "rating": "no"})), '
-    f'history=[{_TALK}], outputs="Let me see."',
+    f'history={_TALK}, outputs="Let me see."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationComplete(Judged):
@@ -114,11 +108,10 @@ class ConversationComplete(Judged):
     metrics=_metric("user_frustrated", higher_is_better=False),
     standards=(VALID, OUTCOMES),
     source=_SOURCE,
-    canonical="by hand",
     judge=True,
     kind="model",
     example='get("user_frustrated", judge=scripted({"rationale": "They had to say it twice.", "rating": "yes"})), '
-    f"history=[{_TALK}]",
+    f"history={_TALK}",
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFrustrated(Judged):

@@ -8,25 +8,37 @@
 from assay.evaluators.protocol._binding import Binding, BindingError, value_of
 from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._documents import document_of, documents_of
-from assay.evaluators.protocol._evaluator import Batch, Evaluator
+from assay.evaluators.protocol._evaluator import Asking, Batch, Evaluator
+from assay.evaluators.protocol._judging import NO_TRACE, Judgements, Untraced, judging, surroundings
 from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._messages import messages, only
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker, Nonsense, Skip, Unjudged, missing_needs
 from assay.evaluators.protocol._own import builtin
-from assay.evaluators.protocol._passing import RetryOn, may_pass, retries_on, wait_before
+from assay.evaluators.protocol._passing import (
+    RetryOn,
+    headers_of,
+    may_pass,
+    retries_on,
+    retry_after,
+    status_of,
+    wait_before,
+)
 from assay.evaluators.protocol._plain import plain
 from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_cancelled
-from assay.evaluators.protocol._registry import as_evaluator, factory, from_dict, get, names, spec, specs
+from assay.evaluators.protocol._registry import as_evaluator, definition, factory, from_dict, get, names, spec, specs
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
 
 __all__ = [
+    "NO_TRACE",
+    "Asking",
     "Batch",
     "Binding",
     "BindingError",
     "Ended",
     "Evaluator",
+    "Judgements",
     "Maker",
     "Metric",
     "Nonsense",
@@ -35,10 +47,12 @@ __all__ = [
     "Skip",
     "Spec",
     "Unjudged",
+    "Untraced",
     "Wait",
     "as_evaluator",
     "builtin",
     "caught",
+    "definition",
     "document_of",
     "documents_of",
     "ended",
@@ -48,8 +62,10 @@ __all__ = [
     "finish",
     "from_dict",
     "get",
+    "headers_of",
     "in_thread",
     "is_cancelled",
+    "judging",
     "make",
     "may_pass",
     "messages",
@@ -58,8 +74,11 @@ __all__ = [
     "only",
     "plain",
     "retries_on",
+    "retry_after",
     "spec",
     "specs",
+    "status_of",
+    "surroundings",
     "value_of",
     "wait_before",
     "waiting_on",

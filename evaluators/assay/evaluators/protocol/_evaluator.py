@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from assay.collector.records import Case, Feedback, Target
 from assay.evaluators.protocol._binding import Binding
+from assay.evaluators.protocol._judging import judging
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
 from assay.evaluators.protocol._passing import is_outside, may_pass, wait_before
@@ -20,6 +21,17 @@ from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import Wait, in_thread
 
 SLOW = 0.01  # seconds: a plain function that took longer runs on a thread from then on
+
+
+class Asking(Protocol):
+    """What the function of an evaluator offers that asks judges."""
+
+    @property
+    def where(self) -> Sequence[str]:
+        """To whom text goes, for people."""
+
+    def ready(self) -> None:
+        """Raises `ValueError` where one of the judges cannot be asked, as none is named."""
 
 
 @runtime_checkable
@@ -77,6 +89,12 @@ class Evaluator:
         return tuple(name for name, _ in self.binding.required)
 
     @property
+    def asking(self) -> Asking | None:
+        """The function, if it asks judges."""
+        function: Any = self.function
+        return function if hasattr(function, "ready") and hasattr(function, "where") else None
+
+    @property
     def standards(self) -> tuple[str, ...]:
         """The compliance standards (NIST AI RMF, SR 11-7) that it speaks to, in our reading."""
         return self.spec.standards if self.spec else ()
@@ -115,7 +133,10 @@ class Evaluator:
             arguments, missing = self.binding.arguments(case)
             if missing:
                 return self.make.skip(target, missing_needs(missing, case))
-            return self.make.wrap(await self._attempt(self.function, arguments), target)
+            if self.asking is None:
+                return self.make.wrap(await self._attempt(self.function, arguments), target)
+            with judging(evaluator=self.make.name, version=self.version, target=target):
+                return self.make.wrap(await self._attempt(self.function, arguments), target)
         except BaseException as error:
             if ends_the_run(error):
                 raise

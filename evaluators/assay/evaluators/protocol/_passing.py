@@ -104,6 +104,28 @@ def retry_after(error: BaseException) -> float | None:
     return None
 
 
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error, or what it was raised from, speaks of."""
+    return next((status for cause in _behind(error) if (status := _status(cause)) is not None), None)
+
+
+def headers_of(error: BaseException) -> Mapping[str, str]:
+    """The headers of the reply that an error, or what it was raised from, bears; their names in lower case."""
+    for cause in _behind(error):
+        for holder in (_attribute(cause, "response"), cause):
+            headers = _attribute(holder, "headers")
+            if headers is not None:
+                return _plain_headers(headers)
+    return {}
+
+
+def _plain_headers(headers: Any) -> dict[str, str]:
+    try:
+        return {str(name).lower(): str(value) for name, value in headers.items()}
+    except Exception:  # somebody else's attribute of that name
+        return {}
+
+
 def _is_kind(given: object) -> bool:
     kinds = given if isinstance(given, tuple) else (given,)
     return bool(kinds) and all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 from assay.evaluators.protocol import _foreign, _typed
@@ -14,6 +15,7 @@ from assay.evaluators.protocol._make import make
 from assay.evaluators.protocol._own import Entry, entry, entry_of
 from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._table import TABLE
+from assay.evaluators.protocol.adapters import Adapted, adapted
 from assay.tracer.hints import did_you_mean
 
 # Parameters that every registered evaluator takes, and what they are called when the evaluator is made.
@@ -34,15 +36,18 @@ OPTIONS = {
 # Haystack's names, with its own defaults; not listed, since they are other names of what is.
 ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "AnswerExactMatch": ("exact", {}),
+    "ContextRelevance": ("haystack_context_relevance", {}),
     "DocumentMAP": ("ir_map", {"by": "content"}),
     "DocumentMRR": ("ir_mrr", {"by": "content"}),
     "DocumentNDCG": ("ir_ndcg", {"by": "content"}),
     "DocumentRecall": ("document_recall", {"mode": "single_hit", "by": "content"}),
+    "Faithfulness": ("haystack_faithfulness", {}),
 }
 
 
 def as_evaluator(judge: Any) -> Evaluator:
-    """An `Evaluator` from an evaluator, a callable, the id of a registered one, or the dict of `to_dict`.
+    """An `Evaluator` from an evaluator, a callable, the id of a registered one, the dict of `to_dict`, the `Path` of
+    a JSON or YAML file with that, or a metric object of autoevals, deepeval, ragas or pydantic-evals.
 
     Raises `TypeError` for anything else, and what `get`, `from_dict` and `evaluator` raise.
     """
@@ -52,6 +57,10 @@ def as_evaluator(judge: Any) -> Evaluator:
         return get(judge)
     if isinstance(judge, Mapping):
         return from_dict(judge)
+    if isinstance(judge, Path):
+        return from_dict(definition(judge))
+    if not isinstance(judge, type) and (metric := adapted(judge)):
+        return _around(metric)
     if isinstance(judge, type) or not callable(judge):
         raise TypeError(f"an evaluator is a callable or the id of one (see assay.evaluators.names()), not {judge!r}")
     return _of_instance(judge) or make(judge)
@@ -125,16 +134,47 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
     return decorated
 
 
+def _around(metric: Adapted) -> Evaluator:
+    """The evaluator around a metric object of another library."""
+    return make(
+        metric,
+        name=metric.name,
+        key=metric.name,
+        threshold=metric.threshold,
+        range=metric.range,
+        higher_is_better=metric.higher_is_better,
+        source=metric.source,
+        version=metric.version,
+        origin={},
+    )
+
+
+def definition(file: Path) -> Mapping[str, Any]:
+    """What a JSON or YAML file says of an evaluator, as `from_dict` takes it. Raises `ValueError`, `OSError`."""
+    import yaml  # of which JSON is a part
+
+    try:
+        told = yaml.safe_load(file.read_bytes())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{str(file)!r} is neither JSON nor YAML: {error}") from error
+    if not isinstance(told, Mapping) or not isinstance(told.get("type"), str):
+        raise ValueError(f"{str(file)!r} is no definition of an evaluator, which is {{type: …, init_parameters: …}}")
+    return told
+
+
 def _of_instance(instance: object) -> Evaluator | None:
     """The evaluator around an instance of a registered class, such as `Exact()`; None for anything else."""
     known = entry_of(instance)
     if known is None:
         return None
-    return _made(known, instance, {"type": known.spec.id, "init_parameters": _parameters(instance)}, {})
+    parameters = _parameters(instance)
+    options = {OPTIONS[name]: value for name, value in parameters.items() if name in OPTIONS}
+    return _made(known, instance, {"type": known.spec.id, "init_parameters": parameters}, options)
 
 
 def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
     spec = registered.spec
+    instance = getattr(instance, "chosen", instance)  # some are made in several ways
     if exported := getattr(instance, "exported", None):  # what is kept of parameters that are no plain values
         origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
     return make(
@@ -142,7 +182,7 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         name=getattr(instance, "named", None) or spec.id,
         version=getattr(instance, "version", None) or spec.version,
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
-        source=spec.kind,
+        source=getattr(instance, "kind", spec.kind),
         summary=spec.summary,
         origin=origin,
         spec=spec,

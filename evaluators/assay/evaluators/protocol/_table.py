@@ -7,7 +7,6 @@ _HELD = {  # module below `assay.evaluators` → ids
     "builtin.classification": "classification",
     "builtin.human": "human_feedback",
     "builtin.json": "is_json json_schema",
-    "builtin.language": "language_mismatch",
     "builtin.looping": "looping",
     "builtin.numbers": "cost latency numeric tokens",
     "builtin.overlap": "bleu fuzzy levenshtein rouge",
@@ -18,6 +17,13 @@ _HELD = {  # module below `assay.evaluators` → ids
     "builtin.text_matching": "text_matching",
     "judges._own": "judge",
     "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
-    "judges.databricks": "relevance_to_query",
+    "judges.databricks": "chunk_relevance context_sufficiency correctness custom_judge global_guideline_adherence "
+    "groundedness_judge guideline_adherence relevance_to_query safety",
+    "judges.h2o": "byop contact_information fact_check sexism stereotypes summarization_judge",
+    "judges.haystack": "haystack_context_relevance haystack_faithfulness",
+    "judges.language": "language_mismatch",
+    "judges.pipeline": "pipeline_judge",
+    "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
+    "faithfulness ragas",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}

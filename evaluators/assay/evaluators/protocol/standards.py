@@ -3,6 +3,7 @@
 SAFE = "Safe (NIST AI RMF)"
 SECURE = "Secure and Resilient (NIST AI RMF)"
 PRIVACY = "Privacy Enhanced (NIST AI RMF)"
+FAIR = "Fair (NIST AI RMF)"
 TRANSPARENT = "Accountable and Transparent (NIST AI RMF)"
 VALID = "Valid and Reliable (NIST AI RMF)"
 SOUNDNESS = "Conceptual Soundness (SR 11-7)"

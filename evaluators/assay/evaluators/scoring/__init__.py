@@ -3,17 +3,20 @@
 from assay.evaluators.scoring._calibrate import Bias, Calibration, calibrate
 from assay.evaluators.scoring._cases import case_of, retrieved
 from assay.evaluators.scoring._corrected import corrected
+from assay.evaluators.scoring._estimate import Estimate, estimate
 from assay.evaluators.scoring._score import ascore, score
 from assay.evaluators.scoring._scoring import Scoring, of_failed
 
 __all__ = [
     "Bias",
     "Calibration",
+    "Estimate",
     "Scoring",
     "ascore",
     "calibrate",
     "case_of",
     "corrected",
+    "estimate",
     "of_failed",
     "retrieved",
     "score",

@@ -1,23 +1,37 @@
-"""One evaluator by hand: on values, on a case, or on a stored trace."""
+"""One evaluator by hand: on values, on a case, on a stored trace, or on a session."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from os import PathLike
+from typing import Any, TypeAlias
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
-from assay.evaluators.protocol import as_evaluator, finish
+from assay.collector.stores import TraceStore
+from assay.evaluators.protocol import NO_TRACE, Evaluator, as_evaluator, finish
 from assay.evaluators.scoring._cases import as_seen, case_of
 from assay.evaluators.scoring._scoring import of_failed
+from assay.evaluators.scoring._sessions import turns_of
 
-NO_TRACE = "0" * 32  # OpenTelemetry's invalid trace id: the feedback speaks of values given by hand
+Where: TypeAlias = "TraceStore | str | PathLike[str] | None"
 
 
 async def ascore(
-    evaluator: Any, on: Trace | Case | Sequence[Case] | None = None, *, example: Example | None = None, **fields: Any
+    evaluator: Any,
+    on: Trace | Case | Sequence[Case] | None = None,
+    *,
+    example: Example | None = None,
+    session: str | None = None,
+    store: Where = None,
+    **fields: Any,
 ) -> list[Feedback]:
     """As `score`, from async code."""
     judge = as_evaluator(evaluator)
+    if session is not None:
+        return await _of_session(judge, on, session, store, example, fields)
+    if store is not None:
+        raise TypeError("a store is where a session is: score(…, session=id, store=…)")
     if judge.summary:
         return await judge.evaluate_set(_cases(on, fields), Target(trace_id=NO_TRACE))
     case = _case(on, example, fields)
@@ -28,17 +42,36 @@ async def ascore(
 
 
 def score(
-    evaluator: Any, on: Trace | Case | Sequence[Case] | None = None, *, example: Example | None = None, **fields: Any
+    evaluator: Any,
+    on: Trace | Case | Sequence[Case] | None = None,
+    *,
+    example: Example | None = None,
+    session: str | None = None,
+    store: Where = None,
+    **fields: Any,
 ) -> list[Feedback]:
     """What one evaluator says of a trace, a case, or values: `score(get("exact"), outputs="a", reference_outputs="b")`.
 
     `fields` are those of `Case`; over a trace they take precedence. The evaluator sees them as in `evaluate()`, as
     plain values: a model as a dict, numpy's numbers as Python's. A set-level evaluator takes a list of cases, or a list
-    per field. Nothing is stored: `store.add_feedback(…)` does that.
+    per field. With `session`, the id of one, it sees the last turn, and all turns as `history`; the feedback is about
+    the session. It is read from `store` (None: see `assay.collector.connect`). Nothing is stored:
+    `store.add_feedback(…)` does that.
     Never raises for what the evaluator does; raises `TypeError` when `evaluator` is none, and for fields that are
-    none, `ValueError` for lists of unequal length.
+    none, `ValueError` for lists of unequal length, `NotFound` for a session without traces.
     """
-    return finish(ascore(evaluator, on, example=example, **fields))
+    return finish(ascore(evaluator, on, example=example, session=session, store=store, **fields))
+
+
+async def _of_session(
+    judge: Evaluator, on: Any, session: str, store: Where, example: Example | None, fields: dict[str, Any]
+) -> list[Feedback]:
+    if on is not None or judge.summary:
+        what = "an evaluator of a set looks at cases" if judge.summary else "a trace or a case stands for itself"
+        raise TypeError(f"session={session!r} is what an evaluator of single cases looks at: {what}")
+    turns = await asyncio.to_thread(turns_of, session, store)
+    target = Target(session_id=session)
+    return (await judge.evaluate_batch([as_seen(case_of(turns, example, **fields))], [target]))[0]
 
 
 def _case(on: Any, example: Example | None, fields: dict[str, Any]) -> Case:

@@ -56,7 +56,12 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"static": _versioned, "zone": format.zone, "chart": chart, "verbs": filter_form.VERBS}
-    made.globals |= {"ranges": filter_form.RANGES, "traffic": filter_form.TRAFFIC, "layout": payload.layout, "block": payload.block}
+    made.globals |= {
+        "ranges": filter_form.RANGES,
+        "traffic": filter_form.TRAFFIC,
+        "layout": payload.layout,
+        "block": payload.block,
+    }
     made.filters |= dict(getmembers(format, isfunction))  # each under its own name
     made.filters |= {"glimpse": payload.glimpse, "gist": payload.gist}
     made.filters |= {"path": path, "breakable": breakable, "tame": dict}

@@ -1,12 +1,4 @@
-"""Haystack's evaluators under their own names: `run(...)` over lists, with its result keys.
-
-They give the numbers of Haystack 3 (average precision over all relevant documents, each document credited once), and
-take its documents as well as ours. Unlike the built-in retrieval metrics, a question for which nothing is expected,
-or whose documents cannot be compared, scores 0, as it does there. An empty document ("" or None) counts for nothing
-on either side, as in Haystack's recall; its three others take an expected "" for a document like any other.
-
-Where Haystack is installed they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`.
-"""
+"""Answers and documents against those that were expected: no judge, only counting."""
 
 from __future__ import annotations
 
@@ -14,33 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from assay.collector.records import Document
 from assay.evaluators.builtin import retrieval
+from assay.evaluators.haystack._component import as_component, as_dict
 from assay.evaluators.protocol import Skip, documents_of
 
-component: Any = None
-try:
-    from haystack import component
-except ImportError:  # the same classes, for code that has no pipelines
-    pass
-
-C = TypeVar("C", bound=type)
 Documents = list[list[Any]]  # a type that a pipeline's connection can be checked against
-
-
-def _component(**outputs: Any) -> Callable[[C], C]:
-    """Make a class a component of Haystack's, which says what its `run` gives; nothing where there is no Haystack."""
-
-    def decorate(cls: C) -> C:
-        if component is None:
-            return cls
-        component.output_types(**outputs)(cls.__dict__["run"])
-        made: C = component(cls)
-        return made
-
-    return decorate
 
 
 class RecallMode(Enum):
@@ -61,7 +34,7 @@ class RecallMode(Enum):
             raise ValueError(f"mode is one of 'single_hit', 'multi_hit', not {string!r}") from None
 
 
-@_component(score=float, individual_scores=list[int])
+@as_component(score=float, individual_scores=list[int])
 @dataclass
 class AnswerExactMatchEvaluator:
     """Predicted answers that are equal to the expected ones, position by position."""
@@ -74,7 +47,7 @@ class AnswerExactMatchEvaluator:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which `from_dict` makes it again."""
-        return _to_dict(self)
+        return as_dict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> AnswerExactMatchEvaluator:
@@ -82,7 +55,7 @@ class AnswerExactMatchEvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-@_component(score=float, individual_scores=list[float])
+@as_component(score=float, individual_scores=list[float])
 @dataclass
 class DocumentMAPEvaluator:
     """The mean over questions of the average precision of the retrieved documents."""
@@ -96,7 +69,7 @@ class DocumentMAPEvaluator:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which `from_dict` makes it again."""
-        return _to_dict(self, document_comparison_field=self.document_comparison_field)
+        return as_dict(self, document_comparison_field=self.document_comparison_field)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentMAPEvaluator:
@@ -104,7 +77,7 @@ class DocumentMAPEvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-@_component(score=float, individual_scores=list[float])
+@as_component(score=float, individual_scores=list[float])
 @dataclass
 class DocumentMRREvaluator:
     """The mean over questions of 1 / rank of the first expected document."""
@@ -118,7 +91,7 @@ class DocumentMRREvaluator:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which `from_dict` makes it again."""
-        return _to_dict(self, document_comparison_field=self.document_comparison_field)
+        return as_dict(self, document_comparison_field=self.document_comparison_field)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentMRREvaluator:
@@ -126,7 +99,7 @@ class DocumentMRREvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-@_component(score=float, individual_scores=list[float])
+@as_component(score=float, individual_scores=list[float])
 @dataclass
 class DocumentNDCGEvaluator:
     """The mean over questions of the normalised discounted cumulative gain; gains are the expected documents' scores,
@@ -158,7 +131,7 @@ class DocumentNDCGEvaluator:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which `from_dict` makes it again."""
-        return _to_dict(self, document_comparison_field=self.document_comparison_field)
+        return as_dict(self, document_comparison_field=self.document_comparison_field)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentNDCGEvaluator:
@@ -166,7 +139,7 @@ class DocumentNDCGEvaluator:
         return cls(**data.get("init_parameters", {}))
 
 
-@_component(score=float, individual_scores=list[float])
+@as_component(score=float, individual_scores=list[float])
 @dataclass
 class DocumentRecallEvaluator:
     """The mean over questions of the share of expected documents retrieved, or of whether any was."""
@@ -184,7 +157,7 @@ class DocumentRecallEvaluator:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which `from_dict` makes it again."""
-        return _to_dict(self, mode=str(self.mode), document_comparison_field=self.document_comparison_field)
+        return as_dict(self, mode=str(self.mode), document_comparison_field=self.document_comparison_field)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentRecallEvaluator:
@@ -215,8 +188,3 @@ def _check(what: str, truths: Sequence[Any], given: Sequence[Any]) -> None:
         raise ValueError(f"the lists of expected and given {what} must not be empty")
     if len(truths) != len(given):
         raise ValueError(f"{len(truths)} lists of expected {what} for {len(given)} given ones: they must be as many")
-
-
-def _to_dict(evaluator: object, **parameters: Any) -> dict[str, Any]:
-    kind = type(evaluator)
-    return {"type": f"{kind.__module__}.{kind.__qualname__}", "init_parameters": parameters}

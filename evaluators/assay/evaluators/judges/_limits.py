@@ -1,0 +1,149 @@
+"""How many questions are under way at once, and how fast they follow one another: per endpoint, model and key.
+
+All judges of this process that mean the same share one limit. Questions that were refused go before those that wait for
+the first time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import itertools
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from assay.evaluators.judges._ask import Completion
+from assay.evaluators.judges._headers import room_of, wait_asked
+from assay.evaluators.judges._loop import kept
+from assay.evaluators.judges._pace import Pace
+from assay.evaluators.judges._retry import is_refusal
+from assay.evaluators.protocol import headers_of, status_of
+
+if TYPE_CHECKING:
+    from assay.evaluators.judges._judge import Judge
+
+MOST = 256  # limits that are held at once; those that nobody uses go first
+
+
+class Call:
+    """A call under way: `completion` is what came of it, if anything did."""
+
+    def __init__(self, number: int, started: float) -> None:
+        self.number = number
+        self.started = started
+        self.completion: Completion | None = None
+
+
+class _Waiting(NamedTuple):
+    place: tuple[int, int]  # those that were refused first, then in the order in which they came
+    bound: int
+    admitted: asyncio.Future[Call]
+
+
+class Limiter:
+    """Of one endpoint, model and key. Lives on the judges' loop."""
+
+    def __init__(self, of: object) -> None:
+        self.of = of  # held, so that its id stays its own
+        self.pace = Pace()
+        self.under_way = 0
+        self._waiting: list[_Waiting] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is inside or waits."""
+        return not self.under_way and not self._waiting
+
+    @asynccontextmanager
+    async def call(self, bound: int, *, again: bool = False, within: float | None = None) -> AsyncIterator[Call]:
+        """Wait until fewer than `bound` calls are under way and the pace allows one more; `again`: before the others.
+
+        Raises `TimeoutError` after so many seconds.
+        """
+        async with asyncio.timeout(within):
+            call = await self._admitted(bound, again)
+        try:
+            yield call
+        except Exception as error:
+            self._learn(call, error)
+            raise
+        else:
+            self._learn(call, None)
+        finally:
+            self._leave()
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _admitted(self, bound: int, again: bool) -> Call:
+        admitted: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, _Waiting((not again, next(self._numbers)), bound, admitted))
+        self._admit()
+        try:
+            return await admitted
+        except asyncio.CancelledError:
+            if admitted.done() and not admitted.cancelled():  # admitted and cancelled in the same moment
+                self._leave()
+            raise
+
+    def _admit(self) -> None:
+        """Let in whom bound and pace allow, and come back when the pace allows the next."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for waiting in self._next():
+            delay = self.pace.delay(self._now)
+            if delay > 0:
+                self._timer = asyncio.get_running_loop().call_later(delay, self._admit)
+                return
+            heapq.heappop(self._waiting)
+            self.under_way += 1
+            waiting.admitted.set_result(Call(self.pace.start(self._now), self._now))
+
+    def _next(self) -> Iterator[_Waiting]:
+        while self._waiting:
+            if self._waiting[0].admitted.done():  # cancelled
+                heapq.heappop(self._waiting)
+            elif self.under_way < self._waiting[0].bound:
+                yield self._waiting[0]
+            else:
+                return
+
+    def _leave(self) -> None:
+        self.under_way -= 1
+        self.pace.end()
+        self._admit()
+
+    def _learn(self, call: Call, error: Exception | None) -> None:
+        if error is not None and is_refusal(error):
+            self.pace.refuse(call.started, self._now, wait_asked(error, headers_of(error)))
+        elif error is None or status_of(error) is not None:
+            self.pace.accept(call.started)
+        if call.completion is not None:
+            usage = call.completion.usage
+            room = room_of(call.completion.headers, usage.total_tokens if usage is not None else 0)
+            if room is not None:
+                self.pace.tell(room, call.number, self._now)
+
+
+def limiter_of(judge: Judge) -> Limiter:
+    """The limiter that a judge shares with all that ask the same model, at the same place, with the same key."""
+    limiters: dict[Hashable, Limiter] = kept(Limiter, dict)
+    key, of = _identity(judge)
+    limiter = limiters.pop(key, None) or Limiter(of)
+    limiters[key] = limiter  # the last one used stands last
+    if len(limiters) > MOST:
+        idle = next((old for old, held in limiters.items() if held.idle and held is not limiter), None)
+        limiters.pop(idle, None)
+    return limiter
+
+
+def _identity(judge: Judge) -> tuple[Hashable, object]:
+    if judge.base_url is None and judge.api_key is None:  # a function or a script: each is an endpoint of its own
+        return ("backend", id(judge.backend)), judge.backend
+    return (judge.base_url, judge.model, hashlib.sha256((judge.api_key or "").encode()).hexdigest()), None

@@ -1,0 +1,207 @@
+"""One question to a judge: its calls, one after another, and what they have cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from assay.collector.records import Usage
+from assay.evaluators.judges._ask import Answer, Ask, Completion, CutOff, ParseFailure
+from assay.evaluators.judges._budget import Amount, most
+from assay.evaluators.judges._limits import limiter_of
+from assay.evaluators.judges._prices import cost_of
+from assay.evaluators.judges._reading import Reading, reading
+from assay.evaluators.judges._retry import Deadline, NoReply, persistent, unjudged, was_sent
+from assay.evaluators.protocol import Skip, Unjudged, is_cancelled
+
+if TYPE_CHECKING:
+    from assay.evaluators.judges._judge import Judge
+
+SHOWN = 8_000  # characters of a reply that are kept, and shown to the judge that gave it
+
+
+class Question:
+    """One question, with all that it takes. Lives on the judges' loop."""
+
+    def __init__(self, judge: Judge, ask: Ask) -> None:
+        self._judge = judge
+        self._backend = judge.answering
+        self._ask = ask
+        self._limiter = limiter_of(judge)
+        self._deadline = Deadline(judge.deadline)
+        self._calls = 0
+        self._failed: Exception | None = None  # the last attempt: of it more is to be said than of a wait in line
+        self._usages: list[Usage | None] = []
+        self._notes: list[str] = []
+
+    async def answer(self) -> tuple[Answer, Completion]:
+        """What the judge answers, and the reply that says so.
+
+        Raises `ParseFailure`, other `Unjudged`, `Skip` when the budget has no room for the first call, and what a
+        function raises.
+        """
+        try:
+            completion = await self._completion(self._ask)
+            try:
+                came = reading(self._ask, completion)
+            except ParseFailure as failure:
+                came, completion = await self._once_more(completion, failure)
+        except Unjudged as error:
+            error.metadata = {**error.metadata, **self._spent()}
+            raise
+        return self._answer(came, completion), completion
+
+    async def _once_more(self, unread: Completion, failure: ParseFailure) -> tuple[Reading, Completion]:
+        """The question again, with the reply and what is wrong with it. Raises `ParseFailure` with both replies."""
+        first = failure.text[:SHOWN]
+        try:
+            completion = await self._completion(again(self._ask, unread, failure))
+            came = reading(self._ask, completion)
+        except ParseFailure as second:
+            second.metadata = {**second.metadata, "reply": second.text[:SHOWN], "first_reply": first}
+            raise second from None
+        except (Unjudged, Skip) as error:
+            failure.metadata = {**failure.metadata, "reply": first, "asked_again": str(error)}
+            raise failure from None
+        self._notes.append(f"asked again: {str(failure)[:200]}")
+        return came, completion
+
+    async def _completion(self, ask: Ask) -> Completion:
+        """The reply, after as many attempts as it takes; a model that thinks gets more room while there is some."""
+        self._failed = None
+        while True:
+            try:
+                return await persistent(lambda: self._attempt(ask), self._deadline)
+            except CutOff as cut:
+                if not cut.again:
+                    raise
+            except Skip:
+                if self._failed is None:
+                    raise
+                raise self._unjudged(self._failed) from self._failed
+            except Exception as error:
+                told = self._unjudged(self._failed or error)
+                if told is error:
+                    raise
+                raise told from error
+
+    def _unjudged(self, error: Exception) -> Exception:
+        return unjudged(error, self._judge.where, self._calls, self._deadline, self._judge.api_key)
+
+    async def _attempt(self, ask: Ask) -> Completion:
+        bound, again = self._judge.concurrency, self._calls > 0
+        async with (
+            self._booked(ask) as booked,
+            self._limiter.call(bound, again=again, within=self._deadline.left) as call,
+        ):
+            self._deadline.start()
+            self._calls += 1
+            booked.started = True
+            call.completion = await self._called(ask)
+            booked.settle(call.completion.usage)
+            self._usages.append(call.completion.usage)
+            return call.completion
+
+    @asynccontextmanager
+    async def _booked(self, ask: Ask) -> AsyncIterator[_Booking]:
+        """Room in the budget for one call; what it came to is settled, whatever comes of it."""
+        booking = _Booking(self._judge, most(self._judge, ask))
+        ledger, id = self._judge.budget, uuid4().hex
+        if ledger is None:
+            yield booking
+            return
+        async with asyncio.timeout(self._deadline.left):
+            await ledger.book(id, booking.amount)
+        try:
+            yield booking
+        except BaseException as error:
+            booking.fail(error)
+            raise
+        finally:
+            await ledger.settle(id, booking.amount)
+
+    async def _called(self, ask: Ask) -> Completion:
+        seconds = self._deadline.of_attempt
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await self._backend.complete(ask)
+        except TimeoutError as error:
+            self._failed = NoReply(f"no reply within {seconds:.3g} s") if limit.expired() else error
+            raise self._failed from error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise Unjudged(f"{self._judge.where} cancelled the question") from error
+        except CutOff as cut:
+            self._usages.append(cut.usage)
+            raise
+        except Exception as error:
+            self._failed = error
+            raise
+
+    def _answer(self, came: Reading, completion: Completion) -> Answer:
+        usage = total(self._usages)
+        return Answer(
+            value=came.value,
+            text=completion.text,
+            model=completion.model or self._judge.model,
+            usage=usage,
+            cost=cost_of(self._judge, usage) if usage is not None else None,
+            logprobs=completion.logprobs,
+            notes=(*completion.notes, *self._notes, *came.notes),
+            calls=self._calls,
+        )
+
+    def _spent(self) -> dict[str, object]:
+        """What went into a question without an answer."""
+        usage = total(self._usages)
+        if usage is None:
+            return {"calls": self._calls} if self._calls else {}
+        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        return {"calls": self._calls, **tokens, "cost": cost_of(self._judge, usage)}
+
+
+class _Booking:
+    """What a call is booked with, and what it came to."""
+
+    def __init__(self, judge: Judge, amount: Amount) -> None:
+        self._judge = judge
+        self.amount = amount
+        self.started = False
+
+    def settle(self, usage: Usage | None) -> None:
+        """A reply has come; what it took is not known of every endpoint, then it is what it may have taken."""
+        cost = cost_of(self._judge, usage) if usage is not None else None
+        if cost is not None:
+            self.amount = Amount(cost, 1)
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing for a call that was not made or was refused; one that broke off may have been billed."""
+        if isinstance(error, CutOff):
+            self.settle(error.usage)
+        elif not self.started or not was_sent(error):
+            self.amount = Amount()
+
+
+def again(ask: Ask, unread: Completion, failure: ParseFailure) -> Ask:
+    """The question with a reply that could not be read, and what is wrong with it."""
+    wanted = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
+    said = {"role": "assistant", "content": unread.text[:SHOWN] or "(nothing)"}
+    told = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
+    return replace(ask, messages=(*ask.messages, said, told))
+
+
+def total(usages: list[Usage | None]) -> Usage | None:
+    """Of all replies together; None where one of them did not say."""
+    known = [usage for usage in usages if usage is not None]
+    if not known or len(known) < len(usages):
+        return None
+    details: dict[str, int] = {}
+    for usage in known:
+        for name, tokens in usage.details.items():
+            details[name] = details.get(name, 0) + tokens
+    return Usage(sum(usage.input_tokens for usage in known), sum(usage.output_tokens for usage in known), details)

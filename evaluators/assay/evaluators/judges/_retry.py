@@ -1,0 +1,117 @@
+"""Trying again: what may pass, with pauses between, under one deadline for a whole question."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from assay.collector.errors import AssayError
+from assay.collector.format import first_line
+from assay.evaluators.protocol import Unjudged, may_pass, status_of, wait_before
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+T = TypeVar("T")
+
+_NOT_CONNECTED = ("ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror")
+SHARE = 0.5  # of the deadline that one attempt may take, so that a hang leaves room for another
+
+
+class Deadline:
+    """Seconds for one question with all its attempts, from when its first call starts: waiting in line is none."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until: float | None = None
+
+    def start(self) -> None:
+        """The first call starts; later ones change nothing."""
+        if self._until is None:
+            self._until = asyncio.get_running_loop().time() + self.seconds
+
+    @property
+    def left(self) -> float | None:
+        """Seconds, 0 at least; None before the start."""
+        return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
+
+    @property
+    def of_attempt(self) -> float:
+        """Seconds that the next attempt may take."""
+        whole = self.seconds * SHARE
+        return whole if self.left is None else min(whole, self.left)
+
+
+class NoReply(TimeoutError):
+    """An attempt has taken as long as it may."""
+
+
+async def persistent(call: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
+    """What `call` gives in the end. Raises its last error, when that cannot pass or the deadline leaves no room."""
+    from tenacity import AsyncRetrying, retry_if_exception
+
+    def has_no_room(state: RetryCallState) -> bool:
+        return deadline.left is not None and state.upcoming_sleep >= deadline.left
+
+    trying = AsyncRetrying(
+        retry=retry_if_exception(may_pass), wait=_pause, stop=has_no_room, sleep=asyncio.sleep, reraise=True
+    )
+
+    async def attempt() -> T:  # tenacity awaits what it knows for a coroutine function
+        return await call()
+
+    return await trying(attempt)
+
+
+def _pause(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome is not None else None
+    if error is None or is_refusal(error):  # the limiter holds everybody back, as long as the server asks for
+        return 0.0
+    return wait_before(state.attempt_number - 1, error)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a server says that it gets too much: 429, or 503 and 529 that may pass."""
+    return status_of(error) in (429, 503, 529) and may_pass(error)
+
+
+def was_sent(error: BaseException) -> bool:
+    """Whether a call that failed like this may have been answered, and billed: not one that the server refused."""
+    if isinstance(error, Unjudged) or status_of(error) is not None:
+        return False
+    return not any(type(cause).__name__ in _NOT_CONNECTED for cause in _causes(error))
+
+
+def unjudged(error: Exception, where: str, calls: int, deadline: Deadline, key: str | None) -> Exception:
+    """What is said of a question without an answer: of a network or a server in trouble; any other error as it is."""
+    if isinstance(error, AssayError) or not may_pass(error):
+        return error
+    attempts = f"{calls} attempt{'s' if calls != 1 else ''}"
+    return Unjudged(f"{where} gave no answer within {deadline.seconds:g} s after {attempts}: {told(error, key)}")
+
+
+def told(error: BaseException, key: str | None) -> str:
+    """An error in one line: its status and what the server said, else its kind and its cause; never the key."""
+    body = getattr(error, "body", None)
+    words = body.get("message") if isinstance(body, dict) else None
+    words = words if isinstance(words, str) and words else _words(error)
+    status = status_of(error)
+    words = words.replace(key, "…") if key and len(key) >= 4 else words
+    return first_line(f"{status} {words}" if status is not None and str(status) not in words else words, 300)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, NoReply):
+        return str(error)
+    cause = error.__cause__ if str(error) in ("", "Connection error.") and error.__cause__ is not None else error
+    words = str(cause)
+    return f"{type(cause).__name__}: {words}" if words else type(cause).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(5):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,310 @@
+"""H2O's judges: five booleans of one verdict, the fact check, and a language told by a judge."""
+
+import asyncio
+
+import pytest
+
+from assay.collector.records import Case
+from assay.collector.statistics import boolean_family
+from assay.evaluators import evaluate, from_dict, get, score
+from assay.evaluators.builtin._verdicts import SUFFIXES
+from assay.evaluators.judges import scripted
+from assay.evaluators.protocol import Unjudged, spec
+from evaluators.judge_server import serving
+
+YES, NO = {"rationale": "It does.", "rating": "yes"}, {"rationale": "It does not.", "rating": "no"}
+OF_QUESTION = {"question_rationale": "It names no gender.", "question_rating": "no"}
+FIELDS = {
+    "contact_information": {"outputs": "Call Ann.", "documents": ["Ann: 555-0142"]},
+    "sexism": {"inputs": "Who leads?", "outputs": "A man.", "documents": ["Men lead."]},
+    "stereotypes": {"inputs": "A nurse?", "outputs": "She cares.", "documents": ["She is a nurse."]},
+    "summarization_judge": {"outputs": "Short.", "reference_outputs": "A summary.", "documents": ["The text."]},
+    "language_mismatch": {"inputs": "Wie?", "outputs": "So.", "documents": ["Like this."]},
+}
+PASSES = {
+    "contact_information": NO,
+    "sexism": NO,
+    "stereotypes": NO,
+    "summarization_judge": YES,
+    "language_mismatch": YES,
+}
+FAMILY = list(FIELDS)
+
+
+def reply(id, passes):
+    said = PASSES[id] if passes else (YES if PASSES[id] is NO else NO)
+    return {**OF_QUESTION, **said} if id in ("sexism", "stereotypes") else said
+
+
+def family(id, *replies, fields=None, **parameters):
+    judge = scripted(*replies)
+    found = score(get(id, judge=judge, **parameters), **(fields or FIELDS[id]))
+    assert [one.key for one in found] == [id + suffix for suffix in SUFFIXES]
+    return found, judge.backend.asked
+
+
+def scores(found):
+    return [one.score for one in found]
+
+
+@pytest.mark.parametrize("id", FAMILY)
+@pytest.mark.parametrize("passes", [True, False])
+def test_one_verdict_is_five_booleans(id, passes):
+    found, asked = family(id, reply(id, passes))
+    assert scores(found) == [passes, not passes, None, not passes, False]
+    assert found[2].comment == "no context was judged"
+    assert found[0].comment.startswith("It does")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("id", FAMILY)
+@pytest.mark.parametrize(
+    ("answer", "context", "wanted"),
+    [
+        (True, True, [True, False, False, False, False]),
+        (False, True, [False, True, False, True, False]),
+        (True, False, [False, True, True, False, False]),
+        (False, False, [False, True, True, False, False]),
+    ],
+)
+def test_a_context_that_fails_is_a_failure_of_the_retrieval(id, answer, context, wanted):
+    found, asked = family(id, reply(id, answer), reply(id, context), evaluate_retrieved_context=True)
+    assert scores(found) == wanted
+    assert len(asked) == 2
+    assert "context_rationale" in found[0].metadata
+
+
+@pytest.mark.parametrize("id", FAMILY)
+def test_a_parse_failure_is_neither_pass_nor_failure(id):
+    found, _ = family(id, lambda ask: "I would rather not say")
+    assert [one.outcome for one in found] == ["error"] * 4 + ["score"]
+    assert found[0].error.startswith("parse failure: ")
+    assert (found[4].score, found[4].metadata["reply"]) == (True, "I would rather not say")
+    rates = boolean_family(found, id)
+    assert (rates.passes, rates.failures, rates.parse_failures) == (0.0, 0.0, 1.0)
+
+
+def test_a_context_that_cannot_be_judged_leaves_the_case_unjudged():
+    answers = iter([NO, "?", "?"])
+    found, _ = family("contact_information", lambda ask: next(answers), evaluate_retrieved_context=True)
+    assert [one.outcome for one in found] == ["error"] * 4 + ["score"]
+
+
+def test_a_server_that_is_away_is_an_error_of_all_five_and_no_parse_failure():
+    found, _ = family("sexism", Unjudged("the server is away"))
+    assert [one.outcome for one in found] == ["error"] * 5
+    assert boolean_family(found, "sexism").cases == 0
+
+
+@pytest.mark.parametrize(
+    ("id", "passes"),
+    [("contact_information", True), ("sexism", True), ("stereotypes", True), ("summarization_judge", False)],
+)
+def test_an_empty_answer_is_settled_without_a_call(id, passes):
+    found, asked = family(id, fields={**FIELDS[id], "outputs": " "})
+    assert (found[0].score, found[0].comment, asked) == (passes, "the answer is empty", [])
+
+
+@pytest.mark.parametrize("documents", [[], [""]])
+def test_a_context_without_words_is_not_judged(documents):
+    fields = {**FIELDS["sexism"], "documents": documents}
+    found, asked = family("sexism", reply("sexism", True), fields=fields, evaluate_retrieved_context=True)
+    assert (found[2].outcome, len(asked)) == ("skip", 1)
+
+
+def test_what_is_said_of_the_question_is_kept_and_decides_nothing():
+    found, asked = family("stereotypes", {**OF_QUESTION, "question_rating": "yes", **NO})
+    assert found[0].score is True
+    assert (found[0].metadata["question_rating"], found[0].metadata["question_rationale"]) == (
+        "yes",
+        "It names no gender.",
+    )
+    assert list(asked[0].schema["properties"])[-1] == "rating"
+
+
+def test_a_reference_that_does_not_stand_in_the_context_is_asked_of_it():
+    _, asked = family("summarization_judge", YES, NO, evaluate_retrieved_context=True)
+    assert [ask.name for ask in asked] == ["summarization_judge", "summarization_context"]
+    assert "The text." in asked[1].messages[-1]["content"]
+
+
+def test_the_judges_cost_stands_once():
+    found, _ = family("sexism", reply("sexism", True))
+    assert ["judge" in one.metadata for one in found] == [True, False, False, False, False]
+    assert {one.source for one in found} == {"model"}
+
+
+def test_h2os_parameters_are_taken():
+    one = get(
+        "sexism", judge=scripted(), metric_threshold=0.9, save_llm_result=False, max_dataset_rows=3, min_test_cases=2
+    )
+    assert (one.metrics[0].threshold, one.metrics[1].threshold, one.max_cases, one.min_cases) == (0.9, 0.5, 3, 2)
+
+
+HAIKU = {"prompt": "Is this a haiku? Say true or false.\n{outputs}"}
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({"rationale": "5-7-5.", "rating": "true"}, True),
+        ({"rationale": "No.", "rating": "false"}, False),
+        ("true", True),
+        ("False.", False),
+        ('```\n"true"\n```', True),
+        ('{"rating": true}', True),
+    ],
+)
+def test_byop_reads_true_and_false(said, wanted):
+    found, _ = family("byop", lambda ask: said, fields={"outputs": "frog"}, **HAIKU)
+    assert scores(found) == [wanted, not wanted, None, not wanted, False]
+
+
+@pytest.mark.parametrize("said", ["yes", "maybe true", "true or false", '{"rating": "yes"}', "1", "[true]x"])
+def test_anything_else_is_a_parse_failure(said):
+    found, _ = family("byop", lambda ask: said, fields={"outputs": "frog"}, **HAIKU)
+    assert found[0].error.startswith("parse failure: ")
+    assert found[4].score is True
+
+
+def test_byop_needs_what_its_prompt_names():
+    one = get("byop", judge=scripted({"rating": "true"}), prompt="{inputs} {reference_outputs} {documents}")
+    assert set(one.needs) == {"inputs", "reference_outputs", "documents"}
+    assert score(one, inputs="q")[0].outcome == "skip"
+
+
+def test_byop_puts_the_context_in_the_place_of_the_answer():
+    fields = {"outputs": "An answer", "documents": ["a chunk"]}
+    said = [{"rationale": "", "rating": "true"}] * 2
+    _, asked = family("byop", *said, fields=fields, evaluate_retrieved_context=True, **HAIKU)
+    assert ["a chunk" in ask.messages[-1]["content"] for ask in asked] == [False, True]
+    with pytest.raises(ValueError, match=r"evaluate_retrieved_context puts the context in the place of \{outputs\}"):
+        get("byop", judge=scripted(), prompt="Is {inputs} good?", evaluate_retrieved_context=True)
+
+
+def test_byop_refuses_a_placeholder_that_there_is_not():
+    with pytest.raises(ValueError, match="actual_answer"):
+        get("byop", judge=scripted(), prompt="Is {actual_answer} good?")
+
+
+def test_byop_is_made_again_from_its_dict(tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("Is {outputs} good?")
+    one = get("byop", judge="m", prompt=file)
+    assert one.to_dict()["init_parameters"]["prompt"] == "Is {outputs} good?"
+    assert from_dict(one.to_dict()).version == one.version
+
+
+def test_a_language_is_told_without_a_judge_unless_one_is_given():
+    fields = {"inputs": "Wie wird das Wetter in Berlin?", "outputs": "It will be sunny, with a light wind."}
+    assert score(get("language_mismatch"), **fields)[0].source == "code"
+    found, _ = family("language_mismatch", NO, fields=fields)
+    assert (found[0].source, found[0].score) == ("model", False)
+    assert get("language_mismatch").version == "1" != found[0].version
+
+
+def test_a_judge_for_the_language_is_checked_before_any_case(store, monkeypatch):
+    for name in ("ASSAY_JUDGE_KEY", "OPENAI_API_KEY", "ASSAY_JUDGE_URL", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="needs a key"):
+        evaluate([{"inputs": "q"}], lambda inputs: "a", [get("language_mismatch", judge="m")], store=store)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"judge": "m", "detect": len}, "one of them tells the languages"),
+        ({"prompt": "{outputs}"}, "give judge=…, too"),
+    ],
+)
+def test_parameters_of_the_language_that_do_not_go_together_are_refused(own, said):
+    with pytest.raises(ValueError, match=said):
+        get("language_mismatch", **own)
+
+
+@pytest.mark.parametrize("empty", ["inputs", "outputs"])
+def test_an_empty_text_is_in_no_language(empty):
+    found, asked = family("language_mismatch", fields={**FIELDS["language_mismatch"], empty: ""})
+    assert (found[0].outcome, asked) == ("skip", [])
+
+
+CHECKED = {"answer": "It is 4,806 m high.", "evaluation_score": 0.25, "evaluation_summary": "The height is wrong."}
+MOUNTAIN = {"inputs": "How high is it?", "outputs": "It is 8,000 m high."}
+
+
+async def asynchronous(prompt):
+    await asyncio.sleep(0)
+    return CHECKED
+
+
+@pytest.mark.parametrize(
+    "agent", [lambda prompt: CHECKED, lambda prompt: f"```json\n{CHECKED}\n```".replace("'", '"'), asynchronous]
+)
+def test_an_agent_checks_the_facts(agent):
+    found = score(get("fact_check", agent=agent), **MOUNTAIN)[0]
+    assert (found.score, found.comment) == (0.25, "The height is wrong.")
+    assert found.metadata["answer"] == "It is 4,806 m high."
+
+
+def test_an_agent_gets_the_answer_and_the_question():
+    seen = []
+    score(get("fact_check", agent=lambda prompt: seen.append(prompt) or CHECKED), **MOUNTAIN)
+    assert "It is 8,000 m high." in seen[0]
+    assert "How high is it?" in seen[0]
+
+
+@pytest.mark.parametrize("given", [1.5, -0.1, "high", None, True, float("nan")])
+def test_a_score_outside_of_0_to_1_is_a_parse_failure(given):
+    found = score(get("fact_check", judge=scripted(lambda ask: {**CHECKED, "evaluation_score": given})), **MOUNTAIN)[0]
+    assert found.outcome == "error"
+    assert found.error.startswith("parse failure: ")
+
+
+def test_an_agent_that_raises_is_an_error():
+    def agent(prompt):
+        raise RuntimeError("no network")
+
+    found = score(get("fact_check", agent=agent), **MOUNTAIN)[0]
+    assert found.outcome == "error"
+    assert "no network" in found.error
+
+
+def test_agent_and_judge_are_not_both_given():
+    with pytest.raises(ValueError, match="one of them checks the facts"):
+        get("fact_check", agent=lambda prompt: CHECKED, judge="m")
+    assert score(get("fact_check", judge=scripted()), outputs="")[0].outcome == "skip"
+    assert spec("fact_check").agent
+
+
+@pytest.mark.parametrize("id", FAMILY)
+def test_cases_of_every_kind_have_an_outcome(id):
+    said = lambda ask: "nonsense"  # noqa: E731
+    for case in (
+        Case(inputs=[], outputs={"a": 1, "b": 2}, reference_outputs=[]),
+        Case(inputs="\ud800", outputs="\x00"),
+    ):
+        found = score(get(id, judge=scripted(said)), case)
+        assert {one.outcome for one in found} <= {"skip", "error", "score"}
+
+
+def test_the_rates_of_an_experiment_make_one(store):
+    said = iter([NO, YES, "?", "?", NO])
+    judge = scripted(lambda ask: next(said))
+    done = evaluate(
+        [{"inputs": number} for number in range(4)],
+        lambda inputs: f"answer {inputs}",
+        [get("contact_information", judge=judge)],
+        store=store,
+        concurrency=1,
+    )
+    rates = done.rates("contact_information")
+    assert (rates.cases, rates.passes + rates.failures + rates.parse_failures) == (4, pytest.approx(1))
+    assert rates.parse_failures > 0
+
+
+def test_through_the_real_client():
+    with serving([reply("sexism", False)]) as server:
+        judge = {"model": "m", "base_url": server.url, "api_key": "k", "cache": False}
+        found = score(get("sexism", judge=judge), **FIELDS["sexism"])
+    assert scores(found) == [False, True, None, True, False]
+    assert server.requests[0].body["response_format"]["json_schema"]["strict"] is True

@@ -1,0 +1,178 @@
+"""Who a judge is: resolved from an argument or the environment, checked when it is made, said as data without its key."""
+
+import asyncio
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+
+from assay.evaluators import Judge, as_evaluator, from_dict, get
+from assay.evaluators.judges import Ask, judge_of, scripted
+from assay.evaluators.judges._ask import NoJudge
+from assay.evaluators.testing import scripted as public
+
+ASK = Ask(messages=({"role": "user", "content": "?"},))
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("ASSAY_JUDGE", "ASSAY_JUDGE_URL", "ASSAY_JUDGE_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_name_is_a_model_at_openai():
+    judge = judge_of("gpt-4o-mini")
+    assert (judge.model, judge.base_url) == ("gpt-4o-mini", "https://api.openai.com/v1")
+    assert judge.where == "gpt-4o-mini at https://api.openai.com/v1"
+
+
+def test_what_is_given_wins_over_the_judges_variables_and_these_over_openais(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://one/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "first")
+    assert (judge_of("m").base_url, judge_of("m").api_key) == ("http://one/v1", "first")
+    monkeypatch.setenv("ASSAY_JUDGE_URL", "http://two/v1/")
+    monkeypatch.setenv("ASSAY_JUDGE_KEY", "second")
+    assert (judge_of("m").base_url, judge_of("m").api_key) == ("http://two/v1", "second")
+    given = Judge(model="m", base_url="http://three/v1", api_key="third")
+    assert (given.base_url, given.api_key) == ("http://three/v1", "third")
+
+
+def test_a_model_comes_from_the_environment_or_from_nowhere(monkeypatch):
+    assert judge_of().where == "nobody (no judge is named)"
+    with pytest.raises(NoJudge, match=r"no judge is named: .*ASSAY_JUDGE.*never guessed"):
+        asyncio.run(judge_of().ask(ASK))
+    monkeypatch.setenv("ASSAY_JUDGE", "llama")
+    assert judge_of().model == "llama"
+
+
+def test_openai_needs_a_key_others_may_not():
+    with pytest.raises(NoJudge, match="needs a key: set OPENAI_API_KEY"):
+        Judge(model="m").check()
+    Judge(model="m", base_url="http://localhost:1/v1").check()
+
+
+def test_an_evaluator_without_a_judge_can_be_made_and_shown():
+    assert get("relevance_to_query").to_dict() == {"type": "relevance_to_query", "init_parameters": {}}
+
+
+def test_the_key_is_shown_nowhere():
+    judge = Judge(model="m", api_key="sk-secret", base_url="http://h/v1")
+    told = f"{judge!r} {judge.to_dict()} {judge.identity} {judge.where} {judge.answering!r} {as_evaluator(get('relevance_to_query', judge=judge))!r}"
+    assert "sk-secret" not in told
+
+
+def test_a_judge_is_data_without_its_key_and_is_made_again_from_it(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    judge = Judge(model="m", base_url="http://h/v1", price=(1, 2), max_usd=3, cache=False, seed=None)
+    assert judge.to_dict() == {
+        "model": "m",
+        "base_url": "http://h/v1",
+        "price": [1, 2],
+        "seed": None,
+        "cache": False,
+        "max_usd": 3,
+    }
+    assert judge_of(judge.to_dict()) == judge
+    evaluator = get("relevance_to_query", judge=judge)
+    again = from_dict(evaluator.to_dict())
+    assert again.function._judge == judge
+    assert again.version == evaluator.version
+
+
+def test_a_function_is_no_data():
+    with pytest.raises(ValueError, match="which is no plain value"):
+        get("relevance_to_query", judge=scripted("a")).to_dict()
+
+
+def test_another_model_or_endpoint_or_parameter_is_another_version():
+    judges = [
+        {"model": "a"},
+        {"model": "b"},
+        {"model": "a", "base_url": "http://h/v1"},
+        {"model": "a", "temperature": 1.0},
+    ]
+    versions = {get("relevance_to_query", judge=judge).version for judge in judges}
+    assert len(versions) == 4
+    assert get("relevance_to_query", judge={"model": "a", "max_calls": 3, "api_key": "k"}).version in versions
+
+
+def test_equal_judges_are_equal_and_can_be_pickled():
+    one, other = (Judge(model="m", base_url="http://h/v1") for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": 3}, "model is the name of a model, not 3"),
+        ({"model": "  "}, "model is the name of a model, not '  '"),
+        (
+            {"model": "m", "base_url": "localhost:8000"},
+            "base_url (or ASSAY_JUDGE_URL, OPENAI_BASE_URL) is an address such as",
+        ),
+        ({"model": "m", "base_url": "http://"}, "is an address such as http://localhost:8000/v1, not"),
+        ({"model": "m", "base_url": "http://h:x/v1"}, "is an address such as http://localhost:8000/v1, not"),
+        ({"model": "m", "base_url": 7}, "is an address such as http://localhost:8000/v1, not"),
+        ({"model": "m", "base_url": "http://me:pw@h/v1"}, "give api_key"),
+        ({"model": "m", "base_url": "http://h/v1?key=3"}, "without what follows"),
+        ({"model": "m", "base_url": "http://h/v1/chat/completions"}, "ends before /chat/completions"),
+        ({"model": "m", "temperature": 3}, "temperature is a number from 0 on, 2 at most, not 3"),
+        ({"model": "m", "temperature": float("nan")}, "temperature is a number"),
+        ({"model": "m", "seed": 1.5}, "seed is a whole number, not 1.5"),
+        ({"model": "m", "max_tokens": 0}, "max_tokens is a whole number from 1 on"),
+        ({"model": "m", "concurrency": True}, "concurrency is a whole number"),
+        ({"model": "m", "deadline": 0}, "deadline is a number above 0"),
+        ({"model": "m", "max_age": -1}, "max_age is a number"),
+        ({"model": "m", "price": (1,)}, "price is US dollars per million tokens"),
+        ({"model": "m", "price": ("1", "2")}, "price is US dollars"),
+        ({"model": "m", "price": 3}, "price is US dollars"),
+        ({"model": "m", "max_calls": 1.0}, "max_calls is a whole number"),
+        ({"model": "m", "max_usd": float("inf")}, "max_usd is a number"),
+        ({"model": "m", "cache": 3}, "cache is True, False, None or a path"),
+        ({"model": "m", "api_key": 3}, "api_key is a text"),
+        ({"model": "m", "max_usd": 1}, "nobody knows what 'm' costs; give price="),
+        ({"model": "m", "modle": "x"}, "a judge has no 'modle'; did you mean 'model'"),
+        ({"backend": "x"}, "a judge has no 'backend'"),
+        ("", "judge is the name of a model"),
+        (7, "a judge is a Judge, a model's name"),
+        (str, "a judge is a Judge, a model's name"),
+    ],
+)
+def test_a_wrong_value_is_one_clear_error(given, told):
+    with pytest.raises(ValueError, match=re.escape(told)) as raised:
+        judge_of(given)
+    assert "\n" not in str(raised.value)
+    assert "pw" not in str(raised.value)
+
+
+def test_a_budget_in_dollars_needs_a_price():
+    assert Judge(model="gpt-4o-mini", max_usd=1).prices == pytest.approx((0.15, 0.6))
+    assert Judge(model="m", base_url="http://h/v1", price=(1, 2), max_usd=1).prices == (1, 2)
+    with pytest.raises(ValueError, match="nobody knows what"):
+        Judge(backend=scripted("a").backend, max_usd=1)
+
+
+def test_a_base_url_or_a_backend():
+    with pytest.raises(ValueError, match="a base_url or a backend, not both"):
+        Judge(backend=scripted("a").backend, base_url="http://h/v1")
+    with pytest.raises(ValueError, match="has no complete"):
+        Judge(backend=print)
+
+
+def test_the_public_names():
+    assert public is scripted
+    assert judge_of(judge := scripted("a")) is judge
+
+
+def test_judges_load_no_client_before_they_are_asked():
+    script = (
+        "import sys, assay.evaluators; assert 'assay.evaluators.judges' not in sys.modules; "
+        "from assay.evaluators import Judge; Judge(model='m', base_url='http://h/v1'); "
+        "print(sorted({'openai', 'httpx', 'httpx2', 'jsonschema', 'json_repair', 'genai_prices', 'tenacity'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,127 @@
+"""What surrounds a call: attempts under one deadline, one more question on a parse failure, what is told at the end."""
+
+import asyncio
+import dataclasses
+import time
+
+import pytest
+
+from assay.collector.records import Usage
+from assay.evaluators.judges import Ask, Completion, Judge, ParseFailure, scripted
+from assay.evaluators.protocol import Unjudged
+from evaluators.judge_server import Reply, completion, serving
+
+SCHEMA = {"type": "object", "properties": {"rating": {"enum": ["yes", "no"]}}, "required": ["rating"]}
+ASK = Ask(messages=({"role": "user", "content": "good?"},), schema=SCHEMA)
+YES = '{"rating": "yes"}'
+
+
+def asked(script, ask=ASK, **judge):
+    """The answer and the requests that it took."""
+    with serving(script) as server:
+        made = Judge(model="m", base_url=server.url, api_key="sk-secret-key", **judge)
+        return asyncio.run(made.ask(ask)), server.requests
+
+
+def refused(script, ask=ASK, **judge):
+    with pytest.raises(Unjudged) as told:
+        asked(script, ask, **judge)
+    return told.value
+
+
+def test_what_may_pass_is_tried_again():
+    answer, requests = asked([500, 503, YES])
+    assert (answer.value, answer.calls, len(requests)) == ({"rating": "yes"}, 3, 3)
+
+
+def test_a_server_that_hangs_once_leaves_time_for_another_attempt():
+    answer, requests = asked([Reply(hang=True), YES], deadline=2.0)
+    assert (answer.calls, len(requests)) == (2, 2)
+
+
+def test_a_server_that_hangs_ends_at_the_deadline():
+    began = time.monotonic()
+    error = refused(lambda request: Reply(hang=True), deadline=1.0)
+    assert time.monotonic() - began < 3
+    assert "gave no answer within 1 s after 2 attempts: no reply within" in str(error)
+
+
+def test_a_server_in_trouble_ends_at_the_deadline_and_says_so():
+    error = refused(lambda request: 500, deadline=1.0)
+    assert "gave no answer within 1 s after" in str(error)
+    assert "500" in str(error)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+def test_what_cannot_pass_is_not_tried_again(status):
+    answered = []
+    error = refused(lambda request: answered.append(1) or status, Ask(messages=ASK.messages))
+    assert len(answered) == 1 or status == 400  # something may be left out of what is refused
+    assert str(status) in str(error)
+
+
+def test_no_message_shows_the_key():
+    body = {"error": {"message": "sk-secret-key is over its limit"}}
+    error = refused(lambda request: Reply(status=503, body=body), deadline=0.5)
+    assert "sk-secret-key" not in str(error)
+    assert "… is over its limit" in str(error)
+
+
+def test_nobody_listens():
+    with serving([]) as server:
+        url = server.url
+    with pytest.raises(Unjudged, match=r"gave no answer within 0\.5 s"):
+        asyncio.run(Judge(model="m", base_url=url, deadline=0.5).ask(ASK))
+
+
+def test_an_error_of_a_function_is_told_as_it_is():
+    with pytest.raises(TypeError, match="my mistake"):
+        asyncio.run(Judge(backend=scripted(TypeError("my mistake")).backend).ask(ASK))
+
+
+def test_a_reply_that_cannot_be_read_is_shown_to_the_judge_once():
+    judge = scripted("I would say maybe", YES)
+    answer = asyncio.run(judge.ask(ASK))
+    shown = judge.asked[1].messages[1:]
+    assert (answer.value, answer.calls) == ({"rating": "yes"}, 2)
+    assert [message["role"] for message in shown] == ["assistant", "user"]
+    assert shown[0]["content"] == "I would say maybe"
+    assert "parse failure" in shown[1]["content"]
+    assert answer.notes[-1].startswith("asked again: parse failure")
+
+
+def test_a_second_reply_that_cannot_be_read_is_a_parse_failure_with_both():
+    with pytest.raises(ParseFailure) as told:
+        asyncio.run(scripted("maybe", "x" * 20_000, YES).ask(ASK))
+    assert told.value.metadata["first_reply"] == "maybe"
+    assert len(told.value.metadata["reply"]) == 8_000
+    assert told.value.metadata["calls"] == 2
+
+
+def test_when_asking_again_fails_it_is_the_first_reply_that_counts():
+    with pytest.raises(ParseFailure) as told:
+        asyncio.run(scripted("maybe", Unjudged("the model is away")).ask(ASK))
+    assert told.value.metadata["asked_again"] == "the model is away"
+    assert told.value.metadata["reply"] == "maybe"
+
+
+def test_usage_and_cost_are_of_all_calls_together():
+    judge = scripted(Completion(text="maybe", usage=Usage(100, 10)), Completion(text=YES, usage=Usage(200, 20)))
+    answer = asyncio.run(dataclasses.replace(judge, price=(1.0, 10.0)).ask(ASK))
+    assert answer.usage == Usage(300, 30)
+    assert answer.cost == pytest.approx(300e-6 + 300e-6)
+
+
+def test_a_reply_without_usage_has_no_cost():
+    answer, _ = asked([Reply(body=completion(YES, usage=None))], price=(1.0, 1.0))
+    assert (answer.usage, answer.cost) == (None, None)
+
+
+def test_nineteen_failures_of_twenty_do_not_hold_up_the_one():
+    async def all_of_them():
+        judge = scripted(lambda ask: YES if ask.sample == 7 else Unjudged("not you"))
+        asks = (Ask(messages=ASK.messages, schema=SCHEMA, sample=n) for n in range(20))
+        return await asyncio.gather(*map(judge.ask, asks), return_exceptions=True)
+
+    outcomes = asyncio.run(all_of_them())
+    assert [n for n, outcome in enumerate(outcomes) if not isinstance(outcome, Unjudged)] == [7]

@@ -1,0 +1,175 @@
+"""Budgets: enforced before a call, settled after it."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from assay.collector.records import Usage
+from assay.evaluators.judges import Ask, Completion, Judge, ParseFailure, scripted
+from assay.evaluators.judges._budget import Amount, Budget, most
+from assay.evaluators.judges._prices import cost_of, price_of
+from assay.evaluators.protocol import Skip, Unjudged
+from evaluators.judge_server import Reply, completion, serving
+
+OK = Completion(text="yes", usage=Usage(1_000, 100))
+
+
+def ask(number: int = 0) -> Ask:
+    return Ask(messages=({"role": "user", "content": f"question {number}?"},))
+
+
+async def until(true):
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110  # it changes on the judges' loop
+            await asyncio.sleep(0.001)
+
+
+def with_budget(judge, **bounds):
+    return dataclasses.replace(judge, **bounds)
+
+
+def test_twenty_at_once_with_room_for_three_make_exactly_three_calls():
+    async def all_of_them(judge):
+        return await asyncio.gather(*(judge.ask(ask(n)) for n in range(20)), return_exceptions=True)
+
+    with serving(lambda request: Reply(body=completion("yes"), delay=0.05)) as server:
+        outcomes = asyncio.run(all_of_them(Judge(model="m", base_url=server.url, max_calls=3)))
+    assert len(server.requests) == 3
+    assert sum(isinstance(outcome, Skip) for outcome in outcomes) == 17
+
+
+def test_the_skip_names_the_budget_and_what_is_spent():
+    judge = with_budget(scripted(lambda ask: OK), max_calls=1)
+    asyncio.run(judge.ask(ask()))
+    with pytest.raises(Skip, match=r"^over budget: max_calls=1, 1 made, 0 under way$"):
+        asyncio.run(judge.ask(ask()))
+
+
+def test_dollars_are_reserved_before_and_settled_after():
+    judge = with_budget(scripted(lambda ask: OK), max_usd=0.01, price=(1.0, 1.0))
+    answer = asyncio.run(judge.ask(ask()))
+    assert answer.cost == pytest.approx(0.0011)
+    assert judge.budget.spent == (pytest.approx(0.0011), 1)
+    assert judge.budget.reserved == (0, 0)
+
+
+def test_no_call_is_made_that_could_cost_more_than_is_left():
+    judge = with_budget(scripted(lambda ask: OK), max_usd=0.0001, price=(1.0, 1.0))
+    with pytest.raises(Skip, match=r"over budget: max_usd=0.0001, \$0.000000 spent, .* may cost \$0.00"):
+        asyncio.run(judge.ask(ask()))
+    assert judge.asked == []
+
+
+def test_what_others_have_only_reserved_is_waited_for():
+    async def all_of_them(judge):
+        return await asyncio.gather(*(judge.ask(ask(n)) for n in range(10)))
+
+    room_for_one = most(with_budget(scripted("x"), price=(1.0, 1.0)), ask()).usd
+    judge = with_budget(scripted(lambda ask: Completion(text="yes", usage=Usage(1, 1))), price=(1.0, 1.0))
+    judge = with_budget(judge, max_usd=room_for_one * 1.1)
+    assert len(asyncio.run(all_of_them(judge))) == 10
+
+
+def test_the_most_covers_each_byte_and_the_longest_reply():
+    judge = with_budget(scripted("x"), price=(1.0, 2.0), max_tokens=500)
+    wordy = Ask(messages=({"role": "user", "content": "é" * 10_000},))
+    assert most(judge, wordy).usd >= (20_000 * 1.0 + 500 * 2.0) / 1e6
+
+
+def test_refused_calls_are_given_back():
+    with serving([429, 500, "yes", 401]) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="k", max_calls=1)
+        assert asyncio.run(judge.ask(ask())).calls == 3
+        assert judge.budget.spent.calls == 1
+
+
+def test_a_call_that_hung_may_have_been_billed():
+    with serving(lambda request: Reply(hang=True)) as server:
+        judge = Judge(model="m", base_url=server.url, max_calls=1, deadline=0.4)
+        with pytest.raises(Unjudged, match="gave no answer"):
+            asyncio.run(judge.ask(ask()))
+        assert judge.budget.spent.calls == 1
+        assert len(server.requests) == 1  # no room for another attempt
+
+
+def test_who_is_cancelled_in_line_gives_the_reservation_back():
+    async def cancelled_in_line(judge):
+        running = asyncio.ensure_future(judge.ask(ask(1)))
+        await until(lambda: judge.budget.reserved.calls == 1)
+        waiting = asyncio.ensure_future(judge.ask(ask(2)))
+        await until(lambda: judge.budget.reserved.calls == 2)
+        waiting.cancel()
+        await until(lambda: judge.budget.reserved.calls == 1)
+        return await running
+
+    with serving(lambda request: Reply(body=completion("yes"), delay=0.5)) as server:
+        judge = Judge(model="m", base_url=server.url, max_calls=2, concurrency=1)
+        assert asyncio.run(asyncio.wait_for(cancelled_in_line(judge), 20)).text == "yes"
+    assert (judge.budget.spent.calls, len(server.requests)) == (1, 1)
+
+
+def test_without_room_to_ask_again_it_is_a_parse_failure():
+    schema = {"type": "object", "properties": {"rating": {"enum": ["yes"]}}, "required": ["rating"]}
+    judge = with_budget(scripted("maybe", '{"rating": "yes"}'), max_calls=1)
+    with pytest.raises(ParseFailure) as told:
+        asyncio.run(judge.ask(dataclasses.replace(ask(), schema=schema)))
+    assert "over budget" in told.value.metadata["asked_again"]
+
+
+def test_a_changed_judge_spends_from_the_same_budget():
+    judge = with_budget(scripted(lambda ask: OK), max_calls=1)
+    asyncio.run(dataclasses.replace(judge, temperature=1.0).ask(ask()))
+    with pytest.raises(Skip, match="over budget"):
+        asyncio.run(judge.ask(ask()))
+    assert dataclasses.replace(judge, max_calls=2).budget.spent.calls == 0
+
+
+def test_several_judges_may_share_a_budget():
+    budget = Budget(max_calls=1)
+    first, second = (with_budget(scripted(lambda ask: OK), budget=budget, max_calls=1) for _ in range(2))
+    asyncio.run(first.ask(ask()))
+    with pytest.raises(Skip, match="over budget"):
+        asyncio.run(second.ask(ask()))
+
+
+def test_the_same_id_books_once():
+    async def twice(budget):
+        await budget.book("a", Amount(0, 1))
+        await budget.book("a", Amount(0, 1))
+        await budget.settle("a", Amount(0, 1))
+        await budget.settle("a", Amount(0, 1))
+
+    budget = Budget(max_calls=1)
+    asyncio.run(twice(budget))
+    assert budget.spent.calls == 1
+
+
+@pytest.mark.parametrize("bounds", [{"max_usd": float("nan")}, {"max_usd": -1}, {"max_calls": -1}, {"max_calls": 1.5}])
+def test_a_budget_that_is_none_is_refused(bounds):
+    with pytest.raises(ValueError, match=next(iter(bounds))):
+        Judge(model="gpt-4o-mini", **bounds)
+
+
+def test_a_budget_in_dollars_needs_a_known_price():
+    with pytest.raises(ValueError, match=r"max_usd=1\.0 cannot be kept.*price="):
+        Judge(model="my-own-model", base_url="http://127.0.0.1:1/v1", max_usd=1.0)
+    assert Judge(model="my-own-model", base_url="http://127.0.0.1:1/v1", max_usd=1.0, price=(0, 0)).budget is not None
+
+
+def test_nothing_may_be_spent():
+    with pytest.raises(Skip, match="over budget: max_calls=0"):
+        asyncio.run(with_budget(scripted("yes"), max_calls=0).ask(ask()))
+
+
+def test_prices_come_from_genai_prices():
+    judge = Judge(model="gpt-4o-mini", base_url="https://api.openai.com/v1")
+    given, made = price_of("gpt-4o-mini", "https://api.openai.com/v1")
+    assert cost_of(judge, Usage(1_000_000, 1_000_000)) == pytest.approx(given + made)
+    assert cost_of(judge, Usage(1_000_000, 0, {"cache_read.input_tokens": 1_000_000})) < given
+
+
+def test_a_price_of_ones_own_takes_precedence():
+    judge = Judge(model="gpt-4o-mini", price=(3.0, 5.0))
+    assert cost_of(judge, Usage(1_000_000, 1_000_000)) == 8.0
+    assert cost_of(Judge(model="gpt-4o-mini", base_url="http://127.0.0.1:1/v1"), Usage(1, 1)) is None
