@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from assay.collector.records import Case, Document
+from assay.collector.records import Document
 from assay.evaluators.builtin._verdicts import family
 from assay.evaluators.builtin.language import ByLetters, Detector
 from assay.evaluators.judges._booleans import Boolean, is_blank
@@ -21,14 +21,14 @@ class ByJudge(Boolean):
 
     PROMPT: ClassVar[str] = "language_mismatch"
     PASSES: ClassVar[str] = "yes"
-    kind: ClassVar[str] = "model"
+    said_by: ClassVar[str] = "model"
 
     async def __call__(
-        self, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None, case: Case | None = None
+        self, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None, case: Any = None
     ) -> Any:
         if is_blank(inputs) or is_blank(outputs):
             raise Skip("the question or the answer is empty: it is in no language")
-        return await self._family("language_mismatch", case or Case(), documents, inputs=inputs, outputs=outputs)
+        return await self._family("language_mismatch", case, documents, inputs=inputs, outputs=outputs)
 
 
 @builtin(
