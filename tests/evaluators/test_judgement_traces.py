@@ -273,3 +273,53 @@ def test_an_answer_that_was_known_is_marked_and_costs_nothing(tmp_path):
     assert call.metadata["cached"] is True
     assert call.usage is None
     assert call.cost is None
+
+
+def test_a_panels_votes_are_parts_of_one_trace():
+    from assay.evaluators.judges import panel
+
+    members = panel(relevance(key="a"), relevance({"rationale": "No.", "rating": "no"}), relevance(), key="several")
+    [feedback], runs = judged(members, **CASE)
+    root = root_of(runs)
+    assert {run.trace_id for run in runs} == {feedback.judge_trace_id}
+    assert (root.name, root.metadata["evaluator"], root.kind) == ("several", "several", "evaluator")
+    assert sorted(run.kind for run in runs if run.parent_id == root.span_id) == ["evaluator"] * 3
+    assert [run.kind for run in runs].count("llm") == 3
+    assert feedback.metadata["judge"]["calls"] == 3
+
+
+def test_a_panel_is_counted_once_and_goes_with_what_it_judged(store):
+    from assay.evaluators.judges import panel
+
+    members = panel(relevance(key="a"), relevance(), key="several")
+    experiment = evaluate(ROWS, answer, [members], store=store, progress=False)
+    assert experiment.summary().judge_calls == 8
+    assert len(store.traces(kind="evaluator")) == 4
+    store.delete_experiment(experiment.id)
+    assert store.count()["traces"] == 0
+
+
+def test_a_panel_with_a_member_that_nobody_named_is_refused(store, monkeypatch):
+    from assay.evaluators.judges import panel
+
+    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    with pytest.raises(ValueError, match="no judge is named"):
+        evaluate(ROWS, answer, [panel(relevance(), get(ID), key="several")], store=store, progress=False)
+
+
+def test_all_votes_that_fail_lead_to_the_trace_of_the_panel():
+    from assay.evaluators.judges import panel
+
+    [feedback], runs = judged(panel(relevance("no"), relevance("none"), key="several"), **CASE)
+    assert (feedback.outcome, feedback.judge_trace_id) == ("error", root_of(runs).trace_id)
+
+
+def test_an_experiment_inside_a_judgement_has_judgements_of_its_own(store):
+    from assay.evaluators.judges._traced import together
+
+    judgements = Judgements()
+    with judging(judgements=judgements), together("outer", Case(inputs="q")):
+        evaluate(ROWS[:1], answer, [relevance()], store=store, progress=False)
+    [own] = store.traces(kind="evaluator")
+    assert own.name == ID
+    assert [run.name for run in judgements.take()] == ["outer"]

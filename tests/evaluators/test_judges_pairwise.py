@@ -102,3 +102,13 @@ def test_pairs_that_fail_are_counted_and_runs_without_a_counterpart_too(tmp_path
         (error, *_) = store.feedbacks(key="better")
     assert (len(found.errors), found.alone, found.test) == (2, 1, None)
     assert error.outcome == "error"
+
+
+def test_judgements_of_pairs_that_are_kept_lie_where_their_feedback_does(tmp_path: Path) -> None:
+    rows = [{"inputs": {"q": n}} for n in range(2)]
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        both = [evaluate(rows, lambda q, w=w: w, store=store, progress=False, name=w) for w in ("a", "b")]
+        better(*["A"] * 4).compare(*both)
+        links = {one.judge_trace_id for one in store.feedbacks(key="better")}
+        assert links == {one.trace_id for one in store.traces(kind="evaluator")}
+        assert len(links) == 2

@@ -82,7 +82,7 @@ async def _run(job: Job) -> Experiment:
         judgements = Judgements()
         writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown, watch), judgements)
         try:
-            with judging(judgements=judgements):
+            with judging(judgements=judgements, inside=None):
                 await drive(job.plan, job.items, writer, brake)
         except BaseException as error:
             await _interrupted(job, writer, error, watch.text)

@@ -39,7 +39,7 @@ class OpenRun:
     def __init__(self, example: Example, captured: Captured, judgements: Judgements, repetition: int = 0) -> None:
         self.example = example
         self._target = Target(trace_id=captured.trace_id)
-        self._known = {"judgements": judgements, "target": self._target, "repetition": repetition}
+        self._known = {"judgements": judgements, "target": self._target, "repetition": repetition, "inside": None}
         self.feedback: list[Feedback] = []
         self._captured = captured
         self._outputs: JSON = None

@@ -185,10 +185,10 @@ def summarise(
         lacking=_lacking(tally),
         remarks=tuple(tally.remarks),
         failed_on=tally.failed_on if task else "",
-        judge_calls=tally.judges.calls,
-        judge_cached=tally.judges.cached,
-        judge_tokens=tally.judges.tokens,
-        judge_cost=tally.judges.cost,
+        judge_calls=tally.spent.calls,
+        judge_cached=tally.spent.cached,
+        judge_tokens=tally.spent.tokens,
+        judge_cost=tally.spent.cost,
         trust=trust,
     )
 

@@ -26,7 +26,7 @@ class Totals:
         self.output_tokens = 0
         self.cost: float | None = None
         self.models: Counter[str] = Counter()
-        self.judges = Spent()
+        self.spent = Spent()
         self.remarks: Mapping[str, None] = {}  # what is to be said of the whole
 
     def add_run(
@@ -66,7 +66,7 @@ class Totals:
         counted = set() if counted is None else counted
         for feedback in said:
             if feedback.metadata:
-                self.judges.add(feedback, counted)
+                self.spent.add(feedback, counted)
 
     def percentiles_ms(self, *percents: int) -> list[float | None]:
         """Durations at these percentiles (nearest rank), in milliseconds; None before any run."""
@@ -84,7 +84,7 @@ class Totals:
             "output_tokens": self.output_tokens,
             "cost": self.cost,
             "mean_ms": sum(self.durations_ns) / self.runs / 1e6 if self.runs else None,
-            **self.judges.totals(),
+            **self.spent.totals(),
         }
         return {name: value for name, value in known.items() if value is not None}
 

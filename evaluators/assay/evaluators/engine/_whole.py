@@ -20,7 +20,8 @@ async def score_set(experiment: Experiment, evaluators: Sequence[Evaluator], sto
     """Let set-level evaluators judge an experiment, store what they say, and note it in the tally."""
     judgements, target = Judgements(), Target(experiment_id=experiment.id)
     for evaluator in evaluators:
-        with judging(judgements=judgements, evaluator=evaluator.make.name, version=evaluator.version, target=target):
+        named = {"evaluator": evaluator.make.name, "version": evaluator.version, "target": target}
+        with judging(judgements=judgements, inside=None, **named):
             feedback = await evaluator.evaluate_set(_cases(experiment, store), target)
         tally.overall.update({outcome.key: outcome for outcome in feedback})
         tally.add_judgements(feedback)

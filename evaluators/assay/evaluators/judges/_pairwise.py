@@ -20,7 +20,7 @@ from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._prompts import Prompt
 from assay.evaluators.judges._rating import rating_schema
 from assay.evaluators.judges._values import text_of
-from assay.evaluators.protocol import Skip, Unjudged, finish
+from assay.evaluators.protocol import Judgements, Skip, Unjudged, finish, judging, surroundings
 
 Winner: TypeAlias = Literal["first", "second", "tie"]
 
@@ -175,10 +175,13 @@ class Pairwise:
         errors: dict[str, str] = {}
         rows = iter(first.rows())
         count = 0
+        known = surroundings()
+        judgements = Judgements() if keep else known.judgements
         while chunk := list(islice(rows, _AT_ONCE)):
             count += len(chunk)
             both = [(row, others[_place(row)]) for row in chunk if row.error is None and _place(row) in others]
-            said = await asyncio.gather(*(self._of_rows(*pair) for pair in both))
+            with judging(judgements=judgements):
+                said = await asyncio.gather(*(self._of_rows(*pair) for pair in both))
             for (row, _), came in zip(both, said, strict=True):
                 if isinstance(came, Preference):
                     pairs[_place(row)] = came
@@ -190,7 +193,7 @@ class Pairwise:
                     for pair, came in zip(both, said, strict=True)
                     for feedback in self._rows(pair, came, first, second)
                 ]
-                first.store.add_feedback(kept)
+                first.store.append(judgements.take() if judgements else [], kept)
         done = len(pairs) + len(errors)
         alone = count - done + len(others) - done
         return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)

@@ -13,7 +13,8 @@ from typing import Any
 from assay.collector.records import Case, Feedback, Target
 from assay.evaluators.judges._ask import Answer, Ask
 from assay.evaluators.judges._judge import Judge
-from assay.evaluators.protocol import Evaluator, Skip, Unjudged, as_evaluator, make
+from assay.evaluators.judges._traced import together
+from assay.evaluators.protocol import Asking, Evaluator, Skip, Unjudged, as_evaluator, make, surroundings
 
 _NOWHERE = Target(trace_id="0" * 32)  # what members say is of the panel
 _COUNTED = ("input_tokens", "output_tokens", "cost", "calls", "cached")
@@ -46,13 +47,33 @@ class Panel:
     members: tuple[Evaluator, ...]
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def judges(self) -> tuple[Judge, ...]:
+        """All judges that its members may ask."""
+        return tuple(judge for asking in self._asking for judge in getattr(asking, "judges", ()))
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """To whom text goes, for people."""
+        return tuple(dict.fromkeys(where for asking in self._asking for where in asking.where))
+
+    def ready(self) -> None:
+        """Raises `NoJudge` where one of its members cannot ask."""
+        for asking in self._asking:
+            asking.ready()
+
+    @property
+    def _asking(self) -> list[Asking]:
+        return [member.asking for member in self.members if member.asking is not None]
+
     async def __call__(self, case: Case) -> dict[str, Any]:
-        said = await asyncio.gather(*(member.evaluate(case, _NOWHERE) for member in self.members))
-        rows = [_own(member, feedback) for member, feedback in zip(self.members, said, strict=True)]
-        voting = [row for row in rows if row.outcome == "score"]
-        if not voting:
-            _nobody(rows)
-        return _together(rows, voting, self.notes)
+        with together(surroundings().evaluator or "panel", case):
+            said = await asyncio.gather(*(member.evaluate(case, _NOWHERE) for member in self.members))
+            rows = [_own(member, feedback) for member, feedback in zip(self.members, said, strict=True)]
+            voting = [row for row in rows if row.outcome == "score"]
+            if not voting:
+                _nobody(rows)
+            return _together(rows, voting, self.notes)
 
 
 def panel(

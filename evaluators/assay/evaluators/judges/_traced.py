@@ -20,7 +20,7 @@ from assay.collector.dialects import from_readable
 from assay.collector.records import JSON, Case, Target
 from assay.evaluators.judges._ask import Answer, Ask
 from assay.evaluators.judges._prompts import Prompt
-from assay.evaluators.protocol import NO_TRACE, Judgements, Untraced, surroundings
+from assay.evaluators.protocol import NO_TRACE, Judgements, Skip, Untraced, judging, surroundings
 from assay.tracer import Run, span
 from assay.tracer.capture import Captured, capture
 from assay.tracer.spans import current, to_json
@@ -32,14 +32,22 @@ Exit: TypeAlias = tuple[type[BaseException] | None, BaseException | None, Any]
 
 
 class Traced:
-    """One judgement's trace while it lasts. Without an id where there is none, as nothing is recorded or kept."""
+    """One judgement's trace while it lasts; inside of another judgement, its part of that one's trace. Without an id
+    where there is none, as nothing is recorded or kept.
+    """
 
     def __init__(self, evaluator: str, case: Case) -> None:
         known = surroundings()
         self._into: Judgements | None = known.judgements
         self._stack = ExitStack()
         self._captured: Captured | None = None
+        self._run: Run | None = None
+        self.id: str | None = None  # 32 hex digits
         if current().off or isinstance(self._into, Untraced):
+            return
+        if known.inside is not None:
+            self.id = known.inside.id
+            self._run = self._stack.enter_context(span(evaluator, kind="evaluator", inputs=_judged(case)))
             return
         before = attach(Context())
         self._stack.callback(detach, before)
@@ -48,18 +56,15 @@ class Traced:
         said = {name: value for name, value in metadata.items() if value is not None}
         captured = capture(evaluator, kind="evaluator", inputs=_judged(case))
         self._captured = self._stack.enter_context(captured)
-        self._captured.run.set_metadata(said)
-        _link(self._captured.run, target, case)
-
-    @property
-    def id(self) -> str | None:
-        """32 hex digits."""
-        return self._captured.trace_id if self._captured else None
+        self._run, self.id = self._captured.run, self._captured.trace_id
+        self._run.set_metadata(said)
+        _link(self._run, target, case)
+        self._stack.enter_context(judging(inside=self))
 
     @contextmanager
     def question(self, prompt: Prompt, ask: Ask) -> Iterator[_Question]:
         """The run of one question; what is raised inside is its error."""
-        if self._captured is None:
+        if self._run is None:
             yield _Question(None)
             return
         with span(prompt.id, kind="llm", inputs={"messages": list(ask.messages)}) as run:
@@ -68,13 +73,12 @@ class Traced:
 
     def end(self, outputs: JSON, failed: Exit, *, kept: bool) -> bool:
         """End it, and hand it on if it is to be `kept`; whether that was done."""
-        captured = self._captured
-        if captured is None:
+        if self._run is None:
             return False
         if outputs is not None:
-            captured.run.set_outputs(outputs)
+            self._run.set_outputs(outputs)
         self._stack.__exit__(*failed)
-        return kept and self._handed_on(captured)
+        return kept and (self._captured is None or self._handed_on(self._captured))
 
     def _handed_on(self, captured: Captured) -> bool:
         if self._into is None:
@@ -83,6 +87,18 @@ class Traced:
         runs = [from_readable(ended) for ended in captured.spans(0)[0]]
         self._into.add(runs)
         return any(run.parent_id is None for run in runs)
+
+
+@contextmanager
+def together(evaluator: str, case: Case) -> Iterator[None]:
+    """Judgements inside are parts of one, as the votes of a panel are."""
+    traced = Traced(evaluator, case)
+    try:
+        yield
+    except BaseException as error:
+        traced.end(None, (type(error), error, error.__traceback__), kept=not isinstance(error, Skip))
+        raise
+    traced.end(None, (None, None, None), kept=True)
 
 
 class _Question:

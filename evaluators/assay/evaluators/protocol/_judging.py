@@ -49,7 +49,7 @@ class Surroundings:
 
     `judgements` None: they go the way of every span of this process, to the collector. `evaluator` and `version` are
     those of the feedback, `target` what it is about; `repetition` is that of an experiment's run, None where the case
-    tells it.
+    tells it. `inside` is the trace of a judgement of which those inside are parts.
     """
 
     judgements: Judgements | None = None
@@ -57,6 +57,7 @@ class Surroundings:
     version: str | None = None
     target: Target | None = None
     repetition: int | None = None
+    inside: Any = None
 
 
 _around: ContextVar[Surroundings] = ContextVar("assay-judging", default=Surroundings())  # noqa: B039  # frozen
