@@ -32,9 +32,13 @@ def test_answer(inputs, exact, length, tmp_path):
     length(answer)
     assert exact(answer) == 1.0
 
+@pytest.fixture
+def judge():
+    return "a fixture of its own"
+
 @pytest.mark.assay("questions.jsonl", limit=1)
-def test_file(example, reference_outputs):
-    assert reference_outputs == "Here"
+def test_file(example, reference_outputs, judge):
+    assert (reference_outputs, judge) == ("Here", "a fixture of its own")
     raise KeyError(example.id)
 
 def test_plain():

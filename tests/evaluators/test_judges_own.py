@@ -244,8 +244,8 @@ def test_it_is_used_in_an_experiment(store):
     assert (done.summary()["polite"].mean, done.summary()["polite"].n) == (1.0, 2)
 
 
-def test_it_is_called_by_hand():
-    row = asyncio.run(judge("polite", POLITE, judge=says("no"))(outputs="x"))
+def test_it_is_called_with_a_case():
+    row = asyncio.run(judge("polite", POLITE, judge=says("no"))(case=Case(outputs="y"), outputs="x"))
     assert (row["score"], row["label"]) == (False, "no")
 
 

@@ -68,6 +68,19 @@ def test_a_file_says_its_version_in_a_line_that_is_not_sent(tmp_path):
     assert made.label == f"relevance_to_query 7b {made.hash}"
 
 
+@pytest.mark.parametrize("written", ["\ufeff# version: 2\nGood?\n{outputs}", "# version: 2\r\nGood?\r\n{outputs}"])
+def test_a_file_of_another_editor_is_the_same_prompt(tmp_path, written):
+    (tmp_path / "mine.txt").write_bytes(written.encode())
+    made = prompt("q", tmp_path / "mine.txt")
+    assert (made.version, made.hash) == ("2", Prompt("q", "Good?\n{outputs}").hash)
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "mine.txt").write_bytes("Höflich? {outputs}".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"mine\.txt' is no text in UTF-8"):
+        prompt("q", tmp_path / "mine.txt")
+
+
 def test_the_hash_is_over_what_is_sent():
     plain, said = prompt("q", "{outputs}"), prompt("q", "# version: 2\n{outputs}")
     assert plain.hash == said.hash == Prompt("q", "{outputs}").hash

@@ -421,7 +421,7 @@ def _ids(names: Iterable[str]) -> list[str]:
     """The arguments of a test that are ids of registered evaluators."""
     from assay.evaluators import names as registered
 
-    known = set(registered())
+    known = set(registered()) - {"judge"}  # which is made of a question: a fixture of that name is the test's own
     return [name for name in names if name in known]
 
 

@@ -90,9 +90,9 @@ class Own(Judged):
         """What it asks a case for: what its prompt names."""
         return signature_of(self._prompt.asked, self.map or {})
 
-    async def __call__(self, case: Case | None = None, **values: Any) -> dict[str, Any]:
+    async def __call__(self, case: Case, **values: Any) -> dict[str, Any]:
         fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
-        seen = replace(case or Case(), **fields)
+        seen = replace(case, **fields)
         others = {
             name: text_of(value) for name, value in values.items() if name not in fields and name not in ARGUMENTS
         }

@@ -144,7 +144,14 @@ def _own(id: str, override: str | Path | None) -> str | None:
     folder = os.environ.get("ASSAY_PROMPTS")
     if override is None and folder and (file := Path(folder) / f"{id}.txt").is_file():
         override = file
-    return None if override is None else override.read_text("utf-8")
+    return None if override is None else _read(override)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt {str(file)!r} is no text in UTF-8: {error}") from error
 
 
 def _sent(values: Mapping[str, str], bound: int) -> dict[str, str]:
