@@ -31,6 +31,8 @@ votes = [
 ]
 trace = Trace(root, (root, search, plan, send), tuple(votes))
 """
+WIDTH = 120
+_INDENT = "    "
 SHOW = "for feedback in results:\n    print(feedback.key, feedback.outcome, feedback.score)"
 HEADER = "from assay.collector.records import Feedback, Run, Target, Trace, Usage\n"
 
@@ -201,13 +203,44 @@ def _imports(example: str) -> str:
 
 
 def _call(example: str) -> str:
-    """The call with one argument per line: as a formatter leaves it, however long it is."""
+    """The call with one argument per line, as a formatter leaves it."""
     source = f"score({example})"
     call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
-    values = [ast.get_source_segment(source, argument) for argument in call.args]
-    values += [f"{keyword.arg}={ast.get_source_segment(source, keyword.value)}" for keyword in call.keywords]
-    return "\n".join(["results = score(", *(f"    {value}," for value in values), ")"])
+    return "\n".join(["results = score(", *(f"    {member}," for member in _members(call, source, 1)), ")"])
+
+
+def _laid_out(node: ast.expr, source: str, depth: int, before: str = "") -> str:
+    """An expression that follows `before` on its line: on that line, else what it holds on one of its own, or each."""
+    text = ast.get_source_segment(source, node) or ""
+    if len(f"{_INDENT * depth}{before}{text},") <= WIDTH:
+        return text
+    if isinstance(node, ast.Lambda):
+        head = text.removesuffix(ast.get_source_segment(source, node.body) or "")
+        return head + _laid_out(node.body, source, depth, before + head)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # of a dict, such as `{…}.get(name)`
+        held = node.func.value
+        return _laid_out(held, source, depth, before) + text.removeprefix(ast.get_source_segment(source, held) or "")
+    if not isinstance(node, ast.Call | ast.List | ast.Dict):
+        return text
+    opening = text[: text.index("(") + 1] if isinstance(node, ast.Call) else text[0]
+    inner, end = "\n" + _INDENT * (depth + 1), "\n" + _INDENT * depth + text[-1]
+    within = text[len(opening) : -1]
+    if len(_INDENT) * (depth + 1) + len(within) <= WIDTH:
+        return f"{opening}{inner}{within}{end}"
+    return opening + "".join(f"{inner}{member}," for member in _members(node, source, depth + 1)) + end
+
+
+def _members(node: ast.Call | ast.List | ast.Dict, source: str, depth: int) -> list[str]:
+    if isinstance(node, ast.List):
+        return [_laid_out(member, source, depth) for member in node.elts]
+    if isinstance(node, ast.Dict):
+        named = [(f"{ast.get_source_segment(source, key)}: " if key else "**") for key in node.keys]
+        values = node.values
+    else:
+        named = [*("" for _ in node.args), *(f"{keyword.arg}=" for keyword in node.keywords)]
+        values = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return [name + _laid_out(value, source, depth, name) for name, value in zip(named, values, strict=True)]
 
 
 def run_example(spec: Spec) -> list[Feedback]:
