@@ -204,8 +204,7 @@ class Byop(Judged):
         return signature_of(self._prompt.asked, {})
 
     async def __call__(self, case: Case, **values: Any) -> list[dict[str, Any]]:
-        fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
-        case = replace(case, **fields)
+        case = replace(case, **{name: value for name, value in values.items() if name in Case.__dataclass_fields__})
         own: list[dict[str, str]] = [{}]
         if self.evaluate_retrieved_context and (context := context_of(case.documents)):
             own.append({"outputs": context})
