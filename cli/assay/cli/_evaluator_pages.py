@@ -31,7 +31,8 @@ votes = [
 ]
 trace = Trace(root, (root, search, plan, send), tuple(votes))
 """
-WIDTH = 120  # characters of a line of code
+WIDTH = 120
+_INDENT = "    "
 SHOW = "for feedback in results:\n    print(feedback.key, feedback.outcome, feedback.score)"
 HEADER = "from assay.collector.records import Feedback, Run, Target, Trace, Usage\n"
 
@@ -202,48 +203,44 @@ def _imports(example: str) -> str:
 
 
 def _call(example: str) -> str:
-    """The call as a formatter leaves it: one argument per line, and one part per line of what is too long."""
+    """The call with one argument per line, as a formatter leaves it."""
     source = f"score({example})"
     call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
-    return f"results = {_apart(source, call, 0)}"
+    return "\n".join(["results = score(", *(f"    {member}," for member in _members(call, source, 1)), ")"])
 
 
-def _apart(source: str, node: ast.expr, indent: int) -> str:
-    """A call, list or dict with each of its parts on a line; also as the body of a lambda, or before a method."""
-    whole = ast.get_source_segment(source, node) or ""
+def _laid_out(node: ast.expr, source: str, depth: int, before: str = "") -> str:
+    """An expression that follows `before` on its line: on that line, else what it holds on one of its own, or each."""
+    text = ast.get_source_segment(source, node) or ""
+    if len(f"{_INDENT * depth}{before}{text},") <= WIDTH:
+        return text
     if isinstance(node, ast.Lambda):
-        body = ast.get_source_segment(source, node.body) or ""
-        return whole.removesuffix(body) + _apart(source, node.body, indent)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Dict):
-        held = ast.get_source_segment(source, node.func.value) or ""
-        return _apart(source, node.func.value, indent) + whole.removeprefix(held)
-    if isinstance(node, ast.Call):
-        parts = [("", value) for value in node.args] + [(f"{one.arg}=", one.value) for one in node.keywords]
-        ends = f"{ast.get_source_segment(source, node.func)}(", ")"
-    elif isinstance(node, ast.Dict):
-        parts = [(f"{ast.get_source_segment(source, key)}: ", value) for key, value in _items(node)]
-        ends = "{", "}"
+        head = text.removesuffix(ast.get_source_segment(source, node.body) or "")
+        return head + _laid_out(node.body, source, depth, before + head)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # of a dict, such as `{…}.get(name)`
+        held = node.func.value
+        return _laid_out(held, source, depth, before) + text.removeprefix(ast.get_source_segment(source, held) or "")
+    if not isinstance(node, ast.Call | ast.List | ast.Dict):
+        return text
+    opening = text[: text.index("(") + 1] if isinstance(node, ast.Call) else text[0]
+    inner, end = "\n" + _INDENT * (depth + 1), "\n" + _INDENT * depth + text[-1]
+    within = text[len(opening) : -1]
+    if len(_INDENT) * (depth + 1) + len(within) <= WIDTH:
+        return f"{opening}{inner}{within}{end}"
+    return opening + "".join(f"{inner}{member}," for member in _members(node, source, depth + 1)) + end
+
+
+def _members(node: ast.Call | ast.List | ast.Dict, source: str, depth: int) -> list[str]:
+    if isinstance(node, ast.List):
+        return [_laid_out(member, source, depth) for member in node.elts]
+    if isinstance(node, ast.Dict):
+        named = [(f"{ast.get_source_segment(source, key)}: " if key else "**") for key in node.keys]
+        values = node.values
     else:
-        assert isinstance(node, ast.List)
-        parts, ends = [("", value) for value in node.elts], ("[", "]")
-    inner = " " * (indent + 4)
-    lines = [f"{inner}{name}{_laid_out(source, value, indent + 4, len(name))}," for name, value in parts]
-    return "\n".join([ends[0], *lines, " " * indent + ends[1]])
-
-
-def _items(node: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:
-    return ((key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None)
-
-
-_APART = (ast.Call, ast.List, ast.Dict, ast.Lambda)
-
-
-def _laid_out(source: str, node: ast.expr, indent: int, before: int) -> str:
-    """A part as it is where it fits on its line, after `before` characters and with its comma."""
-    whole = ast.get_source_segment(source, node) or ""
-    fits = indent + before + len(whole) + 1 <= WIDTH
-    return whole if fits or not isinstance(node, _APART) else _apart(source, node, indent)
+        named = [*("" for _ in node.args), *(f"{keyword.arg}=" for keyword in node.keywords)]
+        values = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return [name + _laid_out(value, source, depth, name) for name, value in zip(named, values, strict=True)]
 
 
 def run_example(spec: Spec) -> list[Feedback]:

@@ -182,8 +182,8 @@ class GuidelineAdherence(_ByGuidelines):
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("global_guideline_adherence", global_guidelines=["Answer in English"], '
-    'judge=scripted({"rationale": "It is French.", "rating": "no"})), outputs="Bonjour."',
+    example='get("global_guideline_adherence", global_guidelines="Be kind", '
+    'judge=scripted({"rationale": "It is rude.", "rating": "no"})), outputs="Go away."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalGuidelineAdherence(_ByGuidelines):
@@ -291,7 +291,7 @@ class ChunkRelevance(Judged):
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("custom_judge", assessment_name="polite", prompt="Is this polite?\\n{response}", '
+    example='get("custom_judge", assessment_name="polite", prompt="Is this polite? {response}", '
     'judge=scripted({"rationale": "It thanks.", "rating": "yes"})), outputs="Thank you!"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)

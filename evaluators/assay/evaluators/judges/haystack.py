@@ -154,7 +154,7 @@ class ContextRelevance(Judged):
     judge=True,
     kind="model",
     llm=False,
-    example='get("Faithfulness", judge=scripted({"statements": ["It was built in 1912.", "It is green."], '
+    example='get("Faithfulness", judge=scripted({"statements": ["In 1912.", "It is green."], '
     '"statement_scores": [1, 0]})), inputs="When was it built?", outputs="In 1912. It is green.", '
     'documents=["Built in 1912."]',
 )
