@@ -58,7 +58,7 @@ def cell(rounds: int, seed: int, truth: float, made: Callable[[Random], Correcte
 def two_valued(
     mean: float, judge: str, votes: int, *, cases: int = CASES, draw: str = "random"
 ) -> Callable[[Random], Corrected]:
-    """One round of scores that are yes or no. `draw`: "random", "by verdict" (as many of each), "unequal" (1 to 4)."""
+    """One round of scores that are yes or no. `draw`: "random", "by verdict" (as many of each), "unequal" (1 to 6)."""
     said = JUDGES[judge]
 
     def round(random: Random) -> Corrected:

@@ -785,3 +785,13 @@ def test_a_deleted_tag_is_offered_no_more(store: Store) -> None:
     assert store.values("tag") == ["both"]
     store.append([run(tags=("ann",))])
     assert store.values("tag") == ["ann", "both"]
+
+
+def test_feedback_of_people_alone(store: Store) -> None:
+    target = Target(trace_id="a" * 32)
+    for source in ("human", "model", "code"):
+        store.add_feedback([Feedback(target=target, key="good", score=1.0, source=source, author=source)])
+    store.add_feedback([Feedback(target=target, key="other", score=1.0, source="human", author="ann")])
+    assert [one.source for one in store.feedbacks(key="good", source="human")] == ["human"]
+    assert [one.source for one in store.feedbacks(key="good", source="model")] == ["model"]
+    assert len(store.feedbacks(source="human")) == 2

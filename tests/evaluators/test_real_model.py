@@ -34,7 +34,9 @@ def real() -> Judge:
 
 
 def answer(real: Judge, **more: Any) -> Answer:
-    question: tuple[dict[str, str], ...] = ({"role": "user", "content": "Is Rome in Italy? Say why, and rate yes or no."},)
+    question: tuple[dict[str, str], ...] = (
+        {"role": "user", "content": "Is Rome in Italy? Say why, and rate yes or no."},
+    )
     return asyncio.run(real.ask(Ask(messages=question, schema=SCHEMA, **more)))
 
 

@@ -89,10 +89,10 @@ def _stratified(scores: Sequence[float], votes: Sequence[Vote]) -> Corrected:
 
     random = numpy.random.default_rng(0)
     yes = sum(scores)
-    shares = [_posterior(votes, verdict) for verdict in (0.0, 1.0)]
-    of_no, of_yes = (random.beta(*share, DRAWS) for share in shares)
     both = 0 < yes < len(scores)
     says_yes = random.beta(yes + 0.5, len(scores) - yes + 0.5, DRAWS) if both else float(yes > 0)
+    shares = [_posterior(votes, verdict) for verdict in (0.0, 1.0)]
+    of_no, of_yes = (random.beta(*share, DRAWS) for share in shares)
     low, high = numpy.quantile(says_yes * of_yes + (1 - says_yes) * of_no, _ENDS)
     weight = (yes + 0.5) / (len(scores) + 1) if both else float(yes > 0)
     alone = _posterior(votes, None)

@@ -66,21 +66,21 @@ def draw(
     }
     chosen = _shared({stratum: sorted(entries, key=lambda entry: entry[0]) for stratum, entries in ordered.items()}, n)
     of |= {drawn.target: drawn.stratum for drawn in chosen}
+    chosen.sort(key=lambda drawn: _number(seed, drawn.target, "shown"))  # their numbers would tell the verdict
     return Sample(drawn=tuple(chosen), cases=dict(counted), of=of)
 
 
-def _number(seed: int, target: Target) -> int:
-    said = f"{seed} {target.trace_id} {target.span_id} {target.document} {target.session_id} {target.experiment_id}"
-    return int.from_bytes(hashlib.sha256(said.encode()).digest()[:8])
+def _number(seed: int, target: Target, why: str = "drawn") -> int:
+    about = f"{target.trace_id} {target.span_id} {target.document} {target.session_id} {target.experiment_id}"
+    return int.from_bytes(hashlib.sha256(f"{why} {seed} {about}".encode()).digest()[:8])
 
 
 def _shared(smallest: Mapping[str, Sequence[tuple[int, Target]]], n: int) -> list[Drawn]:
-    """As many of each stratum, the small ones whole; mixed, as their order would tell the verdict."""
+    """As many of each stratum, the small ones whole."""
     left, rooms = n, sorted(smallest, key=lambda stratum: len(smallest[stratum]))
-    chosen: list[tuple[int, Drawn]] = []
+    chosen: list[Drawn] = []
     for place, stratum in enumerate(rooms):
         share = min(len(smallest[stratum]), -(-left // (len(rooms) - place)))
         left -= share
-        taken = smallest[stratum][:share]
-        chosen += [(number, Drawn(target=target, stratum=stratum)) for number, target in taken]
-    return [drawn for _, drawn in sorted(chosen, key=lambda pair: pair[0])]
+        chosen += [Drawn(target=target, stratum=stratum) for _, target in smallest[stratum][:share]]
+    return chosen

@@ -73,9 +73,11 @@ class Row:
 
     @property
     def feedback(self) -> Mapping[str, Feedback]:
-        """The newest outcome per key, of the whole run or of one of its spans."""
-        by_age = sorted(self.trace.feedback, key=lambda outcome: outcome.created_ns)
-        return {outcome.key: outcome for outcome in by_age if outcome.target.document is None}
+        """The newest outcome per key, of the whole run or of one of its spans; a judge's rather than a vote on it."""
+        said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
+        judged = {outcome.key for outcome in said if outcome.source == "model"}
+        by_age = sorted(said, key=lambda outcome: outcome.created_ns)
+        return {one.key: one for one in by_age if one.source != "human" or one.key not in judged}
 
     @property
     def scores(self) -> Mapping[str, float | bool | str | None]:
@@ -203,7 +205,9 @@ class Experiment:
     def _trust(self) -> Mapping[str, str]:
         """How far each judge agrees with people; nothing where the store is away, or closed by now."""
         try:
-            return Checks(self._store).said({key: version or None for key, version in self._tally.judges.items()})
+            return Checks(self._store).said(
+                {key: version or None for key, version in self._tally.judge_versions.items()}
+            )
         except StoreError:
             return {}
 

@@ -83,7 +83,7 @@ class Tallies(Totals):
         return FeedbackStats(key=TASK_OK, n=self.runs, mean=share, minimum=lowest, maximum=highest, passed=share)
 
     @property
-    def judges(self) -> dict[str, str]:
+    def judge_versions(self) -> dict[str, str]:
         """The keys of judges, with their versions."""
         return {key: of_key.judge for key, of_key in self.keys.items() if of_key.judge is not None}
 

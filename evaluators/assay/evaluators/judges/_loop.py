@@ -12,6 +12,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
 from assay.evaluators.protocol import Ended, ended
@@ -35,11 +36,37 @@ class _Home:
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = _Quiet()
         self.kept: dict[Hashable, Any] = {}
+        self._ends = False
         self.thread = threading.Thread(target=self._work, name=NAME, daemon=True)
         self.thread.start()
 
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]], outcome: Future[Ended[T]]) -> None:
+        """Start a question on this loop; it is cancelled with its outcome."""
+        question = self.loop.create_task(_ended(work))
+        question.add_done_callback(lambda question: self._deliver(question, outcome))
+        outcome.add_done_callback(lambda outcome: self._cancel(question) if outcome.cancelled() else None)
+
+    def _deliver(self, question: asyncio.Task[Ended[T]], outcome: Future[Ended[T]]) -> None:
+        """Nothing at the end of the process: only daemon threads still wait, and nobody would see what they raise."""
+        if self._ends:
+            return
+        try:
+            if question.cancelled():
+                outcome.cancel()
+            else:
+                outcome.set_result(question.result())
+        except InvalidStateError:  # its caller was cancelled in the same moment
+            pass
+
+    def _cancel(self, question: asyncio.Task[Any]) -> None:
+        try:
+            self.loop.call_soon_threadsafe(question.cancel)
+        except RuntimeError:  # the process ends
+            pass
+
     def end(self) -> None:
         """Cancel what is under way, close what is kept, stop."""
+        self._ends = True
         try:
             self.loop.call_soon_threadsafe(self.loop.stop)
         except RuntimeError:  # it has ended
@@ -81,16 +108,12 @@ _left: list[_Home] = []  # the homes of parents, in forked children: not to be f
 
 async def on_judges_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """What a coroutine comes to that runs on the judges' loop, in the caller's context. Raises what it raises."""
-    loop = _the_home().loop
-    if asyncio.get_running_loop() is loop:
+    home = _the_home()
+    if asyncio.get_running_loop() is home.loop:
         return await work()
-    question = _ended(work)
-    try:
-        under_way = asyncio.run_coroutine_threadsafe(question, loop)
-    except RuntimeError:  # the process ends
-        question.close()
-        raise
-    return (await asyncio.wrap_future(under_way)).get()
+    outcome: Future[Ended[T]] = Future()
+    home.loop.call_soon_threadsafe(home.begin, work, outcome)  # in a copy of the caller's context
+    return (await asyncio.wrap_future(outcome)).get()
 
 
 async def _ended(work: Callable[[], Coroutine[Any, Any, T]]) -> Ended[T]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from assay.collector.records import Case, Feedback, Target
 from assay.collector.statistics import Paired, paired
+from assay.evaluators.judges._ask import ParseFailure
 from assay.evaluators.judges._judge import Judge, judge_of
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._prompts import Prompt
@@ -159,8 +160,11 @@ class Pairwise:
     async def _asked(self, judgement: Judgement, inputs: Any, shown: Any, beside: Any) -> tuple[Winner, str | None]:
         values = {"inputs": text_of(inputs), "first": text_of(shown), "second": text_of(beside)}
         answer = await judgement.ask(self.prompt, values, _SCHEMA)
-        places: Mapping[str, Winner] = {"a": "first", "b": "second"}
-        return places.get(str(answer.value["rating"]).lower(), "tie"), answer.value.get("rationale")
+        places: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}
+        place = places.get(str(answer.value.get("rating")).lower())
+        if place is None:
+            raise ParseFailure(f"the rating is {answer.value.get('rating')!r:.100}, none of A, B, tie", answer.text)
+        return place, answer.value.get("rationale")
 
     def compare(self, first: Runs, second: Runs, *, keep: bool = True) -> Preferences:
         """Two experiments, example by example and repetition by repetition. What comes of it is kept as feedback on

@@ -203,9 +203,8 @@ class Byop(Judged):
         """What it asks a case for: what its prompt names, and documents where the context is judged."""
         return signature_of(self._prompt.asked, {})
 
-    async def __call__(self, case: Case | None = None, **values: Any) -> list[dict[str, Any]]:
-        fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
-        case = replace(case or Case(), **fields)
+    async def __call__(self, case: Case, **values: Any) -> list[dict[str, Any]]:
+        case = replace(case, **{name: value for name, value in values.items() if name in Case.__dataclass_fields__})
         own: list[dict[str, str]] = [{}]
         if self.evaluate_retrieved_context and (context := context_of(case.documents)):
             own.append({"outputs": context})

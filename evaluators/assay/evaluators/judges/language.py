@@ -21,14 +21,12 @@ class ByJudge(Boolean):
 
     PROMPT: ClassVar[str] = "language_mismatch"
     PASSES: ClassVar[str] = "yes"
-    kind: ClassVar[str] = "model"
+    said_by: ClassVar[str] = "model"
 
-    async def __call__(
-        self, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None, case: Case | None = None
-    ) -> Any:
+    async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
         if is_blank(inputs) or is_blank(outputs):
             raise Skip("the question or the answer is empty: it is in no language")
-        return await self._family("language_mismatch", case or Case(), documents, inputs=inputs, outputs=outputs)
+        return await self._family("language_mismatch", case, documents, inputs=inputs, outputs=outputs)
 
 
 @builtin(
@@ -59,7 +57,7 @@ class LanguageMismatch:
     detect: Detector | None = None
     judge: Any = None
     prompt: str | Path | Mapping[str, Any] | None = None
-    chosen: ByLetters | ByJudge = field(init=False, repr=False, compare=False)
+    chosen: Any = field(init=False, repr=False, compare=False)  # who tells them: this is what is called
 
     def __post_init__(self) -> None:
         if self.judge is not None and self.detect is not None:
@@ -72,5 +70,5 @@ class LanguageMismatch:
             chosen = ByJudge(judge=self.judge, prompt=self.prompt, evaluate_retrieved_context=context)
         object.__setattr__(self, "chosen", chosen)
 
-    def __call__(self, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
-        return self.chosen(inputs, outputs, documents)
+    def __call__(self, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None, **case: Case) -> Any:
+        return self.chosen(inputs=inputs, outputs=outputs, documents=documents, **case)

@@ -183,19 +183,13 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         name=getattr(instance, "named", None) or spec.id,
         version=getattr(instance, "version", None) or spec.version,
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
-        source=_source(instance, spec),
+        source=getattr(instance, "said_by", spec.kind),
         summary=spec.summary,
         origin=origin,
         spec=spec,
         shares=not any(map(_runs_code, origin["init_parameters"].values())),
         **options,
     )
-
-
-def _source(instance: Any, spec: Spec) -> Source:
-    """Who speaks, where that depends on the parameters; a parameter of that name may mean anything else."""
-    said = getattr(instance, "kind", None)
-    return next((source for source in get_args(Source) if source == said), spec.kind)
 
 
 def _runs_code(parameter: Any) -> bool:
