@@ -245,3 +245,25 @@ def test_an_evaluator_that_takes_too_long_leaves_its_trace_and_is_waited_for_by_
     assert time.monotonic() - began < 10
     assert experiment.summary()[ID].failed == 2
     assert all(one.status == "error" for one in store.traces(kind="evaluator"))
+
+
+def test_a_judgement_that_is_thrown_away_breaks_nothing():
+    import contextvars
+
+    class Never:
+        model, where = "never", "nobody"
+
+        async def complete(self, ask):
+            await asyncio.sleep(30)
+
+    asked = ascore(get(ID, judge=Judge(model="m", backend=Never())), **CASE)
+
+    async def begin():
+        task = asyncio.ensure_future(asked)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return task.cancelled()
+
+    assert contextvars.copy_context().run(asyncio.run, begin())
+    assert score(get(ID, judge=yes), **CASE)[0].score is True

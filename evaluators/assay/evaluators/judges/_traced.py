@@ -20,7 +20,7 @@ from assay.collector.dialects import from_readable
 from assay.collector.records import JSON, Case, Target
 from assay.evaluators.judges._ask import Answer, Ask
 from assay.evaluators.judges._prompts import Prompt
-from assay.evaluators.protocol import NO_TRACE, Judgements, Skip, Untraced, judging, surroundings
+from assay.evaluators.protocol import Judgements, Skip, Untraced, judging, no_trace, surroundings
 from assay.tracer import Run, span
 from assay.tracer.capture import Captured, capture
 from assay.tracer.spans import current, to_json
@@ -139,7 +139,7 @@ def _target_of(case: Case) -> Target | None:
 
 
 def _named(target: Target | None) -> Mapping[str, str | None]:
-    if target is None or target.trace_id == NO_TRACE:
+    if target is None or target == no_trace():
         return {}
     return {"judged_trace": target.trace_id, "judged_span": target.span_id, "judged_session": target.session_id}
 

@@ -9,7 +9,7 @@ from assay.evaluators.protocol._binding import Binding, BindingError, value_of
 from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._documents import document_of, documents_of
 from assay.evaluators.protocol._evaluator import Asking, Batch, Evaluator
-from assay.evaluators.protocol._judging import NO_TRACE, Judgements, Untraced, judging, surroundings
+from assay.evaluators.protocol._judging import Judgements, Untraced, judging, no_trace, surroundings
 from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._messages import messages, only
 from assay.evaluators.protocol._metric import Metric
@@ -31,7 +31,6 @@ from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
 
 __all__ = [
-    "NO_TRACE",
     "Asking",
     "Batch",
     "Binding",
@@ -71,6 +70,7 @@ __all__ = [
     "messages",
     "missing_needs",
     "names",
+    "no_trace",
     "only",
     "plain",
     "retries_on",

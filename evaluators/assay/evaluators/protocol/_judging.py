@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.collector.records import Run, Target
 
-NO_TRACE = "0" * 32  # OpenTelemetry's invalid trace id: the feedback speaks of values given by hand
+_INVALID = "0" * 32  # OpenTelemetry's invalid trace id
 
 
 class Judgements:
@@ -43,6 +43,11 @@ class Untraced(Judgements):
     """Where judgements are to leave no trace, such as where nothing is stored that could lead to it."""
 
 
+def no_trace() -> Target:
+    """What feedback is about that speaks of values given by hand."""
+    return Target(trace_id=_INVALID)
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What is known to whom a judge cannot ask.
@@ -68,10 +73,11 @@ surroundings = _around.get
 def judging(**known: Any) -> Iterator[None]:
     """Let judges inside know more: `Surroundings` by name. A target that is no trace hides none that is known."""
     target = known.get("target")
-    if target is not None and target.trace_id == NO_TRACE:
+    if target is not None and target.trace_id == _INVALID:
         del known["target"]
     token = _around.set(replace(_around.get(), **known))
     try:
         yield
     finally:
-        _around.reset(token)
+        with suppress(ValueError):  # a coroutine that is thrown away is closed in whatever context
+            _around.reset(token)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
-from assay.evaluators.protocol import NO_TRACE, Evaluator, Untraced, as_evaluator, finish, judging
+from assay.evaluators.protocol import Evaluator, Untraced, as_evaluator, finish, judging, no_trace
 from assay.evaluators.scoring._cases import as_seen, case_of
 
 if TYPE_CHECKING:  # judges are imported when there are some
@@ -98,7 +98,7 @@ async def _once(
 ) -> tuple[Counted, Feedback | None]:
     from assay.evaluators.judges._rehearsal import rehearsed
 
-    target = Target(trace_id=case.trace.trace_id if case.trace else NO_TRACE)
+    target = Target(trace_id=case.trace.trace_id) if case.trace else no_trace()
     with rehearsed(rehearsal), judging(judgements=Untraced(), repetition=repetition):
         feedback: list[Feedback] = await evaluator.evaluate(case, target)
     asked = rehearsal.counted.calls or rehearsal.counted.cached

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from assay.collector.records import Case, Example, Feedback, Target, Trace
 from assay.collector.stores import TraceStore
-from assay.evaluators.protocol import NO_TRACE, Evaluator, as_evaluator, finish
+from assay.evaluators.protocol import Evaluator, as_evaluator, finish, no_trace
 from assay.evaluators.scoring._cases import as_seen, case_of
 from assay.evaluators.scoring._scoring import of_failed
 from assay.evaluators.scoring._sessions import turns_of
@@ -33,9 +33,9 @@ async def ascore(
     if store is not None:
         raise TypeError("a store is where a session is: score(…, session=id, store=…)")
     if judge.summary:
-        return await judge.evaluate_set(_cases(on, fields), Target(trace_id=NO_TRACE))
+        return await judge.evaluate_set(_cases(on, fields), no_trace())
     case = _case(on, example, fields)
-    target = Target(trace_id=case.trace.trace_id if case.trace else NO_TRACE)
+    target = Target(trace_id=case.trace.trace_id) if case.trace else no_trace()
     if isinstance(on, Trace) and "outputs" not in fields and (skipped := of_failed(judge, case, target)):
         return skipped
     return (await judge.evaluate_batch([case], [target]))[0]
