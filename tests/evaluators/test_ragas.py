@@ -364,7 +364,7 @@ def test_a_question_that_fails_ends_the_others():
 
     async def judge(prompt):
         if "Piece 0" in prompt:
-            while len(begun) < 2:
+            while len(begun) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             raise Unjudged("no")
         begun.append(prompt)
