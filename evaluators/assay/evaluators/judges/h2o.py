@@ -233,8 +233,8 @@ def _bare_word(text: str) -> Opinion | None:
     judge=True,
     agent=True,
     kind="model",
-    example='get("fact_check", judge=scripted({"answer": "", "evaluation_summary": "It is lower.", "evaluation_score": 0})), '
-    'outputs="Mont Blanc is 8,000 m high."',
+    example='get("fact_check", agent=lambda prompt: {"answer": "", "evaluation_summary": "No.", "evaluation_score": 0}'
+    '), outputs="Mont Blanc is 8,000 m high."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactCheck(Judged):
