@@ -182,7 +182,7 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         name=getattr(instance, "named", None) or spec.id,
         version=getattr(instance, "version", None) or spec.version,
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
-        source=getattr(instance, "said_by", spec.kind),  # some are made in several ways
+        source=getattr(instance, "said_by", spec.kind),
         summary=spec.summary,
         origin=origin,
         spec=spec,
