@@ -63,6 +63,19 @@ def test_cases_that_lack_something_are_told():
     assert (told.total.calls, dict(told.skipped)) == (4, {"relevance_to_query": 1})
 
 
+def test_what_fails_before_it_asks_is_told():
+    class Broken:
+        def __init__(self):
+            self.judge = scripted("x")
+
+        async def __call__(self, inputs):
+            raise ValueError("no embed is given")
+
+    told = estimate(Broken(), CASES)
+    assert told.total.calls == 0
+    assert "error: ValueError: no embed is given" in str(told)
+
+
 def test_evaluators_without_a_judge_are_left_out():
     assert dict(estimate(["exact", lambda outputs: True], CASES).by_evaluator) == {}
 

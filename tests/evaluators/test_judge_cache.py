@@ -224,7 +224,8 @@ def test_a_file_that_cannot_be_used_breaks_no_judgement(spoil, tmp_path, caplog)
 
 def test_a_file_that_somebody_holds_breaks_no_judgement(path, monkeypatch):
     monkeypatch.setattr("assay.evaluators.judges._cache.PATIENCE", 0.05)
-    Cache(path).put(b"other", OK)
+    with closing(Cache(path)) as other:
+        other.put(b"other", OK)
     with closing(sqlite3.connect(path)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         judge = cached(OK, path=path)

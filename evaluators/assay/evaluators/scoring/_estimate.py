@@ -17,13 +17,15 @@ if TYPE_CHECKING:  # judges are imported when there are some
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of evaluators over cases, by evaluator's key and together; `skipped` are cases that lack what it needs.
+    """Of evaluators over cases, by evaluator's key and together; `skipped` are cases that lack what it needs, `errors`
+    what an evaluator raises before it asks anything.
 
     `where` says to whom text would go. Printed, it is a line for each evaluator and one for all.
     """
 
     by_evaluator: Mapping[str, Counted]
     skipped: Mapping[str, int]
+    errors: Mapping[str, str]
     where: tuple[str, ...]
     cases: int
 
@@ -33,7 +35,10 @@ class Estimate:
         return _sum(self.by_evaluator.values())
 
     def __str__(self) -> str:
-        lines = [f"{key}: {_told(counted, self.skipped[key])}" for key, counted in self.by_evaluator.items()]
+        lines = [
+            f"{key}: {_told(counted, self.skipped[key], self.errors.get(key))}"
+            for key, counted in self.by_evaluator.items()
+        ]
         to = f", to {' and '.join(self.where)}" if self.where else ""
         return "\n".join([*lines, f"together, over {self.cases} cases: {_told(self.total)}{to}"])
 
@@ -67,30 +72,37 @@ def judges_of(evaluator: Evaluator) -> list[Judge]:
 
 
 async def _estimated(evaluators: Mapping[str, Evaluator], cases: list[Case], repetitions: int) -> Estimate:
-    counted, skipped = {}, {}
+    counted, skipped, errors = {}, {}, {}
     for key, evaluator in evaluators.items():
         of_cases = [await _rehearsed(evaluator, case, place) for place in range(repetitions) for case in cases]
         counted[key] = _sum(each for each, _ in of_cases)
-        skipped[key] = sum(lacking for _, lacking in of_cases[: len(cases)])
+        first_time = [said for _, said in of_cases[: len(cases)]]
+        skipped[key] = sum(said is not None and said.outcome == "skip" for said in first_time)
+        error = next((said.error for said in first_time if said is not None and said.outcome == "error"), None)
+        if error is not None:
+            errors[key] = error
     where = {judge.where: None for evaluator in evaluators.values() for judge in judges_of(evaluator)}
-    return Estimate(by_evaluator=counted, skipped=skipped, where=tuple(where), cases=len(cases))
+    return Estimate(by_evaluator=counted, skipped=skipped, errors=errors, where=tuple(where), cases=len(cases))
 
 
-async def _rehearsed(evaluator: Evaluator, case: Case, repetition: int) -> tuple[Counted, bool]:
-    """What one case takes at most, and whether it is skipped."""
+async def _rehearsed(evaluator: Evaluator, case: Case, repetition: int) -> tuple[Counted, Feedback | None]:
+    """What one case takes at most, and what is said where nothing is asked."""
     from assay.evaluators.judges._rehearsal import Rehearsal
 
     outcomes = [await _once(evaluator, case, repetition, Rehearsal(label)) for label in (0, -1)]
     return max(outcomes, key=lambda outcome: outcome[0].calls)
 
 
-async def _once(evaluator: Evaluator, case: Case, repetition: int, rehearsal: Rehearsal) -> tuple[Counted, bool]:
+async def _once(
+    evaluator: Evaluator, case: Case, repetition: int, rehearsal: Rehearsal
+) -> tuple[Counted, Feedback | None]:
     from assay.evaluators.judges._rehearsal import rehearsed
 
     target = Target(trace_id=case.trace.trace_id) if case.trace else no_trace()
     with rehearsed(rehearsal), judging(judgements=Untraced(), repetition=repetition):
         feedback: list[Feedback] = await evaluator.evaluate(case, target)
-    return rehearsal.counted, all(each.outcome == "skip" for each in feedback)
+    asked = rehearsal.counted.calls or rehearsal.counted.cached
+    return rehearsal.counted, None if asked or not feedback else feedback[0]
 
 
 def _sum(several: Iterable[Counted]) -> Counted:
@@ -111,10 +123,11 @@ def _case(given: Any) -> Case:
     raise TypeError(f"cases are cases, traces, examples or dicts of a case's fields, not {given!r:.200}")
 
 
-def _told(counted: Counted, skipped: int = 0) -> str:
+def _told(counted: Counted, skipped: int = 0, error: str | None = None) -> str:
     usd = "price unknown"
     if counted.usd is not None and counted.usd_at_most is not None:
         usd = f"about ${counted.usd:.4f}, ${counted.usd_at_most:.4f} at most"
     cached = f", {counted.cached} answers from the cache" if counted.cached else ""
     lacking = f", {skipped} cases skipped" if skipped else ""
-    return f"{counted.calls} calls, about {counted.input_tokens} tokens of input, {usd}{cached}{lacking}"
+    failed = f", error: {error}" if error is not None else ""
+    return f"{counted.calls} calls, about {counted.input_tokens} tokens of input, {usd}{cached}{lacking}{failed}"
