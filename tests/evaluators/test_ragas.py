@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -364,7 +365,7 @@ def test_a_question_that_fails_ends_the_others():
 
     async def judge(prompt):
         if "Piece 0" in prompt:
-            while len(begun) < 2:
+            while len(begun) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             raise Unjudged("no")
         begun.append(prompt)
@@ -376,7 +377,11 @@ def test_a_question_that_fails_ends_the_others():
 
     documents = [f"Piece {number}" for number in range(3)]
     found = score(get("context_precision", judge=judge), inputs="q", reference_outputs="r", documents=documents)[0]
-    assert (found.outcome, len(ended)) == ("error", 2)
+    assert found.outcome == "error"
+    deadline = time.monotonic() + 5
+    while len(ended) < 2 and time.monotonic() < deadline:  # they end on the judges' loop
+        time.sleep(0.001)
+    assert len(ended) == 2
 
 
 def test_only_so_many_chunks_are_judged():
