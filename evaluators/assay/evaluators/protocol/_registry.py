@@ -7,9 +7,8 @@ import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from assay.collector.records import Source
 from assay.evaluators.protocol import _foreign, _typed
 from assay.evaluators.protocol._evaluator import Evaluator
 from assay.evaluators.protocol._make import make
