@@ -126,9 +126,7 @@ class Comparison:
         rows = [self._row(key, [self.contrasts(other).get(key) for other in others], trust) for key in self.keys]
         return head, rows
 
-    def _row(
-        self, key: str, contrasts: Sequence[Contrast | None], trust: Sequence[Mapping[str, str]]
-    ) -> list[str]:
+    def _row(self, key: str, contrasts: Sequence[Contrast | None], trust: Sequence[Mapping[str, str]]) -> list[str]:
         sides = zip(self.experiments, trust, strict=True)
         base, *others = (_cell(experiment.summary().get(key), said.get(key, "")) for experiment, said in sides)
         pairs = zip(others, contrasts, strict=True)
