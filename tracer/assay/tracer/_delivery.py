@@ -15,6 +15,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
+from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan
@@ -22,7 +23,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from assay.tracer import _errors
 from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected
 from assay.tracer._finish import Finisher
-from assay.tracer._post import Answer, Post
+from assay.tracer._post import Answer, Post, load
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
 from assay.tracer._spool import Spool, folder_of
@@ -103,26 +104,29 @@ class Delivery:
         with self._starting:
             if self._thread is not None:
                 return
+            if sys.is_finalizing():  # a generator that is collected last: no thread would run any more
+                return self._leave()
             self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
             thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
             thread.start()
             self._thread = thread
             _at_exit(self._exit)
+        return None
 
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
+        load()
         while True:
             self._wake.wait(_INTERVAL)
             self._wake.clear()
             asked, closed = self._asked, self._closed
-            self._round(asked > self._done)
+            self._survive(self._round, asked > self._done)
             with self._settled:
                 self._done = asked
                 self._settled.notify_all()
             if closed:
                 return
 
-    @_errors.ours("delivery")
     def _round(self, urgent: bool) -> None:
         """Deliver everything queued now. An urgent round does not wait for the back-off."""
         if urgent:
@@ -130,12 +134,36 @@ class Delivery:
         items = self.queue.take()
         self._batches.extend(_batches([i for i in items if not isinstance(i, FeedbackEvent)]))
         while self._batches:
-            self._spans(self._batches.popleft())
+            self._settle(self._spans, self._batches.popleft())
         events = [i for i in items if isinstance(i, FeedbackEvent)]
         if events:
-            self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
+            self._settle(self._feedback, events)
         if self._reachable():
-            self.spool.replay(self._replay)
+            self._survive(self.spool.replay, self._replay)
+
+    def _settle(self, deliver: Callable[[Any], object], items: Sequence[Item]) -> None:
+        """Deliver items; whatever happens on the way, each of them is counted in the end."""
+        before = self._counted()
+        try:
+            self._survive(deliver, items)
+        finally:
+            if missing := len(items) - (self._counted() - before):
+                self._drop("delivery_failed", missing)
+
+    def _survive(self, step: Callable[[Any], object], argument: Any) -> None:
+        """Do something that may run what is not ours (redactors, instrumented clients): no error ends the thread."""
+        try:
+            step(argument)
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C while the process ends
+            _errors.note("delivery", error)
+
+    def _counted(self) -> int:
+        return self.tally.delivered + self.tally.spilled + self.tally.dropped.total()
+
+    def _feedback(self, events: Sequence[FeedbackEvent]) -> None:
+        self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
 
     def _spans(self, spans: Sequence[ReadableSpan]) -> None:
         spans = self._finished(spans)
@@ -172,7 +200,7 @@ class Delivery:
             self._keep(path, body, count)
             return "later"
         self._in_flight = path, body, count
-        answer = self._post.send(path, body, self._timeout())
+        answer = self._answer(path, body)
         flying, self._in_flight = self._in_flight, None
         if flying is None and answer.verdict != "ok":
             return "later"  # the end of the process has put it on the disk meanwhile
@@ -187,7 +215,7 @@ class Delivery:
 
     def _replay(self, path: str, body: bytes, count: int) -> str:
         """Send a body from the disk."""
-        answer = self._post.send(path, body, self._timeout())
+        answer = self._answer(path, body)
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
         elif answer.verdict == "later":
@@ -195,6 +223,14 @@ class Delivery:
         else:
             self._drop(answer.reason, count)
         return answer.verdict
+
+    def _answer(self, path: str, body: bytes) -> Answer:
+        """What comes of a request; what nobody expected leaves it to be sent later, from the disk."""
+        try:
+            return self._post.send(path, body, self._timeout())
+        except Exception as error:
+            _errors.note("delivery", error)
+            return Answer("later", type(error).__name__)
 
     def _acknowledged(self, path: str, answer: Answer, count: int) -> None:
         self._failures = 0
@@ -280,6 +316,10 @@ class Delivery:
         """The process ends. What other exit handlers still trace goes to the disk: no thread would come to send it."""
         self.close()
         self._exiting = True
+
+    def _leave(self) -> None:
+        self._exiting = True
+        self._rescue()
 
     def _rescue(self) -> None:
         """The time is up: write what is left to the disk."""

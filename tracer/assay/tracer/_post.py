@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +14,35 @@ if TYPE_CHECKING:
 
 _NO_KEY = frozenset((401, 403))  # somebody can mend that, and the next process may have the right one
 _RETRYABLE = frozenset((*_NO_KEY, 408, 425, 429, 500, 502, 503, 504))
+
+
+_loading = threading.Lock()
+_LONGEST_LOAD = 5.0  # seconds that a fork waits for it; more can only be a deadlock of imports
+
+
+def load() -> None:
+    """Import what delivery needs, on its own thread, for it takes a tenth of a second.
+
+    No fork comes in between: a child would inherit modules that are half imported, or locked for ever.
+    """
+    with _loading:
+        import encodings.idna  # noqa: F401  (imported by the first connection)
+
+        import opentelemetry.proto.collector.logs.v1.logs_service_pb2
+        import opentelemetry.proto.collector.trace.v1.trace_service_pb2
+        import requests  # noqa: F401
+
+
+def _before_fork() -> None:
+    _loading.acquire(timeout=_LONGEST_LOAD)
+
+
+def _after_fork() -> None:
+    if _loading.locked():
+        _loading.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)

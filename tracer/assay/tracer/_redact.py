@@ -43,7 +43,9 @@ class Redaction:
                 value = value.decode("utf-8", "replace")
             clean = self._node(key, list(value) if isinstance(value, tuple) else value, top=True)
             return clean if _is_attribute(clean) else orjson.dumps(clean, default=repr).decode()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a `SystemExit` too: what a redactor cannot look at is withheld
             _errors.user("redact", error)
             return FAILED
 

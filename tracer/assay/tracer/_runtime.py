@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -96,8 +96,11 @@ class Runtime:
 
 
 def _resource(settings: Settings) -> Resource:
-    ours = {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment}
-    return Resource.create({**ours, **settings.resource})
+    ours = {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
+    try:
+        return Resource.create(ours)
+    except RuntimeError:  # the main thread has ended: detectors run in an executor, and none can begin
+        return OTELResourceDetector().detect().merge(Resource(ours))
 
 
 _lock = threading.RLock()

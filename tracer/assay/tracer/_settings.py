@@ -34,6 +34,7 @@ class Settings:
     resource: Mapping[str, Any] = field(default_factory=dict)
 
 
+_HEADER = re.compile(r"[\x21-\x7e]+")  # what may stand in one
 _NOT_GIVEN = (None, "", ())
 
 
@@ -127,6 +128,9 @@ def _check(settings: Settings) -> None:
         raise ValueError(f"capture is one of {get_args(Capture)}, not {settings.capture!r}")
     if not 0.0 <= settings.sample_rate <= 1.0:
         raise ValueError(f"sample_rate is between 0 and 1, not {settings.sample_rate!r}")
+    if settings.api_key and not _HEADER.fullmatch(settings.api_key):  # quotes that an editor has curled, for one
+        odd = _HEADER.sub("", settings.api_key)
+        raise ValueError(f"api_key goes into an HTTP header, which cannot hold {odd!r}: copy the key alone")
     for redactor in settings.redact:
         if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):
             raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), not {redactor!r}")

@@ -7,6 +7,8 @@ the generator as if it had not been wrapped.
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -19,9 +21,27 @@ from assay.tracer._call import Call, Spec, fail, finish, put_outputs, set_output
 from assay.tracer._context import attach, detach, get_current
 from assay.tracer._json import to_json
 from assay.tracer._run import JSON_MIME
+from assay.tracer._runtime import current
 
 MAX_ITEMS = 10_000  # recorded; the rest is counted
 DEFERRED = (GeneratorType, AsyncGeneratorType, CoroutineType)
+
+
+_live: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def _finish_at_exit() -> None:
+    """What is open when the process ends is ended then: later, when modules go, nothing can be delivered any more."""
+    atexit.unregister(_finish)
+    atexit.register(_finish)
+
+
+def _finish() -> None:
+    open_still = [stream for stream in tuple(_live) if stream._open]
+    for stream in open_still:
+        stream.end(closed=True)
+    if open_still:
+        current().delivery.close()
 
 
 def follow(spec: Spec, call: Call, result: Any) -> Any:
@@ -45,6 +65,9 @@ class Stream:
         self._room = call.runtime.limit
         self._seen = 0
         self._open = True
+        if not _live:
+            _finish_at_exit()
+        _live.add(self)
 
     def record(self, item: object) -> None:
         """Note what was yielded, as it is now."""
