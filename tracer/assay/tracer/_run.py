@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Literal
@@ -64,10 +64,10 @@ class Run:
         if self._runtime.content and self._span.is_recording():
             self._guarded(names.DOCUMENTS_JSON, lambda: to_json(readable(list(documents)), self._runtime.limit))
 
-    def set_tags(self, *tags: str) -> None:
-        """Add tags."""
+    def set_tags(self, *tags: str | Iterable[str]) -> None:
+        """Add tags; a list of them counts as so many."""
         known = self._known(names.TAGS) or ()
-        self._guarded(names.TAGS, lambda: tuple(dict.fromkeys((*known, *map(str, tags)))))
+        self._guarded(names.TAGS, lambda: tuple(dict.fromkeys((*known, *_flat(tags)))))
 
     def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
         """Add metadata, by key."""
@@ -85,7 +85,14 @@ class Run:
         cost: float | None = None,
         **details: int,
     ) -> None:
-        """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call."""
+        """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call.
+
+        OpenAI's names are known, too: `set_usage(**response.usage.model_dump())` records what it says.
+        """
+        details = {k: v for k, v in details.items() if isinstance(v, int)}  # OpenAI's has dicts of finer counts
+        input_tokens = details.pop("prompt_tokens", None) if input_tokens is None else input_tokens
+        output_tokens = details.pop("completion_tokens", None) if output_tokens is None else output_tokens
+        details.pop("total_tokens", None)  # the sum of the two
         given = {names.INPUT_TOKENS: input_tokens, names.OUTPUT_TOKENS: output_tokens, names.COST: cost}
         given.update(
             {
@@ -166,6 +173,11 @@ class Run:
     @ours("attribute")
     def _guarded(self, key: str, make: Any) -> None:
         self._span.set_attribute(key, make())
+
+
+def _flat(tags: Iterable[Any]) -> Iterator[str]:
+    for tag in tags:
+        yield from map(str, tag if isinstance(tag, (list, tuple, set, frozenset)) else (tag,))
 
 
 def _attribute(value: object, limit: int) -> Any:

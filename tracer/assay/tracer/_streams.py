@@ -8,8 +8,9 @@ the generator as if it had not been wrapped.
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -186,36 +187,55 @@ def _close(inner: Any, stream: Stream) -> Any:
 
 
 async def _async_generator(inner: AsyncGenerator[Any, Any], stream: Stream) -> AsyncGenerator[Any, Any]:
-    action, argument = inner.asend, None
+    step, thrown = _unregistered(inner), None
     try:
         while True:
             token = attach(stream.inside)
             try:
-                item = await action(argument)
+                item = await step
             finally:
                 stream.inside = get_current()
                 detach(token)
             stream.record(item)
             try:
-                action, argument = inner.asend, (yield item)
+                step = inner.asend((yield item))
             except GeneratorExit:
                 await _aclose(inner, stream)
                 raise
             except BaseException as error:
-                action, argument = inner.athrow, error
+                step, thrown = inner.athrow(error), error
     except StopAsyncIteration:
         stream.end()
     except GeneratorExit:
         raise
     except BaseException as error:
+        if error is thrown and not isinstance(error, Exception):  # a loop that ends cancels what was to close it
+            stream.end(closed=True)
         stream.fail(error)
         raise
+
+
+def _unregistered(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
+    """The first step of an async generator of which the event loop is not told: it knows the one around it, and where
+    it ends with both still open it would close them at the same time.
+    """
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return inner.asend(None)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
 
 
 async def _aclose(inner: AsyncGenerator[Any, Any], stream: Stream) -> None:
     token = attach(stream.inside)
     try:
         await inner.aclose()
+    except Exception:
+        raise  # of its own clean-up: it has failed
+    except BaseException:  # the closing was cancelled, as at the end of `asyncio.run`
+        stream.end(closed=True)
+        raise
     finally:
         detach(token)
     stream.end(closed=True)
