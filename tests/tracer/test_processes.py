@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
 import pytest
+from tests.tracer.conftest import Sink
 
 from assay.tracer import configure
-from tests.tracer.conftest import Sink
 
 
 def run(script: str, sink: Sink, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:

@@ -103,7 +103,7 @@ class Delivery:
     def _start(self) -> None:
         with self._starting:
             if self._thread is not None:
-                return
+                return None
             if sys.is_finalizing():  # a generator that is collected last: no thread would run any more
                 return self._leave()
             self._closed, self._deadline, self._not_before = False, float("inf"), 0.0

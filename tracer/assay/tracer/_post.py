@@ -28,8 +28,6 @@ def load() -> None:
     with _loading:
         import encodings.idna  # noqa: F401  (imported by the first connection)
 
-        import opentelemetry.proto.collector.logs.v1.logs_service_pb2
-        import opentelemetry.proto.collector.trace.v1.trace_service_pb2
         import requests  # noqa: F401
 
 
