@@ -111,7 +111,7 @@ def test_spilled_bodies_are_redacted_too(tmp_path: Any) -> None:
     with pytest.raises(ValueError):
         fails(SECRET)
     assert flush(10).spilled == 1
-    (file,) = (tmp_path / "s").glob("*/*.traces")
+    (file,) = (tmp_path / "s").glob("*/*.spool")
     assert SECRET.encode() not in file.read_bytes()
 
 

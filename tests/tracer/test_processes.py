@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tracer.conftest import Sink
+from tests.tracer.conftest import Sink, spooled
 
 from assay.tracer import configure
 
@@ -58,7 +58,7 @@ next(opened)
 def test_a_generator_left_open_does_not_hold_up_the_end(sink: Sink, tmp_path: Path) -> None:
     done = run(LEFT_OPEN, sink, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(sink.spans()) + len(list((tmp_path / "spool").glob("*/*.traces"))) == 1
+    assert len(sink.spans()) + len(spooled(tmp_path / "spool")) == 1
 
 
 AFTER_MAIN = """
@@ -75,7 +75,7 @@ threading.Thread(target=later).start()
 
 def test_what_is_traced_first_after_the_main_thread_has_ended_is_delivered(sink: Sink, tmp_path: Path) -> None:
     done = run(AFTER_MAIN, sink, tmp_path)
-    assert len(sink.spans()) + sum(1 for _ in (tmp_path / "spool").glob("*/*.traces")) * 10 >= 10, done
+    assert len(sink.spans()) + sum(count for _, _, count in spooled(tmp_path / "spool")) == 10, done
     assert done.stderr == ""
 
 

@@ -14,24 +14,24 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan
 
-from assay.tracer import _errors
+from assay.tracer import _errors, _spool
 from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected
 from assay.tracer._finish import Finisher
 from assay.tracer._post import Answer, Post, load
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
-from assay.tracer._spool import Spool, folder_of
 from assay.tracer._wire import encode
 from assay.tracer.backoff import pause
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
-EXIT_TIMEOUT = 5.0  # seconds that the end of the process may wait for the collector
+EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
+_LONGEST_EXIT = 5.0  # seconds, if it goes on giving such signs
 _TIMEOUT = 10.0  # of one request
 _INTERVAL = 0.5  # between two rounds
 _BATCH_SPANS = 512
@@ -41,11 +41,11 @@ _live: weakref.WeakSet[Delivery] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class FlushResult:
     """What a flush achieved. True if every span and feedback handed in before it was acknowledged by the collector."""
 
     delivered: int = 0
-    spilled: int = 0  # on disk, to be sent when the collector is back
+    spilled: int = 0  # of this process, on disk now, to be sent when the collector is back
     dropped: int = 0
     pending: int = 0  # still queued when the time was up
 
@@ -75,7 +75,7 @@ class Delivery:
         """The state of a new process."""
         self.tally = Tally()
         self.queue = Queue()
-        self.spool = Spool(folder_of(self.settings))
+        self.spool = _spool.Spool(_spool.folder_of(self.settings), about=_spool.about(self.settings))
         self._post = Post(self.settings)
         self._wake = threading.Event()
         self._settled = threading.Condition()
@@ -139,7 +139,7 @@ class Delivery:
         if events:
             self._settle(self._feedback, events)
         if self._reachable():
-            self._survive(self.spool.replay, self._replay)
+            self._survive(self._replay_all, self._replay)
 
     def _settle(self, deliver: Callable[[Any], object], items: Sequence[Item]) -> None:
         """Deliver items; whatever happens on the way, each of them is counted in the end."""
@@ -213,6 +213,10 @@ class Delivery:
             self._drop(answer.reason, count)
         return answer.verdict
 
+    def _replay_all(self, send: Callable[[str, bytes, int], str]) -> None:
+        for reason, count in self.spool.replay(send).items():
+            self._drop(reason, count)
+
     def _replay(self, path: str, body: bytes, count: int) -> str:
         """Send a body from the disk."""
         answer = self._answer(path, body)
@@ -278,11 +282,15 @@ class Delivery:
         """Drops by reason, those at the queue included."""
         return self.tally.dropped + self.queue.dropped
 
-    def flush(self, timeout: float) -> Flushed:
-        """Deliver what is queued now, waiting at most `timeout` seconds."""
-        before = self.tally.delivered, self.tally.spilled, self.dropped().total()
-        if self._thread is None and len(self.queue):
+    def pick_up(self) -> None:
+        """Begin to deliver where something waits: in the queue, or on the disk since an earlier process."""
+        if self._thread is None and (len(self.queue) or self.spool.waits()):
             self._start()
+
+    def flush(self, timeout: float) -> FlushResult:
+        """Deliver what is queued now, waiting at most `timeout` seconds."""
+        before = self.tally.delivered, self.dropped().total()
+        self.pick_up()
         if self._thread is not None and self._thread.is_alive():
             with self._settled:
                 self._asked += 1
@@ -290,22 +298,27 @@ class Delivery:
                 self._wake.set()
                 self._settled.wait_for(lambda: self._done >= wanted, timeout)
         flying = self._in_flight
-        return Flushed(
+        return FlushResult(
             self.tally.delivered - before[0],
-            self.tally.spilled - before[1],
-            self.dropped().total() - before[2],
+            _spool.held(),
+            self.dropped().total() - before[1],
             len(self.queue) + sum(map(len, tuple(self._batches))) + (flying[2] if flying else 0),
         )
 
     def close(self, timeout: float = EXIT_TIMEOUT) -> None:
-        """Deliver what there is within `timeout` seconds; what remains goes to the disk."""
+        """Deliver what there is, as long as something was acknowledged within the last `timeout` seconds, and no
+        longer than `_LONGEST_EXIT`; what remains goes to the disk.
+        """
         atexit.unregister(self._exit)
         if self._closed:
             return
-        if self._thread is None and len(self.queue):
-            self._start()
-        self._deadline = end = time.monotonic() + timeout
-        self.flush(timeout)
+        longest = time.monotonic() + max(timeout, _LONGEST_EXIT)
+        while True:
+            delivered, now = self.tally.delivered, time.monotonic()
+            self._deadline = end = min(now + timeout, longest)
+            flushed = self.flush(end - now)
+            if not flushed.pending or self.tally.delivered == delivered or end == longest:
+                break
         thread, self._thread, self._closed = self._thread, None, True
         self._wake.set()
         if thread is not None:
@@ -329,14 +342,16 @@ class Delivery:
         self._not_before = float("inf")
         if len(self.queue) or self._batches:
             self._round(False)
+        self.spool.rest()
 
 
-def flush_all(first: Delivery, timeout: float) -> Flushed:
+def flush_all(first: Delivery, timeout: float) -> FlushResult:
     """Flush a delivery, and every other one of this process that a `configure` has replaced."""
     end = time.monotonic() + timeout
     others = [d for d in tuple(_live) if d is not first and not d.idle()]
     flushed = [d.flush(max(0.0, end - time.monotonic())) for d in (first, *others)]
-    return Flushed(*(sum(counts) for counts in zip(*map(astuple, flushed), strict=True)))
+    total = FlushResult(*(sum(counts) for counts in zip(*map(astuple, flushed), strict=True)))
+    return replace(total, spilled=_spool.held())
 
 
 def _batches(spans: list[ReadableSpan]) -> list[list[ReadableSpan]]:
@@ -364,7 +379,9 @@ def _at_exit(close: Callable[[], None]) -> None:
 
 
 def _after_fork() -> None:
+    _spool.forget()
     for delivery in _live:
+        delivery.spool.rest()
         delivery._fresh()
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from assay.tracer._settings import Settings
+from assay.tracer.backoff import seconds_until
 
 if TYPE_CHECKING:
     import requests
 
+_LONGEST_WAIT = 300.0  # seconds, whatever a server asks for
 _NO_KEY = frozenset((401, 403))  # somebody can mend that, and the next process may have the right one
 _RETRYABLE = frozenset((*_NO_KEY, 408, 425, 429, 500, 502, 503, 504))
 
@@ -90,7 +92,4 @@ def _meaning(response: requests.Response) -> Answer:
 
 
 def _seconds(text: str | None) -> float:
-    try:
-        return min(300.0, max(0.0, float(text or 0)))
-    except ValueError:  # an HTTP date: the back-off of our own will do
-        return 0.0
+    return min(_LONGEST_WAIT, seconds_until(text) or 0.0)
