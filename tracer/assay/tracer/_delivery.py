@@ -32,7 +32,6 @@ from assay.tracer.backoff import pause
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
 EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
 _LONGEST_EXIT = 5.0  # seconds, if it goes on giving such signs
-_TIMEOUT = 10.0  # of one request
 _INTERVAL = 0.5  # between two rounds
 _BATCH_SPANS = 512
 _BATCH_BYTES = 4 << 20  # of values
@@ -111,6 +110,9 @@ class Delivery:
             thread.start()
             self._thread = thread
             _at_exit(self._exit)
+        if self.settings.by_otel:
+            where = self.settings.traces_url or self.settings.url
+            _errors.say_once("otlp", f"spans go to {where}, as OTEL_EXPORTER_OTLP_* say; ASSAY_URL says otherwise")
         return None
 
     def _run(self) -> None:
@@ -272,7 +274,7 @@ class Delivery:
         self._not_before = time.monotonic() + max(answer.after, longest * _random.uniform(0.7, 1.0))
 
     def _timeout(self) -> float:
-        return min(_TIMEOUT, self._deadline - time.monotonic())
+        return min(self.settings.timeout, self._deadline - time.monotonic())
 
     def idle(self) -> bool:
         """Whether nothing waits."""

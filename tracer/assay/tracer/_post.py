@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
+from assay.tracer._encode import TRACES
 from assay.tracer._settings import Settings
 from assay.tracer.backoff import seconds_until
 
 if TYPE_CHECKING:
     import requests
 
+_NEAR = ("127.0.0.1", "localhost", "::1")  # bytes to this machine itself cost less than packing them
+_WORTH_PACKING = 1024  # bytes
 _LONGEST_WAIT = 300.0  # seconds, whatever a server asks for
 _NO_KEY = frozenset((401, 403))  # somebody can mend that, and the next process may have the right one
 _RETRYABLE = frozenset((*_NO_KEY, 408, 425, 429, 500, 502, 503, 504))
@@ -59,25 +64,36 @@ class Post:
     """Sends request bodies to a collector over one kept-alive connection. Used by one thread at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        self._url = settings.url
+        self._settings = settings
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "assay-tracer"}
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
+        self._headers.update(settings.headers)
+        near = (urlsplit(settings.url).hostname or "") in _NEAR
+        self._packs = settings.compression == "gzip" or (settings.compression is None and not near)
         self._session: requests.Session | None = None
 
     def send(self, path: str, body: bytes, timeout: float) -> Answer:
-        """POST a protobuf body to `<url><path>`."""
+        """POST a protobuf body to the address of the signal, `<url><path>`."""
         import requests
 
         if self._session is None:
             self._session = requests.Session()
+            self._session.verify = self._settings.certificate or True
+        headers = self._headers
+        if self._packs and len(body) >= _WORTH_PACKING:
+            body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
         try:
             response = self._session.post(
-                self._url + path, data=body, headers=self._headers, timeout=max(timeout, 0.05), allow_redirects=False
+                self._address(path), data=body, headers=headers, timeout=max(timeout, 0.05), allow_redirects=False
             )
         except requests.RequestException as error:
             return Answer("later", type(error).__name__)
         return _meaning(response)
+
+    def _address(self, path: str) -> str:
+        own = self._settings.traces_url if path == TRACES else None
+        return own or self._settings.url + path
 
 
 def _meaning(response: requests.Response) -> Answer:

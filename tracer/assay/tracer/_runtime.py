@@ -146,6 +146,7 @@ def configure(
     *,
     url: str | None = None,
     api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
     project: str | None = None,
     environment: str | None = None,
     capture: Capture | None = None,
@@ -160,6 +161,8 @@ def configure(
 ) -> None:
     """Set where spans go and what they hold. Optional: without it the `ASSAY_*` variables and the defaults count.
 
+    Where nothing names an address, OpenTelemetry's `OTEL_EXPORTER_OTLP_*` do (endpoint, headers, compression, timeout,
+    certificate). `headers` go with every request, for collectors that want other ones than `Authorization: Bearer`.
     `redact` takes keys, compiled patterns and functions `(key, value) -> value`. `provider` joins an existing
     OpenTelemetry set-up: its sampler decides, and its other exporters see our spans unredacted. `threads=False` leaves
     `threading` alone, `sigterm=False` the signal. Raises `ValueError` for a value that cannot be.
@@ -167,6 +170,7 @@ def configure(
     settings = _settings.resolve(
         url=url,
         api_key=api_key,
+        headers=headers,
         project=project,
         environment=environment,
         capture=capture,

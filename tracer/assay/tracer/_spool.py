@@ -1,10 +1,10 @@
-"""Request bodies on disk while a collector is away: a bounded folder per address, project and key, for later processes.
+"""Request bodies on disk while a collector is away: a bounded folder per address, project and key.
 
-A segment `<time>-<pid>-<serial>.spool` grows, record by record: a head, and the body of a request. Who writes or sends a
-segment holds a lock on it, which the system takes back when the process ends, so that there is no claim that could grow
-old; a child that was forked has no part in it. A record that is settled is marked as such where it stands, and a segment
-without others goes. What is torn (its writer was killed) is counted by what its head says; files that are none of ours
-are left alone.
+A segment `<time>-<pid>-<serial>.spool` grows, record by record: a head, and the body of a request. Who writes or sends
+a segment holds a lock on it, which the system takes back when the process ends, so that there is no claim that could
+grow old; a child that was forked has no part in it. A record that is settled is marked as such where it stands, and a
+segment without others goes. What is torn (its writer was killed) is counted by what its head says; files that are none
+of ours are left alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def folder_of(settings: Settings) -> Path | None:
     """The folder of the settings' collector, project and key; None where nothing is to be kept on disk."""
     if settings.spill_dir is None:
         return None
-    whose = "\n".join((settings.url, settings.project, settings.api_key or ""))
+    headers = (f"{name}={value}" for name, value in sorted(settings.headers.items()))
+    whose = "\n".join((settings.url, settings.project, settings.api_key or "", *headers))
     return Path(settings.spill_dir, sha256(whose.encode()).hexdigest()[:16])
 
 
