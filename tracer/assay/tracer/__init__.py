@@ -3,6 +3,7 @@
 from assay.tracer._ambient import session, tags, user
 from assay.tracer._decorate import trace
 from assay.tracer._delivery import FlushResult
+from assay.tracer._feedback import feedback
 from assay.tracer._instrument import instrument, tracer_provider, uninstrument
 from assay.tracer._propagate import carry, extract, inject
 from assay.tracer._run import Run, current_run, span
@@ -16,6 +17,7 @@ __all__ = [
     "configure",
     "current_run",
     "extract",
+    "feedback",
     "flush",
     "inject",
     "instrument",

@@ -15,7 +15,8 @@ from assay.tracer import _context
 from assay.tracer import attributes as names
 from assay.tracer._documents import readable
 from assay.tracer._encode import FeedbackEvent
-from assay.tracer._errors import ours
+from assay.tracer._errors import ours, say_once
+from assay.tracer._feedback import said_of
 from assay.tracer._json import cut_text, to_json
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import Clock, LiveSpan, Unsampled
@@ -39,13 +40,19 @@ class Run:
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits; all zeros outside of any trace."""
-        return f"{self._span.get_span_context().trace_id:032x}"
+        """32 hex digits; empty outside of any trace, which a warning says once."""
+        return self._id("trace_id", 32)
 
     @property
     def span_id(self) -> str:
-        """16 hex digits; all zeros outside of any trace."""
-        return f"{self._span.get_span_context().span_id:016x}"
+        """16 hex digits; empty outside of any trace, which a warning says once."""
+        return self._id("span_id", 16)
+
+    def _id(self, name: str, digits: int) -> str:
+        id: int = getattr(self._span.get_span_context(), name)
+        if not id and not self._runtime.off:
+            say_once("no_run", f"current_run().{name} was asked for outside of any run: it is empty")
+        return f"{id:0{digits}x}" if id else ""
 
     def set_name(self, name: str) -> None:
         """Rename the run."""
@@ -129,28 +136,11 @@ class Run:
     def _feedback(
         self, key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any
     ) -> None:
-        is_label = isinstance(value, str)
         context = self._span.get_span_context()
-        attributes = {
-            names.EVALUATION_NAME: str(key),
-            names.EVALUATION_SCORE: None if is_label or value is None else float(value),
-            names.EVALUATION_LABEL: value if is_label else label,
-            names.EVALUATION_EXPLANATION: comment,
-            names.FEEDBACK_BOOLEAN: True if isinstance(value, bool) else None,
-            names.FEEDBACK_SOURCE: source,
-            names.FEEDBACK_AUTHOR: author,
-            names.FEEDBACK_METADATA: to_json(metadata, self._runtime.limit) if metadata else None,
-        }
         if context.is_valid and not isinstance(self._span, Unsampled):
-            self._deliver(
-                FeedbackEvent(
-                    context.trace_id,
-                    context.span_id,
-                    Clock.now(),
-                    {k: v for k, v in attributes.items() if v is not None},
-                    self._runtime.resource.attributes,
-                )
-            )
+            said = said_of(key, value, comment, label, source, author, metadata, limit=self._runtime.limit)
+            resource = self._runtime.resource.attributes
+            self._deliver(FeedbackEvent(context.trace_id, context.span_id, Clock.now(), said, resource))
 
     def _deliver(self, event: FeedbackEvent) -> None:
         captured = self._runtime.spans.captures.get(event.trace_id)
