@@ -167,7 +167,7 @@ def test_no_collector_and_no_disk_is_counted(tmp_path: Path) -> None:
 
 def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
     runtime = _runtime.Runtime(Settings(spill_dir=None))
-    runtime.delivery.queue = Queue(max_items=3, max_bytes=1 << 20)
+    runtime.delivery.queue = Queue(max_bytes=3 * 1_800)
     runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
     _runtime.replace(runtime)
     with span("root"), span("inner"):
@@ -183,7 +183,7 @@ def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
 
 def test_the_queue_is_bounded_in_bytes() -> None:
     runtime = _runtime.Runtime(Settings(spill_dir=None))
-    runtime.delivery.queue = Queue(max_items=1000, max_bytes=50_000)
+    runtime.delivery.queue = Queue(max_bytes=50_000)
     runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
     _runtime.replace(runtime)
     for _ in range(10):
@@ -549,3 +549,30 @@ def test_a_flush_is_not_true_while_spans_of_this_process_lie_on_disk(tmp_path: P
     until(lambda: stats().spilled)
     assert flush(10) == FlushResult(spilled=1)
     assert not flush(10)
+
+
+def test_what_the_queue_does_not_hold_goes_to_the_disk_and_from_there_to_the_collector(sink: Sink) -> None:
+    configure(url=sink.url)
+    delivery = _runtime.current().delivery
+    delivery.queue = Queue(high_bytes=100_000)
+    delivery._thread = threading.current_thread()  # nobody takes anything out
+    for _ in range(1_000):
+        work()
+    assert stats().spilled + stats().queued == 1_000
+    assert stats().spilled > 900
+    delivery._thread = None
+    assert flush(10)
+    assert len(sink.spans()) == 1_000
+
+
+def test_many_threads_take_from_the_queue_without_losing_count(tmp_path: Path) -> None:
+    configure(url="http://127.0.0.1:9", spill_dir=str(tmp_path))
+    _runtime.current().delivery.queue = Queue(high_bytes=20_000)
+    threads = [threading.Thread(target=lambda: [work() for _ in range(500)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert flush(20).spilled == 4_000
+    assert sum(count for _, _, count in spooled(tmp_path)) == 4_000
+    assert stats().dropped == {}

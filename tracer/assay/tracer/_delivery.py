@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -31,6 +31,7 @@ from assay.tracer.backoff import pause
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
 EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
+_PATIENCE = 1.0  # seconds, for a delivery thread that is busy with a batch
 _LONGEST_EXIT = 5.0  # seconds, if it goes on giving such signs
 _INTERVAL = 0.5  # between two rounds
 _BATCH_SPANS = 512
@@ -52,13 +53,39 @@ class FlushResult:
         return not (self.spilled or self.dropped or self.pending)
 
 
-@dataclass(slots=True)
 class Tally:
     """Counts of spans and feedbacks since the start of the process."""
 
-    delivered: int = 0
-    spilled: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.delivered = self.spilled = 0
+        self.dropped: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    def add(
+        self, *, delivered: int = 0, spilled: int = 0, dropped: int = 0, reason: str = "", earlier: bool = False
+    ) -> None:
+        """Count some more; `earlier` ones were counted before, as spilled."""
+        if not earlier:
+            self._here.settled = self.settled_here + delivered + spilled + dropped
+        with self._lock:
+            self.delivered += delivered
+            self.spilled += spilled
+            if dropped:
+                self.dropped[reason] += dropped
+
+    def set_aside(self, count: int) -> None:
+        """What this thread is to settle later counts as settled for now."""
+        self._here.settled = self.settled_here + count
+
+    @property
+    def settled_here(self) -> int:
+        """How many were counted by this thread."""
+        return int(getattr(self._here, "settled", 0))
+
+
+class _TakenOver(BaseException):
+    """The process ends, and the thread that ends it has taken over what this one was at."""
 
 
 class Delivery:
@@ -84,8 +111,13 @@ class Delivery:
         self._closed = self._exiting = False
         self._deadline = float("inf")
         self._failures, self._not_before = 0, 0.0  # in a row
+        # What was taken from the queue and is not settled is in these three. Who works on them holds the lock, but for
+        # the time of a request; who takes over says so.
         self._in_flight: tuple[str, bytes, int] | None = None
-        self._batches: deque[list[ReadableSpan]] = deque()  # taken from the queue, not yet on their way
+        self._batches: deque[Sequence[ReadableSpan]] = deque()
+        self._events: list[FeedbackEvent] = []
+        self._work = threading.Lock()
+        self._taken_over = False
 
     def put(self, item: Item) -> None:
         """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
@@ -96,6 +128,8 @@ class Delivery:
                 self._rescue()
             elif self._thread is None:
                 self._start()
+            if self.queue.is_high:
+                self._relieve()
         except Exception as error:
             _errors.note("queue", error)
 
@@ -106,6 +140,7 @@ class Delivery:
             if sys.is_finalizing():  # a generator that is collected last: no thread would run any more
                 return self._leave()
             self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
+            self._work, self._taken_over = threading.Lock(), False
             thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
             thread.start()
             self._thread = thread
@@ -118,11 +153,16 @@ class Delivery:
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
         load()
+        work = self._work
         while True:
             self._wake.wait(_INTERVAL)
             self._wake.clear()
             asked, closed = self._asked, self._closed
-            self._survive(self._round, asked > self._done)
+            try:
+                with work:
+                    self._survive(self._round, asked > self._done)
+            except _TakenOver:
+                return
             with self._settled:
                 self._done = asked
                 self._settled.notify_all()
@@ -135,9 +175,10 @@ class Delivery:
             self._not_before = 0.0
         items = self.queue.take()
         self._batches.extend(_batches([i for i in items if not isinstance(i, FeedbackEvent)]))
+        self._events += [i for i in items if isinstance(i, FeedbackEvent)]
         while self._batches:
             self._settle(self._spans, self._batches.popleft())
-        events = [i for i in items if isinstance(i, FeedbackEvent)]
+        events, self._events = self._events, []
         if events:
             self._settle(self._feedback, events)
         if self._reachable():
@@ -145,24 +186,53 @@ class Delivery:
 
     def _settle(self, deliver: Callable[[Any], object], items: Sequence[Item]) -> None:
         """Deliver items; whatever happens on the way, each of them is counted in the end."""
-        before = self._counted()
+        before = self.tally.settled_here
+        taken_over = False
         try:
             self._survive(deliver, items)
+        except _TakenOver:
+            taken_over = True
+            raise
         finally:
-            if missing := len(items) - (self._counted() - before):
+            missing = len(items) - (self.tally.settled_here - before)
+            if missing > 0 and not taken_over:
                 self._drop("delivery_failed", missing)
 
     def _survive(self, step: Callable[[Any], object], argument: Any) -> None:
         """Do something that may run what is not ours (redactors, instrumented clients): no error ends the thread."""
         try:
             step(argument)
+        except _TakenOver:
+            raise
         except BaseException as error:
             if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C while the process ends
             _errors.note("delivery", error)
 
-    def _counted(self) -> int:
-        return self.tally.delivered + self.tally.spilled + self.tally.dropped.total()
+    def _relieve(self) -> None:
+        """The queue grows faster than it can be delivered: who makes it grow takes some of it to the disk."""
+        if self.spool.is_off:
+            return  # it grows up to its second bound
+        items = self.queue.take_some(_BATCH_SPANS)
+        spans = [item for item in items if not isinstance(item, FeedbackEvent)]
+        events = [item for item in items if isinstance(item, FeedbackEvent)]
+        for batch in _batches(spans):
+            self._settle(self._shelve, batch)
+        if events:
+            body = feedback_body(map(self.finisher.feedback, events))
+            self._settle(lambda given: self._keep(LOGS, body, len(given), "queue"), events)
+
+    def _shelve(self, spans: Sequence[ReadableSpan]) -> None:
+        finished = self._finished(spans)
+        try:
+            body = encode(finished)
+        except Exception as error:
+            if len(finished) == 1:
+                return self._not_encodable(error)
+            for span in finished:
+                self._shelve([span])
+            return None
+        return self._keep(TRACES, body, len(finished), "queue") if finished else None
 
     def _feedback(self, events: Sequence[FeedbackEvent]) -> None:
         self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
@@ -177,9 +247,13 @@ class Delivery:
             if len(spans) == 1:
                 return self._drop("too_large", 1)
             half = len(spans) // 2
-            self._spans(spans[:half])
-            self._spans(spans[half:])
+            self._again(spans[:half], spans[half:])
         return None
+
+    def _again(self, *parts: Sequence[ReadableSpan]) -> None:
+        """Put parts of a batch before what waits; each is settled for itself."""
+        self._batches.extendleft(reversed(parts))
+        self.tally.set_aside(sum(map(len, parts)))
 
     def _finished(self, spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
         finished = [span for span in map(self.finisher.span, spans) if span is not None]
@@ -190,9 +264,10 @@ class Delivery:
     def _one_by_one(self, spans: Sequence[ReadableSpan], error: Exception) -> None:
         """A span that cannot be encoded must not take its batch along."""
         if len(spans) > 1:
-            for span in spans:
-                self._spans([span])
-            return
+            return self._again(*([span] for span in spans))
+        return self._not_encodable(error)
+
+    def _not_encodable(self, error: Exception) -> None:
         _errors.note("encode", error)
         self._drop("not_encodable", 1)
 
@@ -203,9 +278,7 @@ class Delivery:
             return "later"
         self._in_flight = path, body, count
         answer = self._answer(path, body)
-        flying, self._in_flight = self._in_flight, None
-        if flying is None and answer.verdict != "ok":
-            return "later"  # the end of the process has put it on the disk meanwhile
+        self._in_flight = None
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
         elif answer.verdict == "later":
@@ -217,7 +290,7 @@ class Delivery:
 
     def _replay_all(self, send: Callable[[str, bytes, int], str]) -> None:
         for reason, count in self.spool.replay(send).items():
-            self._drop(reason, count)
+            self._drop(reason, count, earlier=True)
 
     def _replay(self, path: str, body: bytes, count: int) -> str:
         """Send a body from the disk."""
@@ -232,26 +305,36 @@ class Delivery:
 
     def _answer(self, path: str, body: bytes) -> Answer:
         """What comes of a request; what nobody expected leaves it to be sent later, from the disk."""
+        work = self._work
+        work.release()
         try:
             return self._post.send(path, body, self._timeout())
         except Exception as error:
             _errors.note("delivery", error)
             return Answer("later", type(error).__name__)
+        finally:
+            work.acquire()
+            if self._taken_over or work is not self._work:
+                raise _TakenOver
 
     def _acknowledged(self, path: str, answer: Answer, count: int) -> None:
         self._failures = 0
         refused = min(rejected(path, answer.body), count)
-        self.tally.delivered += count - refused
+        self.tally.add(delivered=count - refused)
         if refused:
             self._drop("rejected", refused)
 
     def _keep(self, path: str, body: bytes, count: int, reason: str = "") -> None:
         kept, lost = self.spool.keep(path, body, count)
-        self.tally.spilled += kept
-        if kept:
+        self.tally.add(spilled=kept)
+        if kept and reason != "queue":
             self._say(reason)
         for why, items in lost.items():
-            self._drop(reason if why == "collector_away" and reason.startswith("http_") else why, items)
+            self._drop(
+                reason if why == "collector_away" and reason.startswith("http_") else why,
+                items,
+                earlier=why not in ("collector_away", "disk"),
+            )
 
     def _say(self, reason: str) -> None:
         url = self.settings.url
@@ -261,8 +344,8 @@ class Delivery:
         else:
             _errors.say_once("spilled", f"no collector answers at {url}: spans wait on disk until one does")
 
-    def _drop(self, reason: str, count: int) -> None:
-        self.tally.dropped[reason] += count
+    def _drop(self, reason: str, count: int, earlier: bool = False) -> None:
+        self.tally.add(dropped=count, reason=reason, earlier=earlier)
         _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.url})")
 
     def _reachable(self) -> bool:
@@ -278,7 +361,7 @@ class Delivery:
 
     def idle(self) -> bool:
         """Whether nothing waits."""
-        return not (len(self.queue) or self._batches or self._in_flight)
+        return not (len(self.queue) or self._batches or self._events or self._in_flight)
 
     def dropped(self) -> Counter[str]:
         """Drops by reason, those at the queue included."""
@@ -304,7 +387,7 @@ class Delivery:
             self.tally.delivered - before[0],
             _spool.held(),
             self.dropped().total() - before[1],
-            len(self.queue) + sum(map(len, tuple(self._batches))) + (flying[2] if flying else 0),
+            len(self.queue) + sum(map(len, tuple(self._batches))) + len(self._events) + (flying[2] if flying else 0),
         )
 
     def close(self, timeout: float = EXIT_TIMEOUT) -> None:
@@ -312,7 +395,7 @@ class Delivery:
         longer than `_LONGEST_EXIT`; what remains goes to the disk.
         """
         atexit.unregister(self._exit)
-        if self._closed:
+        if self._closed or (self._thread is None and not len(self.queue)):
             return
         longest = time.monotonic() + max(timeout, _LONGEST_EXIT)
         while True:
@@ -337,14 +420,19 @@ class Delivery:
         self._rescue()
 
     def _rescue(self) -> None:
-        """The time is up: write what is left to the disk."""
-        flying, self._in_flight = self._in_flight, None
-        if flying:
-            self._keep(*flying)
-        self._not_before = float("inf")
-        if len(self.queue) or self._batches:
-            self._round(False)
-        self.spool.rest()
+        """The time is up: write what is left to the disk, also what the delivery thread was at."""
+        held = self._work.acquire(timeout=_PATIENCE)  # it has it but for the time of a request
+        try:
+            self._taken_over, self._not_before = True, float("inf")
+            flying, self._in_flight = self._in_flight, None
+            if flying:
+                self._keep(*flying)
+            if len(self.queue) or self._batches or self._events:
+                self._round(False)
+            self.spool.rest()
+        finally:
+            if held:
+                self._work.release()
 
 
 def flush_all(first: Delivery, timeout: float) -> FlushResult:
@@ -383,7 +471,7 @@ def _at_exit(close: Callable[[], None]) -> None:
 def _after_fork() -> None:
     _spool.forget()
     for delivery in _live:
-        delivery.spool.rest()
+        delivery.spool.abandon()
         delivery._fresh()
 
 

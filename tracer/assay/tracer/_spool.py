@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 import zlib
 from collections import Counter
@@ -86,6 +87,7 @@ class Spool:
         self._folder = folder
         self._max_bytes = max_bytes
         self._about = about or {}
+        self._adding = threading.Lock()  # callers add where the queue is too long
         self._own: tuple[Path, int] | None = None  # the segment that grows, and its descriptor
         self._began = 0.0
         self._size = 0
@@ -96,8 +98,9 @@ class Spool:
         if self._folder is None:
             return 0, {"collector_away": count}
         try:
-            self._add(self._folder, path, body, count)
-            return count, self._trim(self._folder)
+            with self._adding:
+                self._add(self._folder, path, body, count)
+                return count, self._trim(self._folder)
         except OSError as error:
             _errors.note("spill", error)
             return 0, {"disk": count}
@@ -118,19 +121,33 @@ class Spool:
                 break
         return lost
 
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is to be kept on disk."""
+        return self._folder is None
+
     def waits(self) -> bool:
         """Whether something lies in the folder."""
         return self._folder is not None and self._folder.is_dir() and bool(segments(self._folder))
 
     def rest(self) -> None:
         """Add nothing more to the segment that grew: whoever comes first may send it."""
+        with self._adding:
+            self._rest()
+
+    def abandon(self) -> None:
+        """In a forked child, where nobody holds the lock any more: the segment is the parent's."""
+        self._adding = threading.Lock()
+        self._rest()
+
+    def _rest(self) -> None:
         own, self._own = self._own, None
         if own is not None:
             os.close(own[1])
 
     def _add(self, folder: Path, path: str, body: bytes, count: int) -> None:
         if self._own is None or self._size >= self._largest or time.monotonic() - self._began > _SEGMENT_S:
-            self.rest()
+            self._rest()
             self._begin(folder)
         assert self._own is not None
         file, descriptor = self._own
@@ -174,7 +191,7 @@ class Spool:
             if excess <= 0:
                 break
             if self._own is not None and path == self._own[0]:
-                self.rest()
+                self._rest()
             lost["disk_full"] += remove(path)
             excess -= 0 if path.exists() else size
         return +lost
