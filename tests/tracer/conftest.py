@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.tracer import _errors, _runtime
+from assay.tracer import _errors, _runtime, _spool
 from assay.tracer.testing import traced  # noqa: F401
 
 
@@ -97,12 +98,22 @@ def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None
     monkeypatch.setenv("ASSAY_SPILL_DIR", str(tmp_path / "spill"))
     previous = _runtime.replace(None)
     _errors.reset()
+    _spool.forget()  # what other tests have left on disk
     _errors.strict = True
     yield
     _errors.strict = False
     made = _runtime.replace(previous)
     if made is not None:
         made.delivery.close(0.2)
+
+
+def spooled(folder: Path) -> list[tuple[str, bytes, int]]:
+    """What waits below a spool directory: path, body and number of items of each request."""
+    waiting = []
+    for segment in sorted(folder.glob("*/*.spool")):
+        with segment.open("rb") as file:
+            waiting += [(it.path, it.body or b"", it.count) for it in _spool.records(file.fileno())]
+    return waiting
 
 
 def until(condition: Callable[[], Any], timeout: float = 10.0) -> Any:

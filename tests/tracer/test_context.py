@@ -381,3 +381,16 @@ def test_capture_inside_a_joined_setup_keeps_everything_to_itself(sink: Sink) ->
     assert flush(10)
     assert Counter(s.name for s in spans) == {"example": 1, "SELECT": 1, "middle": 1, "leaf": 2}
     assert ([s.name for s in sink.spans()], still_open) == (["GET /"], 0)
+
+
+async def answered_elsewhere() -> str:
+    await asyncio.sleep(0)
+    with span("inner") as run:
+        return run.trace_id
+
+
+def test_a_carried_coroutine_function_runs_inside(traced: Spans) -> None:
+    with span("root") as root, session("s"):
+        task = carry(answered_elsewhere)
+    assert asyncio.run(task()) == root.trace_id
+    assert (traced.one("inner").attributes or {})["session.id"] == "s"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from assay.tracer import Flushed, _errors, _runtime, configure, flush, span, stats, trace
+from assay.tracer import FlushResult, _errors, _runtime, _spool, configure, flush, shutdown, span, stats, trace
 from assay.tracer._delivery import Delivery, _batches
 from assay.tracer._post import Answer
 from assay.tracer._queue import Queue
@@ -30,7 +31,7 @@ from assay.tracer._span import open_local
 from assay.tracer._spool import Spool
 from assay.tracer.testing import capture_spans
 
-from .conftest import Sink, until
+from .conftest import Sink, spooled, until
 
 
 @trace
@@ -142,7 +143,7 @@ def test_what_one_process_leaves_the_next_one_sends(sink: Sink, tmp_path: Path) 
     work()
     until(lambda: len(sink.spans()) == 2)
     assert {s.name for s in sink.spans()} == {"earlier", "work"}
-    until(lambda: not list(Path(folder).glob("*/*")))  # it is acknowledged first and removed then
+    until(lambda: not list(Path(folder).glob("*/*.spool")))  # it is acknowledged first and removed then
 
 
 def test_the_disk_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_the_disk_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
             pass
         flush(10)
     assert runtime.delivery.dropped() == {"disk_full": 3}
-    assert len(list(tmp_path.glob("*.traces"))) == 2
+    assert len(list(tmp_path.glob("*.spool"))) == 2
 
 
 def test_no_collector_and_no_disk_is_counted(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_no_collector_and_no_disk_is_counted(tmp_path: Path) -> None:
 
 def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
     runtime = _runtime.Runtime(Settings(spill_dir=None))
-    runtime.delivery.queue = Queue(max_items=3, max_bytes=1 << 20)
+    runtime.delivery.queue = Queue(max_bytes=3 * 1_800)
     runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
     _runtime.replace(runtime)
     with span("root"), span("inner"):
@@ -182,7 +183,7 @@ def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
 
 def test_the_queue_is_bounded_in_bytes() -> None:
     runtime = _runtime.Runtime(Settings(spill_dir=None))
-    runtime.delivery.queue = Queue(max_items=1000, max_bytes=50_000)
+    runtime.delivery.queue = Queue(max_bytes=50_000)
     runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
     _runtime.replace(runtime)
     for _ in range(10):
@@ -248,15 +249,13 @@ def test_an_application_that_handles_sigterm_keeps_its_handler(sink: Sink) -> No
     assert len(sink.spans()) == 1000
 
 
-@pytest.mark.slow
 def test_a_collector_that_hangs_does_not_hold_up_the_end_of_the_process(sink: Sink, tmp_path: Path) -> None:
     sink.answer = lambda path, body: time.sleep(20) or (200, {}, b"")  # type: ignore[func-returns-value]
     env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "kept")}
     start = time.monotonic()
     subprocess.run([sys.executable, "-c", SCRIPT.format(ending="pass")], env=env, check=True)
-    assert time.monotonic() - start < 15
-    files = list((tmp_path / "kept").glob("*/*.traces"))
-    assert sum(len(_spans(f.read_bytes())) for f in files) >= 1000
+    assert time.monotonic() - start < 4  # of which Python's start is a part
+    assert sum(count for _, _, count in spooled(tmp_path / "kept")) >= 1000
 
 
 def _spans(body: bytes) -> list[Any]:
@@ -306,7 +305,7 @@ work()
 """
     env = {**os.environ, "ASSAY_URL": "http://127.0.0.1:9", "ASSAY_SPILL_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=env, check=True)
-    assert sum(len(_spans(f.read_bytes())) for f in tmp_path.glob("*/*.traces")) == 2
+    assert sum(count for _, _, count in spooled(tmp_path)) == 2
 
 
 def test_drops_are_said_once(sink: Sink, caplog: pytest.LogCaptureFixture) -> None:
@@ -347,15 +346,20 @@ def test_one_bad_variable_leaves_the_rest_of_the_set_up() -> None:
 
 @pytest.mark.parametrize(
     ("flushed", "is_all"),
-    [(Flushed(3), True), (Flushed(3, 1), False), (Flushed(3, 0, 1), False), (Flushed(3, 0, 0, 1), False)],
+    [
+        (FlushResult(3), True),
+        (FlushResult(3, 1), False),
+        (FlushResult(3, 0, 1), False),
+        (FlushResult(3, 0, 0, 1), False),
+    ],
 )
-def test_a_flush_is_true_if_nothing_is_left_or_lost(flushed: Flushed, is_all: bool) -> None:
+def test_a_flush_is_true_if_nothing_is_left_or_lost(flushed: FlushResult, is_all: bool) -> None:
     assert bool(flushed) is is_all
 
 
 def test_what_a_flush_achieved_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
-        Flushed().delivered = 1  # type: ignore[misc]
+        FlushResult().delivered = 1  # type: ignore[misc]
 
 
 def test_a_full_batch_wakes_the_delivery() -> None:
@@ -433,7 +437,7 @@ def test_feedback_waits_on_disk_like_spans(sink: Sink, tmp_path: Path) -> None:
     with span("s") as run:
         run.feedback("a", 1)
     assert flush(10).spilled == 2
-    assert sorted(file.suffix for file in tmp_path.glob("*/*")) == [".logs", ".traces"]
+    assert [path for path, _, _ in spooled(tmp_path)] == ["/v1/traces", "/v1/logs"]
     sink.answer = lambda path, body: (200, {}, b"")
     assert flush(10).delivered == 2
     assert (len(sink.spans()), len(sink.logs())) == (1, 1)
@@ -445,7 +449,7 @@ def test_what_is_refused_when_it_comes_from_the_disk_is_counted(sink: Sink, tmp_
     work()
     assert flush(10).spilled == 1
     assert flush(10).dropped == 1
-    assert (stats().dropped, list(tmp_path.glob("*/*"))) == ({"http_400": 1}, [])
+    assert (stats().dropped, spooled(tmp_path)) == ({"http_400": 1}, [])
 
 
 def test_rejected_feedback_is_counted(sink: Sink) -> None:
@@ -487,7 +491,7 @@ def test_a_set_up_that_is_replaced_waits_for_its_collector(sink: Sink, tmp_path:
     configure(url=sink.url, spill_dir=str(tmp_path))
     work()
     configure(url=sink.url, spill_dir=str(tmp_path))
-    assert (len(sink.spans()), list(tmp_path.glob("*/*"))) == (1, [])
+    assert (len(sink.spans()), spooled(tmp_path)) == (1, [])
 
 
 def test_what_a_hanging_collector_does_not_take_in_time_goes_to_the_disk(sink: Sink, tmp_path: Path) -> None:
@@ -498,6 +502,77 @@ def test_what_a_hanging_collector_does_not_take_in_time_goes_to_the_disk(sink: S
     start = time.monotonic()
     _runtime.current().delivery.close(1.0)
     assert time.monotonic() - start < 5
-    assert [len(_spans(file.read_bytes())) for file in tmp_path.glob("*/*.traces")] == [1]
+    assert [len(_spans(body)) for _, body, _ in spooled(tmp_path)] == [1]
     go_on.set()
     assert (stats().spilled, stats().queued) == (1, 0)
+
+
+def test_a_retry_after_that_is_a_date_is_honoured(sink: Sink) -> None:
+    times: list[float] = []
+
+    def answer(path: str, body: bytes) -> Any:
+        times.append(time.time())
+        return (503, {"Retry-After": formatdate(times[0] + 2, usegmt=True)}, b"") if len(times) == 1 else (200, {}, b"")
+
+    sink.answer = answer
+    configure(url=sink.url)
+    work()
+    until(lambda: sink.spans())
+    assert times[1] >= int(times[0] + 2)
+
+
+def test_a_shutdown_delivers_may_be_repeated_and_ends_nothing_for_good(sink: Sink) -> None:
+    configure(url=sink.url)
+    work()
+    shutdown()
+    shutdown()
+    assert len(sink.spans()) == 1
+    work()
+    shutdown()
+    assert len(sink.spans()) == 2
+
+
+def test_what_earlier_processes_left_is_sent_without_anything_traced(sink: Sink, tmp_path: Path) -> None:
+    settings = Settings(url=sink.url, spill_dir=tmp_path)
+    folder = _spool.folder_of(settings)
+    for count, pick_up in enumerate((lambda: configure(url=sink.url, spill_dir=str(tmp_path)), lambda: flush(10)), 1):
+        earlier = Spool(folder)
+        earlier.keep("/v1/traces", b"", 1)
+        earlier.rest()
+        pick_up()
+        until(lambda wanted=count: len(sink.requests) == wanted)
+
+
+def test_a_flush_is_not_true_while_spans_of_this_process_lie_on_disk(tmp_path: Path) -> None:
+    configure(url="http://127.0.0.1:9", spill_dir=str(tmp_path))
+    work()
+    until(lambda: stats().spilled)
+    assert flush(10) == FlushResult(spilled=1)
+    assert not flush(10)
+
+
+def test_what_the_queue_does_not_hold_goes_to_the_disk_and_from_there_to_the_collector(sink: Sink) -> None:
+    configure(url=sink.url)
+    delivery = _runtime.current().delivery
+    delivery.queue = Queue(high_bytes=100_000)
+    delivery._thread = threading.current_thread()  # nobody takes anything out
+    for _ in range(1_000):
+        work()
+    assert stats().spilled + stats().queued == 1_000
+    assert stats().spilled > 900
+    delivery._thread = None
+    assert flush(10)
+    assert len(sink.spans()) == 1_000
+
+
+def test_many_threads_take_from_the_queue_without_losing_count(tmp_path: Path) -> None:
+    configure(url="http://127.0.0.1:9", spill_dir=str(tmp_path))
+    _runtime.current().delivery.queue = Queue(high_bytes=20_000)
+    threads = [threading.Thread(target=lambda: [work() for _ in range(500)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert flush(20).spilled == 4_000
+    assert sum(count for _, _, count in spooled(tmp_path)) == 4_000
+    assert stats().dropped == {}

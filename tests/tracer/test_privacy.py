@@ -43,6 +43,7 @@ class Login:
 @trace(metadata={"api-key": SECRET}, attributes={"user.password": SECRET})
 def work(question: str, login: Login, options: dict[str, Any]) -> dict[str, Any]:
     current_run().feedback("ok", 1, comment=f"card {NUMBER}", metadata={"password": SECRET})
+    current_run().feedback(f"paid {NUMBER}", 1)
     current_run().set_documents([{"text": f"pay {NUMBER}", "metadata": {"password": SECRET}}])
     with span(f"charge {NUMBER}", kind="tool") as run:
         run.set_outputs('{"arguments": "{\\"password\\": \\"' + SECRET + '\\"}"}')
@@ -51,8 +52,11 @@ def work(question: str, login: Login, options: dict[str, Any]) -> dict[str, Any]
 
 
 def third_party() -> None:
-    tracer = tracer_provider().get_tracer("openai")
+    tracer = tracer_provider().get_tracer(f"openai.{NUMBER}")
     other = tracer.start_span("other")
+    other.set_attributes({f"paid.{NUMBER}.with": 1, f"paid.{NUMBER[:-4]}5679.with": 2})
+    other.add_event("charged", {f"card {NUMBER}": 1})
+    other.add_link(other.get_span_context(), {f"of {NUMBER}": 1})
     with tracer.start_as_current_span("chat", links=[]) as call:
         call.set_attribute("llm.input_messages.0.message.content", f"my card is {NUMBER}")
         call.set_attribute("http.request.header.password", (SECRET,))
@@ -87,7 +91,8 @@ def test_no_secret_is_in_the_bytes_on_the_wire(sink: Sink) -> None:
     assert flush(10)
     wire = sink.bytes()
     assert len(sink.spans()) == 5
-    assert len(sink.logs()) == 1
+    assert len(sink.logs()) == 2
+    assert {"paid.[redacted].with", "paid.[redacted].with~2"} <= {a.key for s in sink.spans() for a in s.attributes}
     assert SECRET.encode() not in wire
     assert NUMBER.encode() not in wire
     assert b"[redacted]" in wire
@@ -111,7 +116,7 @@ def test_spilled_bodies_are_redacted_too(tmp_path: Any) -> None:
     with pytest.raises(ValueError):
         fails(SECRET)
     assert flush(10).spilled == 1
-    (file,) = (tmp_path / "s").glob("*/*.traces")
+    (file,) = (tmp_path / "s").glob("*/*.spool")
     assert SECRET.encode() not in file.read_bytes()
 
 

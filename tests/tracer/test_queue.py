@@ -1,4 +1,4 @@
-"""The queue: bounded in items and bytes, and what is least needed goes first."""
+"""The queue: bounded in bytes, and what is least needed goes first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_spans_of_others_are_roots_or_inner() -> None:
 
 
 def test_the_newest_of_the_lowest_rank_goes() -> None:
-    queue, dropped = Queue(max_items=3), LOCAL.dropped
+    queue, dropped = Queue(max_bytes=3 * 1_560), LOCAL.dropped
     for name, rank in (("a", "leaf"), ("b", "leaf"), ("c", "root"), ("d", "inner"), ("e", "root"), ("f", "root")):
         queue.put(made(name, rank))
     assert names(queue) == ["c", "e", "f"]
@@ -57,21 +57,21 @@ def test_the_newest_of_the_lowest_rank_goes() -> None:
 
 
 def test_what_fits_exactly_is_kept() -> None:
-    queue = Queue(max_items=2, max_bytes=1020)  # 500 bytes and its text each
+    queue = Queue(max_bytes=3_020)  # 1,500 bytes and its text each
     assert [queue.put(made(name, "leaf", "x" * 10)) for name in "ab"] == [1, 2]
     assert queue.dropped == {}
 
 
 @pytest.mark.parametrize("text", ["x" * 11, "x" * 600])
 def test_one_byte_too_many_costs_one_span(text: str) -> None:
-    queue = Queue(max_items=9, max_bytes=1020)
+    queue = Queue(max_bytes=3_020)
     queue.put(made("a", "leaf", "x" * 10))
     assert queue.put(made("b", "leaf", text)) == 1
     assert names(queue) == ["a"]
 
 
 def test_what_was_taken_counts_no_more() -> None:
-    queue = Queue(max_items=2, max_bytes=1100)
+    queue = Queue(max_bytes=3_100)
     for _ in range(3):
         assert [queue.put(made(name, "leaf", "x")) for name in "ab"] == [1, 2]
         assert (names(queue), len(queue)) == (["a", "b"], 0)
@@ -79,12 +79,22 @@ def test_what_was_taken_counts_no_more() -> None:
 
 
 def test_what_was_dropped_counts_no_more() -> None:
-    queue = Queue(max_items=9, max_bytes=1100)
-    queue.put(made("big", "leaf", "x" * 2000))
+    queue = Queue(max_bytes=3_100)
+    queue.put(made("big", "leaf", "x" * 4000))
     assert [queue.put(made(name, "leaf", "x")) for name in "ab"] == [1, 2]
 
 
 def test_the_weight_of_a_span_is_its_text() -> None:
     queue, span = Queue(), made("a", "leaf", "x" * 70)
     queue.put(span)
-    assert span.weight == 570
+    assert span.weight == 1_570
+
+
+def test_what_is_taken_away_are_the_oldest_leaves() -> None:
+    queue = Queue(high_bytes=3_200)
+    for name, rank in (("a", "leaf"), ("b", "root"), ("c", "inner"), ("d", "leaf"), ("e", "leaf")):
+        queue.put(made(name, rank))
+    assert queue.is_high
+    assert [item.name for item in queue.take_some(2)] == ["a", "d"]  # type: ignore[union-attr]
+    assert [item.name for item in queue.take_some(2)] == ["e", "c"]  # type: ignore[union-attr]
+    assert (queue.is_high, len(queue), names(queue)) == (False, 1, ["b"])

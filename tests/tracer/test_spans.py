@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, Status, StatusCode
 
-from assay.tracer import tracer_provider
+from assay.tracer import stats, tracer_provider
 from assay.tracer._span import (
     MAX_ATTRIBUTES,
     MAX_EVENTS,
@@ -224,3 +224,24 @@ def test_an_application_that_seeds_random_repeats_none_of_our_ids() -> None:
 def test_no_id_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "bits", staticmethod(lambda bits: 0))
     assert live().span_id == 1
+
+
+@pytest.mark.parametrize("event", [True, False])
+@pytest.mark.parametrize("status", [True, False])
+def test_who_starts_a_span_says_what_an_exception_leaves_on_it(event: bool, status: bool, traced: Spans) -> None:
+    tracer = tracer_provider().get_tracer("theirs")
+    options = {"record_exception": event, "set_status_on_exception": status}
+    with pytest.raises(KeyError), tracer.start_span("fails", **options):
+        raise KeyError("x")
+    fails = traced.one("fails")
+    assert (len(fails.events), fails.status.status_code is StatusCode.ERROR) == (int(event), status)
+
+
+def test_what_is_beyond_a_bound_is_counted() -> None:
+    span = live()
+    for i in range(MAX_EVENTS + 3):
+        span.add_event(str(i))
+    for i in range(MAX_ATTRIBUTES + 2):
+        span.set_attribute(str(i), i)
+    assert (span.dropped_events, span.dropped_attributes) == (3, 2)
+    assert stats().errors == {"dropped_events": 3, "dropped_attributes": 2}

@@ -1,14 +1,17 @@
-"""The spool: whatever several processes do to it, nothing is lost, sent after it was acknowledged, or out of order."""
+"""The spool: whatever several processes do to it, nothing is lost uncounted, or sent after it was acknowledged."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,10 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from assay.tracer import _errors
 from assay.tracer._encode import LOGS, TRACES
 from assay.tracer._settings import Settings
-from assay.tracer._spool import Spool, folder_of
+from assay.tracer._spool import ABOUT, MAX_AGE_S, Spool, about, folder_of, held, opened, records, segments
 
-MAX_BYTES = 500
-DEAD = 2**22 + 7  # above every process id that Linux gives
+MAX_BYTES = 2_000
 
 verdicts = st.sampled_from(["ok", "ok", "refused", "too_large", "later"])
 
@@ -35,77 +37,89 @@ def dies(*body: Any) -> str:
     os._exit(9)
 
 
+def on_disk(folder: Path) -> set[Body]:
+    """What waits, whoever holds it."""
+    bodies = set()
+    for segment in segments(folder):
+        descriptor = os.open(segment, os.O_RDONLY)
+        bodies |= {Body(it.path, it.body or b"", it.count) for it in records(descriptor)}
+        os.close(descriptor)
+    return bodies
+
+
 class Spools(RuleBasedStateMachine):
-    """Two live processes and any number that die while they send. `waiting` is what must be on disk, oldest first."""
+    """Two live processes and any number that die while they send. `waiting` is what must be on disk."""
 
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="assay-spools-"))
-        self.spools = [Spool(self.folder, MAX_BYTES, pid) for pid in (os.getpid(), os.getppid())]
-        self.waiting: list[Body] = []
+        self.spools = [Spool(self.folder, MAX_BYTES), Spool(self.folder, MAX_BYTES)]
+        self.waiting: set[Body] = set()
         self.made = 0
 
     @rule(who=st.integers(0, 1), path=st.sampled_from([TRACES, LOGS]), size=st.integers(10, 600), n=st.integers(1, 9))
     def keep(self, who: int, path: str, size: int, n: int) -> None:
         self.made += 1
-        self.waiting.append(Body(path, b"%010d" % self.made + b"x" * (size - 10), n))
-        lost = 0
-        while sum(len(body.body) for body in self.waiting) > MAX_BYTES:
-            lost += self.waiting.pop(0).count
         body = Body(path, b"%010d" % self.made + b"x" * (size - 10), n)
-        assert self.spools[who].keep(*body) == (n, {"disk_full": lost} if lost else {})
+        kept, lost = self.spools[who].keep(*body)
+        gone = (self.waiting | {body}) - on_disk(self.folder)
+        assert (kept, sum(lost.values())) == (n, sum(body.count for body in gone))
+        self.waiting = (self.waiting | {body}) - gone
 
     @rule(who=st.integers(0, 1), answers=st.lists(verdicts, max_size=5))
     def replay(self, who: int, answers: list[str]) -> None:
         sent = self._replay(self.spools[who], iter(answers))
-        later = answers.index("later") if "later" in answers else len(self.waiting)
-        assert sent == self.waiting[: later + 1]
-        del self.waiting[:later]
+        assert len(set(sent)) == len(sent)
+        assert set(sent) <= self.waiting
+        later = len(sent) if len(sent) <= len(answers) and "later" in answers[: len(sent)] else None
+        self.waiting -= set(sent[: later - 1] if later else sent)
 
     @rule(who=st.integers(0, 1), answer=verdicts)
     @precondition(lambda self: self.waiting)
     def replay_both(self, who: int, answer: str) -> None:
         """The other one comes along while the first one sends."""
         others: list[Body] = []
+        mine: list[Body] = []
 
         def send(*body: Any) -> str:
+            mine.append(Body(*body))
             others.extend(self._replay(self.spools[1 - who], iter(())))
             return answer
 
         self.spools[who].replay(send)
-        assert others == self.waiting[1:]
-        del self.waiting[0 if answer != "later" else 1 :]
+        assert not set(mine) & set(others)
+        self.waiting -= set(others) | (set(mine) if answer != "later" else set())
 
     @rule(who=st.integers(0, 1))
-    @precondition(lambda self: self.waiting)
     def fail(self, who: int) -> None:
         def send(*body: Any) -> str:
             raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):
+        try:
             self.spools[who].replay(send)
+        except KeyboardInterrupt:
+            pass
 
     @rule()
-    @precondition(lambda self: self.waiting)
     def crash(self) -> None:
-        """A third process dies while it sends: its claim stays behind."""
+        """A third process dies while it sends."""
         pid = os.fork()
         if pid == 0:
             Spool(self.folder, MAX_BYTES).replay(dies)
+            os._exit(0)
         os.waitpid(pid, 0)
-        assert len(list(self.folder.glob(f"*.{pid}.claim"))) == 1
 
     @invariant()
-    def nothing_is_left_that_nobody_would_find(self) -> None:
+    def what_waits_is_on_disk(self) -> None:
         if hasattr(self, "folder"):
-            names = [file.name for file in self.folder.iterdir()]
-            assert len(names) == len(self.waiting)
-            assert not [name for name in names if name.endswith((".part", f".{os.getpid()}.claim"))]
+            assert on_disk(self.folder) == self.waiting
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
-            assert self._replay(Spool(self.folder, MAX_BYTES), iter(())) == self.waiting
-            assert list(self.folder.iterdir()) == []
+            for spool in self.spools:
+                spool.rest()
+            assert set(self._replay(Spool(self.folder, MAX_BYTES), iter(()))) == self.waiting
+            assert [file.name for file in self.folder.iterdir() if file.name != ABOUT] == []
             shutil.rmtree(self.folder)
 
     def _replay(self, spool: Spool, answers: Any) -> list[Body]:
@@ -130,54 +144,100 @@ def sent_by(spool: Spool) -> list[bytes]:
     return bodies
 
 
-def claimed(folder: Path, pid: int, age_s: float = 0.0) -> Path:
-    """A body of which that process holds the claim."""
-    Spool(folder).keep(TRACES, b"claimed", 1)
-    (file,) = folder.glob("*.traces")
-    claim = file.rename(f"{file}.{pid}.claim")
-    os.utime(claim, (time.time() - age_s,) * 2)
-    return claim
+def left_by_another(folder: Path, *bodies: bytes) -> Path:
+    """A segment that a process has written which is no more."""
+    spool = Spool(folder)
+    for body in bodies:
+        spool.keep(TRACES, body, 1)
+    spool.rest()
+    return segments(folder)[-1]
+
+
+def test_many_bodies_make_few_files(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for number in range(2_000):
+        spool.keep(TRACES, b"%d" % number, 1)
+    assert len(segments(tmp_path)) == 1
+    assert sent_by(spool) == [b"%d" % number for number in range(2_000)]
+
+
+def test_what_was_sent_before_a_break_is_not_sent_again(tmp_path: Path) -> None:
+    left_by_another(tmp_path, b"a", b"b", b"c")
+    answers = iter(["ok", "later"])
+    Spool(tmp_path).replay(lambda path, body, count: next(answers))
+    assert sent_by(Spool(tmp_path)) == [b"b", b"c"]
+
+
+def test_what_another_process_still_writes_is_left_to_it(tmp_path: Path) -> None:
+    other = Spool(tmp_path)
+    other.keep(TRACES, b"theirs", 1)
+    assert sent_by(Spool(tmp_path)) == []
+    assert sent_by(other) == [b"theirs"]
+
+
+def test_what_a_killed_process_holds_is_taken_over(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path; from assay.tracer._spool import Spool; "
+        "Spool(Path(sys.argv[1])).keep('/v1/traces', b'last', 1); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert sent_by(Spool(tmp_path)) == [b"last"]
+
+
+def test_a_torn_end_is_counted_and_costs_nothing_before_it(tmp_path: Path) -> None:
+    segment = left_by_another(tmp_path, b"whole", b"torn")
+    os.truncate(segment, segment.stat().st_size - 1)
+    sent: list[bytes] = []
+    lost = Spool(tmp_path).replay(lambda path, body, count: sent.append(body) or "ok")  # type: ignore[func-returns-value]
+    assert (sent, lost) == ([b"whole"], {"torn": 1})
+    assert segments(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("pid", "age_s", "is_sent"),
-    [(DEAD, 0, True), (os.getpid(), 0, False), (os.getpid(), 590, False), (os.getpid(), 610, True)],
-    ids=["dead", "alive", "alive for long", "alive for too long"],
+    ("age_s", "sent"), [(MAX_AGE_S + 60, []), (MAX_AGE_S - 60, [b"old"]), (-MAX_AGE_S * 9, [b"old"])]
 )
-def test_a_claim_is_given_back_when_its_process_is_dead_or_slow(
-    tmp_path: Path, pid: int, age_s: float, is_sent: bool
-) -> None:
-    claim = claimed(tmp_path, pid, age_s)
-    assert sent_by(Spool(tmp_path)) == ([b"claimed"] if is_sent else [])
-    assert claim.exists() != is_sent
+def test_what_is_older_than_a_week_is_given_up_and_counted(tmp_path: Path, age_s: float, sent: list[bytes]) -> None:
+    segment = left_by_another(tmp_path, b"old")
+    segment.rename(segment.with_name(f"{int((time.time() - age_s) * 1e9):020d}{segment.name[20:]}"))
+    bodies: list[bytes] = []
+    lost = Spool(tmp_path).replay(lambda path, body, count: bodies.append(body) or "ok")  # type: ignore[func-returns-value]
+    assert (bodies, lost) == (sent, {} if sent else {"too_old": 1})
 
 
-def test_what_a_dead_process_claimed_counts_against_the_bound(tmp_path: Path) -> None:
-    claimed(tmp_path, DEAD)
-    assert Spool(tmp_path, max_bytes=10).keep(TRACES, b"12345", 2) == (2, {"disk_full": 1})
-    assert sent_by(Spool(tmp_path)) == [b"12345"]
+def test_beyond_the_bound_the_oldest_segments_go(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=MAX_BYTES)
+    lost = [spool.keep(TRACES, b"%03d" % number + b"x" * 197, 2)[1] for number in range(20)]
+    assert 5 <= len(kept := sent_by(spool)) <= 9
+    assert [body[:3] for body in kept] == [b"%03d" % number for number in range(20 - len(kept), 20)]
+    assert sum(sum(it.values()) for it in lost) == 2 * (20 - len(kept))
 
 
-@pytest.mark.parametrize(("bound", "left"), [(10, [b"older", b"newer"]), (9, [b"newer"])])
-def test_a_byte_above_the_bound_costs_the_oldest_file(tmp_path: Path, bound: int, left: list[bytes]) -> None:
-    spool = Spool(tmp_path, max_bytes=bound)
-    spool.keep(TRACES, b"older", 1)
-    assert spool.keep(TRACES, b"newer", 1) == (1, {"disk_full": 1} if bound == 9 else {})
-    assert sent_by(spool) == left
-
-
-@pytest.mark.parametrize("name", ["01-1-1-n1.traces.part", "01-1-1-n1.traces.who.claim", "notes.txt"])
+@pytest.mark.parametrize("name", ["01-1-1-n1.traces.part", "junk.spool", "notes.txt"])
 def test_files_that_are_nobodys_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
-    Spool(tmp_path).keep(LOGS, b"ours", 1)
-    assert sent_by(Spool(tmp_path)) == [b"ours"]
-    assert [file.name for file in tmp_path.iterdir()] == [name]
+    spool = Spool(tmp_path)
+    spool.keep(LOGS, b"ours", 1)
+    assert sent_by(spool) == [b"ours"]
+    assert {file.name for file in tmp_path.iterdir()} == {name, ABOUT}
+
+
+def test_a_segment_that_is_none_of_ours_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / f"{time.time_ns():020d}-1-1.spool").write_bytes(b"garbage" * 10)
+    assert sent_by(Spool(tmp_path)) == []
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = left_by_another(tmp_path / "elsewhere", b"theirs")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / elsewhere.name).symlink_to(elsewhere)
+    assert sent_by(Spool(tmp_path / "ours")) == []
 
 
 def test_nobody_else_may_read_what_waits(tmp_path: Path) -> None:
-    Spool(tmp_path / "a" / "b").keep(TRACES, b"secret", 1)
-    (file,) = (tmp_path / "a" / "b").iterdir()
-    assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    (tmp_path / "a").mkdir(mode=0o777)
+    Spool(tmp_path / "a").keep(TRACES, b"secret", 1)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "a").iterdir()} == {0o600}
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_that_cannot_be_made_costs_the_items_and_is_counted(tmp_path: Path) -> None:
@@ -197,9 +257,32 @@ def test_a_folder_that_is_not_there_yet_holds_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_each_address_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    def folder(url: str) -> Path | None:
-        return folder_of(Settings(url=url, spill_dir=tmp_path))
+def test_what_this_process_has_on_disk_is_known(tmp_path: Path) -> None:
+    before = held()
+    spool = Spool(tmp_path)
+    spool.keep(TRACES, b"a", 2)
+    spool.keep(TRACES, b"b", 3)
+    assert held() - before == 5
+    answers = iter(["ok", "later"])
+    spool.replay(lambda path, body, count: next(answers))
+    assert held() - before == 3
+    with opened(segments(tmp_path)[0]) as descriptor:
+        assert descriptor is not None
+    segments(tmp_path)[0].unlink()  # another process has sent it
+    assert held() == before
 
-    assert folder("http://a") == folder("http://a") != folder("http://b")
+
+@pytest.mark.parametrize("other", [{"url": "http://b"}, {"project": "q"}, {"api_key": "k2"}])
+def test_each_address_project_and_key_has_a_folder_of_its_own(tmp_path: Path, other: dict[str, str]) -> None:
+    known = {"url": "http://a", "project": "p", "api_key": "k"}
+    assert folder_of(Settings(**known, spill_dir=tmp_path)) == folder_of(Settings(**known, spill_dir=tmp_path))
+    assert folder_of(Settings(**known, spill_dir=tmp_path)) != folder_of(
+        Settings(**{**known, **other}, spill_dir=tmp_path)
+    )
     assert folder_of(Settings(spill_dir=None)) is None
+
+
+def test_a_folder_says_whose_it_is_without_a_key(tmp_path: Path) -> None:
+    whose = Settings(url="http://ann:secret@a:1", project="p", api_key="k", spill_dir=tmp_path)
+    Spool(tmp_path, about=about(whose)).keep(TRACES, b"x", 1)
+    assert orjson.loads((tmp_path / ABOUT).read_bytes()) == {"url": "http://a:1", "project": "p"}

@@ -448,3 +448,38 @@ def test_where_nothing_is_captured_a_stream_is_the_original() -> None:
     with capture_spans(capture="none") as spans:
         assert list(count(2)) == [0, 1]
     assert spans.names() == []
+
+
+@trace
+async def tidy(pause: float) -> AsyncIterator[int]:
+    try:
+        for i in range(3):
+            await asyncio.sleep(0)
+            yield i
+    finally:
+        await asyncio.sleep(pause)
+
+
+async def taken(stream: AsyncIterator[int], kept: list[object]) -> None:
+    """One item of a stream, which is then forgotten, or kept until the loop has ended."""
+    kept.append(stream)
+    await anext(stream)
+
+
+@pytest.mark.parametrize("pause", [0, 0.01])
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_loop_that_ends_closes_what_was_left_open_once(
+    pause: float, forgotten: bool, traced: Spans, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept: list[object] = []
+
+    async def main() -> None:
+        await taken(tidy(pause), kept)
+        if forgotten:
+            kept.clear()
+
+    asyncio.run(main())
+    kept.clear()
+    gc.collect()
+    assert (closed(traced, "tidy"), traced.one("tidy").status.status_code) == (True, StatusCode.UNSET)
+    assert caplog.records == []

@@ -9,6 +9,7 @@ import decimal
 import enum
 import pathlib
 import threading
+import time
 import uuid
 from typing import Any
 
@@ -388,3 +389,29 @@ def test_a_dict_that_another_thread_changes_is_still_recorded() -> None:
     stop.set()
     thread.join()
     assert not [text for text in texts if "could not be captured" in text]
+
+
+class Sleeps:
+    def __repr__(self) -> str:
+        time.sleep(0.3)
+        return "awake"
+
+
+def test_a_repr_that_waits_costs_twice_and_not_for_each_value() -> None:
+    began = time.perf_counter()
+    first, *_ = (orjson.loads(to_json([Sleeps() for _ in range(20)], 1000)) for _ in range(3))
+    assert first == ["awake", "awake", "…[cut: 18 more items]"]
+    assert to_json(Sleeps(), 1000) == '"[Sleeps whose repr takes too long]"'
+    assert time.perf_counter() - began < 3
+
+
+class Quits:
+    @property
+    def tolist(self) -> Any:
+        raise SystemExit
+
+    __class__ = tolist  # type: ignore[assignment]
+
+
+def test_an_attribute_that_ends_programs_ends_none() -> None:
+    assert orjson.loads(to_json({"a": Quits()}, 1000)) == {"a": "[Quits that could not be captured: SystemExit]"}

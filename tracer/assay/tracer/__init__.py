@@ -2,24 +2,27 @@
 
 from assay.tracer._ambient import session, tags, user
 from assay.tracer._decorate import trace
-from assay.tracer._delivery import Flushed
+from assay.tracer._delivery import FlushResult
+from assay.tracer._feedback import feedback
 from assay.tracer._instrument import instrument, tracer_provider, uninstrument
 from assay.tracer._propagate import carry, extract, inject
 from assay.tracer._run import Run, current_run, span
-from assay.tracer._runtime import Stats, configure, flush, stats
+from assay.tracer._runtime import Stats, configure, flush, shutdown, stats
 
 __all__ = [
-    "Flushed",
+    "FlushResult",
     "Run",
     "Stats",
     "carry",
     "configure",
     "current_run",
     "extract",
+    "feedback",
     "flush",
     "inject",
     "instrument",
     "session",
+    "shutdown",
     "span",
     "stats",
     "tags",

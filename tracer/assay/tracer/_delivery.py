@@ -14,24 +14,25 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan
 
-from assay.tracer import _errors
+from assay.tracer import _errors, _spool
 from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected
 from assay.tracer._finish import Finisher
-from assay.tracer._post import Answer, Post
+from assay.tracer._post import Answer, Post, load
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
-from assay.tracer._spool import Spool, folder_of
 from assay.tracer._wire import encode
 from assay.tracer.backoff import pause
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
-EXIT_TIMEOUT = 5.0  # seconds that the end of the process may wait for the collector
-_TIMEOUT = 10.0  # of one request
+EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
+_PATIENCE = 1.0  # seconds, for a delivery thread that is busy with a batch
+_LONGEST_EXIT = 5.0  # seconds, if it goes on giving such signs
 _INTERVAL = 0.5  # between two rounds
 _BATCH_SPANS = 512
 _BATCH_BYTES = 4 << 20  # of values
@@ -40,11 +41,11 @@ _live: weakref.WeakSet[Delivery] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class FlushResult:
     """What a flush achieved. True if every span and feedback handed in before it was acknowledged by the collector."""
 
     delivered: int = 0
-    spilled: int = 0  # on disk, to be sent when the collector is back
+    spilled: int = 0  # of this process, on disk now, to be sent when the collector is back
     dropped: int = 0
     pending: int = 0  # still queued when the time was up
 
@@ -52,13 +53,39 @@ class Flushed:
         return not (self.spilled or self.dropped or self.pending)
 
 
-@dataclass(slots=True)
 class Tally:
     """Counts of spans and feedbacks since the start of the process."""
 
-    delivered: int = 0
-    spilled: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.delivered = self.spilled = 0
+        self.dropped: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    def add(
+        self, *, delivered: int = 0, spilled: int = 0, dropped: int = 0, reason: str = "", earlier: bool = False
+    ) -> None:
+        """Count some more; `earlier` ones were counted before, as spilled."""
+        if not earlier:
+            self._here.settled = self.settled_here + delivered + spilled + dropped
+        with self._lock:
+            self.delivered += delivered
+            self.spilled += spilled
+            if dropped:
+                self.dropped[reason] += dropped
+
+    def set_aside(self, count: int) -> None:
+        """What this thread is to settle later counts as settled for now."""
+        self._here.settled = self.settled_here + count
+
+    @property
+    def settled_here(self) -> int:
+        """How many were counted by this thread."""
+        return int(getattr(self._here, "settled", 0))
+
+
+class _TakenOver(BaseException):
+    """The process ends, and the thread that ends it has taken over what this one was at."""
 
 
 class Delivery:
@@ -74,7 +101,7 @@ class Delivery:
         """The state of a new process."""
         self.tally = Tally()
         self.queue = Queue()
-        self.spool = Spool(folder_of(self.settings))
+        self.spool = _spool.Spool(_spool.folder_of(self.settings), about=_spool.about(self.settings))
         self._post = Post(self.settings)
         self._wake = threading.Event()
         self._settled = threading.Condition()
@@ -84,8 +111,13 @@ class Delivery:
         self._closed = self._exiting = False
         self._deadline = float("inf")
         self._failures, self._not_before = 0, 0.0  # in a row
+        # What was taken from the queue and is not settled is in these three. Who works on them holds the lock, but for
+        # the time of a request; who takes over says so.
         self._in_flight: tuple[str, bytes, int] | None = None
-        self._batches: deque[list[ReadableSpan]] = deque()  # taken from the queue, not yet on their way
+        self._batches: deque[Sequence[ReadableSpan]] = deque()
+        self._events: list[FeedbackEvent] = []
+        self._work = threading.Lock()
+        self._taken_over = False
 
     def put(self, item: Item) -> None:
         """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
@@ -96,46 +128,114 @@ class Delivery:
                 self._rescue()
             elif self._thread is None:
                 self._start()
+            if self.queue.is_high:
+                self._relieve()
         except Exception as error:
             _errors.note("queue", error)
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is not None:
-                return
+                return None
+            if sys.is_finalizing():  # a generator that is collected last: no thread would run any more
+                return self._leave()
             self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
+            self._work, self._taken_over = threading.Lock(), False
             thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
             thread.start()
             self._thread = thread
             _at_exit(self._exit)
+        if self.settings.by_otel:
+            where = self.settings.traces_url or self.settings.url
+            _errors.say_once("otlp", f"spans go to {where}, as OTEL_EXPORTER_OTLP_* say; ASSAY_URL says otherwise")
+        return None
 
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
+        load()
+        work = self._work
         while True:
             self._wake.wait(_INTERVAL)
             self._wake.clear()
             asked, closed = self._asked, self._closed
-            self._round(asked > self._done)
+            try:
+                with work:
+                    self._survive(self._round, asked > self._done)
+            except _TakenOver:
+                return
             with self._settled:
                 self._done = asked
                 self._settled.notify_all()
             if closed:
                 return
 
-    @_errors.ours("delivery")
     def _round(self, urgent: bool) -> None:
         """Deliver everything queued now. An urgent round does not wait for the back-off."""
         if urgent:
             self._not_before = 0.0
         items = self.queue.take()
         self._batches.extend(_batches([i for i in items if not isinstance(i, FeedbackEvent)]))
+        self._events += [i for i in items if isinstance(i, FeedbackEvent)]
         while self._batches:
-            self._spans(self._batches.popleft())
-        events = [i for i in items if isinstance(i, FeedbackEvent)]
+            self._settle(self._spans, self._batches.popleft())
+        events, self._events = self._events, []
         if events:
-            self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
+            self._settle(self._feedback, events)
         if self._reachable():
-            self.spool.replay(self._replay)
+            self._survive(self._replay_all, self._replay)
+
+    def _settle(self, deliver: Callable[[Any], object], items: Sequence[Item]) -> None:
+        """Deliver items; whatever happens on the way, each of them is counted in the end."""
+        before = self.tally.settled_here
+        taken_over = False
+        try:
+            self._survive(deliver, items)
+        except _TakenOver:
+            taken_over = True
+            raise
+        finally:
+            missing = len(items) - (self.tally.settled_here - before)
+            if missing > 0 and not taken_over:
+                self._drop("delivery_failed", missing)
+
+    def _survive(self, step: Callable[[Any], object], argument: Any) -> None:
+        """Do something that may run what is not ours (redactors, instrumented clients): no error ends the thread."""
+        try:
+            step(argument)
+        except _TakenOver:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C while the process ends
+            _errors.note("delivery", error)
+
+    def _relieve(self) -> None:
+        """The queue grows faster than it can be delivered: who makes it grow takes some of it to the disk."""
+        if self.spool.is_off:
+            return  # it grows up to its second bound
+        items = self.queue.take_some(_BATCH_SPANS)
+        spans = [item for item in items if not isinstance(item, FeedbackEvent)]
+        events = [item for item in items if isinstance(item, FeedbackEvent)]
+        for batch in _batches(spans):
+            self._settle(self._shelve, batch)
+        if events:
+            body = feedback_body(map(self.finisher.feedback, events))
+            self._settle(lambda given: self._keep(LOGS, body, len(given), "queue"), events)
+
+    def _shelve(self, spans: Sequence[ReadableSpan]) -> None:
+        finished = self._finished(spans)
+        try:
+            body = encode(finished)
+        except Exception as error:
+            if len(finished) == 1:
+                return self._not_encodable(error)
+            for span in finished:
+                self._shelve([span])
+            return None
+        return self._keep(TRACES, body, len(finished), "queue") if finished else None
+
+    def _feedback(self, events: Sequence[FeedbackEvent]) -> None:
+        self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
 
     def _spans(self, spans: Sequence[ReadableSpan]) -> None:
         spans = self._finished(spans)
@@ -147,9 +247,13 @@ class Delivery:
             if len(spans) == 1:
                 return self._drop("too_large", 1)
             half = len(spans) // 2
-            self._spans(spans[:half])
-            self._spans(spans[half:])
+            self._again(spans[:half], spans[half:])
         return None
+
+    def _again(self, *parts: Sequence[ReadableSpan]) -> None:
+        """Put parts of a batch before what waits; each is settled for itself."""
+        self._batches.extendleft(reversed(parts))
+        self.tally.set_aside(sum(map(len, parts)))
 
     def _finished(self, spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
         finished = [span for span in map(self.finisher.span, spans) if span is not None]
@@ -160,9 +264,10 @@ class Delivery:
     def _one_by_one(self, spans: Sequence[ReadableSpan], error: Exception) -> None:
         """A span that cannot be encoded must not take its batch along."""
         if len(spans) > 1:
-            for span in spans:
-                self._spans([span])
-            return
+            return self._again(*([span] for span in spans))
+        return self._not_encodable(error)
+
+    def _not_encodable(self, error: Exception) -> None:
         _errors.note("encode", error)
         self._drop("not_encodable", 1)
 
@@ -172,10 +277,8 @@ class Delivery:
             self._keep(path, body, count)
             return "later"
         self._in_flight = path, body, count
-        answer = self._post.send(path, body, self._timeout())
-        flying, self._in_flight = self._in_flight, None
-        if flying is None and answer.verdict != "ok":
-            return "later"  # the end of the process has put it on the disk meanwhile
+        answer = self._answer(path, body)
+        self._in_flight = None
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
         elif answer.verdict == "later":
@@ -185,9 +288,13 @@ class Delivery:
             self._drop(answer.reason, count)
         return answer.verdict
 
+    def _replay_all(self, send: Callable[[str, bytes, int], str]) -> None:
+        for reason, count in self.spool.replay(send).items():
+            self._drop(reason, count, earlier=True)
+
     def _replay(self, path: str, body: bytes, count: int) -> str:
         """Send a body from the disk."""
-        answer = self._post.send(path, body, self._timeout())
+        answer = self._answer(path, body)
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
         elif answer.verdict == "later":
@@ -196,20 +303,38 @@ class Delivery:
             self._drop(answer.reason, count)
         return answer.verdict
 
+    def _answer(self, path: str, body: bytes) -> Answer:
+        """What comes of a request; what nobody expected leaves it to be sent later, from the disk."""
+        work = self._work
+        work.release()
+        try:
+            return self._post.send(path, body, self._timeout())
+        except Exception as error:
+            _errors.note("delivery", error)
+            return Answer("later", type(error).__name__)
+        finally:
+            work.acquire()
+            if self._taken_over or work is not self._work:
+                raise _TakenOver
+
     def _acknowledged(self, path: str, answer: Answer, count: int) -> None:
         self._failures = 0
         refused = min(rejected(path, answer.body), count)
-        self.tally.delivered += count - refused
+        self.tally.add(delivered=count - refused)
         if refused:
             self._drop("rejected", refused)
 
     def _keep(self, path: str, body: bytes, count: int, reason: str = "") -> None:
         kept, lost = self.spool.keep(path, body, count)
-        self.tally.spilled += kept
-        if kept:
+        self.tally.add(spilled=kept)
+        if kept and reason != "queue":
             self._say(reason)
         for why, items in lost.items():
-            self._drop(reason if why == "collector_away" and reason.startswith("http_") else why, items)
+            self._drop(
+                reason if why == "collector_away" and reason.startswith("http_") else why,
+                items,
+                earlier=why not in ("collector_away", "disk"),
+            )
 
     def _say(self, reason: str) -> None:
         url = self.settings.url
@@ -219,8 +344,8 @@ class Delivery:
         else:
             _errors.say_once("spilled", f"no collector answers at {url}: spans wait on disk until one does")
 
-    def _drop(self, reason: str, count: int) -> None:
-        self.tally.dropped[reason] += count
+    def _drop(self, reason: str, count: int, earlier: bool = False) -> None:
+        self.tally.add(dropped=count, reason=reason, earlier=earlier)
         _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.url})")
 
     def _reachable(self) -> bool:
@@ -232,21 +357,25 @@ class Delivery:
         self._not_before = time.monotonic() + max(answer.after, longest * _random.uniform(0.7, 1.0))
 
     def _timeout(self) -> float:
-        return min(_TIMEOUT, self._deadline - time.monotonic())
+        return min(self.settings.timeout, self._deadline - time.monotonic())
 
     def idle(self) -> bool:
         """Whether nothing waits."""
-        return not (len(self.queue) or self._batches or self._in_flight)
+        return not (len(self.queue) or self._batches or self._events or self._in_flight)
 
     def dropped(self) -> Counter[str]:
         """Drops by reason, those at the queue included."""
         return self.tally.dropped + self.queue.dropped
 
-    def flush(self, timeout: float) -> Flushed:
-        """Deliver what is queued now, waiting at most `timeout` seconds."""
-        before = self.tally.delivered, self.tally.spilled, self.dropped().total()
-        if self._thread is None and len(self.queue):
+    def pick_up(self) -> None:
+        """Begin to deliver where something waits: in the queue, or on the disk since an earlier process."""
+        if self._thread is None and (len(self.queue) or self.spool.waits()):
             self._start()
+
+    def flush(self, timeout: float) -> FlushResult:
+        """Deliver what is queued now, waiting at most `timeout` seconds."""
+        before = self.tally.delivered, self.dropped().total()
+        self.pick_up()
         if self._thread is not None and self._thread.is_alive():
             with self._settled:
                 self._asked += 1
@@ -254,22 +383,27 @@ class Delivery:
                 self._wake.set()
                 self._settled.wait_for(lambda: self._done >= wanted, timeout)
         flying = self._in_flight
-        return Flushed(
+        return FlushResult(
             self.tally.delivered - before[0],
-            self.tally.spilled - before[1],
-            self.dropped().total() - before[2],
-            len(self.queue) + sum(map(len, tuple(self._batches))) + (flying[2] if flying else 0),
+            _spool.held(),
+            self.dropped().total() - before[1],
+            len(self.queue) + sum(map(len, tuple(self._batches))) + len(self._events) + (flying[2] if flying else 0),
         )
 
     def close(self, timeout: float = EXIT_TIMEOUT) -> None:
-        """Deliver what there is within `timeout` seconds; what remains goes to the disk."""
+        """Deliver what there is, as long as something was acknowledged within the last `timeout` seconds, and no
+        longer than `_LONGEST_EXIT`; what remains goes to the disk.
+        """
         atexit.unregister(self._exit)
-        if self._closed:
+        if self._closed or (self._thread is None and not len(self.queue)):
             return
-        if self._thread is None and len(self.queue):
-            self._start()
-        self._deadline = end = time.monotonic() + timeout
-        self.flush(timeout)
+        longest = time.monotonic() + max(timeout, _LONGEST_EXIT)
+        while True:
+            delivered, now = self.tally.delivered, time.monotonic()
+            self._deadline = end = min(now + timeout, longest)
+            flushed = self.flush(end - now)
+            if not flushed.pending or self.tally.delivered == delivered or end == longest:
+                break
         thread, self._thread, self._closed = self._thread, None, True
         self._wake.set()
         if thread is not None:
@@ -281,22 +415,33 @@ class Delivery:
         self.close()
         self._exiting = True
 
+    def _leave(self) -> None:
+        self._exiting = True
+        self._rescue()
+
     def _rescue(self) -> None:
-        """The time is up: write what is left to the disk."""
-        flying, self._in_flight = self._in_flight, None
-        if flying:
-            self._keep(*flying)
-        self._not_before = float("inf")
-        if len(self.queue) or self._batches:
-            self._round(False)
+        """The time is up: write what is left to the disk, also what the delivery thread was at."""
+        held = self._work.acquire(timeout=_PATIENCE)  # it has it but for the time of a request
+        try:
+            self._taken_over, self._not_before = True, float("inf")
+            flying, self._in_flight = self._in_flight, None
+            if flying:
+                self._keep(*flying)
+            if len(self.queue) or self._batches or self._events:
+                self._round(False)
+            self.spool.rest()
+        finally:
+            if held:
+                self._work.release()
 
 
-def flush_all(first: Delivery, timeout: float) -> Flushed:
+def flush_all(first: Delivery, timeout: float) -> FlushResult:
     """Flush a delivery, and every other one of this process that a `configure` has replaced."""
     end = time.monotonic() + timeout
     others = [d for d in tuple(_live) if d is not first and not d.idle()]
     flushed = [d.flush(max(0.0, end - time.monotonic())) for d in (first, *others)]
-    return Flushed(*(sum(counts) for counts in zip(*map(astuple, flushed), strict=True)))
+    total = FlushResult(*(sum(counts) for counts in zip(*map(astuple, flushed), strict=True)))
+    return replace(total, spilled=_spool.held())
 
 
 def _batches(spans: list[ReadableSpan]) -> list[list[ReadableSpan]]:
@@ -324,7 +469,9 @@ def _at_exit(close: Callable[[], None]) -> None:
 
 
 def _after_fork() -> None:
+    _spool.forget()
     for delivery in _live:
+        delivery.spool.abandon()
         delivery._fresh()
 
 

@@ -52,7 +52,7 @@ def _record(event: FeedbackEvent) -> LogRecord:
         observed_time_unix_nano=event.time_ns,
         event_name=names.EVALUATION_EVENT,
         trace_id=event.trace_id.to_bytes(16, "big"),
-        span_id=event.span_id.to_bytes(8, "big"),
+        span_id=event.span_id.to_bytes(8, "big") if event.span_id else b"",  # of the trace as a whole
         attributes=_pairs(event.attributes),
     )
 

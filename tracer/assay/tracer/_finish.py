@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, Status
 
 from assay.tracer import _errors
@@ -44,6 +45,7 @@ class Finisher:
         self._limit = settings.max_value_bytes
         self._content = settings.capture == "full"
         self._redaction = Redaction(settings.redact)
+        self._scopes: dict[str, InstrumentationScope] = {}
         self._resources: dict[int, tuple[Resource, Resource]] = {}
 
     def span(self, span: ReadableSpan) -> ReadableSpan | None:
@@ -60,9 +62,19 @@ class Finisher:
         """The feedback as it leaves."""
         if not self._redaction:
             return event
-        known = (names.EVALUATION_NAME, names.FEEDBACK_SOURCE)
-        clean = {k: v if k in known else self._redaction.attribute(k, v) for k, v in event.attributes.items()}
+        key = self._redaction.key(event.attributes.get(names.EVALUATION_NAME, ""))
+        known = {names.EVALUATION_NAME: key, names.FEEDBACK_SOURCE: event.attributes.get(names.FEEDBACK_SOURCE)}
+        clean = {k: known[k] if k in known else self._redaction.attribute(k, v) for k, v in event.attributes.items()}
         return replace(event, attributes=clean)
+
+    def scope(self, scope: InstrumentationScope | None) -> InstrumentationScope | None:
+        """The scope, its name redacted."""
+        if not self._redaction or scope is None:
+            return scope
+        name, attributes = self._redaction.key(scope.name), self._redaction.attributes(scope.attributes)
+        if name == scope.name and attributes == dict(scope.attributes or {}):
+            return scope
+        return self._scopes.setdefault(name, InstrumentationScope(name, scope.version, scope.schema_url, attributes))
 
     def resource(self, resource: Resource) -> Resource:
         """The resource, redacted once."""
@@ -85,6 +97,8 @@ class Finisher:
         if span._links:
             span._links = tuple(map(self._link, span._links))
         span._name, span._status = self._texts(span._name, span._status)
+        if self._redaction:
+            span._instrumentation_scope = self.scope(span._instrumentation_scope)
         span.finished = True
         return span
 
@@ -103,7 +117,7 @@ class Finisher:
             status=status,
             start_time=span.start_time,
             end_time=span.end_time,
-            instrumentation_scope=span.instrumentation_scope,
+            instrumentation_scope=self.scope(span.instrumentation_scope),
         )
 
     def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def carry_context_into_threads() -> None:
     The instrumentation takes 50 ms to import, which is why it is not imported with the package (but see `preload`).
     """
     global _threads_done
-    if _threads_done:
+    if _threads_done or not threading.main_thread().is_alive():  # after that, nothing prepares for threads any more
         return
     with _ready:
         if _threads_done:

@@ -16,7 +16,7 @@ import pathlib
 import time
 import types
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, TypeAlias
@@ -27,7 +27,9 @@ from assay.tracer import _errors
 
 MAX_NODES = 20_000  # values in containers, all levels together
 MAX_SECONDS = 0.02  # CPU time for a value that is not of plain types: together they bound what a caller can lose
+MAX_WALL_SECONDS = 0.25  # the same by the clock, for what waits instead of working; longer, for the machine may be busy
 _MAX_DEPTH = 60
+_MOST_SLOW = 1_000
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 _PLAIN = frozenset((str, int, float, bool, types.NoneType))
 _TEXTUAL = (numbers.Number, uuid.UUID, pathlib.PurePath, datetime.timedelta, range, slice)  # Decimal is a Number
@@ -98,13 +100,14 @@ def _rewritten(value: object, limit: int, nodes: int, seconds: float) -> str:
 class _Rewriter:
     """Rewrites a value into plain types while its budget of bytes, of nodes and of CPU time lasts."""
 
-    __slots__ = ("deadline", "nodes", "path", "size")
+    __slots__ = ("deadline", "end", "nodes", "path", "size")
 
     def __init__(self, size: int, nodes: int, seconds: float) -> None:
         self.size = size
         self.nodes = nodes
         self.path: set[int] = set()
         self.deadline = time.thread_time() + seconds
+        self.end = time.perf_counter() + MAX_WALL_SECONDS
 
     def rewrite(self, value: Any, depth: int) -> Any:
         self.nodes -= 1
@@ -120,13 +123,15 @@ class _Rewriter:
 
     def guarded(self, value: Any, depth: int) -> Any:
         self.path.add(id(value))
-        if not self.nodes & 63 and time.thread_time() > self.deadline:
+        if time.perf_counter() > self.end or (not self.nodes & 63 and time.thread_time() > self.deadline):
             self.nodes = 0
         try:
             return self.convert(value, depth)
         except RecursionError:
             return "…[cut: nested too deeply]"
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # `SystemExit` out of somebody's property, for one
             return f"[{_kind(value)} that could not be captured: {type(error).__name__}]"
         finally:
             self.path.discard(id(value))
@@ -257,17 +262,32 @@ def _dumped(model: Any) -> Mapping[str, Any]:
     return fields if isinstance(fields, Mapping) else {"root": fields}
 
 
+_slow: Counter[str] = Counter()  # by type: how often its repr took longer than a whole value may
+_PATIENCE = 2  # times; the first may have been the machine's fault
+
+
 def _words(value: object) -> str:
-    """A short text for a value without a JSON form; its own `__repr__` may raise."""
+    """A short text for a value without a JSON form; its own `__repr__` may raise, or take its time."""
     if isinstance(value, BaseException):
         return _errors.describe(value)
+    if _slow and _slow[_named(value)] >= _PATIENCE:
+        return f"[{_kind(value)} whose repr takes too long]"
     describe: Callable[[object], str] = str if isinstance(value, _TEXTUAL) else repr
+    began = time.perf_counter()
     try:
         return describe(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # `pytest.fail`, `SystemExit`: no way to say what a value is ends a program
         return f"[{_kind(value)} whose repr raised {type(error).__name__}]"
+    finally:
+        if time.perf_counter() - began > MAX_WALL_SECONDS and len(_slow) < _MOST_SLOW:
+            _slow[_named(value)] += 1
+
+
+def _named(value: object) -> str:
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _kind(value: object) -> str:

@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
+from assay.tracer._encode import TRACES
 from assay.tracer._settings import Settings
+from assay.tracer.backoff import seconds_until
 
 if TYPE_CHECKING:
     import requests
 
+_NEAR = ("127.0.0.1", "localhost", "::1")  # bytes to this machine itself cost less than packing them
+_WORTH_PACKING = 1024  # bytes
+_LONGEST_WAIT = 300.0  # seconds, whatever a server asks for
 _NO_KEY = frozenset((401, 403))  # somebody can mend that, and the next process may have the right one
 _RETRYABLE = frozenset((*_NO_KEY, 408, 425, 429, 500, 502, 503, 504))
+
+
+_loading = threading.Lock()
+_LONGEST_LOAD = 5.0  # seconds that a fork waits for it; more can only be a deadlock of imports
+
+
+def load() -> None:
+    """Import what delivery needs, on its own thread, for it takes a tenth of a second.
+
+    No fork comes in between: a child would inherit modules that are half imported, or locked for ever.
+    """
+    with _loading:
+        import encodings.idna  # noqa: F401  (imported by the first connection)
+
+        import requests  # noqa: F401
+
+
+def _before_fork() -> None:
+    _loading.acquire(timeout=_LONGEST_LOAD)
+
+
+def _after_fork() -> None:
+    if _loading.locked():
+        _loading.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +64,36 @@ class Post:
     """Sends request bodies to a collector over one kept-alive connection. Used by one thread at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        self._url = settings.url
+        self._settings = settings
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "assay-tracer"}
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
+        self._headers.update(settings.headers)
+        near = (urlsplit(settings.url).hostname or "") in _NEAR
+        self._packs = settings.compression == "gzip" or (settings.compression is None and not near)
         self._session: requests.Session | None = None
 
     def send(self, path: str, body: bytes, timeout: float) -> Answer:
-        """POST a protobuf body to `<url><path>`."""
+        """POST a protobuf body to the address of the signal, `<url><path>`."""
         import requests
 
         if self._session is None:
             self._session = requests.Session()
+            self._session.verify = self._settings.certificate or True
+        headers = self._headers
+        if self._packs and len(body) >= _WORTH_PACKING:
+            body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
         try:
             response = self._session.post(
-                self._url + path, data=body, headers=self._headers, timeout=max(timeout, 0.05), allow_redirects=False
+                self._address(path), data=body, headers=headers, timeout=max(timeout, 0.05), allow_redirects=False
             )
         except requests.RequestException as error:
             return Answer("later", type(error).__name__)
         return _meaning(response)
+
+    def _address(self, path: str) -> str:
+        own = self._settings.traces_url if path == TRACES else None
+        return own or self._settings.url + path
 
 
 def _meaning(response: requests.Response) -> Answer:
@@ -61,7 +108,4 @@ def _meaning(response: requests.Response) -> Answer:
 
 
 def _seconds(text: str | None) -> float:
-    try:
-        return min(300.0, max(0.0, float(text or 0)))
-    except ValueError:  # an HTTP date: the back-off of our own will do
-        return 0.0
+    return min(_LONGEST_WAIT, seconds_until(text) or 0.0)

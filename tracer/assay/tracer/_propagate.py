@@ -8,9 +8,10 @@ executor.submit(carry(work), 1)          # both at once, for ProcessPoolExecutor
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from opentelemetry import baggage
 from opentelemetry import trace as otel
@@ -96,9 +97,15 @@ class carry(Generic[P, R]):
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function inside `extract(…)`."""
+        """Call the function inside `extract(…)`; a coroutine runs inside as well."""
+        if inspect.iscoroutinefunction(self._function):
+            return cast(R, self._awaited(*args, **kwargs))
         with extract(self._carrier):
             return self._function(*args, **kwargs)
+
+    async def _awaited(self, *args: Any, **kwargs: Any) -> Any:
+        with extract(self._carrier):
+            return await cast(Any, self._function(*args, **kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_function": self._function, "_carrier": self._carrier}

@@ -192,7 +192,10 @@ class Tracer(sdk.Tracer):
         set_status_on_exception: bool = True,
     ) -> otel.Span:
         """Start a span, as the OpenTelemetry API has it. Never raises into the instrumentation that asks."""
-        return self._start_span(name, context, kind, attributes, links, start_time) or otel.INVALID_SPAN
+        span = self._start_span(name, context, kind, attributes, links, start_time)
+        if isinstance(span, LiveSpan) and not (record_exception and set_status_on_exception):
+            span.notes = record_exception, set_status_on_exception
+        return span or otel.INVALID_SPAN
 
     @ours("span")
     def _start_span(

@@ -1,6 +1,8 @@
 """The bounded queue between the application's threads and the delivery thread.
 
-When it is full, spans without children go first and local roots last: a lost leaf costs one span, a lost parent a tree.
+Beyond a first bound whoever fills it takes some of it to the disk (see `Delivery.put`). Where that cannot be, it grows
+to a second one, at which spans without children go first and local roots last: a lost leaf costs one span, a lost
+parent a tree.
 """
 
 from __future__ import annotations
@@ -16,17 +18,19 @@ from assay.tracer._settings import MIB
 from assay.tracer._span import LiveSpan, count_dropped
 
 Item: TypeAlias = ReadableSpan | FeedbackEvent
-MAX_ITEMS = 50_000
-MAX_BYTES = 256 * MIB  # of values
+HIGH_BYTES = 64 * MIB  # from here on to the disk
+MAX_BYTES = 256 * MIB  # dropped beyond
+_OWN_BYTES = 1_500  # of a span without its texts
 _ROOT, _INNER, _LEAF = 0, 1, 2
 
 
 class Queue:
-    """First in, first out within each of three ranks. Bounded in spans and in bytes of their values."""
+    """First in, first out within each of three ranks. Bounded in bytes, about."""
 
-    def __init__(self, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, high_bytes: int = HIGH_BYTES, max_bytes: int = MAX_BYTES) -> None:
         self.dropped: Counter[str] = Counter()
-        self._max = max_items, max_bytes
+        self.high = high_bytes
+        self._max = max_bytes
         self._lock = threading.Lock()
         self._ranks: tuple[deque[tuple[Item, int]], ...] = (deque(), deque(), deque())
         self._count = self._bytes = 0
@@ -41,9 +45,26 @@ class Queue:
             self._ranks[rank].append((item, weight))
             self._count += 1
             self._bytes += weight
-            if self._count > self._max[0] or self._bytes > self._max[1]:
+            if self._bytes > self._max:
                 self._evict()
             return self._count
+
+    @property
+    def is_high(self) -> bool:
+        """Whether there is more than should be in memory."""
+        return self._bytes > self.high
+
+    def take_some(self, most: int) -> list[Item]:
+        """The oldest items, those without children first."""
+        taken: list[Item] = []
+        with self._lock:
+            for rank in reversed(self._ranks):
+                while rank and len(taken) < most:
+                    item, weight = rank.popleft()
+                    taken.append(item)
+                    self._bytes -= weight
+            self._count -= len(taken)
+        return taken
 
     def take(self) -> list[Item]:
         """Everything queued, in the order of the ranks."""
@@ -56,7 +77,7 @@ class Queue:
 
     def _evict(self) -> None:
         """The newest of the lowest rank goes, so that what is dropped is what the overload brought."""
-        while self._count > self._max[0] or self._bytes > self._max[1]:
+        while self._bytes > self._max:
             rank = next(r for r in reversed(self._ranks) if r)
             item, weight = rank.pop()
             self._count -= 1
@@ -74,7 +95,7 @@ def _rank(item: Any) -> int:
 
 def _weight(item: Any) -> int:
     """About how many bytes an item holds: its text."""
-    weight = 500
+    weight = _OWN_BYTES
     for value in (item.attributes if isinstance(item, FeedbackEvent) else item._attributes or {}).values():
         if type(value) is str:
             weight += len(value)

@@ -13,6 +13,8 @@ from assay.tracer._settings import Redactor
 
 REDACTED = "[redacted]"
 FAILED = "[redacted: the redactor failed]"
+_INDEX = re.compile(r"\d{1,5}")  # of a list that was flattened into keys
+_MOST_KEYS = 4_096  # that are remembered
 
 
 class Redaction:
@@ -26,13 +28,35 @@ class Redaction:
             r for r in redactors if not isinstance(r, (str, re.Pattern)) and callable(r)
         ]
         self._assigned = _assignment(keys) if keys else None
+        self._keys_known: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._keys or self._patterns or self._functions)
 
     def attributes(self, attributes: Mapping[str, Any] | None) -> dict[str, Any]:
         """The attributes with every secret replaced; JSON texts are redacted inside, and stay JSON."""
-        return {key: self.attribute(key, value) for key, value in (attributes or {}).items()}
+        clean: dict[str, Any] = {}
+        for key, value in (attributes or {}).items():
+            clean[_free(self.key(key), clean)] = self.attribute(key, value)
+        return clean
+
+    def key(self, key: str) -> str:
+        """A key, or another name that is one of few: patterns look at its words, which stand between dots. Functions do
+        not: one that hides all texts would leave no name to find anything by.
+        """
+        if not self._patterns or self._keys_known.get(key) == key:
+            return key
+        if len(self._keys_known) > _MOST_KEYS:
+            self._keys_known.clear()
+        if key not in self._keys_known:
+            words = (word if _INDEX.fullmatch(word) else self._without(word) for word in key.split("."))
+            self._keys_known[key] = ".".join(words)
+        return self._keys_known[key]
+
+    def _without(self, text: str) -> str:
+        for pattern in self._patterns:
+            text = pattern.sub(REDACTED, text)
+        return text
 
     def attribute(self, key: str, value: Any) -> Any:
         """One attribute's value, redacted."""
@@ -43,7 +67,9 @@ class Redaction:
                 value = value.decode("utf-8", "replace")
             clean = self._node(key, list(value) if isinstance(value, tuple) else value, top=True)
             return clean if _is_attribute(clean) else orjson.dumps(clean, default=repr).decode()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a `SystemExit` too: what a redactor cannot look at is withheld
             _errors.user("redact", error)
             return FAILED
 
@@ -60,7 +86,7 @@ class Redaction:
         if isinstance(value, str):
             return self._string(key, value)
         if isinstance(value, Mapping):
-            return {self._name(k): self._entry(k, v) for k, v in value.items()}
+            return {self._without(str(k)): self._entry(k, v) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._node(key, v) for v in value]
         # A card's number may be a number. Attributes that are numbers are counts, of which patterns know nothing.
@@ -73,18 +99,11 @@ class Redaction:
     def _entry(self, key: Any, value: Any) -> Any:
         return REDACTED if _folded(str(key)) in self._keys else self._node(str(key), value)
 
-    def _name(self, key: Any) -> str:
-        name = str(key)
-        for pattern in self._patterns:
-            name = pattern.sub(REDACTED, name)
-        return name
-
     def _string(self, key: str, text: str) -> str:
         inner = _decoded(text)
         if inner is not None:
             return orjson.dumps(self._node(key, inner), default=repr).decode()
-        for pattern in self._patterns:
-            text = pattern.sub(REDACTED, text)
+        text = self._without(text)
         return self._assigned.sub(rf"\g<1>{REDACTED}", text) if self._assigned is not None else text
 
 
@@ -109,6 +128,13 @@ def _decoded(text: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
+
+
+def _free(key: str, taken: Mapping[str, Any]) -> str:
+    """The key, numbered where another became the same."""
+    if key not in taken:
+        return key
+    return next(numbered for i in range(2, len(taken) + 3) if (numbered := f"{key}~{i}") not in taken)
 
 
 def _is_attribute(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Literal
@@ -15,7 +15,8 @@ from assay.tracer import _context
 from assay.tracer import attributes as names
 from assay.tracer._documents import readable
 from assay.tracer._encode import FeedbackEvent
-from assay.tracer._errors import ours
+from assay.tracer._errors import ours, say_once
+from assay.tracer._feedback import said_of
 from assay.tracer._json import cut_text, to_json
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import Clock, LiveSpan, Unsampled
@@ -39,13 +40,19 @@ class Run:
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits; all zeros outside of any trace."""
-        return f"{self._span.get_span_context().trace_id:032x}"
+        """32 hex digits; empty outside of any trace, which a warning says once."""
+        return self._id("trace_id", 32)
 
     @property
     def span_id(self) -> str:
-        """16 hex digits; all zeros outside of any trace."""
-        return f"{self._span.get_span_context().span_id:016x}"
+        """16 hex digits; empty outside of any trace, which a warning says once."""
+        return self._id("span_id", 16)
+
+    def _id(self, name: str, digits: int) -> str:
+        id: int = getattr(self._span.get_span_context(), name)
+        if not id and not self._runtime.off:
+            say_once("no_run", f"current_run().{name} was asked for outside of any run: it is empty")
+        return f"{id:0{digits}x}" if id else ""
 
     def set_name(self, name: str) -> None:
         """Rename the run."""
@@ -64,10 +71,10 @@ class Run:
         if self._runtime.content and self._span.is_recording():
             self._guarded(names.DOCUMENTS_JSON, lambda: to_json(readable(list(documents)), self._runtime.limit))
 
-    def set_tags(self, *tags: str) -> None:
-        """Add tags."""
+    def set_tags(self, *tags: str | Iterable[str]) -> None:
+        """Add tags; a list of them counts as so many."""
         known = self._known(names.TAGS) or ()
-        self._guarded(names.TAGS, lambda: tuple(dict.fromkeys((*known, *map(str, tags)))))
+        self._guarded(names.TAGS, lambda: tuple(dict.fromkeys((*known, *_flat(tags)))))
 
     def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
         """Add metadata, by key."""
@@ -85,7 +92,14 @@ class Run:
         cost: float | None = None,
         **details: int,
     ) -> None:
-        """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call."""
+        """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call.
+
+        OpenAI's names are known, too: `set_usage(**response.usage.model_dump())` records what it says.
+        """
+        details = {k: v for k, v in details.items() if isinstance(v, int)}  # OpenAI's has dicts of finer counts
+        input_tokens = details.pop("prompt_tokens", None) if input_tokens is None else input_tokens
+        output_tokens = details.pop("completion_tokens", None) if output_tokens is None else output_tokens
+        details.pop("total_tokens", None)  # the sum of the two
         given = {names.INPUT_TOKENS: input_tokens, names.OUTPUT_TOKENS: output_tokens, names.COST: cost}
         given.update(
             {
@@ -122,28 +136,11 @@ class Run:
     def _feedback(
         self, key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any
     ) -> None:
-        is_label = isinstance(value, str)
         context = self._span.get_span_context()
-        attributes = {
-            names.EVALUATION_NAME: str(key),
-            names.EVALUATION_SCORE: None if is_label or value is None else float(value),
-            names.EVALUATION_LABEL: value if is_label else label,
-            names.EVALUATION_EXPLANATION: comment,
-            names.FEEDBACK_BOOLEAN: True if isinstance(value, bool) else None,
-            names.FEEDBACK_SOURCE: source,
-            names.FEEDBACK_AUTHOR: author,
-            names.FEEDBACK_METADATA: to_json(metadata, self._runtime.limit) if metadata else None,
-        }
         if context.is_valid and not isinstance(self._span, Unsampled):
-            self._deliver(
-                FeedbackEvent(
-                    context.trace_id,
-                    context.span_id,
-                    Clock.now(),
-                    {k: v for k, v in attributes.items() if v is not None},
-                    self._runtime.resource.attributes,
-                )
-            )
+            said = said_of(key, value, comment, label, source, author, metadata, limit=self._runtime.limit)
+            resource = self._runtime.resource.attributes
+            self._deliver(FeedbackEvent(context.trace_id, context.span_id, Clock.now(), said, resource))
 
     def _deliver(self, event: FeedbackEvent) -> None:
         captured = self._runtime.spans.captures.get(event.trace_id)
@@ -166,6 +163,11 @@ class Run:
     @ours("attribute")
     def _guarded(self, key: str, make: Any) -> None:
         self._span.set_attribute(key, make())
+
+
+def _flat(tags: Iterable[Any]) -> Iterator[str]:
+    for tag in tags:
+        yield from map(str, tag if isinstance(tag, (list, tuple, set, frozenset)) else (tag,))
 
 
 def _attribute(value: object, limit: int) -> Any:

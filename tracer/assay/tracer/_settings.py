@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from assay.tracer import _otlp
+
 Capture: TypeAlias = Literal["none", "metadata", "full"]
+Compression: TypeAlias = Literal["gzip", "none"]
 Redactor: TypeAlias = "str | re.Pattern[str] | Callable[[str, Any], Any]"
 
 MIB = 1 << 20
@@ -21,7 +24,13 @@ class Settings:
     """Everything that `configure` takes but the provider, resolved."""
 
     url: str = DEFAULT_URL
+    traces_url: str | None = None  # where spans go, if that is not `<url>/v1/traces`
     api_key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    compression: Compression | None = None  # None: gzip, but not to this machine itself
+    timeout: float = 10.0  # seconds of one request
+    certificate: str | None = None  # a file with the authorities to trust
+    by_otel: bool = False  # the address is that of OpenTelemetry's own variables
     project: str = "default"
     environment: str = "default"
     capture: Capture = "full"
@@ -34,12 +43,17 @@ class Settings:
     resource: Mapping[str, Any] = field(default_factory=dict)
 
 
-_NOT_GIVEN = (None, "", ())
+_HEADER = re.compile(r"[\x21-\x7e]+")  # what may stand in a key
+_VALUE = re.compile(r"[\x20-\x7e\t]*")
+_NOT_GIVEN: tuple[Any, ...] = (None, "", (), {})
 
 
 def resolve(**given: Any) -> Settings:
     """Settings from what was given (None: not given) over the environment over the defaults. Raises `ValueError`."""
     values = {**_environment(), **{k: v for k, v in given.items() if v is not None}}
+    if given.get("url") is not None:  # what the environment says of another address does not go to this one
+        values |= {"traces_url": None, "by_otel": False}
+        values["headers"] = given.get("headers") or {}
     values["url"] = _url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
     if isinstance(values["spill_dir"], str):
@@ -74,12 +88,19 @@ def _environment() -> dict[str, Any]:
 
 def _readers() -> dict[str, Callable[[], Any]]:
     get = os.environ.get
+    otlp = _otlp.of_environment
     return {
-        "url": lambda: get("ASSAY_URL"),
+        "url": lambda: get("ASSAY_URL") or otlp().url,
+        "by_otel": lambda: not get("ASSAY_URL") and otlp().url is not None,
+        "traces_url": lambda: None if get("ASSAY_URL") else otlp().traces_url,
+        "headers": lambda: {} if get("ASSAY_URL") else otlp().headers,
+        "compression": lambda: otlp().compression,
+        "timeout": lambda: otlp().timeout,
+        "certificate": lambda: otlp().certificate,
         "api_key": lambda: get("ASSAY_API_KEY"),
         "project": lambda: get("ASSAY_PROJECT"),
-        "environment": lambda: get("ASSAY_ENVIRONMENT"),
-        "capture": lambda: get("ASSAY_CAPTURE", "").lower(),
+        "environment": lambda: get("ASSAY_ENVIRONMENT") or _otlp.environment(),
+        "capture": lambda: "none" if _switch("OTEL_SDK_DISABLED") else get("ASSAY_CAPTURE", "").lower(),
         "redact": lambda: tuple(_redactors(get("ASSAY_REDACT", ""))),
         "sample_rate": lambda: _number("ASSAY_SAMPLE_RATE"),
         "threads": lambda: _switch("ASSAY_THREADS"),
@@ -127,6 +148,16 @@ def _check(settings: Settings) -> None:
         raise ValueError(f"capture is one of {get_args(Capture)}, not {settings.capture!r}")
     if not 0.0 <= settings.sample_rate <= 1.0:
         raise ValueError(f"sample_rate is between 0 and 1, not {settings.sample_rate!r}")
+    if settings.compression not in (None, *get_args(Compression)):
+        raise ValueError(f"compression is one of {get_args(Compression)}, not {settings.compression!r}")
+    if not 0 < settings.timeout <= 600:
+        raise ValueError(f"timeout is in seconds, up to 600, not {settings.timeout!r}")
+    for name, value in settings.headers.items():
+        if not (_HEADER.fullmatch(name) and _VALUE.fullmatch(value)):
+            raise ValueError(f"no HTTP header can be {name!r}, or hold what is given for it")
+    if settings.api_key and not _HEADER.fullmatch(settings.api_key):  # quotes that an editor has curled, for one
+        odd = _HEADER.sub("", settings.api_key)
+        raise ValueError(f"api_key goes into an HTTP header, which cannot hold {odd!r}: copy the key alone")
     for redactor in settings.redact:
         if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):
             raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), not {redactor!r}")

@@ -99,6 +99,8 @@ class LiveSpan(ReadableSpan, otel.Span):
     has_children = False
     ambient: dict[str, Any] | None = None  # attributes for all spans below that came with a remote parent
     finished = False
+    notes = True, True  # of an exception that leaves it: an event, the status
+    dropped_attributes = dropped_events = 0  # beyond the bounds  # type: ignore[assignment]
     weight = 1000  # bytes, about; set by the queue
     _attributes: dict[str, Any]
 
@@ -160,8 +162,13 @@ class LiveSpan(ReadableSpan, otel.Span):
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Keep an attribute; a list is copied, so that later changes to it do not show."""
-        if self._end_time is None and (len(self._attributes) < MAX_ATTRIBUTES or key in self._attributes):
+        if self._end_time is not None:
+            return
+        if len(self._attributes) < MAX_ATTRIBUTES or key in self._attributes:
             self._attributes[key] = tuple(value) if type(value) is list else value
+        else:
+            self.dropped_attributes += 1
+            _beyond("attributes", MAX_ATTRIBUTES)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Keep several attributes."""
@@ -181,8 +188,13 @@ class LiveSpan(ReadableSpan, otel.Span):
 
     def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
         """Append an event; at most `MAX_EVENTS`."""
-        if self._end_time is None and len(self._events) < MAX_EVENTS:
+        if self._end_time is not None:
+            return
+        if len(self._events) < MAX_EVENTS:
             self._events = (*self._events, Event(name, dict(attributes or {}), timestamp or Clock.now()))
+        else:
+            self.dropped_events += 1
+            _beyond("events", MAX_EVENTS)
 
     def add_link(self, context: SpanContext, attributes: Any = None) -> None:
         """Append a link to another span."""
@@ -216,9 +228,17 @@ class LiveSpan(ReadableSpan, otel.Span):
         self.end()
 
     def fail(self, error: BaseException) -> None:
-        """Record an exception that leaves the span, once per trace, and set the status."""
-        self.record_exception(error, escaped=True)
-        self.set_status(Status(StatusCode.ERROR, _errors.describe(error)))
+        """Record an exception that leaves the span, once per trace, and set the status, unless told otherwise."""
+        event, status = self.notes
+        if event:
+            self.record_exception(error, escaped=True)
+        if status:
+            self.set_status(Status(StatusCode.ERROR, _errors.describe(error)))
+
+
+def _beyond(what: str, most: int) -> None:
+    _errors.counts[f"dropped_{what}"] += 1
+    _errors.say_once(what, f"a span has more than {most:,} {what}: the others are left out, and counted on it")
 
 
 def _close(local: Local) -> dict[str, Any]:

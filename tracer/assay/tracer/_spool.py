@@ -1,134 +1,306 @@
-"""Request bodies on disk while the collector is away: a bounded directory per address, for the next process too.
+"""Request bodies on disk while a collector is away: a bounded folder per address, project and key.
 
-A file is `<time>-<pid>-<serial>-n<count>.<traces|logs>`. Whoever sends one first renames it to `<file>.<pid>.claim`;
-the claim of a dead process is given back. Sending a body twice is harmless: the collector keeps a span once.
+A segment `<time>-<pid>-<serial>.spool` grows, record by record: a head, and the body of a request. Who writes or sends
+a segment holds a lock on it, which the system takes back when the process ends, so that there is no claim that could
+grow old; a child that was forked has no part in it. A record that is settled is marked as such where it stands, and a
+segment without others goes. What is torn (its writer was killed) is counted by what its head says; files that are none
+of ours are left alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from struct import Struct
+from urllib.parse import urlsplit
+
+import orjson
 
 from assay.tracer import _errors
 from assay.tracer._encode import LOGS, TRACES
 from assay.tracer._settings import MIB, Settings
 
-MAX_BYTES = 256 * MIB  # per address
-_SUFFIX = {TRACES: ".traces", LOGS: ".logs"}
-_PATH = {suffix: path for path, suffix in _SUFFIX.items()}
-_STALE_S = 600.0
+try:
+    import fcntl
+except ImportError:  # Windows: a body may be sent by two processes there, and a collector of ours keeps it once
+    fcntl = None  # type: ignore[assignment]
+
+MAX_BYTES = 256 * MIB  # per folder
+MAX_AGE_S = 7 * 86_400
+ABOUT = "about.json"  # whose it is: {"url", "project"}
+_SEGMENT_BYTES = 8 * MIB
+_SEGMENT_S = 3_600.0  # after which a segment is not added to: it goes by the age of its beginning
+_HEAD = Struct("<4sBBxxIII")  # mark, state, signal, items, length of the body, its CRC
+_MARK = b"asy1"
+_STATE_AT = 4
+_SIGNALS = (TRACES, LOGS)
+_SETTLED = b"\x01"
 _serial = itertools.count()
+_ours: dict[Path, int] = {}  # segments that this process has written → items in them that wait
 
 
 def folder_of(settings: Settings) -> Path | None:
-    """The directory of the settings' collector, None where nothing is to be kept on disk."""
+    """The folder of the settings' collector, project and key; None where nothing is to be kept on disk."""
     if settings.spill_dir is None:
         return None
-    return Path(settings.spill_dir, sha256(settings.url.encode()).hexdigest()[:16])
+    headers = (f"{name}={value}" for name, value in sorted(settings.headers.items()))
+    whose = "\n".join((settings.url, settings.project, settings.api_key or "", *headers))
+    return Path(settings.spill_dir, sha256(whose.encode()).hexdigest()[:16])
+
+
+def about(settings: Settings) -> dict[str, str]:
+    """What a folder says of itself: neither a key nor what stands before an @."""
+    parts = urlsplit(settings.url)
+    return {"url": parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), "project": settings.project}
+
+
+def held() -> int:
+    """How many items this process has on disk that nobody has sent yet."""
+    for path in [path for path in tuple(_ours) if not path.exists()]:
+        _ours.pop(path, None)  # another process has sent it
+    return sum(_ours.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A request on disk: its place in the segment, its path, body and number of items. `body` None: it is torn."""
+
+    offset: int
+    path: str
+    body: bytes | None
+    count: int
 
 
 class Spool:
-    """One process's hand on the directory of a collector. `pid` signs its claims; only tests play several processes."""
+    """One process's hand on a folder."""
 
-    def __init__(self, folder: Path | None, max_bytes: int = MAX_BYTES, pid: int | None = None) -> None:
+    def __init__(self, folder: Path | None, max_bytes: int = MAX_BYTES, about: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._pid = os.getpid() if pid is None else pid
+        self._about = about or {}
+        self._adding = threading.Lock()  # callers add where the queue is too long
+        self._own: tuple[Path, int] | None = None  # the segment that grows, and its descriptor
+        self._began = 0.0
+        self._size = 0
+        self._unchecked = max_bytes  # bytes written since the folder was measured
 
     def keep(self, path: str, body: bytes, count: int) -> tuple[int, Mapping[str, int]]:
         """Write a body; returns how many items were kept, and how many were lost, by reason."""
         if self._folder is None:
             return 0, {"collector_away": count}
         try:
-            self._write(self._folder, path, body, count)
-            return count, self._trim(self._folder)
+            with self._adding:
+                self._add(self._folder, path, body, count)
+                return count, self._trim(self._folder)
         except OSError as error:
             _errors.note("spill", error)
             return 0, {"disk": count}
 
-    def _write(self, folder: Path, path: str, body: bytes, count: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        name = f"{time.time_ns():020d}-{self._pid}-{next(_serial)}-n{count}{_SUFFIX[path]}"
-        part = folder / f"{name}.part"
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(body)
-        part.rename(folder / name)
+    def replay(self, send: Callable[[str, bytes, int], str]) -> Mapping[str, int]:
+        """Send what waits, oldest first, until a send says `later`: `send(path, body, count)` returns a verdict.
 
-    def _trim(self, folder: Path) -> Mapping[str, int]:
-        """Remove the oldest files until the directory is within its bound; returns the items lost, by reason."""
+        Returns the items that were given up, by reason: too old, or torn.
+        """
         lost: Counter[str] = Counter()
-        sizes = {file: file.stat().st_size for file in _waiting(folder)}
-        excess = sum(sizes.values()) - self._max_bytes
-        for file, size in sizes.items():
-            if excess <= 0:
+        if self._folder is None or not self._folder.is_dir():
+            return lost
+        self.rest()
+        for path in segments(self._folder):
+            if is_old(path):
+                lost["too_old"] += remove(path)
+            elif not self._send(path, send, lost):
                 break
-            file.unlink(missing_ok=True)
-            lost["disk_full"] += _count(file)
-            excess -= size
         return lost
 
-    def replay(self, send: Callable[[str, bytes, int], str]) -> None:
-        """Send what waits, oldest first, until a send says `later`: `send(path, body, count)` returns a verdict."""
-        if self._folder is None or not self._folder.is_dir():
-            return
-        for file in _waiting(self._folder):
-            claim = self._claim(file)
-            if claim is not None and _send(claim, file, send) == "later":
-                return
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is to be kept on disk."""
+        return self._folder is None
 
-    def _claim(self, file: Path) -> Path | None:
-        claim = file.with_name(f"{file.name}.{self._pid}.claim")
+    def waits(self) -> bool:
+        """Whether something lies in the folder."""
+        return self._folder is not None and self._folder.is_dir() and bool(segments(self._folder))
+
+    def rest(self) -> None:
+        """Add nothing more to the segment that grew: whoever comes first may send it."""
+        with self._adding:
+            self._rest()
+
+    def abandon(self) -> None:
+        """In a forked child, where nobody holds the lock any more: the segment is the parent's."""
+        self._adding = threading.Lock()
+        self._rest()
+
+    def _rest(self) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            os.close(own[1])
+
+    def _add(self, folder: Path, path: str, body: bytes, count: int) -> None:
+        if self._own is None or self._size >= self._largest or time.monotonic() - self._began > _SEGMENT_S:
+            self._rest()
+            self._begin(folder)
+        assert self._own is not None
+        file, descriptor = self._own
+        head = _HEAD.pack(_MARK, 0, _SIGNALS.index(path), count, len(body), zlib.crc32(body))
         try:
-            file.rename(claim)
-            return claim
-        except FileNotFoundError:  # another process was faster
-            return None
+            _write(descriptor, head + body)
+        except OSError:
+            os.ftruncate(descriptor, self._size)
+            raise
+        self._size += len(head) + len(body)
+        self._unchecked += len(head) + len(body)
+        _ours[file] = _ours.get(file, 0) + count
 
+    @property
+    def _largest(self) -> int:
+        return min(_SEGMENT_BYTES, self._max_bytes // 8)
 
-def _send(claim: Path, file: Path, send: Callable[[str, bytes, int], str]) -> str:
-    """Send a claimed file; it goes unless it is to be sent again, under its own name."""
-    try:
-        verdict = send(_PATH[file.suffix], claim.read_bytes(), _count(file))
-    except BaseException:
-        claim.rename(file)
-        raise
-    if verdict == "later":
-        claim.rename(file)
-    else:
-        claim.unlink(missing_ok=True)
-    return verdict
+    def _begin(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._describe(folder)
+        file = folder / f"{time.time_ns():020d}-{os.getpid()}-{next(_serial)}.spool"
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _NOFOLLOW, 0o600)
+        _locked(descriptor)
+        self._own, self._began, self._size = (file, descriptor), time.monotonic(), 0
 
+    def _describe(self, folder: Path) -> None:
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+        with suppress(FileExistsError), os.fdopen(os.open(folder / ABOUT, _NEW, 0o600), "wb") as file:
+            file.write(orjson.dumps(dict(self._about)))
 
-def _waiting(folder: Path) -> list[Path]:
-    """Unclaimed files, oldest first; claims of dead processes are given back on the way."""
-    return sorted(_unclaimed(folder), key=lambda file: file.name)
+    def _trim(self, folder: Path) -> Mapping[str, int]:
+        """Remove the oldest segments until the folder is within its bound; returns the items lost, by reason."""
+        lost: Counter[str] = Counter()
+        if self._unchecked < self._largest // 2:
+            return lost
+        self._unchecked = 0
+        sizes = {path: _size(path) for path in segments(folder)}
+        excess = sum(sizes.values()) - self._max_bytes
+        for path, size in sizes.items():
+            if excess <= 0:
+                break
+            if self._own is not None and path == self._own[0]:
+                self._rest()
+            lost["disk_full"] += remove(path)
+            excess -= 0 if path.exists() else size
+        return +lost
 
-
-def _unclaimed(folder: Path) -> Iterator[Path]:
-    for file in folder.iterdir():
-        if file.suffix in _PATH:
-            yield file
-        elif file.suffix == ".claim" and _is_abandoned(file):
-            original = file.with_name(file.name.rsplit(".", 2)[0])
-            file.rename(original)
-            yield original
-
-
-def _is_abandoned(claim: Path) -> bool:
-    try:
-        os.kill(int(claim.name.rsplit(".", 2)[1]), 0)
-        return time.time() - claim.stat().st_mtime > _STALE_S
-    except ProcessLookupError:
+    def _send(self, path: Path, send: Callable[[str, bytes, int], str], lost: Counter[str]) -> bool:
+        """Send a segment; False when a send said `later`. One that another process holds is left to that."""
+        with opened(path) as descriptor:
+            if descriptor is None:
+                return True
+            for record in records(descriptor):
+                if record.body is None:
+                    lost["torn"] += record.count
+                elif send(record.path, record.body, record.count) == "later":
+                    return False
+                settle(descriptor, record)
+                _ours[path] = max(0, _ours.get(path, 0) - record.count)
+            path.unlink(missing_ok=True)
+            _ours.pop(path, None)
         return True
-    except (OSError, ValueError):
+
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
+
+
+def segments(folder: Path) -> list[Path]:
+    """The segments of a folder, oldest first."""
+    return sorted(path for path in folder.glob("*.spool") if path.name[:20].isdigit())
+
+
+def is_old(path: Path) -> bool:
+    """Whether a segment began longer ago than anything is kept. One of the future is as old as its last change."""
+    began = min(int(path.name[:20]) / 1e9, _changed(path))
+    return time.time() - began > MAX_AGE_S
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int | None]:
+    """The descriptor of a segment that is locked for us meanwhile; None where it is gone, or another process has it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | _NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor if _locked(descriptor) and path.exists() else None
+    finally:
+        os.close(descriptor)
+
+
+def records(descriptor: int) -> Iterator[Record]:
+    """What waits in an open segment, in order."""
+    place, size = 0, os.fstat(descriptor).st_size
+    while place + _HEAD.size <= size:
+        mark, state, signal, count, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, place))
+        if mark != _MARK or signal >= len(_SIGNALS):
+            return  # not written by us: where the next one begins cannot be told
+        body = os.pread(descriptor, length, place + _HEAD.size)
+        if not state:
+            whole = len(body) == length and zlib.crc32(body) == crc
+            yield Record(place, _SIGNALS[signal], body if whole else None, count)
+        place += _HEAD.size + length
+
+
+def settle(descriptor: int, record: Record) -> None:
+    """Mark a record: nobody is to send it any more."""
+    os.pwrite(descriptor, _SETTLED, record.offset + _STATE_AT)
+
+
+def remove(path: Path) -> int:
+    """Remove a segment, unless another process holds it; returns how many items waited in it."""
+    with opened(path) as descriptor:
+        if descriptor is None:
+            return 0
+        waiting = sum(record.count for record in records(descriptor))
+        path.unlink(missing_ok=True)
+        _ours.pop(path, None)
+        return waiting
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
         return False
 
 
-def _count(file: Path) -> int:
-    return int(file.stem.rpartition("-n")[2])
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def forget() -> None:
+    """A forked child has written nothing itself."""
+    _ours.clear()

@@ -7,7 +7,10 @@ the generator as if it had not been wrapped.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine, Generator
+import atexit
+import sys
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -17,21 +20,80 @@ from assay.tracer import _errors
 from assay.tracer import attributes as names
 from assay.tracer._call import Call, Spec, fail, finish, put_outputs, set_outputs
 from assay.tracer._context import attach, detach, get_current
+from assay.tracer._iterators import body_of, followed, has_body, is_built_in, is_stream, set_body
 from assay.tracer._json import to_json
 from assay.tracer._run import JSON_MIME
+from assay.tracer._runtime import current
 
 MAX_ITEMS = 10_000  # recorded; the rest is counted
-DEFERRED = (GeneratorType, AsyncGeneratorType, CoroutineType)
+_MOST_KINDS = 1_000  # types that are remembered
+
+
+SETTLED: set[type] = {str, int, float, bool, type(None), dict, list, tuple, bytes}  # whose values are there at once
+_live: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def _finish_at_exit() -> None:
+    """What is open when the process ends is ended then: later, when modules go, nothing can be delivered any more."""
+    atexit.unregister(_finish)
+    atexit.register(_finish)
+
+
+def _finish() -> None:
+    open_still = [stream for stream in tuple(_live) if stream._open]
+    for stream in open_still:
+        stream.end(closed=True)
+    if open_still:
+        current().delivery.close()
 
 
 def follow(spec: Spec, call: Call, result: Any) -> Any:
-    """A stand-in for a generator, async generator or coroutine that ends the span when the original ends."""
-    stream = Stream(spec, call)
-    if type(result) is GeneratorType:
-        return _generator(result, stream)
-    if type(result) is AsyncGeneratorType:
-        return _async_generator(result, stream)
-    return _coroutine(result, stream)
+    """What takes the place of a generator, another iterator, or a coroutine, and ends the span when it ends; None for
+    any other result, whose span is still to be ended.
+    """
+    kind = type(result)
+    if kind is GeneratorType:
+        return _generator(result, Stream(spec, call))
+    if kind is AsyncGeneratorType:
+        return _async_generator(result, Stream(spec, call))
+    if kind is CoroutineType:
+        return _coroutine(result, Stream(spec, call))
+    try:
+        return _iterated(spec, call, result)
+    except Exception as error:  # somebody's object, looked at
+        _errors.note("stream", error)
+        return None
+
+
+def _iterated(spec: Spec, call: Call, result: Any) -> Any:
+    if is_built_in(result):
+        return _items(result, Stream(spec, call))
+    if is_stream(result):
+        return followed(result, Stream(spec, call))
+    if has_body(result):
+        set_body(result, _body(body_of(result), Stream(spec, call)))
+        return result
+    if len(SETTLED) < _MOST_KINDS and not hasattr(result, "body_iterator"):
+        SETTLED.add(type(result))
+    return None
+
+
+def _items(inner: Any, stream: Stream) -> Iterator[Any]:
+    while True:
+        try:
+            item = stream.step(inner.__next__)
+        except StopIteration:
+            return
+        yield item
+
+
+async def _body(inner: Any, stream: Stream) -> AsyncIterator[Any]:
+    while True:
+        try:
+            item = await stream.astep(inner.__anext__)
+        except StopAsyncIteration:
+            return
+        yield item
 
 
 class Stream:
@@ -44,7 +106,10 @@ class Stream:
         self._items: list[Any] = []
         self._room = call.runtime.limit
         self._seen = 0
-        self._open = True
+        self._open, self._inside = True, False
+        if not _live:
+            _finish_at_exit()
+        _live.add(self)
 
     def record(self, item: object) -> None:
         """Note what was yielded, as it is now."""
@@ -66,6 +131,44 @@ class Stream:
         text = to_json(item, self._room)
         self._room -= len(text)
         return orjson.Fragment(text)
+
+    def step(self, take: Callable[[], Any]) -> Any:
+        """Take an item in the stream's context, and note it; the end and a failure of the iteration end the span."""
+        if self._inside:  # an iterator that steps itself
+            return take()
+        token, self._inside = attach(self.inside), True
+        try:
+            item = take()
+        except BaseException as error:
+            self._ended_by(error)
+            raise
+        finally:
+            self.inside, self._inside = get_current(), False
+            detach(token)
+        self.record(item)
+        return item
+
+    async def astep(self, take: Callable[[], Any]) -> Any:
+        """As `step`, of an item that is awaited."""
+        if self._inside:
+            return await take()
+        token, self._inside = attach(self.inside), True
+        try:
+            item = await take()
+        except BaseException as error:
+            self._ended_by(error)
+            raise
+        finally:
+            self.inside, self._inside = get_current(), False
+            detach(token)
+        self.record(item)
+        return item
+
+    def _ended_by(self, error: BaseException) -> None:
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            self.end()
+        else:
+            self.fail(error)
 
     @_errors.ours("stream")
     def end(self, closed: bool = False) -> None:
@@ -163,36 +266,55 @@ def _close(inner: Any, stream: Stream) -> Any:
 
 
 async def _async_generator(inner: AsyncGenerator[Any, Any], stream: Stream) -> AsyncGenerator[Any, Any]:
-    action, argument = inner.asend, None
+    step, thrown = _unregistered(inner), None
     try:
         while True:
             token = attach(stream.inside)
             try:
-                item = await action(argument)
+                item = await step
             finally:
                 stream.inside = get_current()
                 detach(token)
             stream.record(item)
             try:
-                action, argument = inner.asend, (yield item)
+                step = inner.asend((yield item))
             except GeneratorExit:
                 await _aclose(inner, stream)
                 raise
             except BaseException as error:
-                action, argument = inner.athrow, error
+                step, thrown = inner.athrow(error), error
     except StopAsyncIteration:
         stream.end()
     except GeneratorExit:
         raise
     except BaseException as error:
+        if error is thrown and not isinstance(error, Exception):  # a loop that ends cancels what was to close it
+            stream.end(closed=True)
         stream.fail(error)
         raise
+
+
+def _unregistered(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
+    """The first step of an async generator of which the event loop is not told: it knows the one around it, and where
+    it ends with both still open it would close them at the same time.
+    """
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return inner.asend(None)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
 
 
 async def _aclose(inner: AsyncGenerator[Any, Any], stream: Stream) -> None:
     token = attach(stream.inside)
     try:
         await inner.aclose()
+    except Exception:
+        raise  # of its own clean-up: it has failed
+    except BaseException:  # the closing was cancelled, as at the end of `asyncio.run`
+        stream.end(closed=True)
+        raise
     finally:
         detach(token)
     stream.end(closed=True)

@@ -96,7 +96,11 @@ def _span(span: ReadableSpan) -> bytes:
     parts.append(b"\x30" + _SMALL[span.kind.value + 1])
     parts.append(b"\x39" + _fixed64(span.start_time or 0) + b"\x41" + _fixed64(span.end_time or 0))
     parts += _attributes(b"\x4a", span._attributes)
+    if span.dropped_attributes:
+        parts.append(b"\x50" + _varint(span.dropped_attributes))
     parts += [_field(b"\x5a", _event(event)) for event in span.events]
+    if span.dropped_events:
+        parts.append(b"\x60" + _varint(span.dropped_events))
     parts += [_field(b"\x6a", _link(link)) for link in span.links]
     parts.append(_field(b"\x7a", _status(span.status)))
     return b"".join(parts)

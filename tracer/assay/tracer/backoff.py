@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["pause"]
+import time
+from email.utils import parsedate_to_datetime
+
+__all__ = ["pause", "seconds_until"]
 
 FIRST_PAUSE = 0.25  # seconds
 _DOUBLINGS = 64  # no float overflows with them, whatever goes on failing for days
@@ -11,3 +14,19 @@ _DOUBLINGS = 64  # no float overflows with them, whatever goes on failing for da
 def pause(attempt: int, first: float = FIRST_PAUSE, longest: float = float("inf")) -> float:
     """Seconds to wait after a failed attempt, counted from 0: twice as long each time, never more than `longest`."""
     return min(first * 2.0 ** min(attempt, _DOUBLINGS), longest)
+
+
+def seconds_until(retry_after: str | None) -> float | None:
+    """Seconds to wait by the value of a header `Retry-After`, a number or an HTTP date; None for anything else."""
+    try:
+        seconds = float(retry_after or "")
+    except ValueError:
+        return _until(str(retry_after))
+    return max(0.0, seconds) if seconds == seconds else None
+
+
+def _until(date: str) -> float | None:
+    try:
+        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _errors, _runtime, _settings
 from assay.tracer import attributes as names
-from assay.tracer._delivery import Delivery, Flushed
+from assay.tracer._delivery import Delivery, FlushResult
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._host import carry_context_into_threads
 from assay.tracer._span import Clock
@@ -42,9 +42,9 @@ class Spans(Delivery):
         else:
             self.ended.append(item)
 
-    def flush(self, timeout: float) -> Flushed:
+    def flush(self, timeout: float) -> FlushResult:
         """Nothing to wait for."""
-        return Flushed()
+        return FlushResult()
 
     @property
     def spans(self) -> list[ReadableSpan]:

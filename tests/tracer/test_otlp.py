@@ -1,0 +1,130 @@
+"""OpenTelemetry's own variables: whoever has them set already need not say it again."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from assay.tracer import configure, flush, stats, trace
+from assay.tracer._settings import DEFAULT_URL, resolve, salvaged
+
+from .conftest import Sink
+
+OTLP = "OTEL_EXPORTER_OTLP_"
+
+
+@trace
+def work(text: str = "") -> str:
+    return text
+
+
+def setting(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    monkeypatch.delenv("ASSAY_URL", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name if name.startswith(("ASSAY", "OTEL")) else OTLP + name, value)
+
+
+def test_spans_go_where_otlp_goes_and_that_is_said(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting(monkeypatch, ENDPOINT=sink.url + "/", HEADERS="x-team=a%20b,Authorization=Basic%20abc")
+    work()
+    assert flush(10).delivered == 1
+    (path, headers, _) = sink.requests[0]
+    assert (path, headers["x-team"], headers["Authorization"]) == ("/v1/traces", "a b", "Basic abc")
+    assert f"spans go to {sink.url}, as OTEL_EXPORTER_OTLP_* say" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "traces_url"),
+    [
+        ({}, DEFAULT_URL, None),
+        ({"ENDPOINT": "http://a"}, "http://a", None),
+        ({"TRACES_ENDPOINT": "http://b/api/otel/v1/traces", "ENDPOINT": "http://a"}, "http://b/api/otel", None),
+        ({"TRACES_ENDPOINT": "http://b/spans", "ENDPOINT": "http://a"}, "http://a", "http://b/spans"),
+        ({"ENDPOINT": "http://a", "ASSAY_URL": "http://c"}, "http://c", None),
+    ],
+)
+def test_which_address_counts(
+    variables: dict[str, str], url: str, traces_url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting(monkeypatch, **variables)
+    settings = resolve()
+    assert (settings.url, settings.traces_url) == (url, traces_url)
+
+
+def test_headers_of_another_address_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting(monkeypatch, ENDPOINT="http://a", HEADERS="authorization=secret")
+    assert resolve(url="http://mine").headers == {}
+    monkeypatch.setenv("ASSAY_URL", "http://mine")
+    assert resolve().headers == {}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("3", 3.0), ("2500", 2.5), ("0.5", 0.5)])
+def test_a_timeout_is_in_seconds_or_milliseconds(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting(monkeypatch, ENDPOINT="http://a", TIMEOUT=text)
+    assert resolve().timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("variables", "message", "url"),
+    [
+        ({"ENDPOINT": "http://a:4317", "PROTOCOL": "grpc"}, "we speak http/protobuf", DEFAULT_URL),
+        ({"ENDPOINT": "http://a", "TIMEOUT": "soon"}, "TIMEOUT is 'soon': it is no number", "http://a"),
+        ({"ENDPOINT": "a:4318"}, "ENDPOINT is 'a:4318': it is no address", DEFAULT_URL),
+        ({"ENDPOINT": "http://a", "COMPRESSION": "zip"}, "we know gzip and none", "http://a"),
+    ],
+)
+def test_what_is_for_others_is_said_and_left(
+    variables: dict[str, str],
+    message: str,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setting(monkeypatch, **variables)
+    settings = resolve()
+    assert (settings.url, settings.timeout, settings.compression) == (url, 10.0, None)
+    assert message in caplog.text
+
+
+def test_a_header_that_cannot_be_costs_no_other_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting(monkeypatch, ENDPOINT="http://a", HEADERS="x=“y”", ASSAY_PROJECT="p")
+    with pytest.raises(ValueError, match="no HTTP header can be 'x'"):
+        resolve()
+    assert (salvaged().project, salvaged().headers) == ("p", {})
+
+
+def test_what_is_sent_afar_is_packed(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting(monkeypatch, ENDPOINT=sink.url, COMPRESSION="gzip")
+    work("x" * 10_000)
+    assert flush(10).delivered == 1
+    (_, headers, body) = sink.requests[0]
+    assert (headers["Content-Encoding"], len(body) < 2_000) == ("gzip", True)
+    assert ExportTraceServiceRequest.FromString(gzip.decompress(body)).resource_spans
+
+
+def test_opentelemetry_switched_off_switches_us_off(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting(monkeypatch, ENDPOINT=sink.url, OTEL_SDK_DISABLED="true")
+    work()
+    assert (flush(10).delivered, stats().queued) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["deployment.environment.name", "deployment.environment"])
+def test_the_environment_is_that_of_the_resource(name: str, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting(monkeypatch, ENDPOINT=sink.url, OTEL_RESOURCE_ATTRIBUTES=f"team=a,{name}=prod")
+    work()
+    flush(10)
+    resource = ExportTraceServiceRequest.FromString(sink.requests[0][2]).resource_spans[0].resource
+    attributes: dict[str, Any] = {it.key: it.value.string_value for it in resource.attributes}
+    assert (attributes["deployment.environment.name"], attributes["team"]) == ("prod", "a")
+
+
+def test_headers_can_be_given(sink: Sink) -> None:
+    configure(url=sink.url, headers={"x-honeycomb-team": "abc"})
+    work()
+    assert flush(10).delivered == 1
+    assert sink.requests[0][1]["x-honeycomb-team"] == "abc"

@@ -1,0 +1,111 @@
+"""What becomes of spans when processes fork, end, or do what nobody expects in the middle of delivery."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tracer.conftest import Sink, spooled
+
+from assay.tracer import configure
+
+
+def run(script: str, sink: Sink, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own, ended after 20 s."""
+    env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "spool"), **more}
+    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=20)
+
+
+FORK = """
+import os, sys, time
+from assay.tracer import flush, trace
+@trace
+def work(n): return n
+work(0)
+end = time.monotonic() + 10
+while "{module}" not in sys.modules and time.monotonic() < end:
+    time.sleep(0)
+child = os.fork()
+if child == 0:
+    work(1)
+    print(repr(flush(10)))
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("module", ["requests", "urllib3.connection", "opentelemetry.proto"])
+def test_a_child_forked_while_delivery_imports_delivers(module: str, sink: Sink, tmp_path: Path) -> None:
+    done = run(FORK.format(module=module), sink, tmp_path)
+    assert len(sink.spans()) == 2, done
+
+
+LEFT_OPEN = """
+from assay.tracer import trace
+@trace
+def numbers():
+    yield 1
+    yield 2
+opened = numbers()
+next(opened)
+"""
+
+
+def test_a_generator_left_open_does_not_hold_up_the_end(sink: Sink, tmp_path: Path) -> None:
+    done = run(LEFT_OPEN, sink, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(sink.spans()) + len(spooled(tmp_path / "spool")) == 1
+
+
+AFTER_MAIN = """
+import threading, time
+from assay.tracer import trace
+@trace
+def work(n): return n
+def later():
+    while threading.main_thread().is_alive(): time.sleep(0.01)
+    for n in range(10): work(n)
+threading.Thread(target=later).start()
+"""
+
+
+def test_what_is_traced_first_after_the_main_thread_has_ended_is_delivered(sink: Sink, tmp_path: Path) -> None:
+    done = run(AFTER_MAIN, sink, tmp_path)
+    assert len(sink.spans()) + sum(count for _, _, count in spooled(tmp_path / "spool")) == 10, done
+    assert done.stderr == ""
+
+
+def test_a_key_that_no_header_can_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot hold '“”'"):
+        configure(api_key="“sk-abc”")
+
+
+def test_such_a_key_in_the_environment_costs_no_span(sink: Sink, tmp_path: Path) -> None:
+    done = run("from assay.tracer import trace\ntrace(print)(1)", sink, tmp_path, ASSAY_API_KEY="“sk-abc”")
+    assert len(sink.spans()) == 1
+    assert "cannot hold '“”'" in done.stderr
+
+
+ENDING = """
+from assay.tracer import configure, flush, stats, trace
+def redactor(key, value):
+    if value == "bad": raise SystemExit
+    return value
+configure(redact=[redactor])
+echo = trace(lambda value: value)
+for value in ("bad", "good"):
+    echo(value)
+    flush(10)
+print(stats().dropped)
+"""
+
+
+def test_a_redactor_that_ends_threads_does_not_end_delivery(sink: Sink, tmp_path: Path) -> None:
+    done = run(ENDING, sink, tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "{}"), done.stderr
+    outputs = [a.value.string_value for s in sink.spans() for a in s.attributes if a.key == "output.value"]
+    assert outputs == ["[redacted: the redactor failed]", "good"]
