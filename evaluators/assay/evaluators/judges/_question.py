@@ -93,11 +93,9 @@ class Question:
         return unjudged(error, self._judge.where, self._calls, self._deadline, self._judge.api_key)
 
     async def _attempt(self, ask: Ask) -> Completion:
-        bound, again = self._judge.concurrency, self._calls > 0
-        async with (
-            self._booked(ask) as booked,
-            self._limiter.call(bound, again=again, within=self._deadline.left) as call,
-        ):
+        bound, again, left = self._judge.concurrency, self._calls > 0, self._deadline.left
+        within = self._deadline.seconds if left is None else left
+        async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within) as call:
             self._deadline.start()
             self._calls += 1
             booked.started = True
