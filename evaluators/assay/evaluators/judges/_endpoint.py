@@ -44,6 +44,7 @@ class Endpoint:
     seed: int | None = 0
     max_tokens: int = 2048
     timeout: float = 60.0
+    bounded: bool = False  # in dollars: a reply of any length is not asked for
 
     @property
     def where(self) -> str:
@@ -69,6 +70,8 @@ class Endpoint:
 
         form, first = self._habits.form(ask.schema), None
         while True:
+            if self.bounded and form.limit is None:
+                raise Unjudged(f"{self.where} takes no limit of tokens, so max_usd cannot be kept; give max_calls")
             try:
                 completion = await self._once(ask, form)
             except openai.APIStatusError as error:

@@ -79,6 +79,8 @@ class Question:
             except CutOff as cut:
                 if not cut.again:
                     raise
+            except _Dearer:
+                pass
             except Skip:
                 if self._failed is None:
                     raise
@@ -96,6 +98,8 @@ class Question:
         bound, again, left = self._judge.concurrency, self._calls > 0, self._deadline.left
         within = self._deadline.seconds if left is None else left
         async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within) as call:
+            if most(self._judge, ask).usd > booked.amount.usd:  # others have found out that the model thinks
+                raise _Dearer
             self._deadline.start()
             self._calls += 1
             booked.started = True
@@ -112,9 +116,9 @@ class Question:
         if ledger is None:
             yield booking
             return
-        async with asyncio.timeout(self._deadline.left):
-            await ledger.book(id, booking.amount)
         try:
+            async with asyncio.timeout(self._deadline.left):
+                await ledger.book(id, booking.amount)
             yield booking
         except BaseException as error:
             booking.fail(error)
@@ -136,6 +140,7 @@ class Question:
             raise Unjudged(f"{self._judge.where} cancelled the question") from error
         except CutOff as cut:
             self._usages.append(cut.usage)
+            self._failed = cut
             raise
         except Exception as error:
             self._failed = error
@@ -161,6 +166,10 @@ class Question:
             return {"calls": self._calls} if self._calls else {}
         tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
         return {"calls": self._calls, **tokens, "cost": cost_of(self._judge, usage)}
+
+
+class _Dearer(Exception):
+    """A call may cost more than when it was booked."""
 
 
 class _Booking:
