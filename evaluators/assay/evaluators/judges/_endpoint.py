@@ -79,10 +79,7 @@ class Endpoint:
                 refused = form.refused_by(error, self._parameters(ask, form))
                 if refused is None:
                     self._habits.too_much(form, first)
-                    lasting = final(first, self)
-                    if lasting is None:
-                        raise first
-                    raise lasting from None
+                    raise final(first, self) or first from None
                 form = refused
             except openai.APIConnectionError as error:
                 lasting = final(error, self)
