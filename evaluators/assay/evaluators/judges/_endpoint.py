@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,7 +19,7 @@ from assay.evaluators.judges._habits import Form, Habits, habits_of
 from assay.evaluators.judges._loop import kept, on_judges_loop
 from assay.evaluators.judges._schemas import response_format
 from assay.evaluators.judges._unobserved import unobserved
-from assay.evaluators.protocol import Unjudged
+from assay.evaluators.protocol import Unjudged, in_thread
 
 if TYPE_CHECKING:
     from openai import AsyncAPIResponse, AsyncOpenAI
@@ -151,6 +152,13 @@ class Endpoint:
             usage=completion.usage,
             again=again,
         )
+
+
+async def loaded() -> None:
+    """openai's client is imported, which takes a second or two: on a thread, and before anybody's deadline starts."""
+    await asyncio.shield(
+        kept(loaded, lambda: asyncio.ensure_future(in_thread(lambda: import_module("openai.resources.chat"))))
+    )
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from uuid import uuid4
 from assay.collector.records import Usage
 from assay.evaluators.judges._ask import Answer, Ask, Completion, CutOff, ParseFailure
 from assay.evaluators.judges._budget import Amount, most
+from assay.evaluators.judges._endpoint import Endpoint, loaded
 from assay.evaluators.judges._limits import limiter_of
 from assay.evaluators.judges._prices import cost_of
 from assay.evaluators.judges._reading import Reading, reading
@@ -44,6 +45,8 @@ class Question:
         Raises `ParseFailure`, other `Unjudged`, `Skip` when the budget has no room for the first call, and what a
         function raises.
         """
+        if isinstance(self._backend, Endpoint):
+            await loaded()
         try:
             completion = await self._completion(self._ask)
             try:
