@@ -176,3 +176,14 @@ def test_judges_load_no_client_before_they_are_asked():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("key", ["sk-one\nsk-two", "sk-\N{HORIZONTAL ELLIPSIS}secret", "sk-\0secret"])
+def test_a_key_that_no_header_can_bear_is_refused_and_not_shown(key):
+    with pytest.raises(ValueError, match="api_key has characters that no key has") as refused:
+        Judge(model="m", api_key=key)
+    assert "sk-" not in str(refused.value)
+
+
+def test_spaces_around_a_key_are_left_out():
+    assert Judge(model="m", api_key=" sk-one\n").api_key == "sk-one"

@@ -23,6 +23,11 @@ def asked(script, ask=ASK, **judge):
         return asyncio.run(made.ask(ask)), server.requests
 
 
+async def all_of(judge, count):
+    asks = [dataclasses.replace(ASK, sample=sample) for sample in range(count)]
+    return await asyncio.gather(*map(judge.ask, asks), return_exceptions=True)
+
+
 def refused(script, ask=ASK, **judge):
     with pytest.raises(Unjudged) as told:
         asked(script, ask, **judge)
@@ -52,6 +57,24 @@ def test_a_server_in_trouble_ends_at_the_deadline_and_says_so():
     assert "500" in str(error)
 
 
+@pytest.mark.parametrize("said", [Reply(hang=True), Reply(status=429, headers={"Retry-After": "0.2"})])
+def test_a_line_that_does_not_move_ends_at_the_deadline_too(said):
+    began = time.monotonic()
+    with serving(lambda request: said) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="k", concurrency=2, deadline=0.6, cache=False)
+        outcomes = asyncio.run(all_of(judge, 40))
+    assert time.monotonic() - began < 6
+    assert all(isinstance(outcome, Unjudged) for outcome in outcomes)
+    assert "waited for its turn, and nobody before it was answered" in str(outcomes[-1])
+
+
+def test_a_line_that_moves_may_be_longer_than_the_deadline():
+    with serving(lambda request: Reply(body=completion(YES), delay=0.1)) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="k", concurrency=1, deadline=0.4, cache=False)
+        outcomes = asyncio.run(all_of(judge, 10))
+    assert [outcome.value for outcome in outcomes] == [{"rating": "yes"}] * 10
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 def test_what_cannot_pass_is_not_tried_again(status):
     answered = []
@@ -70,7 +93,7 @@ def test_no_message_shows_the_key():
 def test_nobody_listens():
     with serving([]) as server:
         url = server.url
-    with pytest.raises(Unjudged, match=r"gave no answer within 0\.5 s"):
+    with pytest.raises(Unjudged, match=r"gave no answer within 0\.5 s .* ConnectError"):
         asyncio.run(Judge(model="m", base_url=url, deadline=0.5).ask(ASK))
 
 

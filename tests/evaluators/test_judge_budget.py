@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 
 from assay.collector.records import Usage
-from assay.evaluators.judges import Ask, Completion, Judge, ParseFailure, scripted
+from assay.evaluators.judges import Ask, Completion, CutOff, Judge, ParseFailure, scripted
 from assay.evaluators.judges._budget import Amount, Budget, most
 from assay.evaluators.judges._prices import cost_of, price_of
 from assay.evaluators.protocol import Skip, Unjudged
-from evaluators.judge_server import Reply, completion, serving
+from evaluators.judge_server import Reply, completion, error, serving
 
 OK = Completion(text="yes", usage=Usage(1_000, 100))
 
@@ -173,3 +173,54 @@ def test_a_price_of_ones_own_takes_precedence():
     judge = Judge(model="gpt-4o-mini", price=(3.0, 5.0))
     assert cost_of(judge, Usage(1_000_000, 1_000_000)) == 8.0
     assert cost_of(Judge(model="gpt-4o-mini", base_url="http://127.0.0.1:1/v1"), Usage(1, 1)) is None
+
+
+def test_a_reply_that_says_it_took_nothing_may_have_taken_the_most():
+    said = completion("yes", usage=(0, 0))
+    with serving(lambda request: Reply(body=said)) as server:
+        judge = Judge(model="m", base_url=server.url, price=(1, 1), max_usd=1, cache=False)
+        assert asyncio.run(judge.ask(ask())).cost is None
+    assert judge.budget.spent == most(judge, ask())
+
+
+def test_what_waits_in_line_while_calls_become_dearer_is_booked_anew():
+    """A model is found to think: it may have four times as many tokens, for which there is no room."""
+    thinking = completion("", finish="length", usage=(10, 1_000), reasoning_tokens=1_000)
+
+    async def both(judge):
+        return await asyncio.gather(judge.ask(ask(1)), judge.ask(ask(2)), return_exceptions=True)
+
+    with serving(lambda request: Reply(body=thinking, delay=0.05)) as server:
+        bounds = {"max_tokens": 1_000, "price": (0, 1_000), "max_usd": 2.5, "concurrency": 1, "cache": False}
+        outcomes = asyncio.run(both(Judge(model="m", base_url=server.url, **bounds)))
+    assert [body["max_tokens"] for body in server.bodies] == [1_000]
+    assert {type(outcome) for outcome in outcomes} == {CutOff, Skip}
+
+
+def test_dollars_are_not_spent_where_a_reply_has_no_bound():
+    def refusing(request):
+        named = next((name for name in ("max_tokens", "max_completion_tokens") if name in request.body), None)
+        return error(400, f"unknown parameter {named}", param=named) if named else "yes"
+
+    with serving(refusing) as server:
+        judge = Judge(model="m", base_url=server.url, price=(1, 1), max_usd=1, cache=False)
+        with pytest.raises(Unjudged, match="takes no limit of tokens, so max_usd cannot be kept"):
+            asyncio.run(judge.ask(ask()))
+    assert all(len(body.keys() & {"max_tokens", "max_completion_tokens"}) == 1 for body in server.bodies)
+
+
+def test_a_booking_that_was_broken_off_is_given_back():
+    class Slow(Budget):
+        async def book(self, id, amount):
+            await super().book(id, amount)
+            await asyncio.Event().wait()  # as a store's reply that is on its way
+
+    async def cancelled(judge):
+        asking = asyncio.ensure_future(judge.ask(ask()))
+        await until(lambda: ledger.reserved.calls)
+        asking.cancel()
+        await until(lambda: not ledger.reserved.calls)
+
+    ledger = Slow(max_calls=3)
+    asyncio.run(cancelled(with_budget(scripted(OK), max_calls=3, budget=ledger)))
+    assert ledger.spent == Amount()

@@ -20,7 +20,7 @@ from assay.collector.records import Usage
 from assay.evaluators.judges import Ask, Completion, Judge, Token, scripted
 from assay.evaluators.judges._cache import Cache, default_path, key_of, path_of
 from assay.evaluators.protocol import Skip, Unjudged
-from evaluators.judge_server import Reply, completion, serving
+from evaluators.judge_server import Reply, completion, error, serving
 
 OK = Completion(text="yes", model="m-1", usage=Usage(5, 1, {"cache_read": 2}), finish="stop")
 
@@ -152,6 +152,39 @@ def test_a_budget_that_is_used_up_is_not_anothers(path):
         refused, answer = asyncio.run(both())
     assert isinstance(refused, Skip)
     assert answer.text == "yes"
+
+
+def test_a_key_that_is_refused_is_not_everybodys(path):
+    def by_key(request):
+        good = request.headers["authorization"] == "Bearer good"
+        return Reply(body=completion("yes"), delay=0.05) if good else error(401, delay=0.05)
+
+    with serving(by_key) as server:
+        bad, good = (Judge(model="m", base_url=server.url, cache=path, api_key=key) for key in ("bad", "good"))
+
+        async def both():
+            return await asyncio.gather(bad.ask(ask()), good.ask(ask()), return_exceptions=True)
+
+        refused, answer = asyncio.run(both())
+    assert isinstance(refused, Unjudged)
+    assert answer.text == "yes"
+
+
+def test_a_file_that_is_held_holds_up_one_thread_and_not_each_question(path):
+    async def most_threads(judge):
+        asking = asyncio.gather(*(judge.ask(ask(str(number))) for number in range(300)))
+        most = 0
+        while not asking.done():
+            most = max(most, sum(thread.name == "assay-evaluator" for thread in threading.enumerate()))
+            await asyncio.sleep(0.001)
+        return most
+
+    with closing(Cache(path)) as other:
+        other.put(b"other", OK)
+    with closing(sqlite3.connect(path)) as holder:
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+        assert asyncio.run(most_threads(cached(lambda ask: OK, path=path))) <= 4
 
 
 def test_when_the_one_who_asks_is_cancelled_the_next_asks(path):

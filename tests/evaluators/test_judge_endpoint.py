@@ -1,12 +1,14 @@
 """Judges behind an OpenAI-compatible endpoint, through openai's own client: what each malady comes to."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
 
 from assay.evaluators.judges import Ask, Judge, Token
 from assay.evaluators.judges._ask import CutOff
+from assay.evaluators.judges._endpoint import LARGEST
 from assay.evaluators.judges._habits import forget
 from assay.evaluators.judges._rating import YES_NO
 from assay.evaluators.protocol import Unjudged, may_pass
@@ -309,6 +311,19 @@ def test_what_may_pass_is_raised_for_those_who_try_again(said):
         raised = failing(server, Exception, deadline=0.4)
     assert may_pass(raised)
     assert not isinstance(raised, Unjudged)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_reply_without_an_end_is_not_read_to_its_end(packed):
+    body = json.dumps(completion("x" * (LARGEST + 2))).encode()
+    body, headers = (gzip.compress(body, 1), {"Content-Encoding": "gzip"}) if packed else (body, {})
+    with serving([Reply(body=body, headers=headers)]) as server:
+        assert "answered with more than 32 MiB" in str(failing(server, Unjudged))
+
+
+def test_redirects_without_an_end_are_told_at_once():
+    with serving(lambda request: Reply(status=307, body="", headers={"Location": request.path})) as server:
+        assert "cannot be asked: TooManyRedirects" in str(failing(server, Unjudged))
 
 
 def test_a_host_without_an_address_is_told_at_once():

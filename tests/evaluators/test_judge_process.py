@@ -20,6 +20,14 @@ from evaluators.judge_server import serving
 ASK = Ask(messages=({"role": "user", "content": "Is it?"},))
 
 
+def run_alone(code, url):
+    """A script with an address, in a process of its own."""
+    folders = [str(Path(__file__).parents[2] / folder) for folder in ("tracer", "collector", "evaluators", "cli")]
+    environment = {**os.environ, "ASSAY_CACHE": "off", "PYTHONPATH": os.pathsep.join(folders)}
+    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, url]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+
 @pytest.fixture
 def spans():
     """What somebody else's instrumentation of openai has seen."""
@@ -67,11 +75,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 def test_a_forked_child_asks_through_a_client_of_its_own_and_nobody_complains():
-    folders = [str(Path(__file__).parents[2] / folder) for folder in ("tracer", "collector", "evaluators", "cli")]
-    environment = {**os.environ, "ASSAY_CACHE": "off", "PYTHONPATH": os.pathsep.join(folders)}
-    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", FORKED]
     with serving(lambda request: "yes") as server:
-        done = subprocess.run([*command, server.url], capture_output=True, text=True, env=environment, timeout=60)
+        done = run_alone(FORKED, server.url)
     assert done.stdout.strip() == "0 ['yes', 'yes']"
     assert done.stderr == ""
 
@@ -89,3 +94,23 @@ def test_as_many_endpoints_as_you_like_keep_a_bounded_number_of_connections():
         assert asyncio.run(all_of_them()) == ["yes"] * 80
         keys = {request.headers["authorization"] for request in server.requests}
     assert len(keys) == 80
+
+
+SLOWLY = """
+import asyncio, sys, time
+from assay.evaluators import Judge
+from assay.evaluators.judges import Ask
+class Slow:
+    def find_spec(self, name, *args):
+        if name == "openai":
+            time.sleep(1.6)
+sys.meta_path.insert(0, Slow())
+judge = Judge(model="m", base_url=sys.argv[1], deadline=3.0)
+print(asyncio.run(judge.ask(Ask(messages=({"role": "user", "content": "?"},)))).calls)
+"""
+
+
+def test_the_time_that_the_client_takes_to_be_imported_is_nobodys():
+    with serving(lambda request: "yes") as server:
+        done = run_alone(SLOWLY, server.url)
+    assert done.stdout.strip() == "1"

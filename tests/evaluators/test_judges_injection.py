@@ -60,7 +60,10 @@ def test_the_values_can_be_read_back(attack, name):
 def test_it_can_be_sent(attack):
     for message in QUESTION.messages({"inputs": attack, "outputs": attack}):
         told = message["content"].encode()
-        assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|<\||\[/?INST\]|<(start|end)_of_turn>|</s>", told)
+        assert not re.search(
+            rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|<\||\[/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS)\]|<(start|end)_of_turn>|</s>",
+            told,
+        )
 
 
 @each

@@ -6,8 +6,10 @@ question where it cannot be read; what it has cost is settled, and the answer ke
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.collector.records import Usage
 from assay.evaluators.judges._ask import Answer, Ask, Completion
@@ -41,7 +43,8 @@ async def _answered(judge: Judge, ask: Ask) -> Answer:
     key = key_of(judge, ask)
     if rehearsal is not None:
         return rehearsal.answer(judge, ask, await _found(cache, key, judge, ask))
-    answer, of_another = await kept(Flights, Flights).once((path, key), lambda: _through(cache, key, judge, ask))
+    same = (path, key, judge.api_key, judge.deadline, judge.max_age)  # another key may be refused, or be welcome
+    answer, of_another = await kept(Flights, Flights).once(same, lambda: _through(cache, key, judge, ask))
     return free(answer) if of_another else answer
 
 
@@ -51,13 +54,19 @@ async def _through(cache: Cache, key: bytes, judge: Judge, ask: Ask) -> Answer:
     if found is not None:
         return found
     answer, completion = await Question(judge, ask).answer()
-    await in_thread(lambda: cache.put(key, completion))
+    await _in_turn("put", cache, lambda: cache.put(key, completion))
     return answer
 
 
 async def _found(cache: Cache, key: bytes, judge: Judge, ask: Ask) -> Answer | None:
-    completion: Completion | None = await in_thread(lambda: cache.get(key, judge.max_age))
+    completion: Completion | None = await _in_turn("get", cache, lambda: cache.get(key, judge.max_age))
     return _read(judge, ask, completion) if completion is not None else None
+
+
+async def _in_turn(what: str, cache: Cache, call: Callable[[], Any]) -> Any:
+    """On a thread, one of each kind at a time: a file that is locked holds up one, not one for each question."""
+    async with kept((what, cache), asyncio.Lock):
+        return await in_thread(call)
 
 
 def _read(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:

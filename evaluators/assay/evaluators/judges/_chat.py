@@ -64,6 +64,8 @@ def in_words(messages: Sequence[Message], schema: Mapping[str, JSON]) -> tuple[M
 def _usage(told: Any) -> Usage | None:
     if not isinstance(told, Mapping):
         return None
+    if not _count(told.get("prompt_tokens")):  # no question has none: what was taken is not known
+        return None
     details = {name: _count(_mapping(told.get(group)).get(count)) for (group, count), name in _DETAILS.items()}
     return Usage(
         _count(told.get("prompt_tokens")),

@@ -52,6 +52,17 @@ def check_address(url: Any) -> str:
     return str(url).strip().rstrip("/")
 
 
+def check_key(key: Any) -> str | None:
+    """A key as a header can bear it, without the spaces around it. Raises `ValueError`, which does not show it."""
+    if key is None:
+        return None
+    if not isinstance(key, str):
+        raise ValueError(f"api_key is a text, not a {type(key).__name__}")
+    if not (key.isascii() and key.strip().isprintable()):
+        raise ValueError("api_key has characters that no key has, line breaks or letters with accents: is it whole?")
+    return key.strip() or None
+
+
 def _parts(url: Any) -> Any:
     try:
         parts = urlsplit(url.strip())

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,11 +19,13 @@ from assay.evaluators.judges._habits import Form, Habits, habits_of
 from assay.evaluators.judges._loop import kept, on_judges_loop
 from assay.evaluators.judges._schemas import response_format
 from assay.evaluators.judges._unobserved import unobserved
+from assay.evaluators.protocol import Unjudged, in_thread
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import AsyncAPIResponse, AsyncOpenAI
 
 OPENAI = "https://api.openai.com/v1"
+LARGEST = 32 << 20  # bytes of an answer, unpacked
 CLIENTS = 32  # endpoints and keys whose connections are kept
 _NO_KEY = "none"  # the client insists on one; servers at home look at none
 _HEADERS = ("x-ratelimit-", "ratelimit-", "retry-after")
@@ -42,6 +45,7 @@ class Endpoint:
     seed: int | None = 0
     max_tokens: int = 2048
     timeout: float = 60.0
+    bounded: bool = False  # in dollars: a reply of any length is not asked for
 
     @property
     def where(self) -> str:
@@ -67,6 +71,8 @@ class Endpoint:
 
         form, first = self._habits.form(ask.schema), None
         while True:
+            if self.bounded and form.limit is None:
+                raise Unjudged(f"{self.where} takes no limit of tokens, so max_usd cannot be kept; give max_calls")
             try:
                 completion = await self._once(ask, form)
             except openai.APIStatusError as error:
@@ -77,7 +83,10 @@ class Endpoint:
                     raise final(first, self) or first from None
                 form = refused
             except openai.APIConnectionError as error:
-                raise final(error, self) or error from None
+                lasting = final(error, self)
+                if lasting is None:
+                    raise
+                raise lasting from None
             else:
                 self._habits.keep(form)
                 return self._whole(completion, form, ask)
@@ -86,13 +95,33 @@ class Endpoint:
         parameters = self._parameters(ask, form)
         async with kept(_Clients, _Clients).client(self.base_url, self.api_key) as client:
             with unobserved():
-                raw = await client.chat.completions.with_raw_response.create(**parameters, timeout=self.timeout)
-        body = _body(raw.http_response.content)
+                asked = client.chat.completions.with_streaming_response.create(**parameters, timeout=self.timeout)
+                async with asked as raw:
+                    content = await self._content(raw)
+        body = _body(content)
         if not isinstance(body, Mapping) or "choices" not in body:
-            raise not_a_completion(raw.http_response, body, self)
+            raise not_a_completion(raw.http_response, content, body, self)
         completion = completion_of(body)
         headers = {name.lower(): value for name, value in raw.headers.items() if name.lower().startswith(_HEADERS)}
         return _noted(completion, form.notes(ask, completion), headers)
+
+    async def _content(self, raw: AsyncAPIResponse[Any]) -> bytes:
+        """What came, unpacked. Raises `Unjudged` for more than a reply can be, and the client's error where it breaks
+        off.
+        """
+        import openai
+
+        content = bytearray()
+        try:
+            async for piece in raw.iter_bytes():
+                content += piece
+                if len(content) > LARGEST:
+                    break
+        except Exception as error:
+            raise openai.APIConnectionError(request=raw.http_request) from error
+        if len(content) > LARGEST:
+            raise Unjudged(f"{self.base_url} answered with more than {LARGEST >> 20} MiB")
+        return bytes(content)
 
     def _parameters(self, ask: Ask, form: Form) -> dict[str, Any]:
         """All that is sent, by name."""
@@ -123,6 +152,13 @@ class Endpoint:
             usage=completion.usage,
             again=again,
         )
+
+
+async def loaded() -> None:
+    """openai's client is imported, which takes a second or two: on a thread, and before anybody's deadline starts."""
+    await asyncio.shield(
+        kept(loaded, lambda: asyncio.ensure_future(in_thread(lambda: import_module("openai.resources.chat"))))
+    )
 
 
 @dataclass(slots=True)

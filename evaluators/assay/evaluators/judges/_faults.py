@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LONGEST = 300  # characters of what a server said
 _TOO_LONG = ("context_length", "context length", "context size", "exceed_context", "too long", "maximum context")
 _FILTERED = ("content_filter", "content_policy", "responsibleai")
+_NEVER = ("TooManyRedirects", "LocalProtocolError", "UnsupportedProtocol", "InvalidURL")  # httpx's, by name
 _NO_CREDIT = "insufficient_quota"
 
 
@@ -47,8 +48,8 @@ def final(error: APIError, asked: Asked) -> Unjudged | None:
     return kind(_status_words(getattr(error, "status_code", None), _said(error, asked), codes, asked))
 
 
-def not_a_completion(response: Any, body: Any, asked: Asked) -> Exception:
-    """What is raised for an answer that is no chat completion."""
+def not_a_completion(response: Any, content: bytes, body: Any, asked: Asked) -> Exception:
+    """What is raised for an answer that is no chat completion; `body` is its content as JSON, None for what is none."""
     kind = str(response.headers.get("content-type") or "no content type").partition(";")[0]
     error = body.get("error") if isinstance(body, Mapping) else None
     if error:  # some gateways say it with status 200
@@ -56,10 +57,11 @@ def not_a_completion(response: Any, body: Any, asked: Asked) -> Exception:
         told = f"{asked.base_url} answered {response.status_code} with an error: {_short(_message(error), asked)}"
         passing = isinstance(code, int) and (code == 429 or code >= 500)
         return ConnectionError(told) if passing else Unjudged(told)
+    shown = _short(content[: 4 * LONGEST].decode(errors="replace"), asked)
     if body is None and "json" in kind:
-        return ConnectionError(f"{asked.base_url} answered with broken JSON: {_short(response.text, asked)!r}")
+        return ConnectionError(f"{asked.base_url} answered with broken JSON: {shown!r}")
     return Unjudged(
-        f"{asked.base_url} answered with {kind}, which is no chat completion: {_short(response.text, asked)!r}; is its "
+        f"{asked.base_url} answered with {kind}, which is no chat completion: {shown!r}; is its "
         "base_url right? most end with /v1"
     )
 
@@ -70,6 +72,8 @@ def _lasting(error: BaseException, asked: Asked) -> str | None:
             return f"the host of {asked.base_url} has no address: is the judge's base_url right?"
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"the certificate of {asked.base_url} is not trusted: {cause.verify_message}"
+        if type(cause).__name__ in _NEVER:
+            return f"{asked.base_url} cannot be asked: {_short(f'{type(cause).__name__}: {cause}', asked)}"
     return None
 
 

@@ -13,7 +13,7 @@ from assay.collector.records import JSON
 from assay.evaluators.judges._ask import Answer, Ask, Backend, NoJudge
 from assay.evaluators.judges._asking import answered
 from assay.evaluators.judges._budget import Ledger, budget_for
-from assay.evaluators.judges._checks import check_address, check_number, check_price, check_text, check_whole
+from assay.evaluators.judges._checks import check_address, check_key, check_number, check_price, check_text, check_whole
 from assay.evaluators.judges._endpoint import OPENAI, Endpoint
 from assay.evaluators.judges._function import backend_from
 from assay.evaluators.judges._prices import price_of
@@ -139,6 +139,7 @@ class Judge:
             seed=self.seed,
             max_tokens=self.max_tokens,
             timeout=self.deadline / 2,  # so that there is time for another attempt after one that hung
+            bounded=self.max_usd is not None,
         )
 
 
@@ -179,8 +180,6 @@ def _check(judge: Judge) -> None:
     check_whole("max_calls", judge.max_calls, least=0, none=True)
     if judge.cache is not None and not isinstance(judge.cache, bool | str | Path):
         raise ValueError(f"cache is True, False, None or a path, not {judge.cache!r}")
-    if judge.api_key is not None and not isinstance(judge.api_key, str):
-        raise ValueError(f"api_key is a text, not a {type(judge.api_key).__name__}")
 
 
 def _of_environment(judge: Judge) -> dict[str, Any]:
@@ -188,7 +187,7 @@ def _of_environment(judge: Judge) -> dict[str, Any]:
     return {
         "model": judge.model or _first("ASSAY_JUDGE") or "",
         "base_url": check_address(url),
-        "api_key": judge.api_key or _first("ASSAY_JUDGE_KEY", "OPENAI_API_KEY"),
+        "api_key": check_key(judge.api_key) or check_key(_first("ASSAY_JUDGE_KEY", "OPENAI_API_KEY")),
     }
 
 

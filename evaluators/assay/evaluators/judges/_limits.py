@@ -18,8 +18,8 @@ from assay.evaluators.judges._ask import Completion
 from assay.evaluators.judges._headers import room_of, wait_asked
 from assay.evaluators.judges._loop import kept
 from assay.evaluators.judges._pace import Pace
-from assay.evaluators.judges._retry import is_refusal
-from assay.evaluators.protocol import headers_of, status_of
+from assay.evaluators.judges._retry import NoReply, is_refusal
+from assay.evaluators.protocol import headers_of, may_pass, status_of
 
 if TYPE_CHECKING:
     from assay.evaluators.judges._judge import Judge
@@ -37,7 +37,7 @@ class Call:
 
 
 class _Waiting(NamedTuple):
-    place: tuple[int, int]  # those that were refused first, then in the order in which they came
+    place: tuple[int, int, int]  # those that were refused first, then in the order in which they came; all different
     bound: int
     admitted: asyncio.Future[Call]
 
@@ -52,6 +52,7 @@ class Limiter:
         self._waiting: list[_Waiting] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
+        self._moved_at = 0.0  # when a call last ended otherwise than with what may pass
 
     @property
     def idle(self) -> bool:
@@ -59,13 +60,13 @@ class Limiter:
         return not self.under_way and not self._waiting
 
     @asynccontextmanager
-    async def call(self, bound: int, *, again: bool = False, within: float | None = None) -> AsyncIterator[Call]:
+    async def call(self, bound: int, *, again: bool = False, within: float) -> AsyncIterator[Call]:
         """Wait until fewer than `bound` calls are under way and the pace allows one more; `again`: before the others.
 
-        Raises `TimeoutError` after so many seconds.
+        Raises `TimeoutError` after so many seconds, but of who waits for the first time only when for so long nobody
+        was answered: a line may be as long as it likes while it moves.
         """
-        async with asyncio.timeout(within):
-            call = await self._admitted(bound, again)
+        call = await (self._in_time if again else self._while_it_moves)(bound, within)
         try:
             yield call
         except Exception as error:
@@ -80,9 +81,23 @@ class Limiter:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _admitted(self, bound: int, again: bool) -> Call:
+    async def _in_time(self, bound: int, seconds: float) -> Call:
+        async with asyncio.timeout(seconds):
+            return await self._admitted(bound, (0, next(self._numbers)))
+
+    async def _while_it_moves(self, bound: int, seconds: float) -> Call:
+        place, since = (1, next(self._numbers)), self._now
+        while (left := max(since, self._moved_at) + seconds - self._now) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    return await self._admitted(bound, place)
+            except TimeoutError:  # the line may have moved meanwhile
+                pass
+        raise NoReply("it waited for its turn, and nobody before it was answered")
+
+    async def _admitted(self, bound: int, place: tuple[int, int]) -> Call:
         admitted: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, _Waiting((not again, next(self._numbers)), bound, admitted))
+        heapq.heappush(self._waiting, _Waiting((*place, next(self._numbers)), bound, admitted))
         self._admit()
         try:
             return await admitted
@@ -124,6 +139,8 @@ class Limiter:
             self.pace.refuse(call.started, self._now, wait_asked(error, headers_of(error)))
         elif error is None or status_of(error) is not None:
             self.pace.accept(call.started)
+        if error is None or not may_pass(error):
+            self._moved_at = self._now
         if call.completion is not None:
             usage = call.completion.usage
             room = room_of(call.completion.headers, usage.total_tokens if usage is not None else 0)

@@ -12,6 +12,7 @@ from uuid import uuid4
 from assay.collector.records import Usage
 from assay.evaluators.judges._ask import Answer, Ask, Completion, CutOff, ParseFailure
 from assay.evaluators.judges._budget import Amount, most
+from assay.evaluators.judges._endpoint import Endpoint, loaded
 from assay.evaluators.judges._limits import limiter_of
 from assay.evaluators.judges._prices import cost_of
 from assay.evaluators.judges._reading import Reading, reading
@@ -44,6 +45,8 @@ class Question:
         Raises `ParseFailure`, other `Unjudged`, `Skip` when the budget has no room for the first call, and what a
         function raises.
         """
+        if isinstance(self._backend, Endpoint):
+            await loaded()
         try:
             completion = await self._completion(self._ask)
             try:
@@ -79,6 +82,8 @@ class Question:
             except CutOff as cut:
                 if not cut.again:
                     raise
+            except _Dearer:
+                pass
             except Skip:
                 if self._failed is None:
                     raise
@@ -93,11 +98,11 @@ class Question:
         return unjudged(error, self._judge.where, self._calls, self._deadline, self._judge.api_key)
 
     async def _attempt(self, ask: Ask) -> Completion:
-        bound, again = self._judge.concurrency, self._calls > 0
-        async with (
-            self._booked(ask) as booked,
-            self._limiter.call(bound, again=again, within=self._deadline.left) as call,
-        ):
+        bound, again, left = self._judge.concurrency, self._calls > 0, self._deadline.left
+        within = self._deadline.seconds if left is None else left
+        async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within) as call:
+            if most(self._judge, ask).usd > booked.amount.usd:  # others have found out that the model thinks
+                raise _Dearer
             self._deadline.start()
             self._calls += 1
             booked.started = True
@@ -114,9 +119,9 @@ class Question:
         if ledger is None:
             yield booking
             return
-        async with asyncio.timeout(self._deadline.left):
-            await ledger.book(id, booking.amount)
         try:
+            async with asyncio.timeout(self._deadline.left):
+                await ledger.book(id, booking.amount)
             yield booking
         except BaseException as error:
             booking.fail(error)
@@ -138,6 +143,7 @@ class Question:
             raise Unjudged(f"{self._judge.where} cancelled the question") from error
         except CutOff as cut:
             self._usages.append(cut.usage)
+            self._failed = cut
             raise
         except Exception as error:
             self._failed = error
@@ -163,6 +169,10 @@ class Question:
             return {"calls": self._calls} if self._calls else {}
         tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
         return {"calls": self._calls, **tokens, "cost": cost_of(self._judge, usage)}
+
+
+class _Dearer(Exception):
+    """A call may cost more than when it was booked."""
 
 
 class _Booking:

@@ -52,7 +52,7 @@ async def persistent(call: Callable[[], Coroutine[Any, Any, T]], deadline: Deadl
     from tenacity import AsyncRetrying, retry_if_exception
 
     def has_no_room(state: RetryCallState) -> bool:
-        return deadline.left is not None and state.upcoming_sleep >= deadline.left
+        return deadline.left is None or state.upcoming_sleep >= deadline.left  # None: it got no turn in all that time
 
     trying = AsyncRetrying(
         retry=retry_if_exception(may_pass), wait=_pause, stop=has_no_room, sleep=asyncio.sleep, reraise=True
