@@ -138,7 +138,8 @@ class Cache:
         before = time.time() - older_than if older_than is not None else None
         with self._lock, self._opened() as connection:
             cleared = connection.execute(
-                "DELETE FROM answers WHERE (?1 IS NULL OR made < ?1) AND (?2 IS NULL OR model = ?2)", (before, model)
+                "DELETE FROM answers WHERE (:before IS NULL OR made < :before) AND (:model IS NULL OR model = :model)",
+                {"before": before, "model": model},
             ).rowcount
         with self._lock:
             self._opened().execute("VACUUM")
