@@ -15,6 +15,7 @@ GROUND_TRUTH = frozenset({"document_recall"})  # no judge's: numbers, by documen
 OF_RETRIEVAL = frozenset({"context_sufficiency"})  # one rating, but of what was retrieved
 OF_CHUNKS = frozenset({"chunk_relevance"})  # a rating per chunk, and their precision
 THEIR_NAMES: Mapping[str, str] = {"groundedness_judge": "groundedness"}
+CUSTOM = "custom_judge "  # how prompts of custom judges are called, before their version
 OUR_KEYS: Mapping[str, str] = {theirs: key for key, theirs in THEIR_NAMES.items()}
 JUDGES = (
     AVERAGES
@@ -79,9 +80,17 @@ def _newest(feedback: Iterable[Feedback]) -> dict[str, Feedback]:
 
 def _is_theirs(row: Feedback) -> bool:
     """Whether it is of one of Databricks' judges, or of another that says yes or no, as its custom judges do."""
-    return row.evaluator in JUDGES or (
-        row.source == "model" and (row.label in ("yes", "no") or "ratings" in row.metadata)
-    )
+    if row.evaluator in JUDGES:
+        return True
+    of_yes_or_no = row.label in ("yes", "no") or "ratings" in row.metadata
+    return row.source == "model" and (of_yes_or_no or (row.error is not None and _asked_by_custom(row)))
+
+
+def _asked_by_custom(row: Feedback) -> bool:
+    """By the prompt, which a failure names, too: a judge that failed on all rows has said neither yes nor no."""
+    judge = row.metadata.get("judge")
+    prompts = judge.get("prompts") if isinstance(judge, Mapping) else None
+    return any(str(prompt).startswith(CUSTOM) for prompt in (prompts if isinstance(prompts, list) else ()))
 
 
 def _results(rows: Sequence[Feedback | None], key: str, assessment_type: AssessmentType | None) -> dict[str, Any]:
