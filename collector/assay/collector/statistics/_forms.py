@@ -94,15 +94,15 @@ def _asked_by_custom(row: Feedback) -> bool:
 
 
 def _results(rows: Sequence[Feedback | None], key: str, assessment_type: AssessmentType | None) -> dict[str, Any]:
-    if key in GROUND_TRUTH:
+    judge = next((row.evaluator for row in rows if row and row.evaluator in JUDGES), key)  # whatever its key
+    if judge in GROUND_TRUTH:
         stem = f"retrieval/ground_truth/{key}"
         return {stem: [row.score if row else None for row in rows], f"{stem}/average": _mean(rows)}
-    if _is_of_chunks(rows, key, assessment_type):
+    if _is_of_chunks(rows, judge, assessment_type):
         return _of_chunks(rows, f"retrieval/llm_judged/{key}")
-    step = "retrieval" if key in OF_RETRIEVAL else "response"
-    return _of_rows(
-        rows, f"{step}/llm_judged/{THEIR_NAMES.get(key, key)}", "average" if key in AVERAGES else "percentage"
-    )
+    step = "retrieval" if judge in OF_RETRIEVAL else "response"
+    kind = "average" if judge in AVERAGES else "percentage"
+    return _of_rows(rows, f"{step}/llm_judged/{THEIR_NAMES.get(key, key)}", kind)
 
 
 def _of_rows(rows: Sequence[Feedback | None], stem: str, kind: str) -> dict[str, Any]:
@@ -129,10 +129,10 @@ def _of_chunks(rows: Sequence[Feedback | None], stem: str) -> dict[str, Any]:
     return {**lists, f"{stem}/precision": precision, f"{stem}/precision/average": _mean(rows)}
 
 
-def _is_of_chunks(rows: Iterable[Feedback | None], key: str, assessment_type: AssessmentType | None) -> bool:
+def _is_of_chunks(rows: Iterable[Feedback | None], judge: str, assessment_type: AssessmentType | None) -> bool:
     if assessment_type is not None:
         return assessment_type == "RETRIEVAL"
-    return key in OF_CHUNKS or any(row is not None and "ratings" in row.metadata for row in rows)
+    return judge in OF_CHUNKS or any(row is not None and "ratings" in row.metadata for row in rows)
 
 
 def _mean(rows: Iterable[Feedback | None]) -> float | None:
