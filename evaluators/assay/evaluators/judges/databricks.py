@@ -293,7 +293,8 @@ class CustomJudge(Judged):
 
     "ANSWER" judges the answer; "RETRIEVAL" asks the same of every retrieved chunk, and gives the share of yes as
     `chunk_relevance` does. The prompt names fields of a case, also as Databricks calls them: `{request}`, `{response}`,
-    `{expected_response}`, `{retrieved_context}`, `{expected_retrieved_context}`; for "RETRIEVAL" `{retrieved_context}` is one chunk.
+    `{expected_response}`, `{retrieved_context}`, `{expected_retrieved_context}`; for "RETRIEVAL" `{retrieved_context}`
+    is one chunk.
     """
 
     PROMPT: ClassVar[str] = "custom_judge"

@@ -36,7 +36,8 @@ def case_of(
     - `fields`, any of `Case` but None, take precedence, as they are; documents may be texts or dicts. They may also be
       called as Databricks calls its columns (`request`, `response`, `expected_response`, …).
 
-    Raises `TypeError` for a field that there is not, for one that is given twice, and for documents that are none, `ValueError` for no trace at all.
+    Raises `TypeError` for a field that there is not, for one that is given twice, and for documents that are none,
+    `ValueError` for no trace at all.
     """
     if target is None:
         seen = _of_trace(None, example, kind)
