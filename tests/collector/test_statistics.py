@@ -186,6 +186,22 @@ def test_document_recall_under_databricks_names():
     assert databricks_results([], "document_recall")["retrieval/ground_truth/document_recall/average"] is None
 
 
+@pytest.mark.parametrize(
+    ("evaluator", "column", "value"),
+    [
+        ("document_recall", "retrieval/ground_truth/mine", [0.5]),
+        ("context_sufficiency", "retrieval/llm_judged/mine/rating", ["no"]),
+        ("chunk_relevance", "retrieval/llm_judged/mine/precision", [0.5]),
+        ("safety", "response/llm_judged/mine/rating/average", 0.0),
+    ],
+)
+def test_a_judge_under_a_key_of_ones_own_keeps_its_form(evaluator, column, value):
+    score = 0.5 if evaluator in ("document_recall", "chunk_relevance") else False
+    said = row(score, "mine", evaluator=evaluator)
+    assert databricks_table([[said]])[column] == value
+    assert databricks_results([said], "mine")[column] == value
+
+
 def test_results_under_haystacks_names():
     assert haystack_results([row(1.0), row(None), row(0.5), row(0.0, "other")], "k") == {
         "individual_scores": [1.0, None, 0.5],

@@ -204,6 +204,17 @@ def test_a_field_that_there_is_not_is_named():
         case_of(None, output=1)
 
 
+def test_fields_may_have_the_names_of_databricks_columns():
+    case = case_of(None, request="Q", response="A", expected_response="E", retrieved_context=[{"doc_uri": "u"}])
+    assert (case.inputs, case.outputs, case.reference_outputs, case.documents[0].id) == ("Q", "A", "E", "u")
+
+
+@pytest.mark.parametrize("fields", [{"outputs": "a", "response": "b"}, {"response": "b", "outputs": "a"}])
+def test_a_field_under_two_names_is_refused(fields):
+    with pytest.raises(TypeError, match="'outputs' is given twice"):
+        case_of(None, **fields)
+
+
 @trace_calls(kind="retriever")
 def search(q):
     return []

@@ -398,6 +398,13 @@ def test_an_evaluation_set_of_databricks_gives_its_results(store, form):
     assert said["retrieval/ground_truth/document_recall"] == [0.5, None]
 
 
+def test_a_custom_judge_that_failed_on_all_rows_says_so_under_its_name(store):
+    mute = get("custom_judge", judge=scripted(lambda ask: "?"), assessment_name="short", prompt="{response}")
+    said = evaluate(ROWS, None, evaluators=[mute], store=store).databricks()
+    assert said["response/llm_judged/short/rating/percentage"] is None
+    assert all("parse failure" in why for why in said["response/llm_judged/short/error_message"])
+
+
 def test_a_judgement_of_chunks_is_one_trace_with_a_question_each(store):
     (row,) = evaluate(ROWS[:1], None, [get("chunk_relevance", judge=scripted(verdict))], store=store).rows()
     judgement = store.trace(row.feedback["chunk_relevance"].judge_trace_id)

@@ -207,6 +207,24 @@ def test_a_definition_with_a_function_as_its_judge_is_told_to_be_none():
         judge("polite", POLITE, judge=says("yes")).to_dict()
 
 
+YAML = """
+type: judge
+init_parameters:
+  key: polite
+  prompt: "Polite? {{outputs}}"
+  scale: {}
+  examples: [{{outputs: Go!, rationale: It orders., rating: no}}]
+"""
+
+
+@pytest.mark.parametrize("scale", ["[yes, no]", "[Yes, No]", "{yes: it is kind, no: it is not}"])
+def test_yes_and_no_need_no_quotes_in_yaml(tmp_path, scale):
+    (tmp_path / "polite.yaml").write_text(YAML.format(scale))
+    made = as_evaluator(tmp_path / "polite.yaml")
+    assert list(made.to_dict()["init_parameters"]["scale"]) == ["yes", "no"]
+    assert from_dict(made.to_dict()).version == made.version
+
+
 @pytest.mark.parametrize("text", ["", "just words", "type: 3", "[1]", "{type: judge", "init_parameters: {}"])
 def test_a_file_that_defines_nothing_is_refused(tmp_path, text):
     file = tmp_path / "x.yaml"

@@ -8,6 +8,7 @@ import pytest
 from assay.collector.records import Case, Document
 from assay.evaluators import Metric, as_evaluator, evaluator, from_dict, get, names, protocol, score
 from assay.evaluators.builtin.text import Exact, Regex
+from assay.evaluators.protocol.standards import OUTCOMES
 
 PARAMETERS = {
     "regex": {"pattern": "a"},
@@ -102,6 +103,12 @@ def test_haystacks_names_have_its_defaults():
     assert score(get("DocumentRecall"), documents=found, expected_documents=expected)[0].score == 1.0
     assert score(get("DocumentRecall", mode="multi_hit"), documents=found, expected_documents=expected)[0].score == 0.5
     assert get("AnswerExactMatch").key == "exact"
+
+
+@pytest.mark.parametrize("said", [said for said in protocol.specs() if said.id != "human_feedback"], ids=lambda s: s.id)
+def test_outcomes_analysis_is_of_those_that_compare_with_what_was_expected(said):
+    expected = {"reference_outputs", "expected_documents"} & {*said.needs, *said.uses}
+    assert (OUTCOMES in said.standards) == bool(expected)
 
 
 def test_standards_are_carried_as_tags():

@@ -15,6 +15,7 @@ GROUND_TRUTH = frozenset({"document_recall"})  # no judge's: numbers, by documen
 OF_RETRIEVAL = frozenset({"context_sufficiency"})  # one rating, but of what was retrieved
 OF_CHUNKS = frozenset({"chunk_relevance"})  # a rating per chunk, and their precision
 THEIR_NAMES: Mapping[str, str] = {"groundedness_judge": "groundedness"}
+CUSTOM = "custom_judge "  # how prompts of custom judges are called, before their version
 OUR_KEYS: Mapping[str, str] = {theirs: key for key, theirs in THEIR_NAMES.items()}
 JUDGES = (
     AVERAGES
@@ -79,21 +80,29 @@ def _newest(feedback: Iterable[Feedback]) -> dict[str, Feedback]:
 
 def _is_theirs(row: Feedback) -> bool:
     """Whether it is of one of Databricks' judges, or of another that says yes or no, as its custom judges do."""
-    return row.evaluator in JUDGES or (
-        row.source == "model" and (row.label in ("yes", "no") or "ratings" in row.metadata)
-    )
+    if row.evaluator in JUDGES:
+        return True
+    of_yes_or_no = row.label in ("yes", "no") or "ratings" in row.metadata
+    return row.source == "model" and (of_yes_or_no or (row.error is not None and _asked_by_custom(row)))
+
+
+def _asked_by_custom(row: Feedback) -> bool:
+    """By the prompt, which a failure names, too: a judge that failed on all rows has said neither yes nor no."""
+    judge = row.metadata.get("judge")
+    prompts = judge.get("prompts") if isinstance(judge, Mapping) else None
+    return any(str(prompt).startswith(CUSTOM) for prompt in (prompts if isinstance(prompts, list) else ()))
 
 
 def _results(rows: Sequence[Feedback | None], key: str, assessment_type: AssessmentType | None) -> dict[str, Any]:
-    if key in GROUND_TRUTH:
+    judge = next((row.evaluator for row in rows if row and row.evaluator in JUDGES), key)  # whatever its key
+    if judge in GROUND_TRUTH:
         stem = f"retrieval/ground_truth/{key}"
         return {stem: [row.score if row else None for row in rows], f"{stem}/average": _mean(rows)}
-    if _is_of_chunks(rows, key, assessment_type):
+    if _is_of_chunks(rows, judge, assessment_type):
         return _of_chunks(rows, f"retrieval/llm_judged/{key}")
-    step = "retrieval" if key in OF_RETRIEVAL else "response"
-    return _of_rows(
-        rows, f"{step}/llm_judged/{THEIR_NAMES.get(key, key)}", "average" if key in AVERAGES else "percentage"
-    )
+    step = "retrieval" if judge in OF_RETRIEVAL else "response"
+    kind = "average" if judge in AVERAGES else "percentage"
+    return _of_rows(rows, f"{step}/llm_judged/{THEIR_NAMES.get(key, key)}", kind)
 
 
 def _of_rows(rows: Sequence[Feedback | None], stem: str, kind: str) -> dict[str, Any]:
@@ -120,10 +129,10 @@ def _of_chunks(rows: Sequence[Feedback | None], stem: str) -> dict[str, Any]:
     return {**lists, f"{stem}/precision": precision, f"{stem}/precision/average": _mean(rows)}
 
 
-def _is_of_chunks(rows: Iterable[Feedback | None], key: str, assessment_type: AssessmentType | None) -> bool:
+def _is_of_chunks(rows: Iterable[Feedback | None], judge: str, assessment_type: AssessmentType | None) -> bool:
     if assessment_type is not None:
         return assessment_type == "RETRIEVAL"
-    return key in OF_CHUNKS or any(row is not None and "ratings" in row.metadata for row in rows)
+    return judge in OF_CHUNKS or any(row is not None and "ratings" in row.metadata for row in rows)
 
 
 def _mean(rows: Iterable[Feedback | None]) -> float | None:

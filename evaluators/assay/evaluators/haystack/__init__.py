@@ -8,7 +8,8 @@ on either side, as in Haystack's recall; its three others take an expected "" fo
 Those with a judge take one of Haystack's generators or ours as `chat_generator`; without one the environment says who
 judges (ASSAY_JUDGE), since a model is never guessed.
 
-Where Haystack is installed they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`.
+Where Haystack is installed they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`. Versions
+that load only what they trust have to be told: `Pipeline.loads(text, allowed_modules=["assay.evaluators.haystack"])`.
 """
 
 from assay.evaluators.haystack._documents import (

@@ -15,7 +15,7 @@ from assay.evaluators.judges._base import Judged
 from assay.evaluators.judges._judge import judge_of
 from assay.evaluators.judges._prompts import ARGUMENTS
 from assay.evaluators.judges._prompts import prompt as load
-from assay.evaluators.judges._rating import Scale, rated, scale_of
+from assay.evaluators.judges._rating import Scale, rated, scale_of, worded
 from assay.evaluators.judges._shots import shots_of
 from assay.evaluators.judges._values import text_of, texts_of
 from assay.evaluators.protocol import Evaluator, Metric, builtin, get
@@ -180,5 +180,5 @@ def _is_tree(name: str, mapped: Mapping[str, Any]) -> bool:
 def _plain_scale(scale: Any) -> Any:
     """A scale as JSON has it."""
     if isinstance(scale, Mapping):
-        return {str(label): value for label, value in scale.items()}
-    return list(scale)
+        return {str(worded(label)): value for label, value in scale.items()}
+    return [worded(label) for label in scale]

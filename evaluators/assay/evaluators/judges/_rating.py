@@ -98,6 +98,8 @@ def scale_of(given: Given | Scale) -> Scale:
     - numbers, `range(1, 6)` or `(1, 2, 3)`: levels, each its own score;
     - a dict of levels or labels with what they mean, `{1: "rude", …, 5: "warm"}`: a rubric;
     - a dict of labels with what they are worth, `{"good": 1, "fair": 0.5, "bad": 0}`.
+
+    True and False are the labels "yes" and "no": YAML reads these words so.
     """
     if isinstance(given, Scale):
         return given
@@ -124,11 +126,17 @@ def _worth(labels: Sequence[Label]) -> dict[Label, float | bool | None]:
     return dict.fromkeys(labels)
 
 
+def worded(label: Any) -> Any:
+    """A label as it was written: YAML makes True and False of yes and no."""
+    return ("yes" if label else "no") if isinstance(label, bool) else label
+
+
 def _label(label: Any) -> Label:
     """A level that JSON has made a text is a number again."""
+    label = worded(label)
     if isinstance(label, str) and label.strip().lstrip("-").isdecimal():
         return int(label)
-    if isinstance(label, bool) or not isinstance(label, str | int) or str(label).strip() == "":
+    if not isinstance(label, str | int) or str(label).strip() == "":
         raise ValueError(f"a label is a text or a whole number, not {label!r:.200}")
     return label.strip() if isinstance(label, str) else label
 

@@ -9,7 +9,7 @@ import orjson
 
 from assay.evaluators.judges._fences import harmless
 from assay.evaluators.judges._prompts import Shot
-from assay.evaluators.judges._rating import Scale
+from assay.evaluators.judges._rating import Scale, worded
 from assay.evaluators.judges._values import text_of
 from assay.tracer.hints import did_you_mean
 
@@ -23,7 +23,7 @@ def shots_of(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> tup
 
 def _shot(number: int, row: Any, asked: Sequence[str], scale: Scale) -> Shot:
     _check(number, row, (*asked, *SAID))
-    label = scale.label_of(row["rating"])
+    label = scale.label_of(worded(row["rating"]))
     if label is None:
         known = ", ".join(map(repr, scale.labels))
         raise ValueError(f"example {number} has the rating {row['rating']!r:.100}, which is none of {known}")

@@ -11,7 +11,7 @@ from assay.evaluators.judges._base import Judged
 from assay.evaluators.judges._rating import yes_or_no
 from assay.evaluators.judges._values import said, text_of, texts_of, whole
 from assay.evaluators.protocol import Metric, Skip, builtin
-from assay.evaluators.protocol.standards import OUTCOMES, VALID
+from assay.evaluators.protocol.standards import VALID
 
 _SOURCE = "a judgement in our words; agents and sessions are in none of the documents"
 _TALK = '[{"role": "assistant", "content": "Which one?"}, {"role": "user", "content": "I said it twice: number 7!"}]'
@@ -24,7 +24,7 @@ def _metric(id: str, higher_is_better: bool = True) -> tuple[Metric, ...]:
 @builtin(
     "goal_reached",
     metrics=_metric("goal_reached"),
-    standards=(VALID, OUTCOMES),
+    standards=(VALID,),
     source=_SOURCE,
     judge=True,
     kind="model",
@@ -80,7 +80,7 @@ class ToolChoice(Judged):
 @builtin(
     "conversation_complete",
     metrics=_metric("conversation_complete"),
-    standards=(VALID, OUTCOMES),
+    standards=(VALID,),
     source=_SOURCE,
     judge=True,
     kind="model",
@@ -106,7 +106,7 @@ class ConversationComplete(Judged):
 @builtin(
     "user_frustrated",
     metrics=_metric("user_frustrated", higher_is_better=False),
-    standards=(VALID, OUTCOMES),
+    standards=(VALID,),
     source=_SOURCE,
     judge=True,
     kind="model",

@@ -6,7 +6,7 @@ The request is shown where there is one; only `relevance_to_query` and `chunk_re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,15 +18,8 @@ from assay.evaluators.judges._guidelines import numbered
 from assay.evaluators.judges._prompts import ARGUMENTS, Prompt
 from assay.evaluators.judges._rating import yes_or_no
 from assay.evaluators.judges._values import texts_of
-from assay.evaluators.protocol import Metric, Skip, builtin, missing_needs, value_of
+from assay.evaluators.protocol import DATABRICKS, Metric, Skip, builtin, missing_needs, value_of
 from assay.evaluators.protocol.standards import OUTCOMES, SAFE, SOUNDNESS, TRANSPARENT, VALID
-
-COLUMNS: Mapping[str, str] = {  # what Databricks calls the fields of a case
-    "request": "inputs",
-    "response": "outputs",
-    "expected_response": "reference_outputs",
-    "retrieved_context": "documents",
-}
 
 
 def _metrics(*keys: str) -> tuple[Metric, ...]:
@@ -35,7 +28,7 @@ def _metrics(*keys: str) -> tuple[Metric, ...]:
 
 def values_of(case: Case, prompt: Prompt, leaving_out: Sequence[str] = ()) -> dict[str, str]:
     """What a prompt asks for, as texts; the request may be missing. Raises `Skip` naming what else is."""
-    asked = {name: COLUMNS.get(name, name) for name in prompt.asked if name not in leaving_out}
+    asked = {name: DATABRICKS.get(name, name) for name in prompt.asked if name not in leaving_out}
     texts = texts_of(case, dict.fromkeys(asked.values()), optional={"inputs": "(not given)"})
     if "guidelines" in texts:
         texts["guidelines"] = guidelines_of(case, value_of(case, "guidelines"))
@@ -300,11 +293,12 @@ class CustomJudge(Judged):
 
     "ANSWER" judges the answer; "RETRIEVAL" asks the same of every retrieved chunk, and gives the share of yes as
     `chunk_relevance` does. The prompt names fields of a case, also as Databricks calls them: `{request}`, `{response}`,
-    `{expected_response}`, `{retrieved_context}`, `{guidelines}`; for "RETRIEVAL" `{retrieved_context}` is one chunk.
+    `{expected_response}`, `{retrieved_context}`, `{expected_retrieved_context}`; for "RETRIEVAL" `{retrieved_context}`
+    is one chunk.
     """
 
     PROMPT: ClassVar[str] = "custom_judge"
-    NAMES: ClassVar[tuple[str, ...]] = (*ARGUMENTS, *COLUMNS)
+    NAMES: ClassVar[tuple[str, ...]] = (*ARGUMENTS, *DATABRICKS)
 
     assessment_name: str
     prompt: str | Path

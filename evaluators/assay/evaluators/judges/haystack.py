@@ -17,8 +17,8 @@ from assay.evaluators.protocol import Metric, builtin
 from assay.evaluators.protocol.standards import SOUNDNESS, TRANSPARENT, VALID
 
 CONTEXT_RELEVANCE = Task(
-    "Take out of the contexts those sentences alone that are needed to answer the question, as they stand there. If "
-    "none is, or the question cannot be answered from the contexts, give an empty list: []",
+    "Which sentences of the contexts does somebody need who is to answer the question? List these and no others, "
+    "letter by letter as they stand there. Where no sentence helps, the list is empty: []",
     ["relevant_statements"],
     [
         {

@@ -185,7 +185,7 @@ class AnswerRelevancy(Several):
 @builtin(
     "context_precision",
     metrics=(Metric("context_precision", threshold=0.75, primary=True),),
-    standards=(TRANSPARENT, SOUNDNESS, VALID),
+    standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
     source="H2O Eval Studio: context precision; RAGAS",
     canonical="ragas 0.4.3",
     llm=False,
@@ -279,7 +279,7 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
         Metric("ragas_context_precision", threshold=0.75),
         Metric("ragas_context_recall", threshold=0.75),
     ),
-    standards=(TRANSPARENT, VALID),
+    standards=(TRANSPARENT, VALID, OUTCOMES),
     source="H2O Eval Studio: RAGAS",
     canonical="statistics.harmonic_mean",
     llm=False,

@@ -27,10 +27,11 @@ from assay.evaluators.protocol._passing import (
 from assay.evaluators.protocol._plain import plain
 from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_cancelled
 from assay.evaluators.protocol._registry import as_evaluator, definition, factory, from_dict, get, names, spec, specs
-from assay.evaluators.protocol._spec import Spec
+from assay.evaluators.protocol._spec import DATABRICKS, Spec
 from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
 
 __all__ = [
+    "DATABRICKS",
     "Asking",
     "Batch",
     "Binding",

@@ -18,6 +18,13 @@ COLUMNS: Mapping[str, frozenset[str]] = {
     "conditions": frozenset({"conditions", "guidelines"}),
     "trace": frozenset({"trace", "run", "root_run"}),
 }
+DATABRICKS: Mapping[str, str] = {  # its columns, and the fields of a case that they are
+    "request": "inputs",
+    "response": "outputs",
+    "expected_response": "reference_outputs",
+    "retrieved_context": "documents",
+    "expected_retrieved_context": "expected_documents",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.collector.records import JSON, Case, Document, Example, Run, Trace
 from assay.evaluators.datasets import messages, only, view, view_outputs
-from assay.evaluators.protocol import documents_of, plain
+from assay.evaluators.protocol import DATABRICKS, documents_of, plain
 from assay.tracer import attributes as names
 
 RETRIEVAL = frozenset({"retriever", "reranker"})
@@ -33,9 +33,11 @@ def case_of(
     - Of a session, trace, `inputs`, `outputs` and `documents` are those of the latest turn; `history` is all of its
       turns, as messages.
     - Of a run that was tried again, all is of the attempt that counts: those that had failed are left out of `trace`.
-    - `fields`, any of `Case` but None, take precedence, as they are; documents may be texts or dicts.
+    - `fields`, any of `Case` but None, take precedence, as they are; documents may be texts or dicts. They may also be
+      called as Databricks calls its columns (`request`, `response`, `expected_response`, …).
 
-    Raises `TypeError` for a field that there is not and for documents that are none, `ValueError` for no trace at all.
+    Raises `TypeError` for a field that there is not, for one that is given twice, and for documents that are none,
+    `ValueError` for no trace at all.
     """
     if target is None:
         seen = _of_trace(None, example, kind)
@@ -147,11 +149,14 @@ def _metadata(trace: Trace | None, example: Example | None) -> Mapping[str, JSON
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are given. Raises `TypeError` for one that there is not."""
-    given = {}
-    for name, value in fields.items():
+    """The fields that are given. Raises `TypeError` for one that there is not, and for one that is given twice."""
+    given: dict[str, Any] = {}
+    for said, value in fields.items():
+        name = DATABRICKS.get(said, said)
         if name not in _FIELDS:
             raise TypeError(f"a case has no field {name!r}; it has {', '.join(sorted(_FIELDS))}")
+        if name in given:
+            raise TypeError(f"{name!r} is given twice: {said!r} is Databricks' name of it")
         if value is not None:
             given[name] = documents_of(value) if name in _LISTS else value
     return given

@@ -52,11 +52,11 @@ def score(
 ) -> list[Feedback]:
     """What one evaluator says of a trace, a case, or values: `score(get("exact"), outputs="a", reference_outputs="b")`.
 
-    `fields` are those of `Case`; over a trace they take precedence. The evaluator sees them as in `evaluate()`, as
-    plain values: a model as a dict, numpy's numbers as Python's. A set-level evaluator takes a list of cases, or a list
-    per field. With `session`, the id of one, it sees the last turn, and all turns as `history`; the feedback is about
-    the session. It is read from `store` (None: see `assay.collector.connect`). Nothing is stored:
-    `store.add_feedback(…)` does that.
+    `fields` are those of `Case`, or Databricks' columns (`request`, `response`, …); over a trace they take precedence.
+    The evaluator sees them as in `evaluate()`, as plain values: a model as a dict, numpy's numbers as Python's. A
+    set-level evaluator takes a list of cases, or a list per field. With `session`, the id of one, it sees the last
+    turn, and all turns as `history`; the feedback is about the session. It is read from `store` (None: see
+    `assay.collector.connect`). Nothing is stored: `store.add_feedback(…)` does that.
     Never raises for what the evaluator does; raises `TypeError` when `evaluator` is none, and for fields that are
     none, `ValueError` for lists of unequal length, `NotFound` for a session without traces.
     """
