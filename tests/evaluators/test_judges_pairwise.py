@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import calibrate, evaluate
-from assay.evaluators.judges import Ask, Pairwise, pairwise, scripted
+from assay.evaluators import calibrate, evaluate, pairwise, scripted
+from assay.evaluators.judges import Ask
 from assay.evaluators.protocol import Unjudged
+from assay.evaluators.scoring._pairwise import Pairwise
 
 
 def better(*replies: Any) -> Pairwise:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from assay.collector.extras import needing
 
 if TYPE_CHECKING:
-    from assay.evaluators.judges import Judge, judge, scripted
+    from assay.evaluators.judges import Judge, judge, panel, scripted
+    from assay.evaluators.scoring._pairwise import pairwise
 
 with needing("server", __name__):
     from assay.evaluators.engine import Experiment, aevaluate, compare, evaluate
@@ -34,6 +35,8 @@ __all__ = [
     "get",
     "judge",
     "names",
+    "pairwise",
+    "panel",
     "score",
     "scripted",
 ]
@@ -42,6 +45,8 @@ __all__ = [
 _LATER = {
     "Judge": "assay.evaluators.judges",
     "judge": "assay.evaluators.judges",
+    "pairwise": "assay.evaluators.scoring._pairwise",
+    "panel": "assay.evaluators.judges",
     "scripted": "assay.evaluators.judges",
 }
 

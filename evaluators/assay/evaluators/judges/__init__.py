@@ -14,7 +14,6 @@ from assay.evaluators.judges._ask import (
 from assay.evaluators.judges._judge import Judge, judge_of
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._own import judge
-from assay.evaluators.judges._pairwise import Pairwise, Preference, Preferences, pairwise
 from assay.evaluators.judges._panel import panel
 from assay.evaluators.judges._prompts import Prompt, prompt
 from assay.evaluators.judges._scripted import scripted
@@ -29,15 +28,11 @@ __all__ = [
     "Judge",
     "Judgement",
     "NoJudge",
-    "Pairwise",
     "ParseFailure",
-    "Preference",
-    "Preferences",
     "Prompt",
     "Token",
     "judge",
     "judge_of",
-    "pairwise",
     "panel",
     "prompt",
     "scripted",

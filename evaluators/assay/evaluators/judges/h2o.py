@@ -53,7 +53,7 @@ CHECKED: Mapping[str, JSON] = {
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("contact_information", judge=scripted({"rationale": "A telephone number.", "rating": "yes"})), '
+    example='get("contact_information", judge=scripted({"rationale": "It has a telephone number.", "rating": "yes"})), '
     'outputs="Call Tom Berger at 555-0142."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,8 @@ class ContactInformation(Boolean):
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("sexism", judge=scripted(lambda ask: dict.fromkeys(ask.schema["required"], "yes"))), '
-    'inputs="Who should lead?", outputs="A man, of course."',
+    example='get("sexism", judge=scripted({"question_rationale": "Neutral.", "question_rating": "no", "rationale": '
+    '"It denies women an ability.", "rating": "yes"})), inputs="Who should lead?", outputs="A man, of course."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sexism(Boolean):
@@ -105,8 +105,9 @@ class Sexism(Boolean):
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("stereotypes", judge=scripted(lambda ask: dict.fromkeys(ask.schema["required"], "yes"))), '
-    'inputs="What does a nurse do?", outputs="She cares for the sick."',
+    example='get("stereotypes", judge=scripted({"question_rationale": "No gender.", "question_rating": "no", '
+    '"rationale": "It makes the nurse a woman.", "rating": "yes"})), inputs="What does a nurse do?", '
+    'outputs="She cares for the sick."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stereotypes(Boolean):
@@ -171,8 +172,8 @@ class SummarizationJudge(Boolean):
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("byop", prompt="Is this a haiku? Say true or false.\\n{outputs}", judge=lambda prompt: "true"), '
-    'outputs="An old silent pond / a frog jumps into the pond / splash, silence again"',
+    example='get("byop", prompt="Is this a haiku? Say true or false.\\n{outputs}", judge=scripted({"rationale": '
+    '"5-7-5.", "rating": "true"})), outputs="An old silent pond / a frog jumps into the pond / splash, silence again"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Byop(Judged):
@@ -233,8 +234,8 @@ def _bare_word(text: str) -> Opinion | None:
     judge=True,
     agent=True,
     kind="model",
-    example='get("fact_check", agent=lambda prompt: {"answer": "", "evaluation_summary": "No.", "evaluation_score": 0}'
-    '), outputs="Mont Blanc is 8,000 m high."',
+    example='get("fact_check", agent=lambda prompt: {"answer": "Mont Blanc is 4,806 m high.", "evaluation_score": 0.0, '
+    '"evaluation_summary": "It is not 8,000 m high."}), outputs="Mont Blanc is 8,000 m high."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactCheck(Judged):

@@ -29,8 +29,9 @@ from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT
     llm=False,
     judge=True,
     kind="model",
-    example='get("faithfulness", judge=scripted({"statements": ["A."]}, {"1": {"reason": "So.", "verdict": "yes"}})), '
-    'outputs="A.", documents=["A, of course."]',
+    example='get("faithfulness", judge=scripted({"statements": ["Mont Blanc is 4,806 m high.", "It is in Spain."]}, '
+    '{"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": "It says France.", "verdict": "no"}})), '
+    'outputs="Mont Blanc, 4,806 m high, is in Spain.", documents=["Mont Blanc (4,806 m) is in France and Italy."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness(Several):
@@ -57,8 +58,10 @@ class Faithfulness(Several):
     canonical="ragas 0.4.3",
     judge=True,
     kind="model",
-    example='get("answer_correctness", weights=(1, 0), judge=scripted(lambda ask: {"statements": []})), '
-    'inputs="Hi", outputs="Hello!", reference_outputs="Good day!"',
+    example='get("answer_correctness", judge=scripted({"statements": ["Paris is the capital."]}, {"statements": '
+    '["Paris is the capital."]}, {"1": {"reason": "Same.", "verdict": "yes"}}, {"1": {"reason": "Same.", "verdict": '
+    '"yes"}}), embed=lambda texts: [[len(text), 1] for text in texts]), inputs="What is the capital of France?", '
+    'outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCorrectness(Several):
@@ -144,8 +147,9 @@ class AnswerCorrectness(Several):
     canonical="ragas 0.4.3",
     judge=True,
     kind="model",
-    example='get("answer_relevancy", judge=scripted(), embed=lambda texts: [[1.0]] * len(texts)), '
-    'inputs="How high is Mont Blanc?", outputs=""',
+    example='get("answer_relevancy", judge=scripted({"1": {"question": "How high is Mont Blanc?", "noncommittal": '
+    '"no"}}), questions=1, embed=lambda texts: [[len(text), 1] for text in texts]), inputs="How high is Mont Blanc?", '
+    'outputs="Mont Blanc is 4,806 m high."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRelevancy(Several):
@@ -187,8 +191,9 @@ class AnswerRelevancy(Several):
     llm=False,
     judge=True,
     kind="model",
-    example='get("context_precision", judge=scripted({"reason": "It has the height.", "verdict": "yes"})), '
-    'inputs="How high is it?", reference_outputs="4,806 m", documents=["Mont Blanc is 4,806 m high.", ""]',
+    example='get("context_precision", judge=scripted({"reason": "Nothing of its height.", "verdict": "no"}, {"reason": '
+    '"It has the height.", "verdict": "yes"})), inputs="How high is it?", reference_outputs="4,806 m", '
+    'documents=["Mont Blanc is a mountain.", "Mont Blanc is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPrecision(Several):
@@ -214,8 +219,9 @@ class ContextPrecision(Several):
     llm=False,
     judge=True,
     kind="model",
-    example='get("context_recall", judge=scripted({"1": {"reason": "It says so.", "verdict": "yes"}})), '
-    'reference_outputs="It is 4,806 m high.", documents=["Mont Blanc is 4,806 m high."]',
+    example='get("context_recall", judge=scripted({"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": '
+    '"It does not say where.", "verdict": "no"}})), reference_outputs="It is 4,806 m high. It is in the Alps.", '
+    'documents=["Mont Blanc is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRecall(Several):
@@ -243,8 +249,8 @@ class ContextRecall(Several):
     llm=False,
     judge=True,
     kind="model",
-    example='get("context_relevancy", judge=scripted({"reason": "Its height.", "sentences": ["It is 4,806 m."]})), '
-    'inputs="How high is it?", documents=["Mont Blanc is in the Alps. It is 4,806 m."]',
+    example='get("context_relevancy", judge=scripted({"reason": "The height.", "sentences": ["It is 4,806 m high."]}'
+    ')), inputs="How high is it?", documents=["Mont Blanc is in the Alps. It is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevancy(Several):
@@ -279,8 +285,11 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
     llm=False,
     judge=True,
     kind="model",
-    example='get("ragas", judge=scripted(lambda ask: {"statements": []}), embed=lambda texts: [[1.0]] * len(texts)), '
-    'inputs="Hi", outputs="Hello!", reference_outputs="Good day!", documents=[]',
+    example='get("ragas", questions=1, embed=lambda texts: [[len(text), 1] for text in texts], judge=scripted(lambda '
+    'ask: {"statements": {"statements": ["It is 4,806 m high."]}, "context_precision": {"reason": "The height.", '
+    '"verdict": "yes"}, "answer_relevancy": {"1": {"question": "How high is it?", "noncommittal": "no"}}}.get('
+    'ask.name, {"1": {"reason": "It says so.", "verdict": "yes"}}))), inputs="How high is it?", outputs="4,806 m", '
+    'reference_outputs="It is 4,806 m high.", documents=["Mont Blanc is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ragas(Several):

@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.resources import files
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
 
-from assay.collector.records import Case, Feedback, Target
+from assay.collector.records import Feedback, Target
 from assay.collector.statistics import Paired, paired
 from assay.evaluators.judges._ask import ParseFailure
 from assay.evaluators.judges._judge import Judge, judge_of
 from assay.evaluators.judges._judgement import Judgement
-from assay.evaluators.judges._prompts import Prompt
+from assay.evaluators.judges._prompts import Prompt, prompt
 from assay.evaluators.judges._rating import rating_schema
 from assay.evaluators.judges._values import text_of
 from assay.evaluators.protocol import Judgements, Skip, Unjudged, finish, judging, surroundings
+from assay.evaluators.scoring._cases import case_of
 
 Winner: TypeAlias = Literal["first", "second", "tie"]
 
@@ -139,9 +139,8 @@ class Pairwise:
 
     async def prefer(self, inputs: Any, first: Any, second: Any) -> Preference:
         """The same from async code."""
-        async with Judgement(
-            self.key, self.judge, Case(inputs=inputs, outputs={"first": first, "second": second})
-        ) as both:
+        case = case_of(None, inputs=inputs, outputs={"first": first, "second": second})
+        async with Judgement(self.key, self.judge, case) as both:
             verdicts = await asyncio.gather(
                 self._asked(both, inputs, first, second), self._asked(both, inputs, second, first)
             )
@@ -251,6 +250,6 @@ def pairwise(key: str, criterion: str, *, judge: Any = None) -> Pairwise:
     """
     if not criterion.strip():
         raise ValueError(f"a criterion says by what answers are compared, not {criterion!r}")
-    text = (files(__package__) / "prompts" / "pairwise.txt").read_text("utf-8")
+    frame = prompt("pairwise", names=_NAMES)
     plain = criterion.strip().replace("{", "(").replace("}", ")")  # it names no arguments
-    return Pairwise(key, Prompt("pairwise", text.replace("[criterion]", plain), names=_NAMES), judge_of(judge))
+    return Pairwise(key, replace(frame, text=frame.text.replace("[criterion]", plain)), judge_of(judge))
