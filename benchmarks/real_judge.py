@@ -74,8 +74,9 @@ def line(id: str, agreed: Agreement, rows: Sequence[Any], seconds: float) -> str
     kappa = "–" if agreed.kappa is None else f"{agreed.kappa:.2f} ({agreed.low:.2f} to {agreed.high:.2f})"
     failures = Counter("parse failures" if "parse failure" in (one.error or "") else one.outcome for one in feedback)
     missed = ", ".join(f"{count} {what}" for what, count in failures.items() if what != "score") or "none"
+    asked = [_judge(one) for one in feedback if _judge(one).get("calls")]
     tokens = [
-        sum(_judge(one).get(side) or 0 for one in feedback) / len(rows) for side in ("input_tokens", "output_tokens")
+        sum(one.get(side) or 0 for one in asked) / max(1, len(asked)) for side in ("input_tokens", "output_tokens")
     ]
     share = f"{alike} of {agreed.n}, {alike / max(1, agreed.n):.0%} ({low:.0%} to {high:.0%})"
     return f"| {id} | {share} | {kappa} | {missed} | {seconds:.1f} | {tokens[0]:.0f} + {tokens[1]:.0f} |"
