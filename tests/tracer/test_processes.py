@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,3 +147,27 @@ def test_a_redactor_that_hangs_is_told_of_and_holds_up_no_end(sink: Sink, tmp_pa
     done = run(STUCK, sink, tmp_path)
     assert done.stdout.strip() == "FlushResult(delivered=0, spilled=0, dropped=0, pending=1)"
     assert "delivery_stuck" in done.stderr
+
+
+OWN_HANDLER = """
+import os, signal, time
+from assay.tracer import trace
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+work = trace(lambda n: n)
+work(0)
+time.sleep(0.25)
+os.kill(os.getpid(), signal.SIGTERM)
+work(1)
+assert told == [1]
+time.sleep(0.2)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_program_that_ends_by_sigterm_a_moment_after_its_own_handler_loses_nothing(
+    sink: Sink, tmp_path: Path
+) -> None:
+    done = run(OWN_HANDLER, sink, tmp_path)
+    assert (done.returncode, len(sink.spans())) == (-signal.SIGTERM, 2), done.stderr

@@ -65,7 +65,8 @@ def followed(value: Any, stream: Follower) -> Any:
     """The same object, which tells `stream` what it gives; also where it tells another one already."""
     known = value.__dict__.get(_STREAM)
     if known is None:
-        object.__setattr__(value, "__class__", _told(type(value)))
+        kind: Any = type(value)
+        object.__setattr__(value, "__class__", _told(kind))
     value.__dict__[_STREAM] = stream if known is None else _Both(known, stream)
     return value
 
@@ -112,7 +113,8 @@ def _told(kind: Any) -> type:
 
 def _reduce_ex(self: Any, protocol: Any) -> Any:
     """For `copy` and `pickle`: what it was, for nobody is told of a second one."""
-    kind, plain = type(self), type(self).__bases__[0]
+    kind = type(self)
+    plain: Any = kind.__bases__[0]
     reduced = plain.__reduce_ex__(self, protocol)
     if not isinstance(reduced, tuple):
         return reduced
