@@ -45,7 +45,7 @@ def preload() -> None:
 
 
 def flush_on_sigterm(flush: Callable[[], object], hurry: Callable[[], object]) -> None:
-    """Deliver before SIGTERM ends the process. An application's own handler stays in charge, and has us hurry: uvicorn's
+    """Deliver before SIGTERM ends the process. An application's own handler stays in charge and has us hurry: uvicorn's
     ends the process by the same signal a tenth of a second later, with no handler of ours in place.
     """
     global _sigterm_done
