@@ -105,6 +105,7 @@ def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None
     made = _runtime.replace(previous)
     if made is not None:
         made.delivery.close(0.2)
+    _spool.forget()
 
 
 def spooled(folder: Path) -> list[tuple[str, bytes, int]]:

@@ -368,9 +368,9 @@ def test_a_full_batch_wakes_the_delivery() -> None:
     delivery._thread = threading.current_thread()  # nobody takes anything out
     for _ in range(511):
         work()
-    assert not delivery._wake.is_set()
+    assert delivery._wake.empty()
     work()
-    assert delivery._wake.is_set()
+    assert not delivery._wake.empty()
     assert len(delivery.queue.take()) == 512
     delivery._thread = None
 

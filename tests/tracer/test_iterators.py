@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import gc
 import io
 import itertools
+import pickle
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pytest
 from opentelemetry.trace import StatusCode
 
-from assay.tracer import current_run, span, trace
+from assay.tracer import _errors, current_run, span, trace
 from assay.tracer.testing import Spans
 
 
@@ -194,3 +201,113 @@ def test_a_streaming_response_s_span_lasts_until_its_body_has_gone(traced: Spans
 
     assert asyncio.run(main()) == ["a", "b"]
     assert (traced.outputs("ask"), traced.one("ask").attributes["metadata"]) == (["a", "b"], '{"at":"b"}')  # type: ignore[index]
+
+
+def test_each_of_two_traced_functions_has_what_passes_through_both(traced: Spans) -> None:
+    stream = trace(name="outer")(lambda: ask(["a", "b"]))()
+    assert list(stream) == ["a", "b"]
+    assert type(stream) is Chunks
+    assert (traced.outputs("outer"), traced.outputs("ask")) == (["a", "b"], ["a", "b"])
+
+
+def test_what_makes_up_attributes_is_no_response(traced: Spans) -> None:
+    made_up = MagicMock()
+    body = made_up.body_iterator
+    assert trace(name="ask")(lambda: made_up)().body_iterator is body
+    assert traced.names() == ["ask"]
+
+
+class Awaited:
+    async def _answer(self) -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    @trace
+    def __await__(self) -> Any:
+        return self._answer().__await__()
+
+
+async def _awaits() -> Any:
+    return await Awaited()
+
+
+def test_what_awaits_a_coroutine_is_left_as_it_is(traced: Spans) -> None:
+    assert asyncio.run(_awaits()) == 7
+    assert traced.names() == ["__await__"]
+
+
+class Registered(Counting):
+    names: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        cls.names.append(cls.__name__)
+
+
+class One(Registered):
+    pass
+
+
+def test_a_class_that_registers_those_below_it_finds_none_of_ours(traced: Spans) -> None:
+    assert list(ask(["a"], One)) == ["a"]
+    assert Registered.names == ["One"]
+
+
+class _Meta(type):
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+class Unhashable(metaclass=_Meta):
+    """A class that no set can hold."""
+
+
+def test_a_result_whose_class_cannot_be_looked_up_is_returned(traced: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_errors, "strict", False)
+    assert type(ask([], lambda _: Unhashable())) is Unhashable
+    assert traced.names() == ["ask"]
+
+
+class Numbers:
+    """Without anything that cannot be copied."""
+
+    def __init__(self, most: Any = 4) -> None:
+        self.most = 3 if most == [] else 4
+        self.now = 0
+        self.taking = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k != "taking"}
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        with getattr(self, "taking", contextlib.nullcontext()):
+            if self.now == self.most:
+                raise StopIteration
+            self.now += 1
+            return self.now
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
+def test_a_copy_is_what_the_original_was(copied: Any, traced: Spans) -> None:
+    stream = ask([], Numbers)
+    next(stream)
+    other = copied(stream)
+    assert (type(other), list(other)) == (Numbers, [2, 3])
+    assert list(stream) == [2, 3]
+    assert traced.outputs("ask") == [1, 2, 3]
+
+
+def test_threads_that_share_one_are_all_noted(traced: Spans) -> None:
+    class Many(Numbers):
+        def __next__(self) -> int:
+            time.sleep(0)
+            return super().__next__()
+
+    stream = ask([], Many)
+    stream.most = 2_000
+    with ThreadPoolExecutor(4) as pool:
+        taken = [job.result() for job in [pool.submit(list, stream) for _ in range(4)]]
+    assert sorted(itertools.chain(*taken)) == list(range(1, 2_001))
+    assert len(traced.outputs("ask")) >= 1_990  # what one takes after another has found the end is not noted

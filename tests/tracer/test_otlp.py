@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from assay.tracer import configure, flush, stats, trace
-from assay.tracer._settings import DEFAULT_URL, resolve, salvaged
+from assay.tracer._settings import DEFAULT_URL, resolve
 
 from .conftest import Sink
 
@@ -93,9 +93,9 @@ def test_what_is_for_others_is_said_and_left(
 
 def test_a_header_that_cannot_be_costs_no_other_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     setting(monkeypatch, ENDPOINT="http://a", HEADERS="x=“y”", ASSAY_PROJECT="p")
+    assert (resolve().project, resolve().headers) == ("p", {})
     with pytest.raises(ValueError, match="no HTTP header can be 'x'"):
-        resolve()
-    assert (salvaged().project, salvaged().headers) == ("p", {})
+        resolve(headers={"x": "“y”"})
 
 
 def test_what_is_sent_afar_is_packed(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +128,24 @@ def test_headers_can_be_given(sink: Sink) -> None:
     work()
     assert flush(10).delivered == 1
     assert sink.requests[0][1]["x-honeycomb-team"] == "abc"
+
+
+def test_headers_of_others_that_can_be_none_are_left_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://user:pass-word@collector")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-odd=s€cret,a b=1,x-team=me")
+    settings = resolve(api_key="sk-1")
+    assert settings.headers == {"x-team": "me"}
+    assert "'x-odd, a b'" in caplog.text
+    assert not {"s€cret", "sk-1"} & set(caplog.text.split() + repr(settings).split("'"))
+    assert settings.shown_url == "https://collector"
+
+
+def test_what_belongs_to_another_address_does_not_go_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://theirs")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/their/ca.pem")
+    assert resolve().certificate == "/their/ca.pem"
+    assert resolve(url="https://ours").certificate is None
+    monkeypatch.setenv("ASSAY_URL", "https://ours")
+    assert resolve().certificate is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,64 @@ def test_a_redactor_that_ends_threads_does_not_end_delivery(sink: Sink, tmp_path
     assert (done.returncode, done.stdout.strip()) == (0, "{}"), done.stderr
     outputs = [a.value.string_value for s in sink.spans() for a in s.attributes if a.key == "output.value"]
     assert outputs == ["[redacted: the redactor failed]", "good"]
+
+
+HANDLER = """
+import faulthandler, signal, threading, time
+from assay.tracer import configure, trace
+faulthandler.dump_traceback_later(12, exit=True)
+work = trace(lambda n: n)
+configure()
+signal.signal(signal.SIGALRM, lambda *_: work(1))
+signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+end = time.monotonic() + 1.5
+while time.monotonic() < end: work(0)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print([thread.name for thread in threading.enumerate()].count("assay-delivery"))
+"""
+
+
+def test_a_signal_handler_may_trace_whatever_it_interrupts(sink: Sink, tmp_path: Path) -> None:
+    done = run(HANDLER, sink, tmp_path)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "1", "")
+
+
+STUCK = """
+import time
+from assay.tracer import configure, flush, trace
+configure(redact=[lambda key, value: time.sleep(1000) if value == "bad" else value])
+echo = trace(lambda value: value)
+echo("bad")
+print(flush(1.0))
+echo("bad")
+"""
+
+
+def test_a_redactor_that_hangs_is_told_of_and_holds_up_no_end(sink: Sink, tmp_path: Path) -> None:
+    done = run(STUCK, sink, tmp_path)
+    assert done.stdout.strip() == "FlushResult(delivered=0, spilled=0, dropped=0, pending=1)"
+    assert "delivery_stuck" in done.stderr
+
+
+OWN_HANDLER = """
+import os, signal, time
+from assay.tracer import trace
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+work = trace(lambda n: n)
+work(0)
+time.sleep(0.25)
+os.kill(os.getpid(), signal.SIGTERM)
+work(1)
+assert told == [1]
+time.sleep(0.2)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_program_that_ends_by_sigterm_a_moment_after_its_own_handler_loses_nothing(
+    sink: Sink, tmp_path: Path
+) -> None:
+    done = run(OWN_HANDLER, sink, tmp_path)
+    assert (done.returncode, len(sink.spans())) == (-signal.SIGTERM, 2), done.stderr

@@ -286,3 +286,34 @@ def test_a_folder_says_whose_it_is_without_a_key(tmp_path: Path) -> None:
     whose = Settings(url="http://ann:secret@a:1", project="p", api_key="k", spill_dir=tmp_path)
     Spool(tmp_path, about=about(whose)).keep(TRACES, b"x", 1)
     assert orjson.loads((tmp_path / ABOUT).read_bytes()) == {"url": "http://a:1", "project": "p"}
+
+
+def test_a_child_forked_amid_a_request_does_not_keep_the_segment(tmp_path: Path) -> None:
+    segment = left_by_another(tmp_path, b"a")
+    children = []
+
+    def send(*body: Any) -> str:
+        reading, writing = os.pipe()
+        children.append((os.fork(), reading, writing))
+        if children[0][0] == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent has done
+            os._exit(0)
+        return "later"
+
+    Spool(tmp_path).replay(send)
+    sent = sent_by(Spool(tmp_path))
+    ((child, *pipe),) = children
+    for descriptor in reversed(pipe):
+        os.close(descriptor)
+    os.waitpid(child, 0)
+    assert (sent, segment.exists()) == ([b"a"], False)
+
+
+def test_a_length_that_is_torn_asks_for_no_more_than_there_is(tmp_path: Path) -> None:
+    segment = left_by_another(tmp_path, b"torn")
+    with segment.open("r+b") as file:
+        file.seek(12)
+        file.write(b"\xff\xff\xff\xff")
+    lost = Spool(tmp_path).replay(lambda path, body, count: "ok")
+    assert lost == {"torn": 1}

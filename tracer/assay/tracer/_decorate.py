@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from assay.tracer._bind import binder
 from assay.tracer._call import Call, Spec, enter, fail, finish, leave, start
 from assay.tracer._run import template
-from assay.tracer._streams import SETTLED, follow
+from assay.tracer._streams import follow
 from assay.tracer.hints import did_you_mean
 
 # Attribute of what `trace` returns, which is its value too: `functools.wraps` gives it to wrappers, who are another
@@ -137,7 +137,7 @@ def _sync(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
             fail(call, error)
             raise
         leave(call)
-        if type(result) not in SETTLED and (stream := follow(spec, call, result)) is not None:
+        if (stream := follow(spec, call, result)) is not None:
             return stream
         finish(spec, call, result)
         return result
@@ -157,7 +157,7 @@ def _async(function: Callable[..., Awaitable[Any]], spec: Spec) -> Callable[...,
             fail(call, error)
             raise
         leave(call)
-        if type(result) not in SETTLED and (stream := follow(spec, call, result)) is not None:
+        if (stream := follow(spec, call, result)) is not None:
             return stream
         finish(spec, call, result)
         return result

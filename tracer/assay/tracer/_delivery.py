@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import random
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -31,9 +33,10 @@ from assay.tracer.backoff import pause
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
 EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
-_PATIENCE = 1.0  # seconds, for a delivery thread that is busy with a batch
+_PATIENCE = 5.0  # seconds, for a delivery thread that is busy with a batch
 _LONGEST_EXIT = 5.0  # seconds, if it goes on giving such signs
 _INTERVAL = 0.5  # between two rounds
+_HURRIED, _HURRIED_FOR = 0.02, 30.0  # the same once the process was told to end, and how long it may take to
 _BATCH_SPANS = 512
 _BATCH_BYTES = 4 << 20  # of values
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
@@ -59,7 +62,7 @@ class Tally:
     def __init__(self) -> None:
         self.delivered = self.spilled = 0
         self.dropped: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._here = threading.local()
 
     def add(
@@ -103,27 +106,30 @@ class Delivery:
         self.queue = Queue()
         self.spool = _spool.Spool(_spool.folder_of(self.settings), about=_spool.about(self.settings))
         self._post = Post(self.settings)
-        self._wake = threading.Event()
+        # No `Event`: its lock is one that a signal handler would wait for in the very thread that holds it.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._settled = threading.Condition()
         self._asked = self._done = 0  # flushes
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._closed = self._exiting = False
-        self._deadline = float("inf")
+        self._deadline, self._hurried_until = float("inf"), 0.0
         self._failures, self._not_before = 0, 0.0  # in a row
         # What was taken from the queue and is not settled is in these three. Who works on them holds the lock, but for
         # the time of a request; who takes over says so.
         self._in_flight: tuple[str, bytes, int] | None = None
         self._batches: deque[Sequence[ReadableSpan]] = deque()
         self._events: list[FeedbackEvent] = []
-        self._work = threading.Lock()
+        self._at_work: dict[int, int] = {}  # by thread: items in its hands
+        self._patience = _PATIENCE
+        self._work = threading.RLock()
         self._taken_over = False
 
     def put(self, item: Item) -> None:
         """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
         try:  # every span passes here: not `ours`, which costs something
             if self.queue.put(item) >= _BATCH_SPANS:
-                self._wake.set()
+                self._awake()
             if self._exiting:
                 self._rescue()
             elif self._thread is None:
@@ -135,28 +141,32 @@ class Delivery:
 
     def _start(self) -> None:
         with self._starting:
-            if self._thread is not None:
-                return None
             if sys.is_finalizing():  # a generator that is collected last: no thread would run any more
                 return self._leave()
-            self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
-            self._work, self._taken_over = threading.Lock(), False
             thread = threading.Thread(target=self._run, name="assay-delivery", daemon=True)
-            thread.start()
+            if self._thread is not None:  # another thread was first, or a signal handler in this one
+                return None
             self._thread = thread
+            self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
+            self._work, self._taken_over = threading.RLock(), False
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more threads: the next span tries again
+                self._thread = None
+                raise
             _at_exit(self._exit)
         if self.settings.by_otel:
-            where = self.settings.traces_url or self.settings.url
+            where = self.settings.shown_url
             _errors.say_once("otlp", f"spans go to {where}, as OTEL_EXPORTER_OTLP_* say; ASSAY_URL says otherwise")
         return None
 
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
-        load()
+        self._survive(lambda _: load(), None)
         work = self._work
         while True:
-            self._wake.wait(_INTERVAL)
-            self._wake.clear()
+            with suppress(queue.Empty):
+                self._wake.get(timeout=_HURRIED if time.monotonic() < self._hurried_until else _INTERVAL)
             asked, closed = self._asked, self._closed
             try:
                 with work:
@@ -168,6 +178,10 @@ class Delivery:
                 self._settled.notify_all()
             if closed:
                 return
+
+    def _awake(self) -> None:
+        if self._wake.empty():
+            self._wake.put(None)
 
     def _round(self, urgent: bool) -> None:
         """Deliver everything queued now. An urgent round does not wait for the back-off."""
@@ -188,12 +202,14 @@ class Delivery:
         """Deliver items; whatever happens on the way, each of them is counted in the end."""
         before = self.tally.settled_here
         taken_over = False
+        self._at_work[threading.get_ident()] = len(items)
         try:
             self._survive(deliver, items)
         except _TakenOver:
             taken_over = True
             raise
         finally:
+            self._at_work.pop(threading.get_ident(), None)
             missing = len(items) - (self.tally.settled_here - before)
             if missing > 0 and not taken_over:
                 self._drop("delivery_failed", missing)
@@ -337,7 +353,7 @@ class Delivery:
             )
 
     def _say(self, reason: str) -> None:
-        url = self.settings.url
+        url = self.settings.shown_url
         if reason in ("http_401", "http_403"):
             refused = f"the collector at {url} refuses our key ({reason})"
             _errors.say_once(reason, f"{refused}: spans wait on disk until ASSAY_API_KEY is right")
@@ -346,7 +362,7 @@ class Delivery:
 
     def _drop(self, reason: str, count: int, earlier: bool = False) -> None:
         self.tally.add(dropped=count, reason=reason, earlier=earlier)
-        _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.url})")
+        _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.shown_url})")
 
     def _reachable(self) -> bool:
         return time.monotonic() >= self._not_before
@@ -359,9 +375,14 @@ class Delivery:
     def _timeout(self) -> float:
         return min(self.settings.timeout, self._deadline - time.monotonic())
 
+    def hurry(self) -> None:
+        """The process is about to end, perhaps without another word to us. Takes no lock."""
+        self._hurried_until = time.monotonic() + _HURRIED_FOR
+        self._awake()
+
     def idle(self) -> bool:
         """Whether nothing waits."""
-        return not (len(self.queue) or self._batches or self._events or self._in_flight)
+        return not self._pending()
 
     def dropped(self) -> Counter[str]:
         """Drops by reason, those at the queue included."""
@@ -380,15 +401,15 @@ class Delivery:
             with self._settled:
                 self._asked += 1
                 wanted = self._asked
-                self._wake.set()
+                self._awake()
                 self._settled.wait_for(lambda: self._done >= wanted, timeout)
-        flying = self._in_flight
         return FlushResult(
-            self.tally.delivered - before[0],
-            _spool.held(),
-            self.dropped().total() - before[1],
-            len(self.queue) + sum(map(len, tuple(self._batches))) + len(self._events) + (flying[2] if flying else 0),
+            self.tally.delivered - before[0], _spool.held(), self.dropped().total() - before[1], self._pending()
         )
+
+    def _pending(self) -> int:
+        waiting = len(self.queue) + sum(map(len, tuple(self._batches))) + len(self._events)
+        return waiting + sum(tuple(self._at_work.values()))
 
     def close(self, timeout: float = EXIT_TIMEOUT) -> None:
         """Deliver what there is, as long as something was acknowledged within the last `timeout` seconds, and no
@@ -405,7 +426,7 @@ class Delivery:
             if not flushed.pending or self.tally.delivered == delivered or end == longest:
                 break
         thread, self._thread, self._closed = self._thread, None, True
-        self._wake.set()
+        self._awake()
         if thread is not None:
             thread.join(max(0.0, end - time.monotonic()))
         self._rescue()
@@ -421,9 +442,12 @@ class Delivery:
 
     def _rescue(self) -> None:
         """The time is up: write what is left to the disk, also what the delivery thread was at."""
-        held = self._work.acquire(timeout=_PATIENCE)  # it has it but for the time of a request
+        held = self._work.acquire(timeout=self._patience)  # it has it but for the time of a request
+        if not held:
+            return self._give_up()
         try:
             self._taken_over, self._not_before = True, float("inf")
+            self._at_work.clear()
             flying, self._in_flight = self._in_flight, None
             if flying:
                 self._keep(*flying)
@@ -431,8 +455,17 @@ class Delivery:
                 self._round(False)
             self.spool.rest()
         finally:
-            if held:
-                self._work.release()
+            self._work.release()
+
+    def _give_up(self) -> None:
+        """The delivery thread is stuck in what is not ours, a redactor: whoever did its work would be stuck as well."""
+        self._patience = 0.0
+        left = self._pending()
+        self.queue.take()
+        self._batches.clear()
+        self._events.clear()
+        if left:
+            self._drop("delivery_stuck", left)
 
 
 def flush_all(first: Delivery, timeout: float) -> FlushResult:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from assay.tracer._errors import ours
 
@@ -42,15 +44,33 @@ def preload() -> None:
         import opentelemetry.instrumentation.threading  # noqa: F401
 
 
-def flush_on_sigterm(flush: Callable[[], object]) -> None:
-    """Deliver before SIGTERM ends the process; only where the application left the signal to its default."""
+def flush_on_sigterm(flush: Callable[[], object], hurry: Callable[[], object]) -> None:
+    """Deliver before SIGTERM ends the process. An application's own handler stays in charge and has us hurry: uvicorn's
+    ends the process by the same signal a tenth of a second later, with no handler of ours in place.
+    """
     global _sigterm_done
     if _sigterm_done or threading.current_thread() is not threading.main_thread():
         return
     with ours("sigterm"):  # an interpreter may be without signals
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        own = signal.getsignal(signal.SIGTERM)
+        if own is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _handler(flush))
             _sigterm_done = True
+        elif callable(own):
+            signal.signal(signal.SIGTERM, _hurrying(own, hurry))
+            _sigterm_done = True
+
+
+def _hurrying(
+    own: Callable[[int, FrameType | None], Any], hurry: Callable[[], object]
+) -> Callable[[int, FrameType | None], None]:
+    @functools.wraps(own)
+    def handle(signum: int, frame: FrameType | None) -> None:
+        with ours("sigterm"):
+            hurry()
+        own(signum, frame)
+
+    return handle
 
 
 def _handler(flush: Callable[[], object]) -> Callable[[int, FrameType | None], None]:

@@ -2,11 +2,13 @@
 
 An object of a class written in Python stays the object that it is: until it is exhausted or closed its class is one
 below its own, which notes what passes. Iterators built into Python (`map`, `zip`, those of itertools) are iterated by a
-generator. Files, cursors and whatever else can be read in other ways, and objects without a `__dict__`, are left alone.
+generator. Files, cursors and whatever else can be read in other ways, objects without a `__dict__`, and classes that
+are told of those below them, are left alone.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import FunctionType
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 _STREAM = "__assay_stream__"
 _BUILT_IN = ("builtins", "itertools")
 _READ_OTHERWISE = ("read", "readline", "fetchone", "fetchall", "__getitem__", "__len__", "__await__")
+_SENT_TO = ("__await__", "send")  # what awaits a coroutine: more than its items passes
 _BODY = "body_iterator"  # of Starlette's streaming responses
 
 
@@ -34,12 +37,12 @@ class Follower(Protocol):
 def is_built_in(value: Any) -> bool:
     """Whether it is an iterator of Python's own."""
     kind = type(value)
-    return kind.__module__ in _BUILT_IN and hasattr(kind, "__next__") and not hasattr(kind, "__await__")
+    return kind.__module__ in _BUILT_IN and hasattr(kind, "__next__") and not any(hasattr(kind, n) for n in _SENT_TO)
 
 
 def has_body(value: Any) -> bool:
     """Whether it is a response whose body is still to be iterated."""
-    return hasattr(getattr(value, _BODY, None), "__anext__") and hasattr(value, "__dict__")
+    return hasattr(body_of(value), "__anext__")
 
 
 def is_stream(value: Any) -> bool:
@@ -47,21 +50,47 @@ def is_stream(value: Any) -> bool:
     kind = type(value)
     steps = hasattr(kind, "__next__") or hasattr(kind, "__anext__")
     written = isinstance(getattr(kind, "__next__", None) or getattr(kind, "__anext__", None), FunctionType)
-    return steps and written and hasattr(value, "__dict__") and not any(hasattr(kind, n) for n in _READ_OTHERWISE)
+    if not (steps and written and hasattr(value, "__dict__")) or any(hasattr(kind, n) for n in _READ_OTHERWISE):
+        return False
+    return _STREAM in value.__dict__ or _is_not_told_of_subclasses(kind)
+
+
+def _is_not_told_of_subclasses(kind: Any) -> bool:
+    """Whether a class below it comes to be without its own code: one that registers them would find ours."""
+    own = getattr(kind.__init_subclass__, "__func__", None)
+    return type(kind).__module__ in ("builtins", "abc", "typing") and (own is None or own.__module__ == "typing")
 
 
 def followed(value: Any, stream: Follower) -> Any:
-    """The same object, which tells `stream` what it gives."""
-    value.__dict__[_STREAM] = stream
-    kind: Any = type(value)
-    value.__class__ = _told(kind)
+    """The same object, which tells `stream` what it gives; also where it tells another one already."""
+    known = value.__dict__.get(_STREAM)
+    if known is None:
+        kind: Any = type(value)
+        object.__setattr__(value, "__class__", _told(kind))
+    value.__dict__[_STREAM] = stream if known is None else _Both(known, stream)
     return value
 
 
-def body_of(response: Any) -> AsyncIterator[Any]:
-    """The iterator of a response's body."""
-    body: AsyncIterator[Any] = getattr(response, _BODY)
-    return body
+class _Both:
+    """Two that are told: a function returned what another traced one had returned to it."""
+
+    def __init__(self, inner: Follower, outer: Follower) -> None:
+        self._inner, self._outer = inner, outer
+
+    def step(self, take: Callable[[], Any]) -> Any:
+        return self._outer.step(lambda: self._inner.step(take))
+
+    async def astep(self, take: Callable[[], Any]) -> Any:
+        return await self._outer.astep(lambda: self._inner.astep(take))
+
+    def end(self, closed: bool = False) -> None:
+        self._inner.end(closed)
+        self._outer.end(closed)
+
+
+def body_of(response: Any) -> Any:
+    """The body of a response, None if it is none. What makes up attributes when asked for them is not asked."""
+    return getattr(response, "__dict__", {}).get(_BODY)
 
 
 def set_body(response: Any, body: AsyncIterator[Any]) -> None:
@@ -79,7 +108,28 @@ def _told(kind: Any) -> type:
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
     }
-    return type(kind.__name__, (kind,), {**hidden, **methods})
+    return type(kind.__name__, (kind,), {**hidden, **methods, "__reduce_ex__": _reduce_ex})
+
+
+def _reduce_ex(self: Any, protocol: Any) -> Any:
+    """For `copy` and `pickle`: what it was, for nobody is told of a second one."""
+    kind = type(self)
+    plain: Any = kind.__bases__[0]
+    reduced = plain.__reduce_ex__(self, protocol)
+    if not isinstance(reduced, tuple):
+        return reduced
+    make, *parts = (_without_us(part, kind, plain) for part in reduced)
+    return (_new if make is copyreg.__newobj__ else make, *parts)  # type: ignore[attr-defined]  # pickle compares types
+
+
+def _new(kind: Any, *args: Any) -> Any:
+    return kind.__new__(kind, *args)
+
+
+def _without_us(part: Any, kind: type, plain: type) -> Any:
+    if isinstance(part, tuple):
+        return tuple(plain if it is kind else _without_us(it, kind, plain) for it in part)
+    return {k: v for k, v in part.items() if k != _STREAM} if type(part) is dict and _STREAM in part else part
 
 
 def _next(original: Any) -> Any:
@@ -172,7 +222,7 @@ def _over(value: Any) -> None:
 def _restore(value: Any) -> None:
     """Make it again what it was: it is over, and tells nobody anything any more."""
     if value.__dict__.pop(_STREAM, None) is not None:
-        value.__class__ = type(value).__bases__[0]
+        object.__setattr__(value, "__class__", type(value).__bases__[0])
 
 
 _METHODS: dict[str, Callable[[Any], Any]] = {

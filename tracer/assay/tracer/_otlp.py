@@ -7,6 +7,7 @@ for traces alone and the one for all signals, the first counts.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -16,6 +17,8 @@ from assay.tracer import _errors
 _TRACES = "/v1/traces"
 _MILLISECONDS = 500.0  # from here on a time-out is in milliseconds, as specified; Python's SDK takes seconds
 _LONGEST = 600.0  # seconds
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\x20-\x7e\t]*")
 _ENVIRONMENTS = ("deployment.environment.name", "deployment.environment")
 
 
@@ -41,7 +44,7 @@ def of_environment() -> Otlp:
     return Otlp(
         url,
         traces_url,
-        _pairs(_variable("HEADERS") or ""),
+        _headers(_pairs(_variable("HEADERS") or "")) if url else {},  # they are for its own address
         _compression(_variable("COMPRESSION")),
         _seconds(_variable("TIMEOUT")),
         _variable("CERTIFICATE"),
@@ -60,8 +63,8 @@ def environment() -> str | None:
 
 
 def _urls() -> tuple[str | None, str | None]:
-    own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
+    common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
     if not own:
         return common or None, None
     if own.rstrip("/").endswith(_TRACES):
@@ -77,6 +80,19 @@ def _variable(name: str) -> str | None:
 def _pairs(text: str) -> dict[str, str]:
     parts = (part.partition("=") for part in text.split(",") if "=" in part)
     return {unquote(name.strip()): unquote(value.strip()) for name, _, value in parts}
+
+
+def is_header(name: str, value: str) -> bool:
+    """Whether that can be a header of a request."""
+    return bool(_NAME.fullmatch(name) and _VALUE.fullmatch(value))
+
+
+def _headers(given: dict[str, str]) -> dict[str, str]:
+    headers = {name: value for name, value in given.items() if is_header(name, value)}
+    if len(headers) < len(given):
+        names = ", ".join(name for name in given if name not in headers)  # never what is given for them: keys, mostly
+        _errors.say_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS has what is no HTTP header: {names!r}")
+    return headers
 
 
 def _compression(text: str | None) -> str | None:

@@ -31,7 +31,9 @@ class Queue:
         self.dropped: Counter[str] = Counter()
         self.high = high_bytes
         self._max = max_bytes
-        self._lock = threading.Lock()
+        # Whoever holds a lock of ours may be interrupted by a signal handler, or by the garbage collector that ends a
+        # generator: what is traced there passes here a second time, in the same thread.
+        self._lock = threading.RLock()
         self._ranks: tuple[deque[tuple[Item, int]], ...] = (deque(), deque(), deque())
         self._count = self._bytes = 0
 

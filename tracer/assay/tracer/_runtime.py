@@ -195,7 +195,7 @@ def _prepared(runtime: Runtime) -> Runtime:
     if runtime.settings.threads and not runtime.off:
         carry_context_into_threads()
     if runtime.settings.sigterm and not runtime.off:
-        flush_on_sigterm(lambda: current().close())
+        flush_on_sigterm(lambda: current().close(), lambda: current().delivery.hurry())
     return runtime
 
 

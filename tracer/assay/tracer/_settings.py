@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 from assay.tracer import _otlp
 
@@ -25,7 +26,7 @@ class Settings:
 
     url: str = DEFAULT_URL
     traces_url: str | None = None  # where spans go, if that is not `<url>/v1/traces`
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     compression: Compression | None = None  # None: gzip, but not to this machine itself
     timeout: float = 10.0  # seconds of one request
@@ -42,9 +43,14 @@ class Settings:
     sigterm: bool = True
     resource: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def shown_url(self) -> str:
+        """The address without what stands before an @."""
+        parts = urlsplit(self.url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
-_HEADER = re.compile(r"[\x21-\x7e]+")  # what may stand in a key
-_VALUE = re.compile(r"[\x20-\x7e\t]*")
+
+_KEY = re.compile(r"[\x21-\x7e]+")
 _NOT_GIVEN: tuple[Any, ...] = (None, "", (), {})
 
 
@@ -52,7 +58,7 @@ def resolve(**given: Any) -> Settings:
     """Settings from what was given (None: not given) over the environment over the defaults. Raises `ValueError`."""
     values = {**_environment(), **{k: v for k, v in given.items() if v is not None}}
     if given.get("url") is not None:  # what the environment says of another address does not go to this one
-        values |= {"traces_url": None, "by_otel": False}
+        values |= {"traces_url": None, "by_otel": False, "certificate": None}
         values["headers"] = given.get("headers") or {}
     values["url"] = _url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
@@ -96,7 +102,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "headers": lambda: {} if get("ASSAY_URL") else otlp().headers,
         "compression": lambda: otlp().compression,
         "timeout": lambda: otlp().timeout,
-        "certificate": lambda: otlp().certificate,
+        "certificate": lambda: None if get("ASSAY_URL") else otlp().certificate,
         "api_key": lambda: get("ASSAY_API_KEY"),
         "project": lambda: get("ASSAY_PROJECT"),
         "environment": lambda: get("ASSAY_ENVIRONMENT") or _otlp.environment(),
@@ -153,10 +159,10 @@ def _check(settings: Settings) -> None:
     if not 0 < settings.timeout <= 600:
         raise ValueError(f"timeout is in seconds, up to 600, not {settings.timeout!r}")
     for name, value in settings.headers.items():
-        if not (_HEADER.fullmatch(name) and _VALUE.fullmatch(value)):
+        if not _otlp.is_header(name, value):
             raise ValueError(f"no HTTP header can be {name!r}, or hold what is given for it")
-    if settings.api_key and not _HEADER.fullmatch(settings.api_key):  # quotes that an editor has curled, for one
-        odd = _HEADER.sub("", settings.api_key)
+    if settings.api_key and not _KEY.fullmatch(settings.api_key):  # quotes that an editor has curled, for one
+        odd = _KEY.sub("", settings.api_key)
         raise ValueError(f"api_key goes into an HTTP header, which cannot hold {odd!r}: copy the key alone")
     for redactor in settings.redact:
         if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):

@@ -32,7 +32,7 @@ _UNSET = Status(StatusCode.UNSET)
 _SAMPLED, _NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 
 _random = random.Random()  # our own: an application that calls random.seed(0) must not repeat our ids
-_lock = threading.Lock()  # guards the counts of every Local
+_lock = threading.RLock()  # guards the counts of every Local; a signal handler may come in between (see `Queue`)
 _time_ns = time.time_ns
 
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from struct import Struct
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -46,6 +45,7 @@ _SIGNALS = (TRACES, LOGS)
 _SETTLED = b"\x01"
 _serial = itertools.count()
 _ours: dict[Path, int] = {}  # segments that this process has written → items in them that wait
+_at_work: set[int] = set()  # descriptors of segments that are being read and sent
 
 
 def folder_of(settings: Settings) -> Path | None:
@@ -59,8 +59,7 @@ def folder_of(settings: Settings) -> Path | None:
 
 def about(settings: Settings) -> dict[str, str]:
     """What a folder says of itself: neither a key nor what stands before an @."""
-    parts = urlsplit(settings.url)
-    return {"url": parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), "project": settings.project}
+    return {"url": settings.shown_url, "project": settings.project}
 
 
 def held() -> int:
@@ -87,7 +86,7 @@ class Spool:
         self._folder = folder
         self._max_bytes = max_bytes
         self._about = about or {}
-        self._adding = threading.Lock()  # callers add where the queue is too long
+        self._adding = threading.RLock()  # callers add where the queue is too long
         self._own: tuple[Path, int] | None = None  # the segment that grows, and its descriptor
         self._began = 0.0
         self._size = 0
@@ -137,13 +136,13 @@ class Spool:
 
     def abandon(self) -> None:
         """In a forked child, where nobody holds the lock any more: the segment is the parent's."""
-        self._adding = threading.Lock()
-        self._rest()
+        self._adding = threading.RLock()
+        self._rest(forked=True)
 
-    def _rest(self) -> None:
+    def _rest(self, forked: bool = False) -> None:
         own, self._own = self._own, None
         if own is not None:
-            os.close(own[1])
+            _let_go(own[1], keep=forked)
 
     def _add(self, folder: Path, path: str, body: bytes, count: int) -> None:
         if self._own is None or self._size >= self._largest or time.monotonic() - self._began > _SEGMENT_S:
@@ -152,12 +151,13 @@ class Spool:
         assert self._own is not None
         file, descriptor = self._own
         head = _HEAD.pack(_MARK, 0, _SIGNALS.index(path), count, len(body), zlib.crc32(body))
+        before = os.fstat(descriptor).st_size
         try:
             _write(descriptor, head + body)
         except OSError:
-            os.ftruncate(descriptor, self._size)
+            os.ftruncate(descriptor, before)
             raise
-        self._size += len(head) + len(body)
+        self._size = before + len(head) + len(body)
         self._unchecked += len(head) + len(body)
         _ours[file] = _ours.get(file, 0) + count
 
@@ -236,10 +236,14 @@ def opened(path: Path) -> Iterator[int | None]:
     except OSError:
         yield None
         return
+    _at_work.add(descriptor)
+    locked = _locked(descriptor)
     try:
-        yield descriptor if _locked(descriptor) and path.exists() else None
+        yield descriptor if locked and path.exists() else None
     finally:
-        os.close(descriptor)
+        if descriptor in _at_work:  # else we are a child that was forked meanwhile, and the parent goes on with it
+            _at_work.discard(descriptor)
+            _let_go(descriptor, keep=not locked)
 
 
 def records(descriptor: int) -> Iterator[Record]:
@@ -249,8 +253,8 @@ def records(descriptor: int) -> Iterator[Record]:
         mark, state, signal, count, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, place))
         if mark != _MARK or signal >= len(_SIGNALS):
             return  # not written by us: where the next one begins cannot be told
-        body = os.pread(descriptor, length, place + _HEAD.size)
         if not state:
+            body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)  # the length may be torn, too
             whole = len(body) == length and zlib.crc32(body) == crc
             yield Record(place, _SIGNALS[signal], body if whole else None, count)
         place += _HEAD.size + length
@@ -281,6 +285,15 @@ def _locked(descriptor: int) -> bool:
         return False
 
 
+def _let_go(descriptor: int, keep: bool = False) -> None:
+    """Close a segment. A child that was forked has a copy of the descriptor, which would hold the lock as long as it
+    lives: the lock is given up as well, but where it is somebody else's to `keep`.
+    """
+    if fcntl is not None and not keep:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
 def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -302,5 +315,7 @@ def _changed(path: Path) -> float:
 
 
 def forget() -> None:
-    """A forked child has written nothing itself."""
+    """A forked child has written nothing itself, and sends nothing that its parent was about to."""
     _ours.clear()
+    while _at_work:
+        os.close(_at_work.pop())

@@ -10,7 +10,8 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from threading import get_ident
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -29,7 +30,7 @@ MAX_ITEMS = 10_000  # recorded; the rest is counted
 _MOST_KINDS = 1_000  # types that are remembered
 
 
-SETTLED: set[type] = {str, int, float, bool, type(None), dict, list, tuple, bytes}  # whose values are there at once
+_SETTLED: set[type] = {str, int, float, bool, type(None), dict, list, tuple, bytes}  # whose values are there at once
 _live: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
@@ -59,7 +60,7 @@ def follow(spec: Spec, call: Call, result: Any) -> Any:
     if kind is CoroutineType:
         return _coroutine(result, Stream(spec, call))
     try:
-        return _iterated(spec, call, result)
+        return None if kind in _SETTLED else _iterated(spec, call, result)
     except Exception as error:  # somebody's object, looked at
         _errors.note("stream", error)
         return None
@@ -73,17 +74,17 @@ def _iterated(spec: Spec, call: Call, result: Any) -> Any:
     if has_body(result):
         set_body(result, _body(body_of(result), Stream(spec, call)))
         return result
-    if len(SETTLED) < _MOST_KINDS and not hasattr(result, "body_iterator"):
-        SETTLED.add(type(result))
+    if len(_SETTLED) < _MOST_KINDS and body_of(result) is None:
+        _SETTLED.add(type(result))
     return None
 
 
-def _items(inner: Any, stream: Stream) -> Iterator[Any]:
+def _items(inner: Any, stream: Stream) -> Generator[Any, None, Any]:
     while True:
         try:
             item = stream.step(inner.__next__)
-        except StopIteration:
-            return
+        except StopIteration as stop:
+            return stop.value
         yield item
 
 
@@ -106,7 +107,8 @@ class Stream:
         self._items: list[Any] = []
         self._room = call.runtime.limit
         self._seen = 0
-        self._open, self._inside = True, False
+        self._open = True
+        self._inside: set[int] = set()  # threads
         if not _live:
             _finish_at_exit()
         _live.add(self)
@@ -134,32 +136,38 @@ class Stream:
 
     def step(self, take: Callable[[], Any]) -> Any:
         """Take an item in the stream's context, and note it; the end and a failure of the iteration end the span."""
-        if self._inside:  # an iterator that steps itself
+        here = get_ident()
+        if here in self._inside:  # an iterator that steps itself
             return take()
-        token, self._inside = attach(self.inside), True
+        token = attach(self.inside)
+        self._inside.add(here)
         try:
             item = take()
         except BaseException as error:
             self._ended_by(error)
             raise
         finally:
-            self.inside, self._inside = get_current(), False
+            self.inside = get_current()
+            self._inside.discard(here)
             detach(token)
         self.record(item)
         return item
 
     async def astep(self, take: Callable[[], Any]) -> Any:
         """As `step`, of an item that is awaited."""
-        if self._inside:
+        here = get_ident()
+        if here in self._inside:
             return await take()
-        token, self._inside = attach(self.inside), True
+        token = attach(self.inside)
+        self._inside.add(here)
         try:
             item = await take()
         except BaseException as error:
             self._ended_by(error)
             raise
         finally:
-            self.inside, self._inside = get_current(), False
+            self.inside = get_current()
+            self._inside.discard(here)
             detach(token)
         self.record(item)
         return item

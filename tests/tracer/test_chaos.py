@@ -1,0 +1,26 @@
+"""A short, seeded run of the benchmark that forks, kills and ends programs in all ways beside a moody collector."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from benchmarks import chaos
+
+
+@pytest.mark.slow  # 25 programs with all that they start
+def test_no_span_is_lost_uncounted_or_doubled_and_nothing_hangs() -> None:
+    with ThreadPoolExecutor(4) as pool:  # they wait, mostly
+        faults = [fault for round in pool.map(chaos.round_of, range(25)) for fault in round]
+    assert faults == []
+
+
+def test_a_lost_and_a_doubled_span_would_be_found(tmp_path: Path) -> None:
+    notes = chaos.Notes({"1-1": 5.0, "1-2": 5.0, "2-1": 5.0, "2-2": 1.0}, {"2": ("SIGKILL", 5.5)})
+    kept = chaos.Counter({"1-1": 2})
+    faults = chaos._faults(notes, kept, False, "up", tmp_path, 1)
+    assert [fault.partition(" {")[0] for fault in faults] == [
+        "seed 1, up: lost 2 of 4 (0 counted): ['1-2', '2-2']",
+        "seed 1, up: doubled 1: ['1-1']",
+    ]

@@ -1,0 +1,80 @@
+"""Servers of several processes: what every request traced is delivered."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.tracer.conftest import Sink, until
+
+UVICORN = [sys.executable, "-m", "uvicorn", "--workers", "2", "--log-level", "error", "--port", "{port}", "app:asgi"]
+GUNICORN = [sys.executable, "-m", "gunicorn", "--preload", "-w", "3", "-b", "127.0.0.1:{port}", "app:wsgi"]
+APP = """
+import time
+from assay.tracer import trace
+
+@trace
+def answer(path):
+    return path
+
+answer("at start")
+time.sleep(0.55)  # the first delivery is under way where workers are forked
+
+def wsgi(environ, start_response):
+    text = answer(environ["PATH_INFO"]).encode()
+    start_response("200 OK", [("Content-Length", str(len(text)))])
+    return [text]
+
+async def asgi(scope, receive, send):
+    if scope["type"] == "http":
+        text = answer(scope["path"]).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": text})
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def asked(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(asked(url))
+    except OSError:
+        return False
+
+
+@pytest.mark.slow  # a server of several processes, started and ended
+@pytest.mark.parametrize("command", [UVICORN, GUNICORN], ids=["uvicorn", "gunicorn"])
+def test_all_of_300_requests_are_delivered(command: list[str], sink: Sink, tmp_path: Path) -> None:
+    if importlib.util.find_spec(command[2]) is None:
+        pytest.skip(f"{command[2]} is not installed")
+    (tmp_path / "app.py").write_text(APP)
+    port = free_port()
+    env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "spool")}
+    server = subprocess.Popen([part.format(port=port) for part in command], cwd=tmp_path, env=env)
+    try:
+        until(lambda: answers(f"http://127.0.0.1:{port}/ready"), 30)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(asked, [f"http://127.0.0.1:{port}/r{n}" for n in range(300)]))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(20)
+    inputs = [a.value.string_value for s in sink.spans() for a in s.attributes if a.key == "input.value"]
+    assert {f'{{"path":"/r{n}"}}' for n in range(300)} <= set(inputs)
+    assert len({s.span_id for s in sink.spans()}) == len(inputs)
