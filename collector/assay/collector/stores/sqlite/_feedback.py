@@ -1,9 +1,11 @@
 """Feedback: kept with its standing, so that lists, filters and aggregates need not search for the newest.
 
 Standing 2: the newest of its key on the trace and its spans. 1: the newest of its place, which is (target, key, source,
-author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version, and a vote of
-people on what a judge (source "model") has said: it checks the judge, and is no score beside the judge's. Feedback on a
+author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version. Feedback on a
 document, a session or an experiment has 1 at most.
+
+A vote of people on what a judge (source "model") has said stands as all feedback does, for lists and filters. It checks
+the judge, though, and is no score beside the judge's: what counts scores leaves it out when it reads (`CHECKS`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ _OTHERS = ("session_id", "experiment_id", "key", "source", "author", "rule")
 _KIND_OF_OTHERS = tuple(map(COLUMNS.index, _OTHERS))
 _OVERWRITE = f"{overwrite(COLUMNS)} WHERE " + " AND ".join(
     f"feedback.{name} IS excluded.{name}" for name in ("trace", *_OTHERS)
+)
+# Of a row `f` on a trace: whether it is a person's, under a key under which a judge has spoken on the same trace
+CHECKS = (
+    "(f.source = 'human' AND EXISTS (SELECT 1 FROM feedback j INDEXED BY feedback_by_trace"
+    " WHERE j.trace = f.trace AND j.key = f.key AND j.source = 'model'))"
 )
 SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
 
@@ -129,10 +136,8 @@ def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
     changes: list[tuple[int, int]] = []
     kinds: set[Any] = set()
     latest: set[Any] = set()
-    judged = {row[:2] for row in rows if row[7] == "model"}
     for row in rows:
-        checks = row[7] == "human" and row[:2] in judged
-        standing = 0 if checks else _standing(row, kinds, latest)
+        standing = _standing(row, kinds, latest)
         if standing != row[4]:
             changes.append((standing, row[3]))
     db.executemany("UPDATE feedback SET standing = ? WHERE rowid = ?", changes)
