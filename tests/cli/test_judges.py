@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_votes_of_a_part_stay_as_likely_as_they_were_when_the_whole_is_drawn(dat
 
 def test_what_was_scored_twice_is_one_case_with_its_newest_verdict(database: Path, assay: Assay) -> None:
     with SQLiteStore(database) as store:
-        store.add_feedback([said(n, False) for n in range(10)])
+        store.add_feedback([replace(said(n, False), rule="nightly", id=f"again {n}") for n in range(10)])
     assert "from 20 cases" in assay("label", "polite", "-n", "2", keys="yy")
     assert {vote.metadata["drawn"]["probability"] for vote in votes(database)} == {0.1}
 

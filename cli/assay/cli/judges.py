@@ -184,7 +184,7 @@ def _drawn(
 def _scored(
     store: Store, key: str, version: str | None, filter: Filter, *, sessions: bool
 ) -> Iterator[tuple[Target, str]]:
-    """What one version of the judge has scored, once, with its newest verdict; the newest version where none is named."""
+    """What one version of the judge has scored, once, with its newest verdict. Without a version it is the newest."""
     seen: set[Target] = set()
     ask = partial(store.feedbacks, None if sessions else filter, key=key, source="model", limit=_PAGE)
     for feedback in paged(ask):
