@@ -106,6 +106,25 @@ def test_what_is_deleted_takes_its_judgements_along(store: Store) -> None:
     assert names(store.traces(kind="evaluator")) == ["other"]
 
 
+def test_what_is_said_anew_takes_the_place_of_the_judgement_before(store: Store) -> None:
+    store.append([answer := run(), *(first := judgement("first")), *(second := judgement("second"))])
+    said = {"target": Target(trace_id=answer.trace_id), "key": "polite", "source": "model", "id": "said"}
+    for made in (first, second):
+        store.add_feedback([Feedback(score=True, judge_trace_id=made[0].trace_id, **said)])
+    assert names(store.traces(kind="evaluator")) == ["second"]
+
+
+def test_a_judgement_stays_as_long_as_feedback_leads_to_it(store: Store) -> None:
+    store.append([answer := run(), *(made := judgement())])
+    said = {"target": Target(trace_id=answer.trace_id), "source": "model", "judge_trace_id": made[0].trace_id}
+    store.add_feedback([Feedback(id=key, key=key, score=True, **said) for key in ("polite", "kind")])
+    store.delete_feedback(["polite"])
+    assert names(store.traces(kind="evaluator")) == ["polite"]
+    store.delete_feedback(["kind"])
+    assert names(store.traces(kind="evaluator")) == []
+    assert names(store.traces()) == [answer.name]
+
+
 def test_what_feedback_calls_a_judgement_and_is_none_stays(store: Store) -> None:
     store.append([answer := run(), innocent := run("innocent")])
     on = Target(trace_id=answer.trace_id)
