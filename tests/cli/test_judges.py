@@ -142,6 +142,15 @@ def test_it_is_said_to_whom_text_goes(database: Path, assay: Assay) -> None:
     assert "text goes to" in assay("calibrate", f"{database.parent / 'mine.py'}:polite", "--missing")
 
 
+def test_what_a_judge_says_steers_no_terminal(database: Path, assay: Assay) -> None:
+    with SQLiteStore(database) as store:
+        store.add_feedback([replace(said(n, True), comment="\x1b]0;title\x07evil", id=f"{n}") for n in range(20)])
+    assay("label", "polite", "-n", "2", keys="nn")
+    shown = assay("calibrate", "polite", "--differing", "2")
+    assert "evil" in shown
+    assert "\x1b" not in shown
+
+
 def test_two_people_vote_on_the_same_sample(database: Path, assay: Assay) -> None:
     for name in ("ann", "bob"):
         assay("label", "polite", "-n", "5", "--author", name, keys="yyyyy")

@@ -110,6 +110,7 @@ def calibrate(
 
     Example: `assay judges calibrate evals/mine.py:polite --differing 5`
     """
+    from assay.cli._label import harmless
     from assay.evaluators import calibrate, corrected
 
     key, evaluator = _known(named)
@@ -126,11 +127,11 @@ def calibrate(
     if as_json:
         emit([{**found.to_dict(), "corrected": plain}])
         return
-    console.print(str(found), said, sep="\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(harmless(str(found)), harmless(said), sep="\n", markup=False, highlight=False, soft_wrap=True)
     if differing and found.differing:
         rows = found.differing[:differing]
         cells = [(_about(it.target), f"{it.judged}", f"{it.people}", short(it.why or "", 200)) for it in rows]
-        table(("trace", "judge", "people", "the judge's reasons"), cells)
+        table(("trace", "judge", "people", "the judge's reasons"), [tuple(map(harmless, row)) for row in cells])
 
 
 def _known(named: str) -> tuple[str, Evaluator | None]:
