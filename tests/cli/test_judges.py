@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,45 @@ def test_back_votes_again(database: Path, assay: Assay) -> None:
 def test_keys_that_mean_nothing_are_asked_again(database: Path, assay: Assay) -> None:
     assay("label", "polite", "-n", "1", keys="x7\n \ny")
     assert [vote.score for vote in votes(database)] == [True]
+
+
+def test_votes_of_a_part_stay_as_likely_as_they_were_when_the_whole_is_drawn(database: Path, assay: Assay) -> None:
+    with SQLiteStore(database) as store:
+        store.append([run(trace_id=f"{n:032x}", name="rare") for n in range(100, 110)])
+        store.add_feedback([said(n, True) for n in range(100, 110)])
+    assay("label", "polite", "-n", "8", "--where", "name=rare", keys="y" * 8)
+    assay("label", "polite", "-n", "15", keys="n" * 15)
+    drawn = {vote.target.trace_id: vote.metadata["drawn"]["probability"] for vote in votes(database)}
+    assert [p for id, p in drawn.items() if int(id or "", 16) >= 100] == [0.8] * 8
+    assert {p for id, p in drawn.items() if int(id or "", 16) < 100} == {0.5}  # 15 of 30
+
+
+def test_what_was_scored_twice_is_one_case_with_its_newest_verdict(database: Path, assay: Assay) -> None:
+    with SQLiteStore(database) as store:
+        store.add_feedback([replace(said(n, False), rule="nightly", id=f"again {n}") for n in range(10)])
+    assert "from 20 cases" in assay("label", "polite", "-n", "2", keys="yy")
+    assert {vote.metadata["drawn"]["probability"] for vote in votes(database)} == {0.1}
+
+
+def test_a_judge_is_named_by_its_definition_too(database: Path, assay: Assay) -> None:
+    made = {"type": "judge", "init_parameters": {"key": "polite", "prompt": "Polite?\n{outputs}"}}
+    (database.parent / "polite.json").write_text(json.dumps(made))
+    assay("label", str(database.parent / "polite.json"), "-n", "2", keys="yy")
+    assert len(votes(database)) == 2
+
+
+def test_it_is_said_to_whom_text_goes(database: Path, assay: Assay) -> None:
+    assay("label", "polite", "-n", "2", keys="yy")
+    assert "text goes to" in assay("calibrate", f"{database.parent / 'mine.py'}:polite", "--missing")
+
+
+def test_what_a_judge_says_steers_no_terminal(database: Path, assay: Assay) -> None:
+    with SQLiteStore(database) as store:
+        store.add_feedback([replace(said(n, True), comment="\x1b]0;title\x07evil", id=f"{n}") for n in range(20)])
+    assay("label", "polite", "-n", "2", keys="nn")
+    shown = assay("calibrate", "polite", "--differing", "2")
+    assert "evil" in shown
+    assert "\x1b" not in shown
 
 
 def test_two_people_vote_on_the_same_sample(database: Path, assay: Assay) -> None:

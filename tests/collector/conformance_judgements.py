@@ -106,6 +106,25 @@ def test_what_is_deleted_takes_its_judgements_along(store: Store) -> None:
     assert names(store.traces(kind="evaluator")) == ["other"]
 
 
+def test_what_is_said_anew_takes_the_place_of_the_judgement_before(store: Store) -> None:
+    store.append([answer := run(), *(first := judgement("first")), *(second := judgement("second"))])
+    said = {"target": Target(trace_id=answer.trace_id), "key": "polite", "source": "model", "id": "said"}
+    for made in (first, second):
+        store.add_feedback([Feedback(score=True, judge_trace_id=made[0].trace_id, **said)])
+    assert names(store.traces(kind="evaluator")) == ["second"]
+
+
+def test_a_judgement_stays_as_long_as_feedback_leads_to_it(store: Store) -> None:
+    store.append([answer := run(), *(made := judgement())])
+    said = {"target": Target(trace_id=answer.trace_id), "source": "model", "judge_trace_id": made[0].trace_id}
+    store.add_feedback([Feedback(id=key, key=key, score=True, **said) for key in ("polite", "kind")])
+    store.delete_feedback(["polite"])
+    assert names(store.traces(kind="evaluator")) == ["polite"]
+    store.delete_feedback(["kind"])
+    assert names(store.traces(kind="evaluator")) == []
+    assert names(store.traces()) == [answer.name]
+
+
 def test_what_feedback_calls_a_judgement_and_is_none_stays(store: Store) -> None:
     store.append([answer := run(), innocent := run("innocent")])
     on = Target(trace_id=answer.trace_id)
@@ -138,3 +157,50 @@ def test_who_deletes_by_project_or_by_age_leaves_none_behind(store: Store) -> No
     assert store.delete(project="p") == 2
     store.prune(Retention(max_age_ns=1))
     assert store.count()["traces"] == 0
+
+
+SAID: dict[str, Any] = {"source": "model", "evaluator": "polite", "score": True}
+VOTE: dict[str, Any] = {"source": "human", "author": "ann", "score": False}
+
+
+@pytest.mark.parametrize("voted", [1, 3], ids=["voted first", "voted last"])
+@pytest.mark.parametrize("stored", [1, -1], ids=["stored in turn", "stored backwards"])
+class TestVotesOnWhatAJudgeHasSaid:
+    """They check the judge: the judge's scores alone count, and filters see both."""
+
+    @pytest.fixture
+    def on(self, store: Store, voted: int, stored: int) -> Target:
+        store.append([run("answer", trace_id="a" * 32, experiment_id="e", example_id="x")])
+        on = Target(trace_id="a" * 32)
+        of_both = {"judge": {**SAID, "created_ns": 2}, "vote": {**VOTE, "created_ns": voted}}
+        for id, one in list(of_both.items())[::stored]:
+            store.add_feedback([Feedback(id=id, target=on, key="polite", **one)])
+        return on
+
+    def test_the_mean_is_the_judges(self, store: Store, on: Target) -> None:
+        (stats,) = store.aggregate(experiment="e")[0].feedback
+        assert (stats.n, stats.mean) == (1, 1.0)
+
+    def test_comparisons_have_the_judges_score(self, store: Store, on: Target) -> None:
+        assert [row.scores for row in store.scores("e")] == [{"polite": 1.0}]
+
+    def test_filters_and_lists_have_what_was_said_last(self, store: Store, on: Target, voted: int) -> None:
+        (trace,) = store.traces(experiment="e", feedback=("polite", "=", voted < 2))
+        assert trace.feedback == {"polite": float(voted < 2)}
+        assert not store.traces(experiment="e", feedback=("polite", "=", voted > 2)).items
+
+    def test_without_the_judgement_the_vote_counts(self, store: Store, on: Target) -> None:
+        store.delete_feedback(["judge"])
+        assert store.aggregate(experiment="e")[0].feedback[0].mean == 0.0
+        assert [row.scores for row in store.scores("e")] == [{"polite": 0.0}]
+
+    def test_without_the_vote_nothing_changes(self, store: Store, on: Target) -> None:
+        store.delete_feedback(["vote"])
+        assert [row.scores for row in store.scores("e")] == [{"polite": 1.0}]
+        assert store.traces(experiment="e", feedback=("polite", "=", 1)).items
+
+    def test_the_judges_next_version_counts(self, store: Store, on: Target) -> None:
+        again = {**SAID, "version": "2", "score": 0.5, "created_ns": 4}
+        store.add_feedback([Feedback(target=on, key="polite", **again)])
+        assert [row.scores for row in store.scores("e")] == [{"polite": 0.5}]
+        assert store.aggregate(experiment="e")[0].feedback[0].mean == 0.5

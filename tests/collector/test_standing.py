@@ -72,19 +72,14 @@ def test_of_experiments_and_sessions_the_same_counts(tmp_path, target):
         assert list(rows) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("x", 1), ("y", 1)]
 
 
-def test_a_vote_on_what_a_judge_has_said_checks_it_and_is_no_score_beside_it(store: SQLiteStore) -> None:
-    target = Target(trace_id="a" * 32)
-    store.append([run("answer", trace_id="a" * 32)])
-    said = {"key": "polite", "target": target}
-    store.add_feedback([Feedback(score=True, source="model", evaluator="polite", created_ns=1, **said)])
-    store.add_feedback([Feedback(score=False, source="human", author="ann", created_ns=2, **said)])
-    (stats,) = store.aggregate()[0].feedback
-    assert (stats.n, stats.mean) == (1, 1.0)
-    assert store.traces(feedback=("polite", "=", 1)).items
-    assert [vote.author for vote in store.feedbacks(key="polite", source="human")] == ["ann"]
-
-
 def test_a_vote_where_no_judge_has_spoken_counts(store: SQLiteStore) -> None:
     store.append([run("answer", trace_id="a" * 32)])
     store.feedback("a" * 32, "polite", False, author="ann")
     assert store.aggregate()[0].feedback[0].mean == 0.0
+
+
+def test_a_run_of_an_experiment_has_no_score_of_its_documents(store: SQLiteStore) -> None:
+    store.append([root := run(experiment_id="e", example_id="x")])
+    document = Target(trace_id=root.trace_id, span_id=root.span_id, document=0)
+    store.add_feedback([Feedback(target=document, key="k", score=1)])
+    assert [row.scores for row in store.scores("e")] == [{}]

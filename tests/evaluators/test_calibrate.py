@@ -117,6 +117,14 @@ def test_always_the_same_word_on_both_sides_has_no_kappa() -> None:
     assert "agrees with people 100 % (10 votes)" in str(found)
 
 
+@pytest.mark.parametrize("turned", [1, -1], ids=["people", "judge"])
+def test_kappa_has_no_interval_where_one_side_always_says_the_same(turned: int) -> None:
+    table = [(verdict, True)[::turned] for verdict in 5 * [True] + 5 * [False]]
+    found = calibrate(*both(table))
+    assert (found.agreement.kappa, found.agreement.low, found.agreement.high) == (0.0, None, None)
+    assert "95 %" not in str(found).splitlines()[1]
+
+
 def test_a_liking_for_long_answers_is_found(tmp_path: Path) -> None:
     with filled(tmp_path, 40) as store:
         store.add_feedback([said(n, n >= 20) for n in range(40)] + [vote(n, n % 2 == 0) for n in range(40)])

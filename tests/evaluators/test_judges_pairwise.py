@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from assay.collector.records import Feedback
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import calibrate, evaluate, pairwise, scripted
 from assay.evaluators.judges import Ask
@@ -89,8 +91,6 @@ def test_a_judge_that_likes_what_is_shown_first_has_only_ties_and_that_is_report
 
 
 def _vote(row: Any) -> Any:
-    from dataclasses import replace
-
     return replace(row, source="human", author="ann", rule=None, id="")
 
 
@@ -113,3 +113,23 @@ def test_judgements_of_pairs_that_are_kept_lie_where_their_feedback_does(tmp_pat
         links = {one.judge_trace_id for one in store.feedbacks(key="better")}
         assert links == {one.trace_id for one in store.traces(kind="evaluator")}
         assert len(links) == 2
+
+
+def outcomes(folder: Path, judge: Any) -> list[Feedback]:
+    """Feedback on the two runs of one pair."""
+    with SQLiteStore(folder / "assay.db") as store:
+        both = [evaluate([{"inputs": {"q": "x"}}], lambda q, w=w: w, store=store, name=w) for w in ("a", "b")]
+        pairwise("better", "Which?", judge=judge).compare(*both)
+        return list(store.feedbacks(key="better"))
+
+
+def test_a_pair_that_could_not_be_read_keeps_the_reply_and_leads_to_its_judgement(tmp_path: Path) -> None:
+    rows = outcomes(tmp_path, scripted(lambda ask: "who knows"))
+    assert {(row.outcome, row.judge_trace_id is None) for row in rows} == {("error", False)}
+    assert [row.metadata.get("reply") for row in rows if row.metadata] == ["who knows"]
+
+
+def test_a_pair_for_which_the_budget_is_used_up_is_a_skip(tmp_path: Path) -> None:
+    rows = outcomes(tmp_path, replace(scripted(lambda ask: {"rationale": "r", "rating": "A"}), max_calls=1))
+    assert {row.outcome for row in rows} == {"skip"}
+    assert all("over budget" in str(row.comment) for row in rows)

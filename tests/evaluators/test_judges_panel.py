@@ -43,6 +43,7 @@ def test_a_member_that_fails_has_no_vote() -> None:
     row = judged(saying(RuntimeError("away")), saying("no"), saying("no"))
     assert (row.score, row.metadata["confidence"]) == (False, 1.0)
     assert "away" in str(row.metadata["panel"][0]["error"])
+    assert row.metadata["judge"]["notes"] == ["1 of 3 opinions failed"]
 
 
 def test_when_all_fail_it_is_an_error_and_never_a_verdict() -> None:

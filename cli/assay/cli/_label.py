@@ -61,12 +61,14 @@ def keys_of(scores: Mapping[str | int, Any] | None) -> Keys:
 class Ballot:
     """A sample on its way past one person. Every vote is stored at once."""
 
-    def __init__(self, store: Store, key: str, author: str, sample: Sample, seed: int, out: Console) -> None:
+    def __init__(
+        self, store: Store, key: str, author: str, sample: Sample, drawn: Mapping[str, Any], out: Console
+    ) -> None:
         self._store = store
         self._key = key
         self._author = author
         self._sample = sample
-        self._seed = seed
+        self._drawn = drawn
         self._out = out
         self.votes: dict[Target, Feedback] = {}
 
@@ -96,7 +98,7 @@ class Ballot:
 
     def _keep(self, case: Drawn, worth: Worth) -> None:
         planned = sum(stratum == case.stratum for stratum in self._sample.of.values())
-        drawn: dict[str, Any] = {"probability": self._sample.probability(case.stratum, planned), "seed": self._seed}
+        drawn: dict[str, Any] = {"probability": self._sample.probability(case.stratum, planned), **self._drawn}
         if case.stratum:
             drawn["among"] = case.stratum
         value: dict[str, Any] = {"label": worth} if isinstance(worth, str) else {"score": worth}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli._common import conditions, console, emit, notes, opened, short, table
-from assay.cli._judges import judge
+from assay.cli._judges import is_file, judge, tell
 from assay.cli._options import JsonOption, StoreOption, WhereOption
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
@@ -76,16 +76,19 @@ def label(
         raise Refused("--sessions are drawn from all: --where and --experiment speak of traces")
     out = notes if as_json else console
     with opened(at) as store:
-        filter = _filter(store, where, experiment)
+        terms = _terms(store, where, experiment)
+        lot = " ".join([*sorted(terms), *["balanced"] * balance])
         earlier = [vote for vote in votes_of(store, key, most=100_000) if DRAWN in vote.metadata]
-        sample = _drawn(store, key, evaluator, filter, (cases, seed), earlier, sessions=sessions, balance=balance)
+        alike = [vote for vote in earlier if _lot(vote) == lot]
+        size = (cases, seed)
+        sample = _drawn(store, key, evaluator, conditions(terms), size, alike, sessions=sessions, balance=balance)
         mine = {vote.target for vote in earlier if vote.author == voter}
         waiting = [drawn for drawn in sample.drawn if drawn.target not in mine]
-        ballot = Ballot(store, key, voter, sample, seed, out)
+        ballot = Ballot(store, key, voter, sample, {"seed": seed, "lot": lot}, out)
         try:
             ballot.hold(waiting, keys_of(_scale(evaluator)))
         finally:
-            _settle(store, sample, {vote.target: vote for vote in [*earlier, *ballot.votes.values()]}.keys(), key)
+            _settle(store, key, sample, lot)
         done = len(mine & sample.of.keys()) + len(ballot.votes.keys() - mine)
         out.print(f"{len(ballot.votes)} votes kept under {key!r}, {done} of {len(sample.drawn)} cases", markup=False)
     if as_json:
@@ -107,13 +110,16 @@ def calibrate(
 
     Example: `assay judges calibrate evals/mine.py:polite --differing 5`
     """
+    from assay.cli._label import harmless
     from assay.evaluators import calibrate, corrected
 
     key, evaluator = _known(named)
+    if missing and evaluator:
+        tell([evaluator])
     with opened(at) as store:
         found = calibrate(evaluator or key, votes or key, store=store, version=version, missing=missing)
         try:
-            filter = _filter(store, None, experiment)
+            filter = conditions(_terms(store, None, experiment))
             mean: Any = corrected(key, votes or key, store=store, where=filter, version=found.version)
             said, plain = str(mean), asdict(mean)
         except ValueError as error:
@@ -121,17 +127,16 @@ def calibrate(
     if as_json:
         emit([{**found.to_dict(), "corrected": plain}])
         return
-    console.print(str(found), said, sep="\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(harmless(str(found)), harmless(said), sep="\n", markup=False, highlight=False, soft_wrap=True)
     if differing and found.differing:
         rows = found.differing[:differing]
         cells = [(_about(it.target), f"{it.judged}", f"{it.people}", short(it.why or "", 200)) for it in rows]
-        table(("trace", "judge", "people", "the judge's reasons"), cells)
+        table(("trace", "judge", "people", "the judge's reasons"), [tuple(map(harmless, row)) for row in cells])
 
 
 def _known(named: str) -> tuple[str, Evaluator | None]:
     """The key of a judge, and the judge itself if a file is named."""
-    file, colon, _ = named.rpartition(":")
-    if not (colon and file.endswith(".py")):
+    if not is_file(named):
         return named, None
     evaluator = judge(named)
     return evaluator.key, evaluator
@@ -143,9 +148,8 @@ def _scale(evaluator: Evaluator | None) -> Any:
     return getattr(scale, "scores", None)
 
 
-def _filter(store: Store, where: list[str] | None, experiment: str | None) -> Filter:
-    terms = list(where or ())
-    return conditions([*terms, f"experiment={store.experiment(experiment).id}"] if experiment else terms)
+def _terms(store: Store, where: list[str] | None, experiment: str | None) -> list[str]:
+    return [*(where or ()), *([f"experiment={store.experiment(experiment).id}"] if experiment else ())]
 
 
 def _drawn(
@@ -181,13 +185,17 @@ def _drawn(
 def _scored(
     store: Store, key: str, version: str | None, filter: Filter, *, sessions: bool
 ) -> Iterator[tuple[Target, str]]:
-    """What one version of the judge has scored, with its verdict; the newest version where none is named."""
+    """What one version of the judge has scored, once, with its newest verdict. Without a version it is the newest."""
+    seen: set[Target] = set()
     ask = partial(store.feedbacks, None if sessions else filter, key=key, source="model", limit=_PAGE)
     for feedback in paged(ask):
         version = feedback.version if version is None else version
         target = feedback.target
         whole = target.session_id is not None if sessions else target.trace_id is not None and target.span_id is None
-        if whole and feedback.outcome == "score" and feedback.version == version:
+        if not whole or feedback.version != version or target in seen:
+            continue
+        seen.add(target)
+        if feedback.outcome == "score":
             yield target, str(value_of(feedback))
 
 
@@ -200,19 +208,32 @@ def _stored(store: Store, filter: Filter, *, sessions: bool) -> Iterator[tuple[T
         yield Target(trace_id=trace.trace_id), ""
 
 
-def _settle(store: Store, sample: Sample, voted: Any, key: str) -> None:
-    """Tell every drawn vote how likely its case was: of a stratum all alike, as many as have a vote among its cases."""
-    strata = Counter(sample.of[target] for target in voted if target in sample.of)
+def _settle(store: Store, key: str, sample: Sample, lot: str) -> None:
+    """Tell every drawn vote how likely its case was: of a stratum all alike, as many as have a vote among its cases.
+
+    A vote that was drawn from another lot, such as one experiment where this is all of them, may have been likelier
+    there: the same seed draws of a part what it draws of the whole, and more, so that the likelier drawing says all.
+    """
+    votes = [vote for vote in votes_of(store, key, most=100_000) if isinstance(vote.metadata.get(DRAWN), dict)]
+    strata = Counter(sample.of[target] for target in {vote.target for vote in votes} if target in sample.of)
     changes = {}
-    for vote in votes_of(store, key, most=100_000):
-        stratum, drawn = sample.of.get(vote.target), vote.metadata.get(DRAWN)
-        if stratum is None or not isinstance(drawn, dict):
+    for vote in votes:
+        stratum, drawn = sample.of.get(vote.target), vote.metadata[DRAWN]
+        if stratum is None:
             continue
         probability = sample.probability(stratum, strata[stratum])
+        if _lot(vote) != lot:
+            probability = max(probability, drawn.get("probability") or 0.0)
         if drawn.get("probability") != probability:
             changes[vote.id] = {"metadata": {**vote.metadata, DRAWN: {**drawn, "probability": probability}}}
     if changes:
         store.change_feedback(changes)
+
+
+def _lot(vote: Feedback) -> str:
+    """What a vote's case was drawn from: the conditions of `assay judges label`."""
+    drawn = vote.metadata[DRAWN]
+    return str(drawn.get("lot", "")) if isinstance(drawn, dict) else ""
 
 
 def _about(target: Target) -> str:

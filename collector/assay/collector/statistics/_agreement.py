@@ -23,7 +23,8 @@ class Agreement:
 
     With more than two levels of scores kappa is weighted by squared distances (Cohen 1968) and `within_one` is the
     share at most one level apart. None where there are no pairs; kappa is None where both always say the same one
-    thing, as chance alone would agree then. `confusion` counts pairs: (judge, people).
+    thing, as chance alone would agree then, and is 0 without an interval where one of the two always does, whatever the
+    other says. `confusion` counts pairs: (judge, people).
     """
 
     n: int
@@ -101,6 +102,8 @@ def _kappa(
     if 1 - chance < _ROUNDING:
         return None, None, None
     kappa = (seen - chance) / (1 - chance)
+    if min(len(rows), len(columns)) == 1:
+        return 0.0, None, None
     if 1 - seen < _ROUNDING:
         return 1.0, ((0.025 ** (1 / n)) - chance) / (1 - chance), 1.0
     spread = sum(

@@ -173,7 +173,9 @@ def _word(row: Feedback) -> dict[str, Any]:
 
 
 def _spent(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
-    """Tokens, cost and calls of all members together, and what was noted."""
+    """Tokens, cost and calls of all members together, and what was noted, such as that some failed."""
+    failed = sum(row.outcome == "error" for row in rows)
+    notes = [*notes, *[f"{failed} of {len(rows)} opinions failed"] * (failed > 0)]
     judges = [judge for row in rows if isinstance(judge := row.metadata.get("judge"), dict)]
     sums = {name: sum(given) for name in _COUNTED if (given := [judge[name] for judge in judges if name in judge])}
     models = sorted({str(judge["model"]) for judge in judges if judge.get("model")})

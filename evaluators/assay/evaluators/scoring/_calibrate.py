@@ -91,7 +91,7 @@ class Calibration:
 
     def _lines(self) -> Iterator[str]:
         yield f"{self.key}{f', version {self.version}' if self.version else ''}: {self.agreement}"
-        if self.agreement.kappa is not None:
+        if self.agreement.kappa is not None and self.agreement.low is not None:
             weighted = " (weighted by squared distance)" * self.agreement.weighted
             yield f"κ {self.agreement.kappa:.2f}, 95 %: {self.agreement.low:.2f} to {self.agreement.high:.2f}{weighted}"
         yield from _matrix(self.agreement.confusion)

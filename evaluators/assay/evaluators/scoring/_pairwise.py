@@ -189,7 +189,7 @@ class Pairwise:
                 if isinstance(came, Preference):
                     pairs[_place(row)] = came
                 else:
-                    errors[_place(row)] = came
+                    errors[_place(row)] = str(came)
             if keep:
                 kept = [
                     feedback
@@ -201,16 +201,18 @@ class Pairwise:
         alone = count - done + len(others) - done
         return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)
 
-    async def _of_rows(self, row: Any, other: Any) -> Preference | str:
+    async def _of_rows(self, row: Any, other: Any) -> Preference | Unjudged | Skip:
         try:
             return await self.prefer(row.inputs, row.outputs, other.outputs)
         except (Unjudged, Skip) as error:
-            return str(error)
+            return error
 
-    def _rows(self, pair: tuple[Any, Any], came: Preference | str, first: Runs, second: Runs) -> Iterable[Feedback]:
+    def _rows(
+        self, pair: tuple[Any, Any], came: Preference | Unjudged | Skip, first: Runs, second: Runs
+    ) -> Iterable[Feedback]:
         sides: Sequence[tuple[Any, Any, Runs, bool]] = ((*pair, second, False), (pair[1], pair[0], first, True))
         for row, other, against, turned in sides:
-            said = _failed(came) if isinstance(came, str) else _won(came, other, turned=turned)
+            said = _won(came, other, turned=turned) if isinstance(came, Preference) else _none(came, turned=turned)
             yield Feedback(
                 target=Target(trace_id=row.trace.trace_id),
                 key=self.key,
@@ -234,8 +236,12 @@ def _won(preference: Preference, other: Any, *, turned: bool) -> dict[str, Any]:
     }
 
 
-def _failed(why: str) -> dict[str, Any]:
-    return {"outcome": "error", "error": why}
+def _none(came: Unjudged | Skip, *, turned: bool) -> dict[str, Any]:
+    link = getattr(came, "judge_trace_id", None)
+    if isinstance(came, Skip):
+        return {"outcome": "skip", "comment": str(came), "judge_trace_id": link}
+    metadata = {} if turned else dict(came.metadata)
+    return {"outcome": "error", "error": str(came), "metadata": metadata, "judge_trace_id": link}
 
 
 def _place(row: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from assay.collector import format, statistics
 from assay.collector.records import Feedback, TraceSummary
@@ -19,6 +19,7 @@ class Chip:
     text: str
     share: float | None
     more: int = 0  # older or other feedbacks under the same key
+    judged: bool = False  # whether a model has spoken under the key, if not last
 
     @property
     def hint(self) -> str:
@@ -48,7 +49,8 @@ def latest(feedbacks: Iterable[Feedback]) -> dict[str, Chip]:
     for feedback in feedbacks:
         groups.setdefault(feedback.key, []).append(feedback)
     last = {key: max(group, key=lambda feedback: feedback.created_ns) for key, group in groups.items()}
-    return {key: chip(last[key], len(groups[key]) - 1) for key in sorted(groups)}
+    judged = {key for key, group in groups.items() if any(feedback.source == "model" for feedback in group)}
+    return {key: replace(chip(last[key], len(groups[key]) - 1), judged=key in judged) for key in sorted(groups)}
 
 
 def voices(feedbacks: Iterable[Feedback]) -> list[Chip]:

@@ -21,5 +21,4 @@ def of_experiment(experiment: Experiment) -> dict[str, str | None]:
 
 def of_chips(chips: Mapping[str, Mapping[str, Chip]]) -> dict[str, str | None]:
     """The keys under which a model has spoken on the traces that are shown; the newest version will count."""
-    shown = (chip.feedback for of_trace in chips.values() for chip in of_trace.values())
-    return {feedback.key: None for feedback in shown if feedback.source == "model"}
+    return {key: None for of_trace in chips.values() for key, chip in of_trace.items() if chip.judged}

@@ -12,6 +12,7 @@ from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Bucket, FeedbackStats
 from assay.collector.statistics import Tally, percentile
+from assay.collector.stores.sqlite._feedback import CHECKS
 from assay.collector.stores.sqlite._plan import Plan, plan
 
 _GROUPS = {
@@ -34,7 +35,7 @@ FROM {source} WHERE {where} GROUP BY b, g ORDER BY b, g
 _FEEDBACK = """
 SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.outcome = 'score'), count(f.score), sum(f.score),
   min(f.score), max(f.score), sum(f.outcome = 'error'), sum(f.outcome = 'skip')
-FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1
+FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1 AND NOT {checks}
 GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label
 """
 
@@ -59,6 +60,7 @@ def _parts(chosen: Plan, bucket_ns: int | None, group_by: str | None) -> dict[st
         "group": _GROUPS[group_by] if group_by else "NULL",
         "source": f"{chosen.source} CROSS JOIN json_each(t.models) m" if by_model else chosen.source,
         "where": chosen.where,
+        "checks": CHECKS,
         "tokens_in": "json_extract(m.value, '$[1]')" if by_model else "t.input_tokens",
         "tokens_out": "json_extract(m.value, '$[2]')" if by_model else "t.output_tokens",
         "cost": "json_extract(m.value, '$[3]')" if by_model else "t.cost",

@@ -47,6 +47,13 @@ def remove(appender: Appender, gone: Gone, db: sqlite3.Connection) -> tuple[int,
     return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}
 
 
+def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -> None:
+    """Remove those of the traces that are evaluators' own."""
+    gone = _evaluators_own(db, ids)
+    _take_out(appender, db, list(gone))
+    appender.evict(gone.values())
+
+
 def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
     appender.disturbed.update(keys)
     _words.remove(appender.reader, keys)
@@ -58,7 +65,10 @@ def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -
 def _judgements(db: sqlite3.Connection, column: str, values: Iterable[int | str]) -> dict[int, str]:
     """The traces of evaluators to which feedback leads, by key; what else feedback may name is no judgement."""
     linked = f"SELECT judge_trace_id FROM feedback WHERE {column} IN (%s) AND judge_trace_id IS NOT NULL"
-    ids = {row[0] for row in find_many(db, linked, values)}
+    return _evaluators_own(db, {row[0] for row in find_many(db, linked, values)})
+
+
+def _evaluators_own(db: sqlite3.Connection, ids: Iterable[str]) -> dict[int, str]:
     sql = f"SELECT t.id, t.trace_id FROM traces t WHERE t.trace_id IN (%s) AND NOT {SHOWN.format('t')}"
     return dict(find_many(db, sql, ids))
 

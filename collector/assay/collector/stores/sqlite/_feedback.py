@@ -1,9 +1,11 @@
 """Feedback: kept with its standing, so that lists, filters and aggregates need not search for the newest.
 
 Standing 2: the newest of its key on the trace and its spans. 1: the newest of its place, which is (target, key, source,
-author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version, and a vote of
-people on what a judge (source "model") has said: it checks the judge, and is no score beside the judge's. Feedback on a
+author, rule), as `assay.collector.statistics.newest` says: what aggregates count. 0: an older version. Feedback on a
 document, a session or an experiment has 1 at most.
+
+A vote of people on what a judge (source "model") has said stands as all feedback does, for lists and filters. It checks
+the judge, though, and is no score beside the judge's: what counts scores leaves it out when it reads (`CHECKS`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Feedback, Target, changed, restored
 from assay.collector.statistics import nameless
+from assay.collector.stores.sqlite import _delete
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._codec import Batch
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
@@ -25,11 +28,18 @@ COLUMNS = (
     "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
     " author evaluator version rule judge_trace_id metadata created_ns standing"
 ).split()
-_ID, _TRACE, _TRACE_ID, _KEY = map(COLUMNS.index, ("id", "trace", "trace_id", "key"))
+_ID, _TRACE, _TRACE_ID, _KEY, _SOURCE, _JUDGE = map(
+    COLUMNS.index, ("id", "trace", "trace_id", "key", "source", "judge_trace_id")
+)
 _OTHERS = ("session_id", "experiment_id", "key", "source", "author", "rule")
 _KIND_OF_OTHERS = tuple(map(COLUMNS.index, _OTHERS))
 _OVERWRITE = f"{overwrite(COLUMNS)} WHERE " + " AND ".join(
     f"feedback.{name} IS excluded.{name}" for name in ("trace", *_OTHERS)
+)
+# Of a row `f` on a trace: whether it is a person's, under a key under which a judge has spoken on the same trace
+CHECKS = (
+    "(f.source = 'human' AND EXISTS (SELECT 1 FROM feedback j INDEXED BY feedback_by_trace"
+    " WHERE j.trace = f.trace AND j.key = f.key AND j.source = 'model'))"
 )
 SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
 
@@ -59,10 +69,32 @@ def _write(appender: Appender, rows: Sequence[list[Any]], new: Mapping[str, int]
     for row in by_id.values():
         if row[_TRACE_ID] is not None:
             row[_TRACE] = keys[row[_TRACE_ID]]
+    replaced = _judgements(db, [id for id, row in by_id.items() if row[_SOURCE] == "model"])
     if not _insert(db, by_id.values()):
-        delete(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
+        _remove(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
         _insert(db, by_id.values())
     _settle_all(db, list(_unsettled(by_id.values(), set(new.values()))))
+    if replaced:
+        _let_go(
+            db, appender, replaced, [row[_TRACE] for row in by_id.values()], {row[_JUDGE] for row in by_id.values()}
+        )
+
+
+def _judgements(db: sqlite3.Connection, ids: Sequence[str]) -> set[str]:
+    """The traces of evaluators to which stored feedback leads."""
+    sql = "SELECT judge_trace_id FROM feedback WHERE id IN (%s) AND judge_trace_id IS NOT NULL"
+    return {row[0] for row in find_many(db, sql, ids)} if ids else set()
+
+
+def _let_go(
+    db: sqlite3.Connection, appender: Appender, ids: set[str], traces: Iterable[int | None], kept: set[str | None]
+) -> None:
+    """Remove judgements to which no feedback on these traces leads any more: they quote what was judged, and who
+    deletes that would not find them.
+    """
+    sql = "SELECT judge_trace_id FROM feedback WHERE trace IN (%s) AND judge_trace_id IS NOT NULL"
+    linked = {row[0] for row in find_many(db, sql, list({trace for trace in traces if trace is not None}))}
+    _delete.judgements(appender, db, ids - linked - kept)
 
 
 def _unsettled(rows: Collection[Sequence[Any]], new: Collection[int]) -> Iterator[Sequence[Any]]:
@@ -129,10 +161,8 @@ def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
     changes: list[tuple[int, int]] = []
     kinds: set[Any] = set()
     latest: set[Any] = set()
-    judged = {row[:2] for row in rows if row[7] == "model"}
     for row in rows:
-        checks = row[7] == "human" and row[:2] in judged
-        standing = 0 if checks else _standing(row, kinds, latest)
+        standing = _standing(row, kinds, latest)
         if standing != row[4]:
             changes.append((standing, row[3]))
     db.executemany("UPDATE feedback SET standing = ? WHERE rowid = ?", changes)
@@ -182,12 +212,19 @@ def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Map
     return made
 
 
-def delete(db: sqlite3.Connection, ids: Sequence[str]) -> int:
-    """Remove by id; what they stood in front of takes their place."""
+def delete(db: sqlite3.Connection, appender: Appender, ids: Sequence[str]) -> int:
+    """Remove by id, and judgements that nothing leads to then; what they stood in front of takes their place."""
+    gone = _remove(db, ids)
+    if judged := {row[_JUDGE] for row in gone} - {None}:
+        _let_go(db, appender, judged, [row[_TRACE] for row in gone], set())
+    return len(gone)
+
+
+def _remove(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
     gone = find_many(db, SELECT + " WHERE f.id IN (%s)", ids)
     delete_many(db, "feedback", "id", ids)
     _settle_all(db, gone)
-    return len(gone)
+    return gone
 
 
 def read(row: Sequence[Any]) -> Feedback:

@@ -68,6 +68,11 @@ SELECT t.id, t.trace_id, t.example_id, t.repetition, t.status, t.start_ns FROM t
 WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?
 """
 _NEWEST = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
+# A judge's rather than a vote on it, which may be newer
+_COUNTED = (
+    "SELECT f.trace, f.key, f.score, f.label FROM feedback f WHERE f.standing >= 1 AND f.document IS NULL"
+    f" AND f.trace IN (%s) AND NOT {_feedback.CHECKS} ORDER BY f.key, f.created_ns, f.rowid"
+)
 
 
 def scores(db: sqlite3.Connection, experiment_id: str, limit: int, cursor: str | None) -> Page[RunScores]:
@@ -75,7 +80,7 @@ def scores(db: sqlite3.Connection, experiment_id: str, limit: int, cursor: str |
     after = position(cursor) if cursor is not None else (-1 << 63, 0)
     fetched = db.execute(_RUNS, (experiment_id, *after, limit + 1)).fetchall()
     rows, next = page(fetched, limit, time=5, key=0)
-    newest = newest_scores(db, [row[0] for row in rows])
+    newest = newest_scores(db, [row[0] for row in rows], _COUNTED)
     items = (
         RunScores(trace_id=trace, example_id=example, repetition=repetition, status=status, scores=newest.get(id, {}))
         for id, trace, example, repetition, status, _ in rows
@@ -83,10 +88,12 @@ def scores(db: sqlite3.Connection, experiment_id: str, limit: int, cursor: str |
     return Page(items=tuple(items), next=next)
 
 
-def newest_scores(db: sqlite3.Connection, traces: Sequence[int]) -> dict[int, dict[str, float | str | None]]:
+def newest_scores(
+    db: sqlite3.Connection, traces: Sequence[int], sql: str = _NEWEST
+) -> dict[int, dict[str, float | str | None]]:
     """Per trace (its integer key) and feedback key the newest score, else the label, of the trace or its spans."""
     newest: dict[int, dict[str, float | str | None]] = {}
-    for trace, key, score, label in find_many(db, _NEWEST, traces):
+    for trace, key, score, label in find_many(db, sql, traces):
         newest.setdefault(trace, {})[key] = score if score is not None else label
     return newest
 

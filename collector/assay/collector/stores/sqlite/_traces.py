@@ -78,7 +78,7 @@ class SQLiteTraces(Half):
 
     @writes
     def delete_feedback(self, db: sqlite3.Connection, /, ids: Sequence[str]) -> int:
-        return _feedback.delete(db, ids)
+        return _feedback.delete(db, self._file.appender, ids)
 
     # questions
 
