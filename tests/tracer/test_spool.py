@@ -258,18 +258,17 @@ def test_a_folder_that_is_not_there_yet_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_what_this_process_has_on_disk_is_known(tmp_path: Path) -> None:
-    before = held()
     spool = Spool(tmp_path)
     spool.keep(TRACES, b"a", 2)
     spool.keep(TRACES, b"b", 3)
-    assert held() - before == 5
+    assert held(tmp_path) == 5
     answers = iter(["ok", "later"])
     spool.replay(lambda path, body, count: next(answers))
-    assert held() - before == 3
+    assert held(tmp_path) == 3
     with opened(segments(tmp_path)[0]) as descriptor:
         assert descriptor is not None
     segments(tmp_path)[0].unlink()  # another process has sent it
-    assert held() == before
+    assert held(tmp_path) == 0
 
 
 @pytest.mark.parametrize("other", [{"url": "http://b"}, {"project": "q"}, {"api_key": "k2"}])

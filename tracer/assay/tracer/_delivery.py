@@ -151,9 +151,11 @@ class Delivery:
             self._work, self._taken_over = threading.RLock(), False
             try:
                 thread.start()
-            except RuntimeError:  # the system has no more threads: the next span tries again
+            except RuntimeError:
                 self._thread = None
-                raise
+                if not threading.main_thread().is_alive():  # after that Python 3.12 starts none any more
+                    return self._leave()
+                raise  # the system has no more threads: the next span tries again
             _at_exit(self._exit)
         if self.settings.by_otel:
             where = self.settings.shown_url
@@ -227,7 +229,7 @@ class Delivery:
 
     def _relieve(self) -> None:
         """The queue grows faster than it can be delivered: who makes it grow takes some of it to the disk."""
-        if self.spool.is_off:
+        if self.spool.folder is None:
             return  # it grows up to its second bound
         items = self.queue.take_some(_BATCH_SPANS)
         spans = [item for item in items if not isinstance(item, FeedbackEvent)]
@@ -290,7 +292,7 @@ class Delivery:
     def _send(self, path: str, body: bytes, count: int) -> str:
         """Send or spool a body. `too_large` is left to the caller, everything else is settled here."""
         if not self._reachable():
-            self._keep(path, body, count)
+            self._keep(path, body, count, "end" if self._taken_over else "")
             return "later"
         self._in_flight = path, body, count
         answer = self._answer(path, body)
@@ -343,7 +345,7 @@ class Delivery:
     def _keep(self, path: str, body: bytes, count: int, reason: str = "") -> None:
         kept, lost = self.spool.keep(path, body, count)
         self.tally.add(spilled=kept)
-        if kept and reason != "queue":
+        if kept and reason not in ("queue", "end"):  # no fault of the collector's
             self._say(reason)
         for why, items in lost.items():
             self._drop(
@@ -404,7 +406,10 @@ class Delivery:
                 self._awake()
                 self._settled.wait_for(lambda: self._done >= wanted, timeout)
         return FlushResult(
-            self.tally.delivered - before[0], _spool.held(), self.dropped().total() - before[1], self._pending()
+            self.tally.delivered - before[0],
+            _spool.held(self.spool.folder),
+            self.dropped().total() - before[1],
+            self._pending(),
         )
 
     def _pending(self) -> int:
@@ -474,7 +479,7 @@ def flush_all(first: Delivery, timeout: float) -> FlushResult:
     others = [d for d in tuple(_live) if d is not first and not d.idle()]
     flushed = [d.flush(max(0.0, end - time.monotonic())) for d in (first, *others)]
     total = FlushResult(*(sum(counts) for counts in zip(*map(astuple, flushed), strict=True)))
-    return replace(total, spilled=_spool.held())
+    return replace(total, spilled=sum(_spool.held(folder) for folder in {d.spool.folder for d in (first, *others)}))
 
 
 def _batches(spans: list[ReadableSpan]) -> list[list[ReadableSpan]]:

@@ -27,7 +27,8 @@ from assay.tracer import _errors
 
 MAX_NODES = 20_000  # values in containers, all levels together
 MAX_SECONDS = 0.02  # CPU time for a value that is not of plain types: together they bound what a caller can lose
-MAX_WALL_SECONDS = 0.25  # the same by the clock, for what waits instead of working; longer, for the machine may be busy
+MAX_WALL_SECONDS = 0.25  # by the clock, in all reprs of a value together, for one may wait instead of working
+_NOTICED = 0.02  # seconds by the clock of one repr; less is the machine's
 _MAX_DEPTH = 60
 _MOST_SLOW = 1_000
 _OPTIONS = orjson.OPT_NON_STR_KEYS
@@ -100,14 +101,14 @@ def _rewritten(value: object, limit: int, nodes: int, seconds: float) -> str:
 class _Rewriter:
     """Rewrites a value into plain types while its budget of bytes, of nodes and of CPU time lasts."""
 
-    __slots__ = ("deadline", "end", "nodes", "path", "size")
+    __slots__ = ("deadline", "nodes", "path", "patience", "size")
 
     def __init__(self, size: int, nodes: int, seconds: float) -> None:
         self.size = size
         self.nodes = nodes
         self.path: set[int] = set()
         self.deadline = time.thread_time() + seconds
-        self.end = time.perf_counter() + MAX_WALL_SECONDS
+        self.patience = MAX_WALL_SECONDS
 
     def rewrite(self, value: Any, depth: int) -> Any:
         self.nodes -= 1
@@ -123,7 +124,7 @@ class _Rewriter:
 
     def guarded(self, value: Any, depth: int) -> Any:
         self.path.add(id(value))
-        if time.perf_counter() > self.end or (not self.nodes & 63 and time.thread_time() > self.deadline):
+        if not self.nodes & 63 and time.thread_time() > self.deadline:
             self.nodes = 0
         try:
             return self.convert(value, depth)
@@ -166,7 +167,7 @@ class _Rewriter:
             return self.table(value, depth)
         if hasattr(type(value), "tolist"):
             return self.array(value, depth)
-        return float(value) if isinstance(value, numbers.Rational) else self.text(_words(value))
+        return float(value) if isinstance(value, numbers.Rational) else self.text(self.words(value))
 
     def array(self, value: Any, depth: int) -> Any:
         """numpy arrays and scalars, and what looks like them (tensors). Large ones give their beginning."""
@@ -194,7 +195,7 @@ class _Rewriter:
             if self.nodes <= 0 or self.size <= 0:
                 rewritten["…"] = f"[cut: {total - len(rewritten):,} more keys]"
                 break
-            name = self.text(key if type(key) is str else _words(key))
+            name = self.text(key if type(key) is str else self.words(key))
             rewritten[name] = self.rewrite(value, depth + 1)
         return rewritten
 
@@ -206,6 +207,16 @@ class _Rewriter:
                 break
             rewritten.append(self.rewrite(value, depth + 1))
         return rewritten
+
+    def words(self, value: Any) -> str:
+        began = time.perf_counter()
+        text = _words(value)
+        waited = time.perf_counter() - began
+        if waited > _NOTICED:
+            self.patience -= waited
+            if self.patience <= 0:
+                self.nodes = 0
+        return text
 
     def text(self, value: str) -> str:
         short = cut_text(value, self.size)

@@ -62,11 +62,12 @@ def about(settings: Settings) -> dict[str, str]:
     return {"url": settings.shown_url, "project": settings.project}
 
 
-def held() -> int:
-    """How many items this process has on disk that nobody has sent yet."""
-    for path in [path for path in tuple(_ours) if not path.exists()]:
+def held(folder: Path | None) -> int:
+    """How many items this process has in a folder that nobody has sent yet."""
+    mine = [path for path in tuple(_ours) if path.parent == folder]
+    for path in [path for path in mine if not path.exists()]:
         _ours.pop(path, None)  # another process has sent it
-    return sum(_ours.values())
+    return sum(_ours.get(path, 0) for path in mine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,9 @@ class Spool:
         return lost
 
     @property
-    def is_off(self) -> bool:
-        """Whether nothing is to be kept on disk."""
-        return self._folder is None
+    def folder(self) -> Path | None:
+        """Where it keeps; None for nowhere."""
+        return self._folder
 
     def waits(self) -> bool:
         """Whether something lies in the folder."""
