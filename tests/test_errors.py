@@ -23,6 +23,7 @@ NOT_OURS = {
     "_TooLarge",
     "NoReply",
     "NotOurs",
+    "_Dearer",
 }  # signals within the house, or pytest's to show
 
 

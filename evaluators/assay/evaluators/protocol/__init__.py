@@ -30,12 +30,12 @@ from assay.evaluators.protocol._registry import as_evaluator, definition, factor
 from assay.evaluators.protocol._spec import DATABRICKS, Spec
 from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
 
-__all__ = [
-    "DATABRICKS",
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Asking",
     "Batch",
     "Binding",
     "BindingError",
+    "DATABRICKS",
     "Ended",
     "Evaluator",
     "Judgements",
