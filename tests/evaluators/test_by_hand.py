@@ -180,7 +180,9 @@ def test_an_address_amid_a_large_array_or_table_is_found(outputs):
 
 
 @pytest.mark.parametrize(
-    "value", [Answer(text="a"), np.int64(3), np.array([1, 2]), Decimal("1.5"), {"b", "a"}], ids=repr
+    "value",
+    [Answer(text="a"), np.int64(3), np.array([1, 2]), Decimal("1.5"), {"b", "a"}],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_reference_is_seen_as_it_is_stored(store, value):
     for row in ({"inputs": "q", "reference_outputs": value}, Example(inputs="q", reference_outputs=value)):

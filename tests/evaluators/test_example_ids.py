@@ -270,7 +270,7 @@ NOT_JSON = [
 ]
 
 
-@pytest.mark.parametrize("value", NOT_JSON, ids=repr)
+@pytest.mark.parametrize("value", NOT_JSON, ids=lambda value: type(value).__name__)
 def test_inputs_that_are_no_json_are_the_same_example_when_they_come_again(store, value):
     for _ in range(2):
         kept = datasets.save(store, "odd", [{"inputs": {"value": value}}, {"inputs": {"value": 0}}])
