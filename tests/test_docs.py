@@ -7,7 +7,7 @@ import pytest
 
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer import _runtime, _spool
+from assay.tracer import _delivery, _runtime, _spool
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,7 +38,8 @@ MADE = {page for page in PAGES if page.parent.name == "evaluators" and page.name
 def test_blocks_run(page, server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASSAY_URL", server.url)
-    _runtime.replace(None)  # no page goes on with the set-up, or what lies on disk, of the one before
+    _runtime.replace(None)  # no page goes on with the set-ups, or what lies on disk, of what was before
+    _delivery._live.clear()
     _spool.forget()
     namespace: dict[str, object] = {"__name__": "__docs__"}
     for block in blocks(page):
