@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from assay.collector.records import JSON, Usage
 from assay.evaluators.protocol import Unjudged
 
-KEPT = 8_000  # characters of a reply that is no answer
+KEPT = 8_000  # characters of a reply that is no answer: in metadata, and shown to the judge that gave it
 Message: TypeAlias = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
 
 

@@ -67,7 +67,7 @@ def not_a_completion(response: Any, content: bytes, body: Any, asked: Asked) -> 
 
 
 def _lasting(error: BaseException, asked: Asked) -> str | None:
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
             return f"the host of {asked.base_url} has no address: is the judge's base_url right?"
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -93,8 +93,9 @@ def _status_words(status: int | None, said: str, codes: str, asked: Asked) -> st
     return words.get(status or 0, f"{where} refused the question{told}")
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(10):
+def causes(error: BaseException | None, most: int = 10) -> Iterator[BaseException]:
+    """The error and what stands behind it, asked for or not."""
+    for _ in range(most):
         if error is None:
             return
         yield error

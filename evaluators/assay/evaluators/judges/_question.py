@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from assay.collector.records import Usage
-from assay.evaluators.judges._ask import Answer, Ask, Completion, CutOff, ParseFailure
+from assay.evaluators.judges._ask import KEPT, Answer, Ask, Completion, CutOff, ParseFailure
 from assay.evaluators.judges._budget import Amount, most
 from assay.evaluators.judges._endpoint import Endpoint, loaded
 from assay.evaluators.judges._limits import limiter_of
@@ -21,8 +21,6 @@ from assay.evaluators.protocol import Skip, Unjudged, is_cancelled
 
 if TYPE_CHECKING:
     from assay.evaluators.judges._judge import Judge
-
-SHOWN = 8_000  # characters of a reply that are kept, and shown to the judge that gave it
 
 
 class Question:
@@ -60,12 +58,12 @@ class Question:
 
     async def _once_more(self, unread: Completion, failure: ParseFailure) -> tuple[Reading, Completion]:
         """The question again, with the reply and what is wrong with it. Raises `ParseFailure` with both replies."""
-        first = failure.text[:SHOWN]
+        first = failure.text[:KEPT]
         try:
             completion = await self._completion(again(self._ask, unread, failure))
             came = reading(self._ask, completion)
         except ParseFailure as second:
-            second.metadata = {**second.metadata, "reply": second.text[:SHOWN], "first_reply": first}
+            second.metadata = {**second.metadata, "reply": second.text[:KEPT], "first_reply": first}
             raise second from None
         except (Unjudged, Skip) as error:
             failure.metadata = {**failure.metadata, "reply": first, "asked_again": str(error)}
@@ -200,7 +198,7 @@ class _Booking:
 def again(ask: Ask, unread: Completion, failure: ParseFailure) -> Ask:
     """The question with a reply that could not be read, and what is wrong with it."""
     wanted = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
-    said = {"role": "assistant", "content": unread.text[:SHOWN] or "(nothing)"}
+    said = {"role": "assistant", "content": unread.text[:KEPT] or "(nothing)"}
     told = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
     return replace(ask, messages=(*ask.messages, said, told))
 

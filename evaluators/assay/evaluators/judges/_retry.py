@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assay.collector.errors import AssayError
 from assay.collector.format import first_line
+from assay.evaluators.judges._faults import causes
 from assay.evaluators.protocol import Unjudged, may_pass, status_of, wait_before
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def was_sent(error: BaseException) -> bool:
     """Whether a call that failed like this may have been answered, and billed: not one that the server refused."""
     if isinstance(error, Unjudged) or status_of(error) is not None:
         return False
-    return not any(type(cause).__name__ in _NOT_CONNECTED for cause in _causes(error))
+    return not any(type(cause).__name__ in _NOT_CONNECTED for cause in causes(error, 5))
 
 
 def unjudged(error: Exception, where: str, calls: int, deadline: Deadline, key: str | None) -> Exception:
@@ -107,11 +108,3 @@ def _words(error: BaseException) -> str:
     cause = error.__cause__ if str(error) in ("", "Connection error.") and error.__cause__ is not None else error
     words = str(cause)
     return f"{type(cause).__name__}: {words}" if words else type(cause).__name__
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(5):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or error.__context__

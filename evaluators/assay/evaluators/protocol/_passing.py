@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import errno
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeAlias
 
-from assay.tracer.backoff import pause
+from assay.tracer.backoff import pause, seconds_until
 
 RetryOn: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 
@@ -202,18 +200,7 @@ def _seconds(given: Any) -> float | None:
     """Seconds from a number or its text, or from an HTTP date."""
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        return _until(str(given))
-    return max(0.0, seconds) if seconds == seconds else None
-
-
-def _until(date: str) -> float | None:
-    try:
-        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return None
+    return seconds_until(str(given))
 
 
 def _attribute(holder: object, name: str) -> Any:
