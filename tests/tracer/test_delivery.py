@@ -24,6 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from assay.tracer import FlushResult, _errors, _runtime, _spool, configure, flush, shutdown, span, stats, trace
 from assay.tracer._delivery import Delivery, _batches
+from assay.tracer._encode import FeedbackEvent
 from assay.tracer._post import Answer
 from assay.tracer._queue import Queue
 from assay.tracer._settings import Settings, salvaged
@@ -576,3 +577,12 @@ def test_many_threads_take_from_the_queue_without_losing_count(tmp_path: Path) -
     assert flush(20).spilled == 4_000
     assert sum(count for _, _, count in spooled(tmp_path)) == 4_000
     assert stats().dropped == {}
+
+
+def test_feedback_that_cannot_be_written_is_counted_where_the_queue_is_too_long(tmp_path: Path) -> None:
+    _errors.strict = False
+    delivery = Delivery(Settings(url="http://127.0.0.1:9", spill_dir=tmp_path))
+    delivery.queue = Queue(high_bytes=1)
+    delivery._thread = threading.current_thread()  # nobody takes anything out
+    delivery.put(FeedbackEvent(1 << 200, 0, 0, {}))  # no protocol has room for that id
+    assert (len(delivery.queue), delivery.dropped()) == (0, {"delivery_failed": 1})

@@ -2,12 +2,12 @@
 
 from assay.tracer._ambient import session, tags, user
 from assay.tracer._decorate import trace
-from assay.tracer._delivery import FlushResult
 from assay.tracer._feedback import feedback
 from assay.tracer._instrument import instrument, tracer_provider, uninstrument
 from assay.tracer._propagate import carry, extract, inject
 from assay.tracer._run import Run, current_run, span
 from assay.tracer._runtime import Stats, configure, flush, shutdown, stats
+from assay.tracer._tally import FlushResult
 
 __all__ = [
     "FlushResult",

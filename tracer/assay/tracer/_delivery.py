@@ -16,7 +16,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -28,6 +28,7 @@ from assay.tracer._finish import Finisher
 from assay.tracer._post import Answer, Post, load
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
+from assay.tracer._tally import FlushResult, Tally
 from assay.tracer._wire import encode
 from assay.tracer.backoff import pause
 
@@ -41,50 +42,6 @@ _BATCH_SPANS = 512
 _BATCH_BYTES = 4 << 20  # of values
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 _live: weakref.WeakSet[Delivery] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class FlushResult:
-    """What a flush achieved. True if every span and feedback handed in before it was acknowledged by the collector."""
-
-    delivered: int = 0
-    spilled: int = 0  # of this process, on disk now, to be sent when the collector is back
-    dropped: int = 0
-    pending: int = 0  # still queued when the time was up
-
-    def __bool__(self) -> bool:
-        return not (self.spilled or self.dropped or self.pending)
-
-
-class Tally:
-    """Counts of spans and feedbacks since the start of the process."""
-
-    def __init__(self) -> None:
-        self.delivered = self.spilled = 0
-        self.dropped: Counter[str] = Counter()
-        self._lock = threading.RLock()
-        self._here = threading.local()
-
-    def add(
-        self, *, delivered: int = 0, spilled: int = 0, dropped: int = 0, reason: str = "", earlier: bool = False
-    ) -> None:
-        """Count some more; `earlier` ones were counted before, as spilled."""
-        if not earlier:
-            self._here.settled = self.settled_here + delivered + spilled + dropped
-        with self._lock:
-            self.delivered += delivered
-            self.spilled += spilled
-            if dropped:
-                self.dropped[reason] += dropped
-
-    def set_aside(self, count: int) -> None:
-        """What this thread is to settle later counts as settled for now."""
-        self._here.settled = self.settled_here + count
-
-    @property
-    def settled_here(self) -> int:
-        """How many were counted by this thread."""
-        return int(getattr(self._here, "settled", 0))
 
 
 class _TakenOver(BaseException):
@@ -189,9 +146,9 @@ class Delivery:
         """Deliver everything queued now. An urgent round does not wait for the back-off."""
         if urgent:
             self._not_before = 0.0
-        items = self.queue.take()
-        self._batches.extend(_batches([i for i in items if not isinstance(i, FeedbackEvent)]))
-        self._events += [i for i in items if isinstance(i, FeedbackEvent)]
+        spans, given = _apart(self.queue.take())
+        self._batches.extend(_batches(spans))
+        self._events += given
         while self._batches:
             self._settle(self._spans, self._batches.popleft())
         events, self._events = self._events, []
@@ -231,14 +188,11 @@ class Delivery:
         """The queue grows faster than it can be delivered: who makes it grow takes some of it to the disk."""
         if self.spool.folder is None:
             return  # it grows up to its second bound
-        items = self.queue.take_some(_BATCH_SPANS)
-        spans = [item for item in items if not isinstance(item, FeedbackEvent)]
-        events = [item for item in items if isinstance(item, FeedbackEvent)]
+        spans, events = _apart(self.queue.take_some(_BATCH_SPANS))
         for batch in _batches(spans):
             self._settle(self._shelve, batch)
         if events:
-            body = feedback_body(map(self.finisher.feedback, events))
-            self._settle(lambda given: self._keep(LOGS, body, len(given), "queue"), events)
+            self._settle(self._shelve_feedback, events)
 
     def _shelve(self, spans: Sequence[ReadableSpan]) -> None:
         finished = self._finished(spans)
@@ -252,8 +206,14 @@ class Delivery:
             return None
         return self._keep(TRACES, body, len(finished), "queue") if finished else None
 
+    def _shelve_feedback(self, events: Sequence[FeedbackEvent]) -> None:
+        self._keep(LOGS, self._feedback_body(events), len(events), "queue")
+
     def _feedback(self, events: Sequence[FeedbackEvent]) -> None:
-        self._send(LOGS, feedback_body(map(self.finisher.feedback, events)), len(events))
+        self._send(LOGS, self._feedback_body(events), len(events))
+
+    def _feedback_body(self, events: Sequence[FeedbackEvent]) -> bytes:
+        return feedback_body(map(self.finisher.feedback, events))
 
     def _spans(self, spans: Sequence[ReadableSpan]) -> None:
         spans = self._finished(spans)
@@ -480,6 +440,11 @@ def flush_all(first: Delivery, timeout: float) -> FlushResult:
     flushed = [d.flush(max(0.0, end - time.monotonic())) for d in (first, *others)]
     total = FlushResult(*(sum(counts) for counts in zip(*map(astuple, flushed), strict=True)))
     return replace(total, spilled=sum(_spool.held(folder) for folder in {d.spool.folder for d in (first, *others)}))
+
+
+def _apart(items: Sequence[Item]) -> tuple[list[ReadableSpan], list[FeedbackEvent]]:
+    spans = [item for item in items if not isinstance(item, FeedbackEvent)]
+    return spans, [item for item in items if isinstance(item, FeedbackEvent)]
 
 
 def _batches(spans: list[ReadableSpan]) -> list[list[ReadableSpan]]:

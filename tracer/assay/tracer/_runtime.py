@@ -16,12 +16,13 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from assay.tracer import _context, _errors, _settings
 from assay.tracer import attributes as names
-from assay.tracer._delivery import Delivery, FlushResult, flush_all
+from assay.tracer._delivery import Delivery, flush_all
 from assay.tracer._host import carry_context_into_threads, flush_on_sigterm
 from assay.tracer._joined import JoinedProcessor
 from assay.tracer._provider import CaptureSink, Provider, Spans, merged
 from assay.tracer._settings import Capture, Redactor, Settings
 from assay.tracer._span import Clock, LiveSpan, mark_recorded, new_local
+from assay.tracer._tally import FlushResult
 
 SCOPE = InstrumentationScope("assay", "0.1.0")
 

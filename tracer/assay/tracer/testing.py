@@ -19,10 +19,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _errors, _runtime, _settings
 from assay.tracer import attributes as names
-from assay.tracer._delivery import Delivery, FlushResult
+from assay.tracer._delivery import Delivery
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._host import carry_context_into_threads
 from assay.tracer._span import Clock
+from assay.tracer._tally import FlushResult
 
 __all__ = ["Spans", "capture_spans", "fixed", "traced"]
 
