@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.tracer import _errors, _runtime, _spool
+from assay.tracer import _delivery, _errors, _runtime, _spool
 from assay.tracer.testing import traced  # noqa: F401
 
 
@@ -97,6 +98,9 @@ def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None
     """Each test has its own set-up, spills into its own directory, and sees our own errors raised."""
     monkeypatch.setenv("ASSAY_SPILL_DIR", str(tmp_path / "spill"))
     previous = _runtime.replace(None)
+    if previous is not None:
+        previous.delivery.close(0.2)  # what tests elsewhere have left in its queue is no business of these
+    monkeypatch.setattr(_delivery, "_live", weakref.WeakSet())
     _errors.reset()
     _spool.forget()  # what other tests have left on disk
     _errors.strict = True
