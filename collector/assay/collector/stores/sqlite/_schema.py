@@ -161,11 +161,25 @@ def _lead_to_votes(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'")
 
 
+# Settled traces that are not whole, open runs, and what processes say of themselves
+_COMPLETENESS: tuple[str, ...] = ()
+
+# The feed of changes, rules with versions and settings, decisions with claims, leases, bookings, tombstones
+_MONITOR: tuple[str, ...] = ()
+
+
+def _watch(db: sqlite3.Connection) -> None:
+    """Version 5: what tells that nothing is missing, and what monitors keep."""
+    for statement in (*_COMPLETENESS, *_MONITOR):
+        db.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
     _add_known_values,
     _tell_judgements_apart,
     _lead_to_votes,
+    _watch,
 )
 
 
