@@ -9,5 +9,19 @@ Status = Literal["unset", "ok", "error"]
 Outcome = Literal["score", "error", "skip"]
 Source = Literal["code", "model", "human"]
 DatasetKind = Literal["kv", "llm", "chat"]
-Verdict = Literal["filtered", "sampled_out", "over_budget", "pending", "taken", "done", "error"]
+Verdict = Literal[  # of these the first two are computed, never stored
+    "filtered",
+    "sampled_out",
+    "waiting",
+    "throttled",
+    "over_budget",
+    "running",
+    "scored",
+    "skipped",
+    "failed",
+    "superseded",
+]
+RuleTarget = Literal["trace", "span", "document", "session"]
+Scope = Literal["live", "experiments", "both"]
+Period = Literal["minute", "day"]
 QueueStatus = Literal["waiting", "done", "skipped"]

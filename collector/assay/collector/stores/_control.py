@@ -7,16 +7,26 @@ from typing import Protocol
 
 from assay.collector.records import (
     JSON,
+    Booked,
+    Booking,
+    Claim,
     Dataset,
+    Decided,
     Decision,
     Example,
     Experiment,
+    Finish,
     Key,
     Lease,
     Page,
     QueueItem,
     Retention,
     Rule,
+    RuleStatus,
+    Setting,
+    WeightedScore,
+    Why,
+    WorkerReport,
 )
 
 
@@ -91,37 +101,110 @@ class ControlStore(Protocol):
     def delete_experiment(self, id: str) -> bool:
         """Remove an experiment with its traces and feedback."""
 
-    def save_rule(self, *rules: Rule) -> None:
-        """Create or overwrite, by name, all of them or none; older versions stay: `rules(all_versions=True)`."""
+    def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
+        """Create or change rules, by project and name, all of them or none.
 
-    def rules(self, *, all_versions: bool = False) -> list[Rule]:
-        """Rules by name."""
+        A new version takes the place of the one before, from the present change on (`active_from`); its waiting
+        decisions become superseded. The same version with other settings keeps its decisions, and the settings go into
+        the history. With `owner` (a rules file) all rules of that owner that are not among these are removed. Raises
+        `Refused` for a rule of another owner, for a filter that is relative to now, and for a version that was
+        superseded before, unless `activate`.
+        """
 
-    def change_rule(self, name: str, **fields: JSON) -> Rule:
-        """Change `enabled` or `metadata` of a rule; what decides is a new version's to change. Raises `NotFound`."""
+    def rules(self, *, project: str | None = None, all_versions: bool = False) -> list[Rule]:
+        """Rules by project and name, as they are in force."""
 
-    def delete_rule(self, name: str) -> bool:
+    def settings(self, name: str, *, project: str = "default") -> list[Setting]:
+        """What a rule's settings have been, newest first; the present ones are in force for what is decided now."""
+
+    def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
+        """Change `enabled`, `settings` or `metadata` of a rule; what decides is a new version's. Raises `NotFound`."""
+
+    def delete_rule(self, name: str, *, project: str = "default") -> bool:
         """Remove a rule; its feedback and decisions stay."""
 
-    def save_decisions(self, decisions: Sequence[Decision]) -> None:
-        """Keep decisions; one per (trace, rule), a later one replaces it."""
+    def cursor(self, rule: str, version: str, *, project: str = "default") -> str | None:
+        """Up to where a version of a rule has decided; None before its first decision (see `Rule.active_from`)."""
+
+    def decide(self, *decided: Decided) -> list[bool]:
+        """Keep what was decided, each in one transaction with the rule's cursor; whether it was kept.
+
+        False, and nothing changed, where the cursor is neither `after` nor `upto`, the version is not the rule's, or
+        the token is older than the lease's. With the cursor at `upto` it was kept before: True, nothing changed. Of a
+        row that is there already u, rate, stratum, probability and change are rewritten; its verdict goes back to
+        waiting if its runs changed since they were read and it was not reopened before (while it runs: `finish` does
+        that). With a verdict of sampled_out or filtered a row that is there gets the probability 0 and keeps what it
+        says; a row that waits goes. Rows of targets that were deleted are left out.
+        """
 
     def decisions(
         self,
         *,
         trace_id: str | None = None,
         rule: str | None = None,
+        version: str | None = None,
+        project: str | None = None,
         verdict: str | None = None,
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Page[Decision]:
-        """Decisions, newest first."""
+        """Stored decisions, newest first. Of one trace those of its spans, documents and session are among them."""
 
-    def delete_decisions(self, *, trace_id: str | None = None, rule: str | None = None) -> int:
-        """Remove decisions, so that rules decide anew; returns how many. Neither a trace nor a rule is refused."""
+    def delete_decisions(
+        self, *, trace_id: str | None = None, rule: str | None = None, project: str | None = None
+    ) -> int:
+        """Remove decisions; returns how many. Neither a trace nor a rule is refused."""
+
+    def claim(
+        self, rule: str, version: str, holder: str, seconds: float, *, project: str = "default", limit: int = 1
+    ) -> list[Decision]:
+        """Take what is due of a rule, oldest first, to be run within some seconds (see `renew`); durable on return.
+
+        Due are rows that wait, are throttled or over budget and whose `next_ns` has come, and those whose holder let the
+        time pass: of these `deaths` rises, and once it is above 0 the row is given out alone, with no other. At three
+        deaths it is failed, "ended the worker". Raises `Refused` where the version is not in force any more.
+        """
+
+    def renew(self, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
+        """Hold claims some seconds longer; False for those that somebody else has by now, or whose target is gone."""
+
+    def finish(self, *finishes: Finish) -> list[str]:
+        """Keep what came of claims: feedback first, then the decision. Says of each what became of it:
+
+        "finished"; "waiting" (kept, and to be run again as the trace changed meanwhile); or "refused: …", with nothing
+        kept, where the claim is not the newest, the version not in force, or the target deleted. The same finish again
+        changes nothing. For each evaluator in `reported` its whole set of feedback on (rule, target) is replaced; all
+        feedback of (rule, target) is where the inputs' hash or the version is another than the decision's. Of one (rule,
+        target, evaluator) only the set of the highest claim stands.
+        """
+
+    def why(self, trace_id: str) -> list[Why]:
+        """For each rule of the trace's project why it did or did not evaluate this trace. Raises `NotFound`."""
+
+    def status(self, *, project: str | None = None) -> list[RuleStatus]:
+        """Each rule's funnel, how far it is behind, what it has spent, its last errors and workers."""
+
+    def report(self, worker: WorkerReport) -> None:
+        """What a worker says of itself; the newest of each holder is kept for a day."""
+
+    def weighted(
+        self,
+        rule: str,
+        *,
+        key: str | None = None,
+        version: str | None = None,
+        project: str = "default",
+        since_ns: int | None = None,
+        until_ns: int | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Page[WeightedScore]:
+        """A rule's scores with the probabilities of its decisions, newest first: what estimates are made of."""
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
-        """Take or renew a lease; None while another holder has it."""
+        """Take or renew a lease; None while another holder has it. Each acquire that is no renewal raises the token,
+        also after a release or a deletion.
+        """
 
     def release(self, name: str, holder: str) -> bool:
         """Give a lease back; False if this holder has it not."""
@@ -132,14 +215,14 @@ class ControlStore(Protocol):
     def delete_lease(self, name: str) -> bool:
         """Take a lease from whoever holds it, as from a process that hangs; False if nobody does."""
 
-    def spend(self, budget: str, amount: float, limit: float, period_start_ns: int) -> float | None:
-        """Book `amount` on a budget for a period unless that passes `limit`: the new total, or None and nothing booked.
+    def book(self, *bookings: Booking) -> list[bool]:
+        """Reserve amounts, each unless it would pass its limit; whether it is reserved. The same id books once."""
 
-        A negative amount gives back.
-        """
+    def settle(self, actual: Mapping[str, float]) -> None:
+        """Put in the place of what was reserved, by id, what it came to; 0 gives it back. Unknown ids change nothing."""
 
-    def spent(self, budget: str, period_start_ns: int) -> float:
-        """What is booked so far."""
+    def booked(self, budget: str | None = None) -> list[Booked]:
+        """What was settled and reserved, of one budget or all, newest period first."""
 
     def delete_budget(self, budget: str, *, before_ns: int | None = None) -> int:
         """Forget what is booked, in periods that begin before a time or in all; returns how many periods."""

@@ -9,6 +9,8 @@ from assay.collector.filters import Filter
 from assay.collector.records import (
     JSON,
     Bucket,
+    Changes,
+    Condition,
     Feedback,
     Page,
     Retention,
@@ -126,6 +128,23 @@ class TraceStore(Protocol):
 
     def values(self, field: str, *, limit: int = 100) -> list[str]:
         """Known values of project, environment, name, kind, model, tag, session, user or feedback (keys)."""
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        """The feed: heads of all traces that changed after a position, in the order of their changes.
+
+        New or replaced runs, amendments and feedback without a rule are changes; the same run sent again and a rule's
+        feedback are none. A trace stands where it last changed. Every change is seen at least once by whoever reads on
+        from `cursor`, across restarts and beside any number of writers; None begins with the first trace. `filters` are
+        answered in `Head.passes`; a filter that is relative to now is refused.
+        """
+        ...
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        """Condition by condition with the value seen, why a trace passes a filter or not: by the compiler of `traces`.
+
+        Raises `NotFound`.
+        """
+        ...
 
     def count(self) -> Mapping[str, int]:
         """How many spans, traces and feedbacks are stored and visible; evaluators' own traces among them."""
