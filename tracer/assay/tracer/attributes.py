@@ -48,6 +48,7 @@ STREAM_CLOSED: Final = "assay.stream.closed"  # true: the consumer of a generato
 SAMPLE_RATE: Final = "assay.sample_rate"  # float in (0, 1], on a local root when head sampling is below 1
 
 PARTIAL: Final = "assay.partial"  # true, on a local root: not sampled, kept for an error in it; never weighted up
+MONITOR: Final = "assay.monitor"  # true, on the resource of a monitor or on a span below it: no rule takes such a trace
 
 # A run that has been open for more than a second: an OTLP log event with its ids and start, to Assay's collectors only
 STARTED_EVENT: Final = "assay.span.started"  # beside these: KIND, LOCAL_ROOT
