@@ -6,9 +6,9 @@ import sqlite3
 from collections.abc import Sequence
 
 from assay.collector.errors import Refused
-from assay.collector.filters import Filter
+from assay.collector.filters import Filter, timeless
 from assay.collector.records import Changes, head
-from assay.collector.stores.sqlite._for_rules import answer, timeless
+from assay.collector.stores.sqlite._for_rules import answer
 
 _HEAD = (
     "t.trace_id, t.change, t.runs_change, t.changed_ns, t.start_ns, t.complete, 1, t.rooted, t.size, t.span_count,"

@@ -1,7 +1,7 @@
 """A filter as rules read it, asked of single traces: by the compiler of all lists, but for two kinds of conditions.
 
-Rules do not chain: conditions on feedback see only what no rule gave. And words are looked up trace by trace; of a trace
-that the text index has not reached it cannot be told whether it has them.
+Rules do not chain: conditions on feedback see only what no rule gave. And words are looked up trace by trace; of a
+trace that the text index has not reached it cannot be told whether it has them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.stores.sqlite._where import (
     COMPARED,
@@ -37,7 +36,7 @@ class Answer(NamedTuple):
 
 
 def answer(filter: Filter) -> Answer:
-    """Whether a trace passes. Raises `Refused` for a filter whose answer changes with time alone."""
+    """Whether a trace passes."""
     found = list(of_rules(filter))
     others, values = joined([_shown(filter), *(c for part in found if part.name != "text" for c in part.conditions)])
     words = [condition for part in found if part.name == "text" for condition in part.conditions]
@@ -49,15 +48,6 @@ def answer(filter: Filter) -> Answer:
 def of_rules(filter: Filter) -> Iterator[Part]:
     """What the filter says, name by name."""
     return parts(filter, _WRITERS)
-
-
-def timeless(filter: Filter) -> Filter:
-    """The same filter. Raises `Refused` for one whose answer changes with time alone."""
-    if filter.complete is not None:
-        raise Refused(
-            "whether a trace is `complete` changes while nothing is written; rules wait for that by themselves"
-        )
-    return filter
 
 
 def _shown(filter: Filter) -> Condition:
