@@ -38,8 +38,8 @@ class Feedback:
 
     `score` is a float or bool, `label` a string; an outcome of "score" has one of them. An error says what happened in
     `error`, a skip says what was missing in `comment`. The `id` derives from (target, key, source, author or
-    evaluator + version), so that a repeat overwrites itself and two people's votes do not; that of a rule's feedback from
-    (target, key, source, evaluator, rule). It is derived when it is first asked for.
+    evaluator + version), so that a repeat overwrites itself and two people's votes do not; that of a rule's feedback
+    from (target, key, source, evaluator, rule). It is derived when it is first asked for.
 
     `claim` numbers the rule's evaluations of this target; of one (rule, target, evaluator) only what the highest claim
     said stands.
