@@ -110,7 +110,6 @@ class Control:
     change_rule = verb(ControlStore.change_rule, "PATCH /api/rules/{name:path}", tag="monitor")
     delete_rule = verb(ControlStore.delete_rule, "DELETE /api/rules/{name:path}", tag="monitor")
     decisions = verb(ControlStore.decisions, "GET /api/decisions", tag="monitor")
-    save_decisions = verb(ControlStore.save_decisions, "POST /api/decisions", tag="monitor", batch=BATCH)
     delete_decisions = verb(ControlStore.delete_decisions, "DELETE /api/decisions", tag="monitor")
 
     acquire = verb(
@@ -127,13 +126,6 @@ class Control:
     )
     leases = verb(ControlStore.leases, "GET /api/leases", tag="monitor")
     delete_lease = verb(ControlStore.delete_lease, "DELETE /api/leases/{name:path}", tag="monitor")
-    spend = verb(
-        ControlStore.spend,
-        "POST /api/budgets/spend",
-        tag="monitor",
-        says="Book an amount unless that passes the limit: the new total, or null and nothing booked.",
-    )
-    spent = verb(ControlStore.spent, "GET /api/budgets/spent", tag="monitor")
     delete_budget = verb(ControlStore.delete_budget, "DELETE /api/budgets/{budget:path}", tag="monitor")
 
     retention = verb(ControlStore.retention, "GET /api/retention", tag="keeping")
