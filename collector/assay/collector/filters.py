@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from assay.collector.errors import Refused
-from assay.collector.records import Status
+from assay.collector.records import JSON, Status
 
 Operator = Literal["<", "<=", "=", "!=", ">=", ">"]
 Comparison: TypeAlias = tuple[Operator, float]
@@ -88,6 +88,18 @@ def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None 
     given = {name: _normal(name, value) for name, value in (conditions or {}).items()}
     whole = filter or Filter()
     return replace(whole, **given) if given else whole
+
+
+def normal_form(filter: Filter) -> dict[str, JSON]:
+    """The conditions that a filter has, as plain values under their names, in order: `combined(None, …)` reads them."""
+    given = {name: getattr(filter, name) for name in sorted(CONDITIONS)}
+    return {name: _plain(value) for name, value in given.items() if value != _DEFAULTS[name]}
+
+
+def _plain(value: Any) -> JSON:
+    if isinstance(value, Mapping):
+        return dict(sorted(value.items()))
+    return [_plain(member) for member in value] if isinstance(value, tuple) else value
 
 
 def deletable(filter: Filter) -> Filter:

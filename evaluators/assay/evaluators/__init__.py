@@ -7,6 +7,7 @@ from assay.collector.extras import needing
 
 if TYPE_CHECKING:
     from assay.evaluators.judges import Judge, judge, panel, scripted
+    from assay.evaluators.monitors import monitor
     from assay.evaluators.scoring._pairwise import pairwise
 
 with needing("server", __name__):
@@ -34,6 +35,7 @@ __all__ = [
     "from_dict",
     "get",
     "judge",
+    "monitor",
     "names",
     "pairwise",
     "panel",
@@ -41,10 +43,11 @@ __all__ = [
     "scripted",
 ]
 
-# What only those need who judge: imported when it is asked for.
+# What only those need who judge or watch: imported when it is asked for.
 _LATER = {
     "Judge": "assay.evaluators.judges",
     "judge": "assay.evaluators.judges",
+    "monitor": "assay.evaluators.monitors",
     "pairwise": "assay.evaluators.scoring._pairwise",
     "panel": "assay.evaluators.judges",
     "scripted": "assay.evaluators.judges",

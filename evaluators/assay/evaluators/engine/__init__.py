@@ -1,5 +1,6 @@
 """The engine: a dataset, a task and evaluators become an experiment."""
 
+from assay.evaluators.engine._code import NoSource, source_of
 from assay.evaluators.engine._compare import Change, Comparison, compare
 from assay.evaluators.engine._dry import dry_run
 from assay.evaluators.engine._evaluate import aevaluate, evaluate
@@ -18,6 +19,7 @@ __all__ = [
     "Experiment",
     "Failure",
     "KeySummary",
+    "NoSource",
     "OpenRun",
     "Recorder",
     "Row",
@@ -31,4 +33,5 @@ __all__ = [
     "finish_stored",
     "go_on",
     "run_again",
+    "source_of",
 ]

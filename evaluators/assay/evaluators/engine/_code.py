@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -33,6 +33,20 @@ def code_of(function: Any) -> dict[str, str]:
     return dict(sorted({**known, **settled(walk.state, walk.moving)}.items()))
 
 
+class NoSource(ValueError):
+    """The source text of a function is not to be had: it was typed in, made by `exec`, or written in C."""
+
+
+def source_of(function: Any) -> dict[str, str]:
+    """As `code_of`, from source texts, which are the same for every Python. Raises `NoSource`."""
+    whole = inspect.unwrap(function)
+    walk = _walked(whole, _source)
+    if not walk.digests:  # installed: what it calls is as old as its package
+        walk.digests[_name(whole)] = _digest(_source(whole if inspect.isroutine(whole) else type(whole)))
+    known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
+    return dict(sorted({**known, **settled(walk.state, walk.moving)}.items()))
+
+
 def unknown_to(function: Any) -> list[str]:
     """What the objects of a callable hold that cannot be compared, as "path (type)"."""
     walk = _walked(function)
@@ -43,8 +57,19 @@ def unknown_to(function: Any) -> list[str]:
     )
 
 
-def _walked(function: Any) -> _Walk:
-    walk = _Walk()
+def _bytecode(function: FunctionType) -> str:
+    return _of_code(function.__code__)
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.cleandoc(inspect.getsource(function))
+    except (OSError, TypeError):
+        raise NoSource(f"the source of {_name(function)} is not to be had") from None
+
+
+def _walked(function: Any, text: Callable[[FunctionType], str] = _bytecode) -> _Walk:
+    walk = _Walk(text)
     walk.add("", function)
     while walk.ahead and len(walk.digests) < MOST:
         walk.step()
@@ -54,7 +79,8 @@ def _walked(function: Any) -> _Walk:
 class _Walk:
     """What was found so far, and what is still to be looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: Callable[[FunctionType], str]) -> None:
+        self._text = text
         self.digests: dict[str, str] = {}
         self.stored: set[str] = set()  # global names that the code itself assigns: counters and caches, not settings
         self.ahead: list[Any] = []
@@ -114,7 +140,7 @@ class _Walk:
 
     def _function(self, function: FunctionType) -> None:
         code, module = function.__code__, function.__module__
-        self.digests[_name(function)] = _digest(_of_code(code))
+        self.digests[_name(function)] = _digest(self._text(function))
         for inner in _nested(code):
             self.moving.note(function.__name__, inner)
         named = {name for inner in _nested(code) for name in inner.co_names}

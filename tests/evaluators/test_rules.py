@@ -1,0 +1,115 @@
+"""Rules as people write them: what is accepted, what makes a new version, what a file holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.evaluators import get, monitor
+from assay.evaluators.monitors import BrokenRules, load
+
+
+def concise(outputs: str) -> bool:
+    return len(outputs) < 200
+
+
+def rules(folder: Path, text: str) -> Path:
+    file = folder / "rules.py"
+    file.write_text("from assay.evaluators import get, monitor\n" + text)
+    return file
+
+
+def test_a_rule_has_the_filter_in_its_normal_form() -> None:
+    as_text = monitor("r", evaluators=[get("pii")], filter="name=answer latency_ms>200 tags=a")
+    as_data = monitor("r", evaluators=[get("pii")], filter={"tags": "a", "latency_ms": (">", 200), "name": "answer"})
+    assert as_text.record.filter == {"latency_ms": [">", 200.0], "name": "answer", "tags": ["a"]}
+    assert as_text.record.version == as_data.record.version
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"evaluators": []}, "has no evaluators"),
+        ({"filter": {"nam": "a"}}, "did you mean 'name'"),
+        ({"filter": "since=1h"}, "leave out since"),
+        ({"strata": [({"until_ns": 5}, 1.0)]}, "leave out since"),
+        ({"sample_rate": 1.5}, "from 0 to 1, not 1.5"),
+        ({"sample_rate": True}, "from 0 to 1, not True"),
+        ({"budget": {"usd_per_dey": 1}}, "did you mean 'usd_per_day'"),
+        ({"budget": {"usd_per_day": float("nan")}}, "usd_per_day"),
+        ({"target": "spam"}, "target='spam' is none of trace, span"),
+        ({"kind": "llm"}, "chooses spans"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"evaluators": [concise, concise]}, "two evaluators with the key 'concise'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        monitor("r", **{"evaluators": [get("pii")], **given})
+
+
+def test_settings_make_no_version() -> None:
+    rule = monitor("r", evaluators=[concise])
+    other = monitor("r", evaluators=[concise], sample_rate=0.1, budget={"usd_per_day": 1}, priority=3, timeout=1)
+    assert rule.record.version == other.record.version
+    assert rule.record.settings != other.record.settings
+
+
+@pytest.mark.parametrize(
+    "changed", [{"filter": "name=a"}, {"target": "span"}, {"scope": "both"}, {"evaluators": [get("exact")]}]
+)
+def test_what_is_scored_and_with_what_makes_the_version(changed: dict[str, Any]) -> None:
+    rule = monitor("r", evaluators=[concise])
+    assert monitor("r", **{"evaluators": [concise], **changed}).record.version != rule.record.version
+
+
+def test_the_source_of_a_function_and_of_what_it_calls_makes_the_version(tmp_path: Path) -> None:
+    text = "LIMIT = 10\ndef most():\n    return LIMIT\ndef short(outputs):\n    return len(outputs) < most()\n"
+    rule = 'monitor("r", evaluators=[short])\n'
+    versions = [
+        load(rules(tmp_path, changed + rule))[0].record.version
+        for changed in (text, "# why\n" + text, text.replace("10", "20"), text.replace("return LIMIT", "return 2"))
+    ]
+    assert versions[0] == versions[1]
+    assert len(set(versions)) == 3
+
+
+def test_code_without_source_needs_a_version_by_hand() -> None:
+    made = eval("lambda outputs: 1")
+    with pytest.raises(ValueError, match=r"is not to be had; say monitor\('r', …, version="):
+        monitor("r", evaluators=[made])
+    one, two = (monitor("r", evaluators=[made], version=version).record for version in ("1", "2"))
+    assert one.version != two.version
+
+
+def test_a_parameter_that_is_a_function_counts_by_its_source() -> None:
+    one = monitor("r", evaluators=[get("regex", pattern="a")]).record
+    other = monitor("r", evaluators=[get("regex", pattern="b")]).record
+    assert one.version != other.version
+
+
+def test_a_file_owns_its_rules(tmp_path: Path) -> None:
+    file = rules(tmp_path, 'monitor("a", evaluators=[get("pii")])\nmonitor("b", evaluators=[get("exact")])\n')
+    assert [(rule.record.name, rule.record.owner) for rule in load(file)] == [("a", str(file)), ("b", str(file))]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "holds no rule"),
+        ("1/0\n", "does not run: ZeroDivisionError"),
+        ("def f(:\n", "does not run: SyntaxError"),
+        ('monitor("a", evaluators=[get("pii")])\n' * 2, "two rules named 'a'"),
+        ('monitor("a", evaluators=[get("pii")])\nraise SystemExit(0)\n', "does not run: SystemExit"),
+    ],
+)
+def test_a_file_is_used_whole_or_not_at_all(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(BrokenRules, match=what):
+        load(rules(tmp_path, text))
+
+
+def test_outside_of_a_file_a_rule_is_only_made(tmp_path: Path) -> None:
+    load(rules(tmp_path, 'monitor("a", evaluators=[get("pii")])\n'))
+    assert monitor("b", evaluators=[get("pii")]).record.owner == "api"
