@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, cast
 
-from assay.collector.errors import Refused
+from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter, timeless
 from assay.collector.records import Changes, Head
 from assay.collector.stores.sqlite._for_rules import answer
@@ -27,12 +27,25 @@ _FROM = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
 
 def changes(db: sqlite3.Connection, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int) -> Changes:
     """What changed after a position. Raises `Refused`."""
-    begin = position(db, after)
-    answers = [answer(timeless(filter)) for filter in filters]
-    passes = "".join(f", {one.sql}" for one in answers)
-    values = [value for one in answers for value in one.values]
-    rows = db.execute(f"SELECT {_HEAD}{passes} {_FROM} ORDER BY t.change LIMIT ?", (*values, begin, limit)).fetchall()
+    begin, (columns, values) = position(db, after), _columns(filters)
+    rows = db.execute(f"SELECT {columns} {_FROM} ORDER BY t.change LIMIT ?", (*values, begin, limit)).fetchall()
     return Changes(heads=tuple(map(_head, rows)), cursor=str(rows[-1][1] if rows else begin), now_ns=now_ns)
+
+
+def one(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> Head:
+    """The head of one trace. Raises `NotFound`."""
+    columns, values = _columns(filters)
+    sql = f"SELECT {columns} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
+    row = db.execute(sql, (*values, trace_id)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return _head(row)
+
+
+def _columns(filters: Sequence[Filter]) -> tuple[str, list[Any]]:
+    """What is read of a trace, and the values for its marks."""
+    answers = [answer(timeless(filter)) for filter in filters]
+    return ", ".join((_HEAD, *(one.sql for one in answers))), [value for one in answers for value in one.values]
 
 
 _PASSES = {0: False, 1: True, None: None}
