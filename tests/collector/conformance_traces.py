@@ -215,6 +215,16 @@ def test_a_span_open_at_the_end_of_its_root_is_waited_for(store: Store) -> None:
     assert store.trace(root.trace_id).complete
 
 
+def test_a_trace_with_drops_is_not_called_complete(store: Store) -> None:
+    root = run()
+    counts = {"assay.spans.started": 3, "assay.spans.open": 0, "assay.spans.dropped": 2, "assay.calls.sent": 1}
+    store.append([replace(root, attributes={"assay.local_root": root.span_id, **counts})])
+    [summary] = store.traces(complete=False)
+    assert (summary.complete, summary.dropped, summary.calls_sent, summary.running) == (False, 2, 1, 0)
+    assert not store.traces(complete=True).items
+    assert not store.trace(root.trace_id).complete
+
+
 def test_foreign_traces_are_complete_after_a_quiet_period_only(store: Store) -> None:
     store.append([run()])
     assert not store.traces().items[0].complete

@@ -20,7 +20,8 @@ PREVIEW = 300  # characters of inputs and outputs in a summary
 _SUMMARY = (
     "t.id, t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
     " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
-    f" t.example_id, t.repetition, t.root, {complete_sql()}"
+    f" t.example_id, t.repetition, t.root, {complete_sql()}, t.dropped,"
+    " t.calls_sent, t.running"
 )
 
 
@@ -64,6 +65,9 @@ def _summary(row: Sequence[Any], root: dict[str, JSON], latest: dict[str, float 
         example_id=row[19],
         repetition=row[20],
         complete=bool(row[22]),
+        dropped=row[23],
+        calls_sent=row[24],
+        running=row[25],
         inputs=preview(root.get("inputs")),
         outputs=preview(root.get("outputs")),
         feedback=latest,
