@@ -49,6 +49,11 @@ class Traces:
     values = verb(TraceStore.values, "GET /api/values/{field}", tag="traces")
     count = verb(TraceStore.count, "GET /api/count", tag="traces")
 
+    running = verb(TraceStore.running, "GET /api/running", tag="traces")
+    add_running = verb(TraceStore.add_running, "POST /api/running", tag="traces", batch=BATCH)
+    processes = verb(TraceStore.processes, "GET /api/processes", tag="traces")
+    add_reports = verb(TraceStore.add_reports, "POST /api/processes", tag="traces", batch=BATCH)
+
     feedbacks = verb(
         TraceStore.feedbacks,
         "GET /api/feedback",

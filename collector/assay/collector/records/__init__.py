@@ -13,7 +13,8 @@ from assay.collector.records._ids import canonical
 from assay.collector.records._lists import Bucket, FeedbackStats, Page, RunScores, SessionSummary, TraceSummary, paged
 from assay.collector.records._monitor import Decision, Lease, Rule
 from assay.collector.records._numbering import Numbering, distinct
-from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
+from assay.collector.records._process import Process, ProcessReport
+from assay.collector.records._run import Document, Event, Link, OpenRun, Run, Trace, Usage
 from assay.collector.records._values import JSON, DatasetKind, Outcome, QueueStatus, Source, Status, Verdict
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
@@ -34,8 +35,11 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Lease",
     "Link",
     "Numbering",
+    "OpenRun",
     "Outcome",
     "Page",
+    "Process",
+    "ProcessReport",
     "QueueItem",
     "QueueStatus",
     "Retention",

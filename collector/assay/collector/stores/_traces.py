@@ -10,7 +10,10 @@ from assay.collector.records import (
     JSON,
     Bucket,
     Feedback,
+    OpenRun,
     Page,
+    Process,
+    ProcessReport,
     Retention,
     Run,
     RunScores,
@@ -129,6 +132,29 @@ class TraceStore(Protocol):
 
     def count(self) -> Mapping[str, int]:
         """How many spans, traces and feedbacks are stored and visible; evaluators' own traces among them."""
+
+    def add_running(self, runs: Sequence[OpenRun]) -> None:
+        """Keep that runs have started: each until its span arrives, or its trace says that it was dropped.
+
+        One whose span is here changes nothing, nor does one said twice. Kept are the latest 10,000, for seven days.
+        """
+
+    def running(
+        self,
+        *,
+        trace_id: str | None = None,
+        project: str | None = None,
+        environment: str | None = None,
+        alone: bool = False,
+        limit: int = 1000,
+    ) -> list[OpenRun]:
+        """Runs that have started and not ended, latest start first; `alone` those of traces that have nothing else."""
+
+    def add_reports(self, reports: Sequence[ProcessReport]) -> None:
+        """Keep what processes say of all their spans: of each its newest report. Kept are the latest 10,000 processes."""
+
+    def processes(self, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
+        """Processes of which something has come (since a time), the latest first."""
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from assay.collector.records import JSON
+from assay.collector.records import JSON, OpenRun
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _words
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
+from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
+from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._values import loads
 
@@ -62,6 +64,8 @@ class Appender:
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._cached_spans, self.bound = 0, CACHED_SPANS
         self._resources: dict[str, int] = {}
+        self._origins: dict[int, Origin | None] = {}  # by key of the resource
+        self.running, self.processes = Running(self.db), Processes(self.db)
         self._values: set[tuple[str, str]] = set()
         self.forget()
 
@@ -70,6 +74,8 @@ class Appender:
         self._cache.clear()
         self._cached_spans = 0
         self._resources.clear()
+        self._origins.clear()
+        self.running.forget()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self._next_trace = self._highest("traces") + 1
         self._next_span = self._highest("spans") + 1
@@ -94,7 +100,9 @@ class Appender:
         return self._next_trace - 1
 
     def evict(self, trace_ids: Iterable[str]) -> None:
-        """Drop what is remembered of these traces."""
+        """Drop what is remembered of traces that went."""
+        trace_ids = list(trace_ids)
+        self.running.evict(trace_ids)
         for trace_id in trace_ids:
             if state := self._cache.pop(trace_id, None):
                 self._cached_spans -= len(state.facts)
@@ -104,7 +112,7 @@ class Appender:
 
         Returns the keys of traces of which the file has had nothing before.
         """
-        before = self._next_trace
+        before, first = self._next_trace, self._next_span
         known = self._known({trace_id: None for batch in batches for trace_id in batch.traces})
         spans: list[_Row] = []
         touched: dict[str, Known] = {}
@@ -116,6 +124,7 @@ class Appender:
         self._insert_spans(spans)
         self._insert_traces(touched)
         self._keep_values([row.fact for row in spans])
+        self._count(row for row in spans if row.id >= first)
         self._trim()
         return {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
 
@@ -140,6 +149,13 @@ class Appender:
         self._trim()
         return True
 
+    def start(self, runs: Sequence[OpenRun]) -> None:
+        """Keep that runs have started."""
+        freed = self.running.add(runs)
+        stored = [trace_id for trace_id, _ in find_many(self.db, _KEYS + " AND span_count > 0", freed)]
+        self._insert_traces(self._known(stored))
+        self._trim()
+
     def _insert_spans(self, rows: Sequence[_Row]) -> None:
         payloads = self._compressor.all([row.payload for row in rows])
         values = [
@@ -153,6 +169,8 @@ class Appender:
         rows = []
         for trace_id, state in touched.items():
             rolled, root = roll_up(list(state.facts.values()))
+            if running := self.running.left(trace_id, state.facts, settled=rolled.complete == 1):
+                rolled = rolled._replace(running=running, complete=0)
             rows.append((state.key, trace_id, now, list(state.rows.values())[root], *rolled))
         insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         waiting = [(row[0], now) for row in rows]
@@ -223,6 +241,16 @@ class Appender:
             insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
+    def _count(self, rows: Iterable[_Row]) -> None:
+        """Count spans that have come for the first time with the processes that they are of."""
+        counts = Counter([(row.resource, row.fact.project, row.fact.environment) for row in rows])
+        arrived: Counter[tuple[Origin, str, str]] = Counter()
+        for (resource, project, environment), count in counts.items():
+            if whose := self._origins.get(resource):
+                arrived[whose, project, environment] += count
+        if arrived:
+            self.processes.count(arrived)
+
     def _trim(self) -> None:
         while self._cached_spans > self.bound and len(self._cache) > 1:
             _, state = self._cache.popitem(last=False)
@@ -233,7 +261,7 @@ class Appender:
         if key is None:
             self.db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
             key = int(self.db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
-            self._resources[blob] = key
+            self._resources[blob], self._origins[key] = key, origin(loads(blob))
         return key
 
 

@@ -171,7 +171,7 @@ _COMPLETENESS: tuple[str, ...] = (
     CREATE TABLE open_runs (
       trace_id TEXT NOT NULL, span_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL, kind TEXT NOT NULL,
       start_ns INTEGER NOT NULL, local_root TEXT, project TEXT NOT NULL, environment TEXT NOT NULL, instance TEXT,
-      PRIMARY KEY (trace_id, span_id)
+      seen_ns INTEGER NOT NULL, PRIMARY KEY (trace_id, span_id)
     ) WITHOUT ROWID
     """,
     """

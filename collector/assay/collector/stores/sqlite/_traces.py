@@ -12,7 +12,10 @@ from assay.collector.records import (
     JSON,
     Bucket,
     Feedback,
+    OpenRun,
     Page,
+    Process,
+    ProcessReport,
     Retention,
     Run,
     RunScores,
@@ -24,7 +27,16 @@ from assay.collector.records import (
 )
 from assay.collector.stores import _amend
 from assay.collector.stores._both import Gone
-from assay.collector.stores.sqlite import _aggregate, _delete, _feedback, _lists, _maintenance, _summaries
+from assay.collector.stores.sqlite import (
+    _aggregate,
+    _delete,
+    _feedback,
+    _lists,
+    _maintenance,
+    _processes,
+    _running,
+    _summaries,
+)
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._writer import Job
@@ -152,6 +164,34 @@ class SQLiteTraces(Half):
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
         return _lists.count(db)
 
+    # what has not come, and who should know
+
+    @writes
+    def add_running(self, _: sqlite3.Connection, /, runs: Sequence[OpenRun]) -> None:
+        self._file.appender.start(runs)
+
+    @reads
+    def running(
+        self,
+        db: sqlite3.Connection,
+        /,
+        *,
+        trace_id: str | None = None,
+        project: str | None = None,
+        environment: str | None = None,
+        alone: bool = False,
+        limit: int = 1000,
+    ) -> list[OpenRun]:
+        return _running.stored(db, trace_id, project, environment, alone, limit)
+
+    @writes
+    def add_reports(self, _: sqlite3.Connection, /, reports: Sequence[ProcessReport]) -> None:
+        self._file.appender.processes.report(reports)
+
+    @reads
+    def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
+        return _processes.stored(db, since_ns, limit)
+
     # deletion
 
     @reads
@@ -170,9 +210,11 @@ class SQLiteTraces(Half):
     def expire(self, rule: Retention) -> Filter | None:
         with self._file.read() as reader:
             expired = _maintenance.too_old(reader.db, rule)
-        if expired is not None and rule.project is None:
+        if expired is not None:
             before = expired.until_ns or 0
-            self._file.write(lambda db: _delete.feedback_without_trace(db, before))
+            self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
+            if rule.project is None:
+                self._file.write(lambda db: _delete.feedback_without_trace(db, before))
         return expired
 
     def vacuum(self) -> int:
