@@ -151,7 +151,7 @@ class TraceStore(Protocol):
         """Runs that have started and not ended, latest start first; `alone` those of traces that have nothing else."""
 
     def add_reports(self, reports: Sequence[ProcessReport]) -> None:
-        """Keep what processes say of all their spans: of each its newest report. Kept are the latest 10,000 processes."""
+        """Keep what processes say of all their spans: the newest report of each of the latest 10,000."""
 
     def processes(self, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
         """Processes of which something has come (since a time), the latest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,14 +19,14 @@ REASONS = 50  # of a report, for dropping spans
 LONGEST = 200  # characters of an instance's name
 _COUNTS = ("started", "open", "delivered", "spilled", "pending")
 _WHOSE = ("service", "project", "environment", "pid")
-_REPORT = ("instance", "seen_ns", *_WHOSE, "reported_ns", "report")
+_REPORT = ("instance", "seen_ns", *_WHOSE, "reported_ns", "progress", "report")
 _STORED = (
     f"INSERT INTO processes (instance, stored, seen_ns, {','.join(_WHOSE)}) VALUES (?,?,?,?,?,?,?)"
     " ON CONFLICT (instance) DO UPDATE SET stored = stored + excluded.stored, seen_ns = excluded.seen_ns"
 )
 _REPORTED = (
-    f"INSERT INTO processes ({','.join(_REPORT)}) VALUES (?,?,?,?,?,?,?,?) {overwrite(_REPORT)}"
-    " WHERE excluded.reported_ns >= coalesce(processes.reported_ns, 0)"
+    f"INSERT INTO processes ({','.join(_REPORT)}) VALUES (?,?,?,?,?,?,?,?,?) {overwrite(_REPORT)}"
+    " WHERE excluded.progress >= coalesce(processes.progress, 0)"
 )
 _OLDEST = "instance IN (SELECT instance FROM processes ORDER BY seen_ns DESC LIMIT -1 OFFSET ?)"
 
@@ -80,9 +80,11 @@ class Processes:
 def _row(report: ProcessReport, now: int) -> tuple[Any, ...]:
     counts: dict[str, JSON] = {name: _count(getattr(report, name)) for name in _COUNTS}
     dropped = {str(reason)[:64]: _count(count) for reason, count in islice(report.dropped.items(), REASONS)}
-    said = dumps({**counts, "dropped": dropped})
     whose = (clean(getattr(report, name)) for name in _WHOSE)
-    return (clean(report.instance), now, *whose, _count(report.reported_ns), said)
+    # A process's clock may be set back; these never fall, so that they tell which of two reports is the later one
+    progress = _count(report.started + report.delivered + sum(report.dropped.values()))
+    said = dumps({**counts, "dropped": dropped})
+    return (clean(report.instance), now, *whose, _count(report.reported_ns), progress, said)
 
 
 def _count(value: int) -> int:

@@ -177,7 +177,7 @@ _COMPLETENESS: tuple[str, ...] = (
     """
     CREATE TABLE processes (
       instance TEXT PRIMARY KEY, stored INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, service TEXT,
-      project TEXT NOT NULL, environment TEXT NOT NULL, pid INTEGER, reported_ns INTEGER, report TEXT
+      project TEXT NOT NULL, environment TEXT NOT NULL, pid INTEGER, reported_ns INTEGER, progress INTEGER, report TEXT
     ) WITHOUT ROWID
     """,
 )
