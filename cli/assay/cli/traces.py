@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from assay.cli._common import conditions, console, emit, notes, opened, table, whole_id
 from assay.cli._options import JsonOption, StoreOption, WhereOption, YesOption
-from assay.cli._tree import tree
-from assay.collector import format
-from assay.collector.errors import Refused
+from assay.cli._tree import tree, under_way
+from assay.collector import format, stores
+from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter, combined
-from assay.collector.records import TraceSummary
+from assay.collector.records import OpenRun, Trace, TraceSummary
 from assay.collector.stores import Store
 
 app = typer.Typer(
@@ -56,16 +56,26 @@ def list_(
 
 @app.command()
 def show(trace_id: Id, whole: Whole = False, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """One trace as a tree: times, inputs, outputs, documents, feedback.
+    """One trace as a tree: times, inputs, outputs, documents, feedback, and what is missing of it.
 
     Example: `assay traces show 0af7651916cd43dd8448eb211c80319c`
     """
     with opened(at) as store:
-        trace = store.trace(whole_id(store, trace_id))
+        trace = _asked(store, whole_id(store, trace_id))
     if as_json:
-        emit([msgspec.to_builtins(trace)])
+        emit([msgspec.to_builtins(trace)] if isinstance(trace, Trace) else map(_running, trace))
     else:
-        console.print(tree(trace, whole=whole), soft_wrap=True)
+        console.print(tree(trace, whole=whole) if isinstance(trace, Trace) else under_way(trace), soft_wrap=True)
+
+
+def _asked(store: Store, trace_id: str) -> Trace | list[OpenRun]:
+    """The trace, or its open runs where nothing has ended. Raises `NotFound`."""
+    try:
+        return store.trace(trace_id)
+    except NotFound:
+        if runs := store.running(trace_id=trace_id):
+            return runs
+        raise
 
 
 @app.command()
@@ -76,7 +86,7 @@ def tail(
     as_json: JsonOption = False,
     every: Every = 1.0,
 ) -> None:
-    """New traces as they arrive, until Ctrl-C.
+    """New traces as they arrive, and those under way once one of their runs takes more than a second, until Ctrl-C.
 
     Example: `assay traces tail --where status=error --json`
     """
@@ -87,11 +97,29 @@ def tail(
         if there.next:  # what is older is not among `seen`
             wanted = combined(wanted, {"since_ns": there.items[-1].start_ns + 1})
         seen = {trace.trace_id for trace in there}
+        begun = set[str]()  # what has been told of; what is under way already is told first
         while True:
+            begun = _print_running(stores.under_way(store, wanted), begun, as_json)
             time.sleep(every)
             new = _new(store, wanted, seen)
             _print(new[::-1], as_json, head=False)
             seen.update(trace.trace_id for trace in new)
+
+
+def _print_running(runs: list[OpenRun], told: set[str], as_json: bool) -> set[str]:
+    """Tell of traces under way that were not told of; returns those that are."""
+    new = [run for run in reversed(runs) if run.trace_id not in told]
+    if as_json:
+        emit(map(_running, new))
+    else:
+        for run in new:
+            cells = (run.trace_id, format.to_the_second(run.start_ns), run.name, "running", format.ago(run.start_ns))
+            console.print("  ".join(cells), markup=False, highlight=False, soft_wrap=True)
+    return {run.trace_id for run in runs}
+
+
+def _running(run: OpenRun) -> dict[str, Any]:
+    return {"running": True, **msgspec.to_builtins(run)}
 
 
 def _new(store: Store, wanted: Filter, seen: set[str]) -> list[TraceSummary]:
@@ -154,8 +182,14 @@ def _cells(trace: TraceSummary) -> tuple[str, ...]:
         trace.name,
         trace.status,
         format.duration(trace.duration_ns),
-        str(trace.span_count),
+        _spans(trace),
         str(trace.input_tokens + trace.output_tokens),
         trace.inputs[:60],
         " ".join(f"{key}={value if isinstance(value, str) else format.number(value)}" for key, value in values),
     )
+
+
+def _spans(trace: TraceSummary) -> str:
+    """How many are here, and what is known of others."""
+    others = ((trace.dropped, "dropped"), (trace.running, "running"))
+    return ", ".join([str(trace.span_count), *(f"{count} {what}" for count, what in others if count)])

@@ -1,4 +1,4 @@
-"""`/v1/logs`: events named `gen_ai.evaluation.result` become feedback; what our tracer says beside its spans is kept, too;
+"""`/v1/logs`: events named `gen_ai.evaluation.result` become feedback, what our tracer says beside its spans is kept;
 records that no dialect knows are not for us.
 
 Source of the names: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`; what they lack
