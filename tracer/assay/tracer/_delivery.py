@@ -346,6 +346,10 @@ class Delivery:
         """Whether nothing waits."""
         return not self._pending()
 
+    def lose(self, reason: str, count: int) -> None:
+        """Count what was dropped before it came here."""
+        self._drop(reason, count, earlier=True)
+
     def dropped(self) -> Counter[str]:
         """Drops by reason, those at the queue included."""
         return self.tally.dropped + self.queue.dropped

@@ -25,7 +25,7 @@ from assay.tracer import _context
 from assay.tracer._context import Remote, from_baggage
 from assay.tracer._errors import ours
 from assay.tracer._runtime import current
-from assay.tracer._span import VENDOR, span_context
+from assay.tracer._span import VENDOR, LiveSpan, entry, span_context
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,18 +53,19 @@ def _outgoing(ctx: Context) -> SpanContext | None:
     own = _context.parent(ctx)
     if own is None:
         return _context.foreign(ctx)
-    context = (
-        span_context(own.trace_id, own.span_id, sampled=own.sampled)
-        if isinstance(own, Remote)
-        else own.get_span_context()
-    )
+    if isinstance(own, LiveSpan):
+        own = Remote(own.local.trace_id, own.span_id, own.local.sampled, own.local.ot)
     foreign = _context.foreign(ctx)
-    return context if foreign is None else _with_entry(foreign, context.trace_state[VENDOR])
+    if foreign is None:
+        return span_context(own.trace_id, own.span_id, sampled=own.sampled, ot=own.ot)
+    return _with_entry(foreign, own)
 
 
-def _with_entry(context: SpanContext, entry: str) -> SpanContext:
+def _with_entry(context: SpanContext, own: Remote) -> SpanContext:
+    """A foreign context beside which ours travels. The member `ot` there is that of the foreign trace."""
     others = [(k, v) for k, v in context.trace_state.items() if k != VENDOR]
-    state = TraceState([(VENDOR, entry), *others])
+    ours = entry(own.trace_id, own.span_id, own.sampled) + (f"-{own.ot}" if own.ot else "")
+    state = TraceState([(VENDOR, ours), *others])
     return SpanContext(context.trace_id, context.span_id, context.is_remote, context.trace_flags, state)
 
 
