@@ -58,11 +58,13 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 class Local:
-    """This process's part of one trace: how many of its spans were started, are open, and were dropped."""
+    """This process's part of one trace: how many of its spans were started, are open, and were dropped, and how many
+    calls it has sent out.
+    """
 
     __slots__ = (
         *("closed", "dropped", "epoch", "open", "ot", "resource", "root_id"),
-        *("sampled", "sink", "started", "trace_id", "undecided"),
+        *("sampled", "sent", "sink", "started", "trace_id", "undecided"),
     )
 
     def __init__(
@@ -78,7 +80,7 @@ class Local:
         self.resource = resource
         self.undecided: Undecided | None = None
         self.sampled, self.ot = sampled, ot  # by the head; its member of the tracestate (see `_sampling`)
-        self.root_id = self.started = self.open = self.dropped = 0
+        self.root_id = self.started = self.open = self.dropped = self.sent = 0
         self.closed = False  # whether the local root has ended
         self.epoch = Clock.epoch
 
@@ -151,7 +153,10 @@ class LiveSpan(ReadableSpan, otel.Span):
         context = self.__dict__.get("_own_context")
         if context is None:
             local = self.local
-            context = self._own_context = span_context(local.trace_id, self.span_id, sampled=local.sampled, ot=local.ot)
+            plain = span_context(local.trace_id, self.span_id, sampled=local.sampled, ot=local.ot)
+            state = _Outgoing(local, plain.trace_state)
+            context = SpanContext(plain.trace_id, plain.span_id, False, plain.trace_flags, state)
+            self._own_context = context
         return context
 
     @property
@@ -273,11 +278,12 @@ def _close(local: Local) -> dict[str, Any]:
     """The local root has ended: what it carries, and every span that ends after it. Called under the lock."""
     local.closed = True
     _locals.pop(local.trace_id, None)
-    return {
+    told = {
         names.LOCAL_ROOT: f"{local.root_id:016x}",
         names.SPANS_STARTED: local.started,
         names.SPANS_OPEN: local.open,
     }
+    return {**told, names.CALLS_SENT: local.sent} if local.sent else told
 
 
 def count_started(local: Local, span_id: int) -> None:
@@ -305,6 +311,26 @@ def span_context(trace_id: int, span_id: int, remote: bool = False, sampled: boo
 def entry(trace_id: int, span_id: int, sampled: bool) -> str:
     """Our tracestate entry."""
     return f"{trace_id:032x}-{span_id:016x}-{'01' if sampled else '00'}"
+
+
+class _Outgoing(TraceState):
+    """The tracestate of a span of ours: propagators write it into a carrier, and nobody else writes it."""
+
+    def __init__(self, local: Local, state: TraceState) -> None:
+        super().__init__()
+        self._dict = dict(state)
+        self._local = local
+
+    def to_header(self) -> str:
+        """The header `tracestate`; the call that takes it along is counted."""
+        count_sent(self._local)
+        return super().to_header()
+
+
+def count_sent(local: Local) -> None:
+    """Count a call to another process, which may have a local root of its own below this one."""
+    with _lock:
+        local.sent += 1
 
 
 def count_dropped(span: LiveSpan) -> None:
