@@ -25,6 +25,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from assay.tracer import _errors, _spool
 from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected
 from assay.tracer._finish import Finisher
+from assay.tracer._hanging import LONG, Flight, Watch
 from assay.tracer._post import Answer, Post, load
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
@@ -74,13 +75,18 @@ class Delivery:
         self._failures, self._not_before = 0, 0.0  # in a row
         # What was taken from the queue and is not settled is in these three. Who works on them holds the lock, but for
         # the time of a request; who takes over says so.
-        self._in_flight: tuple[str, bytes, int] | None = None
+        self._flight: Flight | None = None
         self._batches: deque[Sequence[ReadableSpan]] = deque()
         self._events: list[FeedbackEvent] = []
         self._at_work: dict[int, int] = {}  # by thread: items in its hands
         self._patience = _PATIENCE
         self._work = threading.RLock()
         self._taken_over = False
+        self._watch = self._watched()
+
+    def _watched(self) -> Watch:
+        work = self._work
+        return Watch(lambda: self._flight is not None, lambda: self._survive(self._secure, work))
 
     def put(self, item: Item) -> None:
         """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
@@ -106,6 +112,7 @@ class Delivery:
             self._thread = thread
             self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
             self._work, self._taken_over = threading.RLock(), False
+            self._watch = self._watched()
             try:
                 thread.start()
             except RuntimeError:
@@ -122,16 +129,21 @@ class Delivery:
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
         self._survive(lambda _: load(), None)
-        work = self._work
+        work, watch = self._work, self._watch
+        try:
+            self._rounds(work)
+        except _TakenOver:
+            pass
+        finally:
+            watch.end()
+
+    def _rounds(self, work: threading.RLock) -> None:
         while True:
             with suppress(queue.Empty):
                 self._wake.get(timeout=_HURRIED if time.monotonic() < self._hurried_until else _INTERVAL)
             asked, closed = self._asked, self._closed
-            try:
-                with work:
-                    self._survive(self._round, asked > self._done)
-            except _TakenOver:
-                return
+            with work:
+                self._survive(self._round, asked > self._done)
             with self._settled:
                 self._done = asked
                 self._settled.notify_all()
@@ -186,13 +198,40 @@ class Delivery:
 
     def _relieve(self) -> None:
         """The queue grows faster than it can be delivered: who makes it grow takes some of it to the disk."""
-        if self.spool.folder is None:
+        if not self.spool.works:
             return  # it grows up to its second bound
         spans, events = _apart(self.queue.take_some(_BATCH_SPANS))
         for batch in _batches(spans):
             self._settle(self._shelve, batch)
         if events:
             self._settle(self._shelve_feedback, events)
+
+    def _secure(self, work: threading.RLock, after: float = LONG) -> None:
+        """A request waits for its answer: what it sends, and what waits behind it, goes to the disk.
+
+        Batch by batch, so that nobody waits long for the lock: neither its answer, nor the end of the process.
+        """
+        flight = self._flight
+        while flight is not None and flight.is_late(after) and self.spool.works:
+            with work:
+                if self._flight is not flight or work is not self._work or not self._secure_some(flight):
+                    return
+
+    def _secure_some(self, flight: Flight) -> bool:
+        """Whether there was anything."""
+        if flight.copy is None and flight.body is not None:
+            flight.copy = self.spool.copy(flight.path, flight.body, flight.count)
+            return flight.copy is not None
+        if self._batches:
+            self._settle(self._shelve, self._batches.popleft())
+        elif self._events:
+            events, self._events = self._events, []
+            self._settle(self._shelve_feedback, events)
+        elif len(self.queue):
+            self._relieve()
+        else:
+            return False
+        return True
 
     def _shelve(self, spans: Sequence[ReadableSpan]) -> None:
         finished = self._finished(spans)
@@ -254,17 +293,27 @@ class Delivery:
         if not self._reachable():
             self._keep(path, body, count, "end" if self._taken_over else "")
             return "later"
-        self._in_flight = path, body, count
-        answer = self._answer(path, body)
-        self._in_flight = None
+        flight = Flight(path, body, count)
+        answer = self._answer(flight, body)
+        if answer.verdict == "later":
+            self._back_off(answer)
+            self._ground(flight, answer.reason)
+            return "later"
+        flight.landed()
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
-        elif answer.verdict == "later":
-            self._back_off(answer)
-            self._keep(path, body, count, answer.reason)
         elif answer.verdict == "refused" or path == LOGS:
             self._drop(answer.reason, count)
         return answer.verdict
+
+    def _ground(self, flight: Flight, reason: str) -> None:
+        """A body that was sent without an answer, or with none that counts, waits on the disk."""
+        copy, flight.copy = flight.copy, None
+        if copy is not None:
+            copy.leave()
+            self._kept(flight.count, reason)
+        elif flight.body is not None:
+            self._keep(flight.path, flight.body, flight.count, reason)
 
     def _replay_all(self, send: Callable[[str, bytes, int], str]) -> None:
         for reason, count in self.spool.replay(send).items():
@@ -272,7 +321,7 @@ class Delivery:
 
     def _replay(self, path: str, body: bytes, count: int) -> str:
         """Send a body from the disk."""
-        answer = self._answer(path, body)
+        answer = self._answer(Flight(path, None, count), body)
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
         elif answer.verdict == "later":
@@ -281,19 +330,22 @@ class Delivery:
             self._drop(answer.reason, count)
         return answer.verdict
 
-    def _answer(self, path: str, body: bytes) -> Answer:
+    def _answer(self, flight: Flight, body: bytes) -> Answer:
         """What comes of a request; what nobody expected leaves it to be sent later, from the disk."""
-        work = self._work
+        work, self._flight = self._work, flight
+        self._watch.begin()
         work.release()
         try:
-            return self._post.send(path, body, self._timeout())
+            return self._post.send(flight.path, body, self._timeout())
         except Exception as error:
             _errors.note("delivery", error)
             return Answer("later", type(error).__name__)
         finally:
+            flight.answered = True
             work.acquire()
             if self._taken_over or work is not self._work:
                 raise _TakenOver
+            self._flight = None
 
     def _acknowledged(self, path: str, answer: Answer, count: int) -> None:
         self._failures = 0
@@ -304,15 +356,18 @@ class Delivery:
 
     def _keep(self, path: str, body: bytes, count: int, reason: str = "") -> None:
         kept, lost = self.spool.keep(path, body, count)
-        self.tally.add(spilled=kept)
-        if kept and reason not in ("queue", "end"):  # no fault of the collector's
-            self._say(reason)
+        self._kept(kept, reason)
         for why, items in lost.items():
             self._drop(
                 reason if why == "collector_away" and reason.startswith("http_") else why,
                 items,
                 earlier=why not in ("collector_away", "disk"),
             )
+
+    def _kept(self, count: int, reason: str) -> None:
+        self.tally.add(spilled=count)
+        if count and reason not in ("queue", "end"):  # no fault of the collector's
+            self._say(reason)
 
     def _say(self, reason: str) -> None:
         url = self.settings.shown_url
@@ -345,6 +400,10 @@ class Delivery:
     def idle(self) -> bool:
         """Whether nothing waits."""
         return not self._pending()
+
+    def lose(self, reason: str, count: int) -> None:
+        """Count what was dropped before it came here."""
+        self._drop(reason, count, earlier=True)
 
     def dropped(self) -> Counter[str]:
         """Drops by reason, those at the queue included."""
@@ -413,9 +472,9 @@ class Delivery:
         try:
             self._taken_over, self._not_before = True, float("inf")
             self._at_work.clear()
-            flying, self._in_flight = self._in_flight, None
-            if flying:
-                self._keep(*flying)
+            flight, self._flight = self._flight, None
+            if flight:
+                self._ground(flight, "")
             if len(self.queue) or self._batches or self._events:
                 self._round(False)
             self.spool.rest()

@@ -35,11 +35,11 @@ class Runtime:
         self.delivery = Delivery(settings)
         self.resource = self.delivery.finisher.resource(_resource(settings))
         self.off = settings.capture == "none"
-        self.spans = Spans(self.delivery.put, self.resource, settings.sample_rate, self.off)
+        self.spans = Spans(self.delivery, self.resource, settings.sample_rate, self.off)
         self.provider = Provider(self.spans)
         self.content = settings.capture == "full"
         self.limit = settings.max_value_bytes
-        self.may_skip = joined is not None or settings.sample_rate < 1  # whether a span may turn out not to record
+        self.may_skip = joined is not None  # whether a span may turn out not to record
         self.joined = joined
         self._joined_tracer: otel.Tracer | None = None
         if joined is not None:

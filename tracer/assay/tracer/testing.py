@@ -91,7 +91,8 @@ def capture_spans(**settings: Any) -> Iterator[Spans]:
     kept = Spans(runtime.settings)
     if runtime.settings.threads:
         carry_context_into_threads()
-    runtime.delivery, runtime.spans.sink = kept, kept.put
+    runtime.delivery = kept
+    runtime.spans.lead_to(kept)
     previous, strict = _runtime.replace(runtime), _errors.strict
     _errors.strict = True
     try:
