@@ -1,9 +1,10 @@
-"""`assay traces`: list, show, follow and delete traces."""
+"""`assay traces`: list, show, follow, reconcile and delete traces."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -11,15 +12,17 @@ import typer
 
 from assay.cli._common import conditions, console, emit, notes, opened, table, whole_id
 from assay.cli._options import JsonOption, StoreOption, WhereOption, YesOption
+from assay.cli._reconcile import Balance, balance, by_process, spooled_by_process
 from assay.cli._tree import tree, under_way
 from assay.collector import format, stores
 from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter, combined
+from assay.collector.querystring import moment
 from assay.collector.records import OpenRun, Trace, TraceSummary
 from assay.collector.stores import Store
 
 app = typer.Typer(
-    help="List, show, follow and delete traces.",
+    help="List, show, follow, reconcile and delete traces.",
     no_args_is_help=True,
     epilog="Example: `assay traces list --where name=answer --since 1d`",
 )
@@ -31,6 +34,8 @@ Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks."
 Since = Annotated[str | None, typer.Option(help="Traces from then on: 2h, 7d, or a date.")]
 Text = Annotated[str | None, typer.Option(help="Words in inputs or outputs.")]
 Whole = Annotated[bool, typer.Option("--whole", help="Do not cut long texts.")]
+Active = Annotated[str | None, typer.Option("--since", help="Processes of which something came since: 2h, 7d, a date.")]
+COUNTED = ("started", "stored", "on disk", "dropped", "in memory", "open", "unaccounted")
 HEAD = ("trace", "start", "name", "status", "latency", "spans", "tokens", "inputs", "feedback")
 
 
@@ -133,6 +138,42 @@ def _new(store: Store, wanted: Filter, seen: set[str]) -> list[TraceSummary]:
         cursor = page.next
         if not of_page or cursor is None:
             return new
+
+
+@app.command()
+def reconcile(since: Active = None, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Whether anything was lost: per process, spans started against stored, on disk, dropped, in memory and open.
+
+    Processes say themselves what they have started, every few seconds and when they end; the disk is this machine's.
+    Exit status 1 if a span is unaccounted for.
+
+    Example: `assay traces reconcile --since 1h`
+    """
+    spooled = spooled_by_process()
+    with opened(at) as store:
+        processes = store.processes(since_ns=None if since is None else moment(since))
+        begun = by_process(store.running(limit=10_000))
+    found = [balance(one, None if spooled is None else spooled[one.instance], begun[one.instance]) for one in processes]
+    if as_json:
+        emit(map(asdict, found))
+    elif found:
+        table(("process", "service", "reported", *COUNTED, "verdict"), map(_balance, found))
+    if spooled is None:
+        notes.print("no spool to look into on this machine", markup=False, highlight=False, soft_wrap=True)
+    missing = sum(one.unaccounted or 0 for one in found)
+    started = sum(one.started or 0 for one in found)
+    notes.print(f"{len(found)} processes, {started:,} spans started, {missing:,} unaccounted for", markup=False)
+    if missing:
+        raise typer.Exit(1)
+
+
+def _balance(one: Balance) -> tuple[str, ...]:
+    said = "none" if one.reported_ns is None else format.ago(one.reported_ns)
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in one.dropped.items()) or "0"
+    whose = f"{one.service or '?'} {one.pid or ''}".strip()
+    numbers = (one.started, one.stored, one.spooled, dropped, one.pending, one.open, one.unaccounted)
+    shown = ("?" if number is None else number if isinstance(number, str) else f"{number:,}" for number in numbers)
+    return one.instance[:8], whose, said, *shown, one.verdict
 
 
 @app.command()
