@@ -22,7 +22,7 @@ from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote, from_baggage
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._errors import ours
 from assay.tracer._span import Clock, LiveSpan, Local, new_local, open_local
-from assay.tracer._undecided import Undecided
+from assay.tracer._undecided import Outlet, Undecided
 
 Sink = Callable[[ReadableSpan], None]
 
@@ -35,16 +35,6 @@ class CaptureSink(Protocol):
 
     def add_feedback(self, event: FeedbackEvent) -> None:
         """Keep a feedback."""
-
-
-class Outlet(Protocol):
-    """Where ended spans and feedback go; a `Delivery`."""
-
-    def put(self, item: Any) -> None:
-        """Take an ended span or a feedback."""
-
-    def lose(self, reason: str, count: int) -> None:
-        """Count what was dropped before it came here."""
 
 
 class Spans:
@@ -60,7 +50,7 @@ class Spans:
 
     def lead_to(self, outlet: Outlet) -> None:
         """Say where spans go that end."""
-        self.sink, self._drop = outlet.put, outlet.lose
+        self._outlet, self.sink = outlet, outlet.put
 
     def start(
         self,
@@ -142,8 +132,13 @@ class Spans:
 
     def _local(self, trace_id: int, sampled: bool, ot: str) -> Local:
         local = new_local(trace_id, self.sink_of(trace_id), self.resource, sampled, ot)
-        if not sampled and trace_id not in self.captures:
-            local.undecided = undecided = Undecided(local, self.sink, self._drop)
+        if trace_id in self.captures:
+            return local
+        if sampled:
+            local.account = self._outlet.account
+            self._outlet.begin()
+        else:
+            local.undecided = undecided = Undecided(local, self._outlet)
             local.sink = undecided.put if not self.extra else lambda span: self._ended(span, undecided.put)
         return local
 

@@ -27,6 +27,7 @@ from assay.tracer import attributes as names
 from assay.tracer._sampling import ALWAYS, KEY
 
 if TYPE_CHECKING:
+    from assay.tracer._account import Account
     from assay.tracer._undecided import Undecided
 
 VENDOR = "assay"  # our key in the W3C tracestate
@@ -63,7 +64,18 @@ class Local:
     """
 
     __slots__ = (
-        *("closed", "dropped", "epoch", "open", "ot", "resource", "root_id"),
+        *(
+            "account",
+            "booked_open",
+            "booked_started",
+            "closed",
+            "dropped",
+            "epoch",
+            "open",
+            "ot",
+            "resource",
+            "root_id",
+        ),
         *("sampled", "sent", "sink", "started", "trace_id", "undecided"),
     )
 
@@ -81,6 +93,8 @@ class Local:
         self.undecided: Undecided | None = None
         self.sampled, self.ot = sampled, ot  # by the head; its member of the tracestate (see `_sampling`)
         self.root_id = self.started = self.open = self.dropped = self.sent = 0
+        self.account: Account | None = None  # of what is delivered
+        self.booked_started = self.booked_open = 0  # there
         self.closed = False  # whether the local root has ended
         self.epoch = Clock.epoch
 
@@ -101,8 +115,27 @@ def new_local(
     """Begin this process's part of a trace."""
     local = _locals[trace_id] = Local(trace_id, sink, resource, sampled, ot)
     if len(_locals) > _MAX_LOCALS:  # spans that are never ended must not fill the memory
-        _locals.pop(next(iter(tuple(_locals))), None)
+        forgotten = _locals.pop(next(iter(tuple(_locals))), None)
+        if forgotten is not None:
+            book(forgotten)
     return local
+
+
+def book(local: Local) -> None:
+    """Bring the account up to date with what was started, and is open, in this trace."""
+    with _lock:
+        account = local.account
+        if account is not None:
+            account.started += local.started - local.booked_started
+            account.open += local.open - local.booked_open
+            local.booked_started, local.booked_open = local.started, local.open
+
+
+def book_open(account: Account) -> None:
+    """The same for all traces whose local root is open."""
+    for local in tuple(_locals.values()):
+        if local.account is account:
+            book(local)
 
 
 class LiveSpan(ReadableSpan, otel.Span):
@@ -145,6 +178,9 @@ class LiveSpan(ReadableSpan, otel.Span):
             local.open += 1
             if local.root_id == 0:
                 local.root_id = self.span_id
+        account = local.account
+        if account is not None:
+            account.young.add(self)
 
     # -- what exporters and propagators read --
 
@@ -251,6 +287,9 @@ class LiveSpan(ReadableSpan, otel.Span):
             local.open -= 1
             if self.span_id == local.root_id or local.closed:
                 self._attributes.update(_close(local))
+        account = local.account
+        if account is not None:
+            account.young.discard(self)
         if local.epoch == Clock.epoch:  # else the parent process has this span, and will end it
             local.sink(self)
 
@@ -278,6 +317,7 @@ def _close(local: Local) -> dict[str, Any]:
     """The local root has ended: what it carries, and every span that ends after it. Called under the lock."""
     local.closed = True
     _locals.pop(local.trace_id, None)
+    book(local)
     told = {
         names.LOCAL_ROOT: f"{local.root_id:016x}",
         names.SPANS_STARTED: local.started,

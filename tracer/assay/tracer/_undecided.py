@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import StatusCode
 
 from assay.tracer import _sampling
 from assay.tracer import attributes as names
+from assay.tracer._account import Account
 from assay.tracer._queue import Item, weight_of
 from assay.tracer._settings import MIB
-from assay.tracer._span import Local
+from assay.tracer._span import Local, book
 
 MAX_BYTES = 32 * MIB  # of spans and feedback, about
 
@@ -38,11 +38,28 @@ def _after_fork() -> None:
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
+class Outlet(Protocol):
+    """Where ended spans and feedback go; a `Delivery`."""
+
+    @property
+    def account(self) -> Account:
+        """The count of spans that go there."""
+
+    def begin(self) -> None:
+        """Be ready: a trace has begun that goes there."""
+
+    def put(self, item: Any) -> None:
+        """Take an ended span or a feedback."""
+
+    def lose(self, reason: str, count: int) -> None:
+        """Count spans that were dropped before they came here."""
+
+
 class Undecided:
     """Takes the spans and the feedback of this process's part of one unsampled trace."""
 
-    def __init__(self, local: Local, sink: Callable[[Any], None], drop: Callable[[str, int], None]) -> None:
-        self._local, self._sink, self._drop = local, sink, drop
+    def __init__(self, local: Local, outlet: Outlet) -> None:
+        self._local, self._outlet = local, outlet
         self._others: deque[tuple[Item, int]] = deque()
         self._failed: deque[tuple[Item, int]] = deque()
         self._has_failed = False
@@ -54,7 +71,7 @@ class Undecided:
         if self._kept is None and getattr(item, "span_id", 0) == self._local.root_id and _is_span(item):
             self._decide(item)
         elif not self._wait(item) and self._kept:
-            self._sink(item)
+            self._outlet.put(item)
 
     def _wait(self, item: Any) -> bool:
         global _bytes
@@ -82,13 +99,14 @@ class Undecided:
         items = self._taken(_has_failed(root))
         if not self._kept:
             return
-        self._local.ot = _sampling.kept(self._local.ot)
+        self._local.ot, self._local.account = _sampling.kept(self._local.ot), self._outlet.account
+        book(self._local)
         root._attributes[names.PARTIAL] = True
         if self._forgotten:
             self._local.dropped += self._forgotten
-            self._drop("unsampled_full", self._forgotten)
+            self._outlet.lose("unsampled_full", self._forgotten)
         for item in (*items, root):
-            self._sink(item)
+            self._outlet.put(item)
 
     def _taken(self, failed: bool) -> list[Any]:
         global _bytes
