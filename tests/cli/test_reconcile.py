@@ -118,9 +118,17 @@ def test_what_is_missing_is_the_exit_status(server: Server) -> None:
     result = reconcile(server, "--json")
     found = {row["instance"]: row for row in map(json.loads, result.stdout.splitlines())}
     assert (result.exit_code, "4 unaccounted for" in result.stderr) == (1, True)
-    assert (found["one"]["unaccounted"], found["one"]["dropped"], found["one"]["spooled"]) == (4, {"full": 2}, None)
+    assert (found["one"]["unaccounted"], found["one"]["dropped"], found["one"]["spooled"]) == (4, {"full": 2}, 0)
     assert (found["two"]["started"], found["two"]["open"]) == (None, 1)
-    assert "no spool to look into" in result.stderr
+    assert f"on disk: {spool.place()}" in result.stderr
+
+
+def test_a_disk_that_is_not_ours_to_read_is_said_to_be(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_SPILL_DIR", "off")
+    server.store.add_reports([ProcessReport(instance="one", reported_ns=time.time_ns())])
+    result = reconcile(server, "--json")
+    assert json.loads(result.stdout)["spooled"] is None
+    assert "nothing on this machine's disk is for us to read" in result.stderr
 
 
 def test_processes_of_long_ago_are_left_out(server: Server) -> None:

@@ -154,18 +154,23 @@ def test_a_port_that_cannot_be(tmp_path: Path) -> None:
 def test_tail_shows_what_is_under_way_once_and_then_its_trace(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as server:
         begun = begin(server.url)
+        ended = run("slow", trace_id=begun.trace_id, span_id=begun.span_id, start_ns=begun.start_ns)
+        store.append([child(ended, "first to end")])
         command = [*COMMAND, "traces", "tail", "--every", "0.1", "--store", server.url]
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as tail:
             limit = threading.Timer(30, tail.kill)  # rather than wait for ever
             limit.start()
             assert tail.stdout is not None
             first = tail.stdout.readline()
-            store.append([run("slow", trace_id=begun.trace_id, span_id=begun.span_id, start_ns=begun.start_ns)])
+            store.append([ended])
             second = tail.stdout.readline()
+            store.append([run("other", start_ns=time.time_ns())])
+            third = tail.stdout.readline()
             limit.cancel()
             tail.kill()
     assert ("running" in first, "slow" in first, begun.trace_id in first) == (True, True, True)
-    assert ("running" in second, "  ok  " in second, begun.trace_id in second) == (False, True, True)
+    assert ("slow" in second, "  ok  " in second, begun.trace_id in second) == (True, True, True)
+    assert "other" in third
 
 
 def test_tail_shows_every_new_trace_of_a_burst(tmp_path: Path) -> None:

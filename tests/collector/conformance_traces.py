@@ -245,7 +245,7 @@ def opened(name: str = "slow", **fields: Any) -> OpenRun:
 def test_a_run_that_has_started_is_no_run(store: Store) -> None:
     begun = opened(kind="tool", project="p", environment="e", instance="i", parent_id="a" * 16, local_root="b" * 16)
     store.add_running([begun])
-    assert store.running() == store.running(trace_id=begun.trace_id, project="p", alone=True) == [begun]
+    assert store.running() == store.running(trace_id=begun.trace_id, project="p") == [begun]
     assert (store.traces().items, store.many([begun.trace_id]), store.aggregate()) == ((), [], [])
     assert store.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
     assert store.running(project="q") == store.running(environment="d") == store.running(trace_id="1" * 32) == []
@@ -261,7 +261,6 @@ def test_a_trace_with_an_open_run_is_not_complete(store: Store) -> None:
     assert (summary.running, summary.span_count, summary.complete) == (1, 1, False)
     assert store.trace(root.trace_id).running == (begun,)
     assert store.running() == [begun]
-    assert store.running(alone=True) == []
 
 
 def test_its_span_takes_its_place_whichever_comes_first(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -107,11 +108,11 @@ def by_process(runs: Sequence[OpenRun]) -> Counter[str]:
 
 
 def spooled_by_process() -> Counter[str] | None:
-    """How many spans wait on this machine's disk, by process; None where there is no folder to look into."""
+    """How many spans wait on this machine's disk, by process; None where nothing is kept there, or it is not for us."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     place = spool.place()
-    if place is None or not place.is_dir():
+    if place is None or (place.exists() and not os.access(place, os.R_OK | os.X_OK)):
         return None
     counts = Counter[str]()
     for folder in spool.waiting(place):

@@ -20,6 +20,7 @@ from assay.collector.filters import Filter, combined
 from assay.collector.querystring import moment
 from assay.collector.records import OpenRun, Trace, TraceSummary
 from assay.collector.stores import Store
+from assay.tracer import spool
 
 app = typer.Typer(
     help="List, show, follow, reconcile and delete traces.",
@@ -102,25 +103,26 @@ def tail(
         if there.next:  # what is older is not among `seen`
             wanted = combined(wanted, {"since_ns": there.items[-1].start_ns + 1})
         seen = {trace.trace_id for trace in there}
-        begun = set[str]()  # what has been told of; what is under way already is told first
+        begun = set[str]()
         while True:
-            begun = _print_running(stores.under_way(store, wanted), begun, as_json)
-            time.sleep(every)
-            new = _new(store, wanted, seen)
-            _print(new[::-1], as_json, head=False)
+            running = {run.trace_id: run for run in stores.under_way(store, wanted)}
+            _print_running([run for run in running.values() if run.trace_id not in begun], as_json)
+            ended = tuple(begun - running.keys())
+            new = _new(store, wanted, seen | running.keys())
             seen.update(trace.trace_id for trace in new)
+            new += store.traces(combined(wanted, {"trace_ids": ended}), limit=1000).items if ended else ()
+            _print(list({trace.trace_id: trace for trace in new[::-1]}.values()), as_json, head=False)
+            begun = set(running)
+            time.sleep(every)
 
 
-def _print_running(runs: list[OpenRun], told: set[str], as_json: bool) -> set[str]:
-    """Tell of traces under way that were not told of; returns those that are."""
-    new = [run for run in reversed(runs) if run.trace_id not in told]
+def _print_running(runs: Iterable[OpenRun], as_json: bool) -> None:
     if as_json:
-        emit(map(_running, new))
-    else:
-        for run in new:
-            cells = (run.trace_id, format.to_the_second(run.start_ns), run.name, "running", format.ago(run.start_ns))
-            console.print("  ".join(cells), markup=False, highlight=False, soft_wrap=True)
-    return {run.trace_id for run in runs}
+        emit(map(_running, runs))
+        return
+    for run in runs:
+        cells = (run.trace_id, format.to_the_second(run.start_ns), run.name, "running", format.ago(run.start_ns))
+        console.print("  ".join(cells), markup=False, highlight=False, soft_wrap=True)
 
 
 def _running(run: OpenRun) -> dict[str, Any]:
@@ -158,8 +160,8 @@ def reconcile(since: Active = None, at: StoreOption = None, as_json: JsonOption 
         emit(map(asdict, found))
     elif found:
         table(("process", "service", "reported", *COUNTED, "verdict"), map(_balance, found))
-    if spooled is None:
-        notes.print("no spool to look into on this machine", markup=False, highlight=False, soft_wrap=True)
+    looked = "nothing on this machine's disk is for us to read" if spooled is None else f"on disk: {spool.place()}"
+    notes.print(looked, markup=False, highlight=False, soft_wrap=True)
     missing = sum(one.unaccounted or 0 for one in found)
     started = sum(one.started or 0 for one in found)
     notes.print(f"{len(found)} processes, {started:,} spans started, {missing:,} unaccounted for", markup=False)

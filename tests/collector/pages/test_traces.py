@@ -142,6 +142,8 @@ def test_traces_under_way_stand_above_the_list(store, client):
     assert f'<a href="/traces/{8:032x}">slow8</a>' in text
     assert "and 1 more" in text
     assert not any(name in text for name in (">slow0<", ">inner<", ">judging<"))
+    store.append([run("first to end", trace_id=inner.trace_id, parent_id="b" * 16)])
+    assert ">slow8<" in client.get("/").text
     for address in ("/?project=q", "/?text=word", "/?status=error", "/?cursor=1.1"):
         assert ">slow8<" not in client.get(address).text
 

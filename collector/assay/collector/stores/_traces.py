@@ -145,10 +145,9 @@ class TraceStore(Protocol):
         trace_id: str | None = None,
         project: str | None = None,
         environment: str | None = None,
-        alone: bool = False,
         limit: int = 1000,
     ) -> list[OpenRun]:
-        """Runs that have started and not ended, latest start first; `alone` those of traces that have nothing else."""
+        """Runs that have started and not ended, latest start first."""
 
     def add_reports(self, reports: Sequence[ProcessReport]) -> None:
         """Keep what processes say of all their spans: the newest report of each of the latest 10,000."""

@@ -1,4 +1,4 @@
-"""Traces of which nothing has ended yet, read from a store: what lists of traces cannot show."""
+"""Traces that are under way, read from a store: what lists of traces, which show what has ended, cannot tell."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ MOST = 1_000  # open runs that are read, latest first
 
 
 def under_way(store: TraceStore, filter: Filter) -> list[OpenRun]:
-    """The topmost open run of each trace that has nothing else, latest first; evaluators' own left out.
+    """The root of each trace whose root is open, latest first; evaluators' own left out.
 
-    None where the filter asks for what only a run that has ended can tell.
+    None where the filter asks for what only a run that has ended can tell. Runs further down may have ended, so that
+    the trace is listed, under the name of one of them.
     """
     if filter.experiment or any(getattr(filter, name) != getattr(_NOTHING, name) for name in _UNTOLD):
         return []
-    top: dict[str, OpenRun] = {}
-    for run in store.running(alone=True, project=filter.project, environment=filter.environment, limit=MOST):
-        if run.trace_id not in top or top[run.trace_id].parent_id is not None:  # else an earlier one is further up
-            top[run.trace_id] = run
-    return [run for run in top.values() if _passes(filter, run)]
+    roots: dict[str, OpenRun] = {}
+    for run in store.running(project=filter.project, environment=filter.environment, limit=MOST):
+        if run.parent_id is None or (run.local_root == run.span_id and run.trace_id not in roots):
+            roots[run.trace_id] = run
+    return [run for run in roots.values() if _passes(filter, run)]
 
 
 def _passes(filter: Filter, run: OpenRun) -> bool:

@@ -110,14 +110,12 @@ def _row(run: OpenRun) -> tuple[Any, ...]:
 
 
 def stored(
-    db: sqlite3.Connection, trace_id: str | None, project: str | None, environment: str | None, alone: bool, limit: int
+    db: sqlite3.Connection, trace_id: str | None, project: str | None, environment: str | None, limit: int
 ) -> list[OpenRun]:
     """Open runs, latest start first."""
     asked = {"trace_id": trace_id, "project": project, "environment": environment}
     given = {name: value for name, value in asked.items() if value is not None}
     where = [f"o.{name} = ?" for name in given]
-    if alone:
-        where.append(_ALONE)
     sql = f"{_SELECT} WHERE {' AND '.join(where) or '1'} ORDER BY o.start_ns DESC, o.span_id LIMIT ?"
     return [_read(row) for row in db.execute(sql, (*given.values(), limit))]
 

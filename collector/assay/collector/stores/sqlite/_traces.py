@@ -179,10 +179,9 @@ class SQLiteTraces(Half):
         trace_id: str | None = None,
         project: str | None = None,
         environment: str | None = None,
-        alone: bool = False,
         limit: int = 1000,
     ) -> list[OpenRun]:
-        return _running.stored(db, trace_id, project, environment, alone, limit)
+        return _running.stored(db, trace_id, project, environment, limit)
 
     @writes
     def add_reports(self, _: sqlite3.Connection, /, reports: Sequence[ProcessReport]) -> None:
