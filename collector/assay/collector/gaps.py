@@ -20,6 +20,8 @@ def gaps(trace: Trace) -> list[str]:
     answered = min(trace.calls_sent, sum(map(_is_answer, trace.runs)))
     if answered < trace.calls_sent:
         told.append(f"{_calls(trace.calls_sent)} sent out, {answered or 'none'} of them answered by a traced process")
+    if any(names.PARTIAL in run.attributes for run in trace.runs):
+        told.append("Kept for its error though it was not sampled: of other processes only what failed is here")
     if not trace.complete and not told:
         told.append("Some spans are still open, or have not arrived")
     return told
