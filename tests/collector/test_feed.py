@@ -127,7 +127,7 @@ def test_old_traces_stand_in_the_feed_once_in_the_order_of_their_arrival(file: P
 
 @pytest.mark.parametrize(
     ("attributes", "probability"),
-    [({names.LOCAL_ROOT: "2" * 16}, 1.0), ({names.LOCAL_ROOT: "2" * 16, names.SAMPLE_RATE: 0.25}, 0.25)],
+    [({names.LOCAL_ROOT: "2" * 16}, 1.0), ({names.LOCAL_ROOT: "2" * 16, "assay.sample_rate": 0.25}, 0.25)],
 )
 def test_old_traces_keep_the_probability_that_their_roots_say(
     file: Path, attributes: dict[str, Any], probability: float

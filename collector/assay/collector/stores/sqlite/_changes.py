@@ -12,7 +12,7 @@ from assay.collector.records import Changes, Head
 from assay.collector.stores.sqlite._for_rules import answer
 
 # Each column costs as much as it costs to find the row: what is yes or no comes in one
-_TOLD = "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | (0 << 5)"
+_TOLD = "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
 _HEAD = (
     f"t.trace_id, t.change, t.runs_change, t.changed_ns, t.start_ns, {_TOLD}, t.size, t.span_count, t.probability,"
     " t.project, t.environment, t.experiment_id, t.session_id"
