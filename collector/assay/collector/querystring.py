@@ -76,6 +76,27 @@ def term(text: str) -> Condition:
     return (name, {key: value}) if name == "metadata" else condition(name, f"{key}{operator}{value}")
 
 
+def pairs(conditions: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A filter's normal form as pairs of name and text, which read back make the same filter."""
+    return [(name, text) for name, value in conditions.items() for text in _texts(name, value)]
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    if name in COMPARISONS:
+        return ["".join(map(_plain, value))]
+    if name == "feedback":
+        return ["".join(map(_plain, one)) for one in value]
+    if name == "metadata":
+        return [f"{key}:{text}" for key, text in value.items()]
+    return [str(one) for one in value] if name in LISTS else [_plain(value)]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
 def field_of(name: str) -> str | None:
     """The field of `Filter` that the name of a pair speaks of; None for a name that is no condition."""
     first = WRITTEN_OUT.split(name, maxsplit=1)[0]

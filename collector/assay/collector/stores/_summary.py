@@ -5,25 +5,24 @@ from __future__ import annotations
 from functools import partial
 from itertools import islice
 
-from assay.collector.records import paged
+from assay.collector.records import Rule, paged
 from assay.collector.statistics import SampledMean, sampled_means
 from assay.collector.stores._control import ControlStore
 
-MOST = 20_000  # outcomes of a rule that are read, newest first
+MOST = 100_000  # outcomes of a rule that are read, newest first
 _PAGE = 1_000
 
 
 def summary(
     store: ControlStore,
-    rule: str,
+    rule: Rule,
     *,
     key: str | None = None,
-    version: str | None = None,
-    project: str = "default",
     since_ns: int | None = None,
     until_ns: int | None = None,
     most: int = MOST,
 ) -> list[SampledMean]:
-    """Per key the weighted mean of a rule's scores with its interval; of all its versions, or one."""
-    ask = partial(store.weighted, rule, key=key, version=version, project=project, limit=_PAGE)
-    return sampled_means(islice(paged(partial(ask, since_ns=since_ns, until_ns=until_ns)), most))
+    """Per key the weighted mean of a rule's scores, of this version, with its interval."""
+    ask = partial(store.weighted, rule.name, key=key, version=rule.version, project=rule.project)
+    pages = partial(ask, since_ns=since_ns, until_ns=until_ns, limit=min(most, _PAGE))
+    return sampled_means(islice(paged(pages), most))
