@@ -51,7 +51,7 @@ def rule(store: Store, request: Request) -> Response:
     return render.html(
         request,
         "rule.html",
-        status=found,
+        found=found,
         rule=found.rule,
         verdict=verdict,
         page=page,
