@@ -116,7 +116,7 @@ def _below(status: RuleStatus, now_ns: int) -> Iterator[str]:
 
 def _table(means: Sequence[SampledMean]) -> Table:
     table = Table(
-        "key", "mean of all", "95 %", "n", "as sure as", "failed", "skipped", "left out", box=None, padding=(0, 2)
+        "key", "mean of all", "95 %", "n", "effective n", "failed", "skipped", "left out", box=None, padding=(0, 2)
     )
     for mean in means:
         interval = "–" if mean.low is None else f"{format.number(mean.low)} to {format.number(mean.high)}"

@@ -52,7 +52,7 @@ def _below(one: Why, now_ns: int) -> Iterator[str]:
     yield from map(_condition, one.conditions)
     if sample := verdicts.sampling(one):
         yield f"sample: {sample}"
-    for budget in verdicts.spending(one.rule, one.budget):
+    for budget in verdicts.spending(one.rule, one.budget) if one.budget else ():
         yield f"budget: {budget}"
     for decision in one.decisions:
         yield from _decision(decision, now_ns)

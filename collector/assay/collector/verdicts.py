@@ -206,7 +206,8 @@ def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
     if not status.rule.enabled:
         return "switched off", True
     if right := carrying(status, now_ns):
-        return _many(len(right), "worker"), True
+        idles = all(idle(worker, status.rule.name) for worker in right)
+        return _many(len(right), "worker") + (", idle" if idles else ""), not idles
     if there := [worker for worker in status.workers if alive(worker, now_ns)]:
         return f"{_many(len(there), 'worker')}, with another version of this rule", False
     seen = max((worker.seen_ns for worker in status.workers), default=None)

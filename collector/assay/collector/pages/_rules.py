@@ -12,6 +12,7 @@ from assay.collector import querystring, verdicts
 from assay.collector.errors import NotFound, Refused
 from assay.collector.pages.kit import render
 from assay.collector.records import Rule, RuleStatus
+from assay.collector.rules import filter_of
 from assay.collector.stores import Store, summary
 
 MEANS = 5_000  # scores of a rule of which a page shows the mean, newest first
@@ -64,7 +65,7 @@ def rule(store: Store, request: Request) -> Response:
 def traces(rule: Rule, matching: bool = True) -> str:
     """The address of the list of traces that pass a rule's filter, or of all that it looks at."""
     scope = [("traffic", "all")] if rule.scope != "live" else []
-    conditions = querystring.pairs(rule.filter) if matching else []
+    conditions = querystring.to_items(filter_of(rule.filter)) if matching else []
     given = [("project", rule.project), *scope, *(pair for pair in conditions if pair[0] != "project")]
     return f"/?{urlencode(given, errors='replace')}"
 
