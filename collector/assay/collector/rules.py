@@ -9,10 +9,10 @@ from typing import Any
 
 from assay.collector import _wire
 from assay.collector.errors import Refused
-from assay.collector.filters import Filter, combined
+from assay.collector.filters import Filter, combined, timeless
 from assay.collector.records import JSON, Head, Rule, RuleSettings, Setting
 
-MOVING = ("since_ns", "until_ns", "complete")  # what holds of a trace at one time and not at another, without a change
+MOVING = ("since_ns", "until_ns")  # those that people give relative to now
 _AMOUNTS = ("concurrency", "timeout_s", "retries", "priority", "quiet_s", "max_wait_s", "session_quiet_s", "max_bytes")
 _SETTINGS = tuple(field.name for field in fields(RuleSettings))
 
@@ -20,13 +20,13 @@ _SETTINGS = tuple(field.name for field in fields(RuleSettings))
 def filter_of(conditions: Mapping[str, JSON]) -> Filter:
     """The filter of a rule or stratum. Raises `Refused` for what is no condition, or one that moves with the clock."""
     try:
-        made = combined(None, {_name(name): value for name, value in conditions.items()})
+        made = timeless(combined(None, {_name(name): value for name, value in conditions.items()}))
     except (ValueError, TypeError) as error:
         raise Refused(str(error)) from error
     if moving := [name for name in MOVING if getattr(made, name) is not None]:
         raise Refused(
-            f"{moving[0]!r} is relative to now, and a rule's filter holds at all times; leave it out: a rule takes traces "
-            "once they are complete, and those before it by its own `since`"
+            f"{moving[0]!r} is relative to now, and a rule's filter holds at all times; leave it out: a rule takes what "
+            "comes from now on, and older traces by its own `since`"
         )
     return made
 

@@ -35,9 +35,7 @@ class Decisions(Half):
     """A part of `ControlStore`."""
 
     @reads
-    def cursor(
-        self, db: sqlite3.Connection, /, rule: str, version: str, *, project: str = "default"
-    ) -> str | None:
+    def cursor(self, db: sqlite3.Connection, /, rule: str, version: str, *, project: str = "default") -> str | None:
         sql = "SELECT cursor FROM rules WHERE project = ? AND name = ? AND version = ?"
         row = db.execute(sql, (project, rule, version)).fetchone()
         return row[0] if row else None
@@ -47,7 +45,7 @@ class Decisions(Half):
         """As `ControlStore.decide`; all targets are there."""
         for one in decided:
             _check(one)
-        now = self._file.appender.clock.keep(db)
+        now = self._file.clock.keep(db)
         return [_decide(db, one, now) for one in decided]
 
     @reads
@@ -165,7 +163,7 @@ def decided_anew(row: Row, decided: Decision, now: int) -> Row:
     """A target that is taken, still or again. While it runs `finish` does what follows."""
     drawn = _drawn(row, decided)
     due = now if decided.next_ns is None else decided.next_ns
-    waits = {"verdict": "waiting", "reason": decided.reason, "incomplete": int(decided.incomplete)}
+    waits: dict[str, Any] = {"verdict": "waiting", "reason": decided.reason, "incomplete": int(decided.incomplete)}
     if row.verdict == "waiting" and row.claim == 0 and decided.change > row.change:
         if decided.verdict in OPEN:
             return drawn._replace(**waits, next_ns=decided.next_ns, due_ns=due)
@@ -240,4 +238,3 @@ def forget_sessions(db: sqlite3.Connection, sessions: Iterable[str]) -> None:
     projects = [row[0] for row in db.execute("SELECT DISTINCT project FROM rules")]
     places = [(f"/{project}/{session}",) for session in sessions for project in projects]
     db.executemany("DELETE FROM decisions WHERE target = ?", places)
-

@@ -17,7 +17,7 @@ class Leases(Half):
 
     @writes
     def acquire(self, db: sqlite3.Connection, /, name: str, holder: str, seconds: float) -> Lease | None:
-        now = self._file.appender.clock.keep(db)
+        now = self._file.clock.keep(db)
         row = db.execute("SELECT holder, token FROM leases WHERE name = ? AND expires_ns > ?", (name, now)).fetchone()
         if row and row[0] != holder:
             return None
@@ -35,7 +35,7 @@ class Leases(Half):
     @reads
     def leases(self, db: sqlite3.Connection, /) -> list[Lease]:
         sql = "SELECT name, holder, expires_ns, token FROM leases WHERE expires_ns > ? ORDER BY name"
-        rows = db.execute(sql, (self._file.appender.clock.now(),))
+        rows = db.execute(sql, (self._file.clock.now(),))
         return [Lease(name=row[0], holder=row[1], expires_ns=row[2], token=row[3]) for row in rows]
 
     @writes
@@ -43,7 +43,7 @@ class Leases(Half):
         return self._was_held(db.execute("DELETE FROM leases WHERE name = ? RETURNING expires_ns", (name,)).fetchone())
 
     def _was_held(self, row: tuple[int] | None) -> bool:
-        return row is not None and row[0] > self._file.appender.clock.now()  # one that has run out is nobody's
+        return row is not None and row[0] > self._file.clock.now()  # one that has run out is nobody's
 
 
 def later(now: int, seconds: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -38,6 +38,7 @@ from assay.collector.stores.sqlite import (
 )
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
+from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._writer import Job
 
 
@@ -171,6 +172,11 @@ class SQLiteTraces(Half):
     @reads
     def position(self, db: sqlite3.Connection, /) -> int:
         return _changes.latest(db)
+
+    @reads
+    def there(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
+        sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
+        return {row[0] for row in find_many(db, sql, trace_ids)}
 
     def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
         with self._file.read() as reader:

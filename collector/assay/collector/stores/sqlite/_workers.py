@@ -20,7 +20,7 @@ class Workers(Half):
 
     @writes
     def report(self, db: sqlite3.Connection, /, worker: WorkerReport) -> None:
-        now = self._file.appender.clock.keep(db)
+        now = self._file.clock.keep(db)
         db.execute("DELETE FROM workers WHERE seen_ns < ? OR holder = ?", (now - KEPT_NS, worker.holder))
         db.execute("INSERT INTO workers VALUES (?,?,?,?)", (worker.holder, worker.project, now, to_text(worker)))
 

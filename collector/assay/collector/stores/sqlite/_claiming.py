@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from assay.collector.errors import Refused
 from assay.collector.records import Claim, Decision, Finish
+from assay.collector.stores._both import Standing
 from assay.collector.stores.sqlite._decisions import give_up
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._leases import later
@@ -18,13 +18,6 @@ from assay.collector.stores.sqlite._values import dumps
 DONE = ("scored", "skipped", "failed")
 OVER_BUDGET = f"{PLAIN} WHERE rule = ? AND due_ns <= ? AND verdict = 'over_budget' ORDER BY created_ns DESC, id DESC"
 DUE = f"{PLAIN} WHERE rule = ? AND due_ns <= ? AND verdict <> 'over_budget' ORDER BY due_ns, id"
-
-
-class Standing(NamedTuple):
-    """What is to be done with a finish: nothing, where there is an answer already."""
-
-    answer: str | None
-    whole: bool = True  # whether all feedback of the rule on the target goes, or that of those who report alone
 
 
 class Claims(Half):
@@ -38,7 +31,7 @@ class Claims(Half):
         kept = in_force(db, project, rule, version)
         if kept is None:
             raise Refused(_superseded(project, rule, version))
-        now = self._file.appender.clock.keep(db)
+        now = self._file.clock.keep(db)
         until = later(now, seconds)
         if not kept.enabled:
             return []
@@ -48,10 +41,8 @@ class Claims(Half):
         return [record(row, project, rule, version) for row in rows]
 
     @writes
-    def renew(
-        self, db: sqlite3.Connection, /, claims: Sequence[Claim], holder: str, seconds: float
-    ) -> list[bool]:
-        now = self._file.appender.clock.keep(db)
+    def renew(self, db: sqlite3.Connection, /, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
+        now = self._file.clock.keep(db)
         until = later(now, seconds)
         rows = [(claim, _row(db, claim)) for claim in claims]
         held = [row is not None and _holds(row, claim) and row.holder == holder for claim, row in rows]
@@ -67,7 +58,7 @@ class Claims(Half):
     @writes
     def conclude(self, db: sqlite3.Connection, /, finishes: Sequence[Finish]) -> list[str]:
         """As `ControlStore.finish`, once the feedback is kept."""
-        now = self._file.appender.clock.keep(db)
+        now = self._file.clock.keep(db)
         return [_conclude(db, finish, now) for finish in finishes]
 
 
