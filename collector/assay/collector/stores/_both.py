@@ -39,6 +39,21 @@ class Gone(NamedTuple):
     sessions: Sequence[str] = ()
 
 
+class Verdicts(NamedTuple):
+    """What one claim said of a rule's target: for each of `evaluators`, its whole set of feedback on the target.
+
+    Feedback on the spans of a trace, and on the documents of a span, is among that on the target. Claims of a rule and
+    a target rise over all versions of the rule. `anew`: what other evaluators had said of it for the rule goes, too.
+    """
+
+    rule: str
+    target: Target
+    claim: int
+    evaluators: Sequence[str]
+    feedback: Sequence[Feedback] = ()
+    anew: bool = False
+
+
 class Standing(NamedTuple):
     """What is to be done with a finish: nothing, where there is an answer already."""
 
@@ -78,6 +93,14 @@ class TraceHalf(Protocol):
 
     def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
         """As of `TraceStore`; the filter names no dataset."""
+        ...
+
+    def put_verdicts(self, verdicts: Sequence[Verdicts]) -> list[bool]:
+        """Put what claims said in the place of what earlier ones had said, all in one transaction; whether it stands.
+
+        Feedback is kept as the rule's and of the claim. False, and nothing of it is kept, where feedback of a higher
+        claim is there, or the trace is not. The same again changes nothing. Judgements to which nothing leads then go.
+        """
         ...
 
     def behind(self, after: str | None) -> tuple[int, int | None]:

@@ -25,7 +25,7 @@ from assay.collector.records import (
     TraceSummary,
 )
 from assay.collector.stores import _amend
-from assay.collector.stores._both import Gone
+from assay.collector.stores._both import Gone, Verdicts
 from assay.collector.stores.sqlite import (
     _aggregate,
     _changes,
@@ -35,6 +35,7 @@ from assay.collector.stores.sqlite import (
     _lists,
     _maintenance,
     _summaries,
+    _verdicts,
 )
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
@@ -91,6 +92,10 @@ class SQLiteTraces(Half):
     @writes
     def delete_feedback(self, db: sqlite3.Connection, /, ids: Sequence[str]) -> int:
         return _feedback.delete(db, self._file.appender, ids)
+
+    @writes
+    def put_verdicts(self, db: sqlite3.Connection, /, verdicts: Sequence[Verdicts]) -> list[bool]:
+        return _verdicts.put(db, self._file.appender, verdicts)
 
     # questions
 
