@@ -257,10 +257,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=600, help="traces of a block")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    print("| scenario | interval holds the mean | bias | bias without weights | width | scores |\n|---|---|---|---|---|---|")
+    print(
+        "| scenario | interval holds the mean | bias | bias without weights | width | scores |\n|---|---|---|---|---|---|"
+    )
     for scenario in SCENARIOS:
         row = simulate(scenario, arguments.blocks, arguments.size, arguments.seed)
-        print(f"| {row.scenario} | {row.held:.1%} | {row.bias:+.4f} | {row.plain:+.4f} | {row.width:.3f} | {row.n:.0f} |")
+        print(
+            f"| {row.scenario} | {row.held:.1%} | {row.bias:+.4f} | {row.plain:+.4f} | {row.width:.3f} | {row.n:.0f} |"
+        )
 
 
 if __name__ == "__main__":
