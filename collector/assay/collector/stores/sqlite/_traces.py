@@ -14,6 +14,7 @@ from assay.collector.records import (
     Changes,
     Condition,
     Feedback,
+    Head,
     Page,
     Retention,
     Run,
@@ -177,6 +178,30 @@ class SQLiteTraces(Half):
     @reads
     def position(self, db: sqlite3.Connection, /) -> int:
         return _changes.latest(db)
+
+    @reads
+    def head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> Head:
+        return _changes.one(db, trace_id, filters)
+
+    @reads
+    def is_after(self, db: sqlite3.Connection, /, change: str, cursor: str | None) -> bool:
+        return _changes.position(db, change) > _changes.position(db, cursor)
+
+    @reads
+    def scored_by(
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        *,
+        project: str,
+        key: str | None,
+        since_ns: int | None,
+        until_ns: int | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Feedback]:
+        return _lists.scored_by(db, rule, project, key, since_ns, until_ns, limit, cursor)
 
     @reads
     def there(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
