@@ -119,7 +119,7 @@ def test_targets_by_name():
 def test_who_carries_a_rule_out():
     assert verdicts.standing(STATUS, NOW) == ("no worker has this rule", False)
     assert verdicts.standing(replace(STATUS, workers=(WORKER,)), NOW) == ("1 worker", True)
-    told, right = verdicts.standing(replace(STATUS, workers=(WORKER,)), NOW + 60 * 10**9)
+    told, right = verdicts.standing(replace(STATUS, workers=(WORKER,)), NOW + 120 * 10**9)
     assert (told.startswith("no sign of a worker since"), right) == (True, False)
     other = replace(STATUS, workers=(replace(WORKER, rules={"grounded": "v0"}),))
     assert verdicts.standing(other, NOW) == ("1 worker, with another version of this rule", False)

@@ -41,8 +41,8 @@ def told(one: Why, now_ns: int) -> Text:
     text = Text.assemble(
         (one.rule.name, "bold"), "  ", (verdicts.WORDS[one.verdict], STYLES.get(one.verdict, "yellow"))
     )
-    if one.reason:
-        text.append(f"  {harmless(one.reason)}")
+    if reason := verdicts.reason(one):
+        text.append(f"  {harmless(reason)}")
     for line in _below(one, now_ns):
         text.append(f"\n    {harmless(line)}")
     return text

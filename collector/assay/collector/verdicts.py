@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from assay.collector import format
 from assay.collector.records import JSON, Booked, Condition, Decision, Rule, RuleStatus, Why, WorkerReport
+from assay.collector.stores._both import SILENT_NS
 
-SILENT_S = 30.0  # after which a worker that gives no sign is taken to be gone
 WORDS: Mapping[str, str] = {
     "filtered": "filtered out",
     "sampled_out": "not sampled",
@@ -78,6 +78,11 @@ def spending(rule: Rule, booked: tuple[Booked, ...]) -> list[Spending]:
     none = Booked(budget="", period_start_ns=0)
     found = ((name, limit, newest.get(name, none)) for name, limit in limits)
     return [Spending(name, limit, one.settled, one.reserved, one.repeated) for name, limit, one in found]
+
+
+def reason(why: Why) -> str:
+    """Why, without the verdict's own word before it, which is shown beside."""
+    return why.reason.removeprefix(why.verdict.replace("_", " ")).removeprefix(": ")
 
 
 def sampling(why: Why) -> str:
@@ -192,7 +197,7 @@ def behind(status: RuleStatus) -> str:
 
 def alive(worker: WorkerReport, now_ns: int) -> bool:
     """Whether a worker has given a sign lately."""
-    return now_ns - worker.seen_ns <= SILENT_S * 1e9
+    return now_ns - worker.seen_ns < SILENT_NS
 
 
 def carrying(status: RuleStatus, now_ns: int) -> list[WorkerReport]:
