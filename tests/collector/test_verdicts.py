@@ -134,11 +134,11 @@ def test_a_worker_that_idles_says_why():
 
 
 def test_workers_speak_together():
-    status = working(per_s=40, evaluators={"grounded": {"calls": 100, "errors": 2, "p95_s": 1.5}})
+    status = working(per_s=40, evaluators={"grounded": {"looked": 100, "failed": 2, "p95_s": 1.5}})
     status = replace(status, workers=status.workers * 2)
     assert verdicts.performance(status, NOW) == [
         ("throughput", "80 evaluations per second"),
-        ("grounded", "2.0 % errors of 200 calls, p95 1.50 s"),
+        ("grounded", "2.0 % of 200 failed, p95 1.50 s"),
     ]
 
 

@@ -224,13 +224,13 @@ class EvaluatorWork:
     """What workers say of one evaluator of a rule, all together."""
 
     key: str
-    calls: int
-    errors: int
+    looked: int
+    failed: int
     p95_s: float | None  # the slowest worker's
 
     def __str__(self) -> str:
-        """As "2 % errors of 412 calls, p95 1.20 s"."""
-        said = f"{format.percent(self.errors, self.calls)} errors of {_many(self.calls, 'call')}"
+        """As "2 % of 412 failed, p95 1.20 s"."""
+        said = f"{format.percent(self.failed, self.looked)} of {format.count(self.looked)} failed"
         return said if self.p95_s is None else f"{said}, p95 {format.duration(self.p95_s * 1e9)}"
 
 
@@ -254,9 +254,9 @@ def work(status: RuleStatus, now_ns: int) -> Work:
 
 
 def _together(key: str, parts: list[Mapping[str, JSON]]) -> EvaluatorWork:
-    calls, errors = (sum(int(part.get(name, 0)) for part in parts) for name in ("calls", "errors"))
+    looked, failed = (sum(int(part.get(name, 0)) for part in parts) for name in ("looked", "failed"))
     p95 = max((float(part["p95_s"]) for part in parts if part.get("p95_s") is not None), default=None)
-    return EvaluatorWork(key, calls, errors, p95)
+    return EvaluatorWork(key, looked, failed, p95)
 
 
 def performance(status: RuleStatus, now_ns: int) -> list[tuple[str, str]]:

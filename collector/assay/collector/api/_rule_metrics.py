@@ -22,8 +22,8 @@ _NAMES = {
     "assay_rule_spend": "Booked on a rule's budget in the present period: settled, reserved, or repeated by crashes.",
     "assay_rule_budget": "Limit of a rule's budget.",
     "assay_rule_evaluations_per_second": "What living workers say of their throughput.",
-    "assay_rule_evaluator_calls": "Calls of an evaluator by living workers since they began.",
-    "assay_rule_evaluator_errors": "Those of them that failed.",
+    "assay_rule_evaluator_looked": "Targets that an evaluator has looked at, of living workers since they began.",
+    "assay_rule_evaluator_failed": "Those of them that failed.",
     "assay_rule_evaluator_p95_seconds": "The slowest worker's 95th percentile of an evaluator's calls.",
     "assay_rule_workers": "Living workers that carry out the version in force.",
 }
@@ -80,7 +80,7 @@ def _work(own: Labels, status: RuleStatus, now_ns: int) -> Iterator[Sample]:
         yield "assay_rule_evaluations_per_second", own, work.per_s
     for one in work.evaluators[:EVALUATORS]:
         labels = (*own, ("evaluator", one.key))
-        yield "assay_rule_evaluator_calls", labels, one.calls
-        yield "assay_rule_evaluator_errors", labels, one.errors
+        yield "assay_rule_evaluator_looked", labels, one.looked
+        yield "assay_rule_evaluator_failed", labels, one.failed
         if one.p95_s is not None:
             yield "assay_rule_evaluator_p95_seconds", labels, one.p95_s

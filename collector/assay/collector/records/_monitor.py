@@ -309,7 +309,7 @@ class WorkerReport:
     """What a monitor's worker says of itself, the newest of each holder.
 
     `data["rules"]` says of each rule, by its name, any of: `per_s`, evaluations per second; `evaluators`, by key
-    `{"calls": …, "errors": …, "p95_s": …}`; `idle`, in words why it does nothing for it.
+    `{"looked": …, "failed": …, "p95_s": …}`; `idle`, in words why it does nothing for it.
     """
 
     holder: str
