@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
 from assay.collector.errors import Refused
 from assay.collector.filters import CONDITIONS, EVALUATOR, Filter, combined, deletable
-from assay.collector.records import Experiment, Feedback, Page, Retention, Target
+from assay.collector.records import (
+    JSON,
+    Changes,
+    Claim,
+    Condition,
+    Decided,
+    Decision,
+    Experiment,
+    Feedback,
+    Finish,
+    Page,
+    Retention,
+    Rule,
+    Setting,
+    Target,
+    TraceSummary,
+)
 
 OVER_TRACES = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
 EXPERIMENTS = 1_000_000  # of one dataset, at most
+DEATHS = 3  # workers that a target may end
 
 
 class Gone(NamedTuple):
@@ -20,6 +37,13 @@ class Gone(NamedTuple):
 
     traces: Sequence[str]
     sessions: Sequence[str] = ()
+
+
+class Standing(NamedTuple):
+    """What is to be done with a finish: nothing, where there is an answer already."""
+
+    answer: str | None
+    whole: bool = True  # whether all feedback of the rule on the target goes, or that of those who report alone
 
 
 class TraceHalf(Protocol):
@@ -48,6 +72,35 @@ class TraceHalf(Protocol):
         """As of `TraceStore`."""
         ...
 
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        """As of `TraceStore`; the filters name no dataset."""
+        ...
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        """As of `TraceStore`; the filter names no dataset."""
+        ...
+
+    def behind(self, after: str | None) -> tuple[int, int | None]:
+        """How many traces stand in the feed after a position, and when the first of them changed (store's clock)."""
+        ...
+
+    def position(self) -> int:
+        """The highest number of a change so far; as text it is the cursor of all that comes after it."""
+        ...
+
+    def there(self, trace_ids: Collection[str]) -> set[str]:
+        """Those of the traces that are here, with a run at least."""
+        ...
+
+    def traces(
+        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+    ) -> Page[TraceSummary]:
+        """As of `TraceStore`."""
+        ...
+
+    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
+        """As of `TraceStore`."""
+
     def close(self) -> None:
         """Let go."""
 
@@ -62,6 +115,56 @@ class ControlHalf(Protocol):
 
     def forget(self, gone: Gone) -> None:
         """Remove decisions and items of queues about traces and sessions that go."""
+
+    def keep_rules(self, rules: Sequence[Rule], owner: str | None, activate: bool, change: int) -> None:
+        """As `ControlStore.save_rule`; `change` is the last that has happened."""
+
+    def alter_rule(self, name: str, project: str, fields: Mapping[str, JSON], change: int) -> Rule:
+        """As `ControlStore.change_rule`; `change` is the last that has happened."""
+        ...
+
+    def rules(self, *, project: str | None = None) -> list[Rule]:
+        """As of `ControlStore`."""
+        ...
+
+    def settings(self, name: str, *, project: str) -> list[Setting]:
+        """As of `ControlStore`."""
+        ...
+
+    def cursor(self, rule: str, version: str, *, project: str) -> str | None:
+        """As of `ControlStore`."""
+        ...
+
+    def keep_decided(self, decided: Sequence[Decided]) -> list[bool]:
+        """As `ControlStore.decide`; all targets are there."""
+        ...
+
+    def decisions_on(
+        self,
+        trace_id: str | None,
+        session: tuple[str, str] | None,
+        *,
+        rule: str | None,
+        version: str | None,
+        project: str | None,
+        verdict: str | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Decision]:
+        """As `ControlStore.decisions`; `session` is the trace's, (project, id)."""
+        ...
+
+    def take(self, rule: str, version: str, holder: str, seconds: float, project: str, limit: int) -> list[Decision]:
+        """As `ControlStore.claim`, but that a row which has ended its third worker is given out, too, alone."""
+        ...
+
+    def examine(self, finishes: Sequence[Finish]) -> list[Standing]:
+        """What is to be done with the feedback of finishes, before `conclude`. Raises `Refused` for a bad verdict."""
+        ...
+
+    def conclude(self, finishes: Sequence[Finish]) -> list[str]:
+        """As `ControlStore.finish`, once the feedback is kept."""
+        ...
 
     def experiments(self, *, dataset: str | None, limit: int) -> list[Experiment]:
         """As of `ControlStore`."""
@@ -90,6 +193,10 @@ class Both:
       passes at the first step goes, even if it is scored before the second.
     - Deleting an experiment: its traces, then the feedback on it, last its record, by which it is found again. With
       feedback go the traces of the evaluators that gave it.
+    - Finishing a claim: first its feedback, which bears the claim's number, then the decision. After a crash in between
+      the claim still stands, and the same finish again, or that of the next claim, puts both right.
+    - Deciding: what is about deleted traces is left out before. One that is deleted between leaves a row, which goes
+      when its claim is finished.
     - A condition on a dataset is looked up first, as the ids of its experiments: what is saved meanwhile is not seen.
     """
 
@@ -150,6 +257,77 @@ class Both:
             self._traces.delete_feedback([feedback.id for feedback in page])
         return self._control.delete_experiment(id)
 
+    # monitors
+
+    def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
+        """Put rules in force: see `ControlStore`."""
+        self._control.keep_rules(rules, owner, activate, self._traces.position())
+
+    def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
+        """Change what decides nothing: see `ControlStore`."""
+        return self._control.alter_rule(name, project, fields, self._traces.position())
+
+    def decide(self, *decided: Decided) -> list[bool]:
+        """Keep what was decided: see `ControlStore`."""
+        ids = {row.target.trace_id for one in decided for row in one.rows if row.target.trace_id is not None}
+        there = self._traces.there(ids) | {None} if ids else {None}
+        return self._control.keep_decided([_about(there, one) for one in decided])
+
+    def decisions(
+        self,
+        *,
+        trace_id: str | None = None,
+        rule: str | None = None,
+        version: str | None = None,
+        project: str | None = None,
+        verdict: str | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Page[Decision]:
+        """Stored decisions: see `ControlStore`."""
+        session = None if trace_id is None else self._session(trace_id)
+        return self._control.decisions_on(
+            trace_id,
+            session,
+            rule=rule,
+            version=version,
+            project=project,
+            verdict=verdict,
+            limit=limit,
+            cursor=cursor,
+        )
+
+    def _session(self, trace_id: str) -> tuple[str, str] | None:
+        """Project and id of a trace's session."""
+        of = next(iter(self._traces.traces(trace_ids=(trace_id,), limit=1)), None)
+        return None if of is None or of.session_id is None else (of.project, of.session_id)
+
+    def claim(
+        self, rule: str, version: str, holder: str, seconds: float, *, project: str = "default", limit: int = 1
+    ) -> list[Decision]:
+        """Take what is due: see `ControlStore`."""
+        while True:
+            taken = self._control.take(rule, version, holder, seconds, project, limit)
+            if not any(decision.deaths >= DEATHS for decision in taken):
+                return taken
+            self.finish(*(_ended_workers(decision) for decision in taken))  # it is alone
+
+    def finish(self, *finishes: Finish) -> list[str]:
+        """Keep what came of claims: see `ControlStore`."""
+        standings = self._control.examine(finishes)
+        stands = [finish for finish, standing in zip(finishes, standings, strict=True) if standing.answer is None]
+        self._traces.add_feedback([feedback for finish in stands for feedback in finish.feedback])
+        kept = iter(self._control.conclude(stands))
+        return [next(kept) if standing.answer is None else standing.answer for standing in standings]
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        """The feed: see `TraceStore`."""
+        return self._traces.changes(after, limit=limit, filters=[self._resolved(filter) for filter in filters])
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        """Why a trace passes a filter or not: see `TraceStore`."""
+        return self._traces.explain(trace_id, self._resolved(filter))
+
     def _over_datasets(self, verb: Callable[..., Any]) -> Callable[..., Any]:
         """A verb over the traces that pass, which may also be asked for those of a dataset."""
 
@@ -170,3 +348,30 @@ class Both:
         if filter.experiments is not None:
             ids = tuple(id for id in ids if id in filter.experiments)
         return replace(filter, dataset=None, experiments=ids)
+
+
+def _about(there: Collection[str | None], decided: Decided) -> Decided:
+    """The same without rows about traces that are not there."""
+    rows = tuple(row for row in decided.rows if row.target.trace_id in there)
+    return decided if len(rows) == len(decided.rows) else replace(decided, rows=rows)
+
+
+def _ended_workers(decision: Decision) -> Finish:
+    """What a claim comes to whose target ends every worker that takes it."""
+    said = f"ended the worker {decision.deaths} times"
+    left = [key for key, state in decision.states.items() if state.get("state") == "waiting"]
+    return Finish(
+        claim=Claim(
+            project=decision.project,
+            rule=decision.rule,
+            version=decision.version,
+            target=decision.target,
+            number=decision.claim,
+        ),
+        verdict="failed",
+        reason=said,
+        states={key: {**decision.states[key], "state": "failed", "error": said} for key in left},
+        reported=tuple(left),
+        inputs_hash=decision.inputs_hash,
+        read_change=decision.runs_change,
+    )
