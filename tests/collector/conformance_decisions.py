@@ -26,7 +26,11 @@ def traced(store: Store, count: int = 1, **fields: Any) -> list[Head]:
 
 
 def on(head: Head, **fields: Any) -> Decision:
-    known: dict[str, Any] = {"change": head.change, "runs_change": head.runs_change, "target": Target(trace_id=head.trace_id)}
+    known: dict[str, Any] = {
+        "change": head.change,
+        "runs_change": head.runs_change,
+        "target": Target(trace_id=head.trace_id),
+    }
     return Decision(**{"rule": "r", "version": "1", "verdict": "waiting", **known, **fields})
 
 
@@ -41,7 +45,9 @@ def verdicts(store: Store, **named: Any) -> list[str]:
 def test_what_is_decided_is_kept_with_the_cursor_and_repeated_changes_nothing(store: Store) -> None:
     ruled(store)
     [head] = traced(store)
-    given = on(head, reason="all pass", probability=0.25, u=0.2, rate=0.5, stratum=1, states={"concise": {"state": "waiting"}})
+    given = on(
+        head, reason="all pass", probability=0.25, u=0.2, rate=0.5, stratum=1, states={"concise": {"state": "waiting"}}
+    )
     decided = slice(given, upto=head.cursor, counts={HOUR: {"filtered": 2, "sampled_out": 3}})
     assert store.cursor("r", "1") is None
     for _ in range(2):
@@ -112,7 +118,13 @@ def test_a_change_rewrites_the_draw_and_lets_the_verdict_stand(store: Store) -> 
     assert (later.runs_change, later.change > head.change) == (head.runs_change, True)
     store.decide(slice(on(later, probability=1.0, rate=1.0, stratum=0), after=head.cursor, upto=later.cursor))
     [kept] = store.decisions()
-    assert (kept.verdict, kept.reason, kept.probability, kept.rate, kept.stratum) == ("skipped", "too large", 1.0, 1.0, 0)
+    assert (kept.verdict, kept.reason, kept.probability, kept.rate, kept.stratum) == (
+        "skipped",
+        "too large",
+        1.0,
+        1.0,
+        0,
+    )
     store.decide(slice(on(head, probability=0.1), after=later.cursor, upto=later.cursor))
     assert store.decisions().items[0].probability == 1.0  # an older change has nothing new to say
 
@@ -177,7 +189,11 @@ def test_nothing_is_decided_about_what_was_deleted(store: Store) -> None:
 def test_decisions_are_listed_by_what_they_say(store: Store) -> None:
     ruled(store)
     heads = traced(store, 5)
-    store.decide(slice(*(on(head, verdict="failed" if n % 2 else "waiting") for n, head in enumerate(heads)), upto=heads[-1].cursor))
+    store.decide(
+        slice(
+            *(on(head, verdict="failed" if n % 2 else "waiting") for n, head in enumerate(heads)), upto=heads[-1].cursor
+        )
+    )
     ids = [head.trace_id for head in heads[::-1]]
     first = store.decisions(limit=2)
     assert [one.target.trace_id for one in (*first, *store.decisions(cursor=first.next))] == ids
