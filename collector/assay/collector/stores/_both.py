@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from assay.collector.errors import Refused
 from assay.collector.filters import CONDITIONS, EVALUATOR, Filter, combined, deletable
-from assay.collector.records import Experiment, Feedback, Page, Retention, Target
+from assay.collector.records import Changes, Condition, Experiment, Feedback, Page, Retention, Target
 
 OVER_TRACES = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
 EXPERIMENTS = 1_000_000  # of one dataset, at most
@@ -46,6 +46,22 @@ class TraceHalf(Protocol):
 
     def delete_feedback(self, ids: Sequence[str]) -> int:
         """As of `TraceStore`."""
+        ...
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        """As of `TraceStore`; the filters name no dataset."""
+        ...
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        """As of `TraceStore`; the filter names no dataset."""
+        ...
+
+    def behind(self, after: str | None) -> tuple[int, int | None]:
+        """How many traces stand in the feed after a position, and when the first of them changed (store's clock)."""
+        ...
+
+    def position(self) -> int:
+        """The highest number of a change so far; as text it is the cursor of all that comes after it."""
         ...
 
     def close(self) -> None:
@@ -149,6 +165,14 @@ class Both:
                 self.delete(trace_ids=judgements, kind=EVALUATOR, experiment="")
             self._traces.delete_feedback([feedback.id for feedback in page])
         return self._control.delete_experiment(id)
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        """The feed: see `TraceStore`."""
+        return self._traces.changes(after, limit=limit, filters=[self._resolved(filter) for filter in filters])
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        """Why a trace passes a filter or not: see `TraceStore`."""
+        return self._traces.explain(trace_id, self._resolved(filter))
 
     def _over_datasets(self, verb: Callable[..., Any]) -> Callable[..., Any]:
         """A verb over the traces that pass, which may also be asked for those of a dataset."""

@@ -11,6 +11,8 @@ import sqlite3
 from collections.abc import Callable
 
 from assay.collector.errors import Refused
+from assay.collector.stores.sqlite._codec import Decoder
+from assay.collector.stores.sqlite._said import said
 
 APPLICATION_ID = 0x41535359  # "ASSY"
 PAGE_SIZE = 16384  # measured: half the CPU time and four fifths of the disk of 4 KiB pages
@@ -165,7 +167,23 @@ def _lead_to_votes(db: sqlite3.Connection) -> None:
 _COMPLETENESS: tuple[str, ...] = ()
 
 # The feed of changes, tombstones, and what feedback says of the claim it came from
-_MONITOR_TRACES: tuple[str, ...] = ()
+_MONITOR_TRACES: tuple[str, ...] = (
+    "CREATE TABLE feed (id INTEGER PRIMARY KEY CHECK (id = 1), change INTEGER NOT NULL, clock_ns INTEGER NOT NULL)",
+    "INSERT INTO feed SELECT 1, coalesce(max(id), 0), coalesce(max(updated_ns), 0) FROM traces",
+    "ALTER TABLE traces ADD COLUMN change INTEGER",
+    "ALTER TABLE traces ADD COLUMN runs_change INTEGER",
+    "ALTER TABLE traces ADD COLUMN changed_ns INTEGER",
+    "ALTER TABLE traces ADD COLUMN probability REAL",
+    "ALTER TABLE traces ADD COLUMN partial INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN rooted INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN judgement INTEGER NOT NULL DEFAULT 0",
+    # In the order in which they came, each once; what has only feedback so far stands nowhere
+    "UPDATE traces SET change = id, runs_change = id, changed_ns = updated_ns,"
+    " rooted = EXISTS (SELECT 1 FROM spans s WHERE s.trace = traces.id AND s.parent_id IS NULL),"
+    " judgement = (kind = 'evaluator' AND experiment_id IS NULL),"
+    " probability = said_probability((SELECT payload FROM spans s WHERE s.id = traces.root)) WHERE span_count > 0",
+    "CREATE UNIQUE INDEX traces_by_change ON traces (change) WHERE change IS NOT NULL",
+)
 
 # Rules with versions and settings, decisions with claims, leases, bookings
 _MONITOR_CONTROL: tuple[str, ...] = ()
@@ -173,8 +191,22 @@ _MONITOR_CONTROL: tuple[str, ...] = ()
 _MONITOR = (*_MONITOR_TRACES, *_MONITOR_CONTROL)
 
 
+def _reading(db: sqlite3.Connection) -> Callable[[bytes], float | None]:
+    """What a root's payload says of head sampling; None for one that cannot be read."""
+    decoder = Decoder(dict(db.execute("SELECT id, data FROM dictionaries").fetchall()))
+
+    def probability(payload: bytes) -> float | None:
+        try:
+            return said(decoder.payload(payload).get("attributes", {}), {}).probability
+        except Exception:  # of zstd, JSON or a type: a damaged row stops no migration
+            return None
+
+    return probability
+
+
 def _watch(db: sqlite3.Connection) -> None:
     """Version 5: what tells that nothing is missing, and what monitors keep."""
+    db.create_function("said_probability", 1, _reading(db))
     for statement in (*_COMPLETENESS, *_MONITOR):
         db.execute(statement)
 

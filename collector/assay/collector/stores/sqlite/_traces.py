@@ -11,6 +11,8 @@ from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
     Bucket,
+    Changes,
+    Condition,
     Feedback,
     Page,
     Retention,
@@ -24,7 +26,16 @@ from assay.collector.records import (
 )
 from assay.collector.stores import _amend
 from assay.collector.stores._both import Gone
-from assay.collector.stores.sqlite import _aggregate, _delete, _feedback, _lists, _maintenance, _summaries
+from assay.collector.stores.sqlite import (
+    _aggregate,
+    _changes,
+    _delete,
+    _explain,
+    _feedback,
+    _lists,
+    _maintenance,
+    _summaries,
+)
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._writer import Job
@@ -147,6 +158,23 @@ class SQLiteTraces(Half):
     @reads
     def values(self, db: sqlite3.Connection, /, field: str, *, limit: int = 100) -> list[str]:
         return _lists.values(db, field, limit)
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        now_ns = self._file.clock.now()  # before it is read: what is not in it yet changes later
+        with self._file.read() as reader:
+            return _changes.changes(reader.db, after, limit, filters, now_ns)
+
+    @reads
+    def behind(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
+        return _changes.behind(db, after)
+
+    @reads
+    def position(self, db: sqlite3.Connection, /) -> int:
+        return _changes.latest(db)
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        with self._file.read() as reader:
+            return _explain.explain(reader.db, trace_id, filter)
 
     @reads
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
