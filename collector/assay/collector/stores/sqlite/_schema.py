@@ -186,7 +186,42 @@ _MONITOR_TRACES: tuple[str, ...] = (
 )
 
 # Rules with versions and settings, decisions with claims, leases, bookings
-_MONITOR_CONTROL: tuple[str, ...] = ()
+_MONITOR_CONTROL: tuple[str, ...] = (
+    *(f"DROP TABLE {table}" for table in ("rules", "decisions", "leases", "budgets")),  # they never held anything
+    "CREATE TABLE rules (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL,"
+    " state TEXT NOT NULL, owner TEXT NOT NULL, active_from INTEGER NOT NULL, off INTEGER NOT NULL,"
+    " cursor TEXT, token INTEGER NOT NULL DEFAULT 0, data TEXT NOT NULL)",
+    "CREATE UNIQUE INDEX rules_by_version ON rules (project, name, version)",
+    "CREATE UNIQUE INDEX rules_in_force ON rules (project, name) WHERE state = 'in force'",
+    "CREATE TABLE settings (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL,"
+    " from_change INTEGER NOT NULL, created_ns INTEGER NOT NULL, data TEXT NOT NULL)",
+    "CREATE INDEX settings_by_rule ON settings (project, name)",
+    "CREATE TABLE decisions (id INTEGER PRIMARY KEY, rule INTEGER NOT NULL, target TEXT NOT NULL,"
+    " verdict TEXT NOT NULL, reason TEXT NOT NULL, probability REAL, u REAL, rate REAL, stratum INTEGER,"
+    " incomplete INTEGER NOT NULL, change INTEGER NOT NULL, runs_change INTEGER NOT NULL, read_change INTEGER NOT NULL,"
+    " claim INTEGER NOT NULL, holder TEXT, until_ns INTEGER, attempts INTEGER NOT NULL, deaths INTEGER NOT NULL,"
+    " reopened INTEGER NOT NULL, next_ns INTEGER, states TEXT, inputs_hash TEXT, cost REAL,"
+    " created_ns INTEGER NOT NULL, updated_ns INTEGER NOT NULL, due_ns INTEGER)",
+    "CREATE UNIQUE INDEX decisions_by_target ON decisions (target, rule)",
+    "CREATE INDEX decisions_by_rule ON decisions (rule, verdict)",
+    "CREATE INDEX decisions_due ON decisions (rule, due_ns) WHERE due_ns IS NOT NULL AND verdict <> 'over_budget'",
+    "CREATE INDEX decisions_over_budget ON decisions (rule, created_ns, due_ns)"
+    " WHERE due_ns IS NOT NULL AND verdict = 'over_budget'",
+    "CREATE TABLE counts (rule INTEGER NOT NULL, hour_ns INTEGER NOT NULL, filtered INTEGER NOT NULL,"
+    " sampled_out INTEGER NOT NULL, PRIMARY KEY (rule, hour_ns)) WITHOUT ROWID",
+    "CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, expires_ns INTEGER NOT NULL,"
+    " token INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE tokens (last INTEGER NOT NULL)",  # of all leases, so that one that was removed leaves its behind
+    "INSERT INTO tokens VALUES (0)",
+    "CREATE TABLE budgets (budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"
+    " settled REAL NOT NULL, reserved REAL NOT NULL, PRIMARY KEY (budget, period, start_ns)) WITHOUT ROWID",
+    "CREATE TABLE bookings (id TEXT PRIMARY KEY, budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"
+    " amount REAL NOT NULL, settled REAL, made_ns INTEGER NOT NULL)",
+    "CREATE INDEX bookings_by_time ON bookings (made_ns)",
+    "CREATE INDEX bookings_reserved ON bookings (budget, period, start_ns, made_ns) WHERE settled IS NULL",
+    "CREATE TABLE workers (holder TEXT PRIMARY KEY, project TEXT NOT NULL, seen_ns INTEGER NOT NULL,"
+    " data TEXT NOT NULL) WITHOUT ROWID",
+)
 
 _MONITOR = (*_MONITOR_TRACES, *_MONITOR_CONTROL)
 
