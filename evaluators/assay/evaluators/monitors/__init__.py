@@ -2,5 +2,7 @@
 
 from assay.evaluators.monitors._file import BrokenRules, load
 from assay.evaluators.monitors._rule import Monitored, monitor
+from assay.evaluators.monitors._run import Stuck
+from assay.evaluators.monitors._worker import Monitor
 
-__all__ = ["BrokenRules", "Monitored", "load", "monitor"]
+__all__ = ["BrokenRules", "Monitor", "Monitored", "Stuck", "load", "monitor"]
