@@ -24,7 +24,7 @@ class Money(Half):
 
     @writes
     def book(self, db: sqlite3.Connection, /, *bookings: Booking) -> list[bool]:
-        now = self._file.appender.clock.keep(db)
+        now = self._file.clock.keep(db)
         made = [_book(db, booking, now) for booking in bookings]
         _prune(db, now, PRUNED * len(bookings))
         return made
@@ -42,7 +42,7 @@ class Money(Half):
             " AND (k.budget, k.period, k.start_ns) = (b.budget, b.period, b.start_ns))"
             " FROM budgets b WHERE :budget IS NULL OR b.budget = :budget ORDER BY b.start_ns DESC, b.budget"
         )
-        overdue = self._file.appender.clock.now() - OVERDUE
+        overdue = self._file.clock.now() - OVERDUE
         rows = db.execute(sql, {"budget": budget, "overdue": overdue}).fetchall()
         return [
             Booked(budget=row[0], period_start_ns=row[1], settled=row[2], reserved=row[3], repeated=row[4])

@@ -41,7 +41,7 @@ class Rules(Half):
         self, db: sqlite3.Connection, /, rules: Sequence[Rule], owner: str | None, activate: bool, change: int
     ) -> None:
         """As `ControlStore.save_rule`; `change` is the last that has happened."""
-        now = self._file.appender.clock.keep(db)
+        now = self._file.clock.keep(db)
         for rule in rules:
             check(rule)
             _save(db, rule if owner is None else replace(rule, owner=owner), activate, change, now)
@@ -49,9 +49,7 @@ class Rules(Half):
             _remove_others(db, owner, {(rule.project, rule.name) for rule in rules})
 
     @reads
-    def rules(
-        self, db: sqlite3.Connection, /, *, project: str | None = None, all_versions: bool = False
-    ) -> list[Rule]:
+    def rules(self, db: sqlite3.Connection, /, *, project: str | None = None, all_versions: bool = False) -> list[Rule]:
         sql = (
             f"SELECT {_FIELDS} FROM rules WHERE (state = 'in force' OR ?) AND (? IS NULL OR project = ?)"
             " ORDER BY project, name, state = 'in force' DESC, id DESC"
@@ -75,7 +73,7 @@ class Rules(Half):
         kept = _in_force(db, project, name)
         if kept is None:
             raise NotFound(f"there is no rule {name!r} in project {project!r}")
-        made, now = _changed(kept.rule, fields), self._file.appender.clock.keep(db)
+        made, now = _changed(kept.rule, fields), self._file.clock.keep(db)
         off = int(not fields["enabled"]) if "enabled" in fields else kept.off
         sql = "UPDATE rules SET off = ?, data = ? WHERE id = ?"
         db.execute(sql, (off, to_text(replace(made, enabled=made.enabled or bool(off))), kept.id))
