@@ -114,7 +114,7 @@ def deletable(filter: Filter) -> Filter:
 
 
 def timeless(filter: Filter) -> Filter:
-    """The same filter. Raises `Refused` for one that a trace may pass later though nothing has been written meanwhile."""
+    """The same filter. Raises `Refused` for one that a trace may pass later though nothing was written meanwhile."""
     if filter.complete is not None:
         raise Refused(
             "`complete` changes with time alone, which nothing tells; rules wait for whole traces by themselves"

@@ -59,18 +59,35 @@ def rate_of(settings: RuleSettings, passes: Sequence[bool | None]) -> tuple[floa
     return rate * (1.0 if settings.paced is None else settings.paced), stratum
 
 
+def unit_of(rule: Rule, head: Head) -> str:
+    """What is drawn as one: a trace, or a session of a project."""
+    if rule.target == "session" and head.session_id is not None:
+        return f"{head.project}/{head.session_id}"
+    return head.trace_id
+
+
+def begin_of(rule: Rule) -> str | None:
+    """The position in the feed from which a rule that has decided nothing yet begins."""
+    return None if rule.since_ns is not None else str(rule.active_from)
+
+
+def budget_of(rule: Rule, limit: str = "") -> str:
+    """The name of a rule's budget for one of its limits, such as usd_per_day; without one, what all of them begin with."""
+    return f"{rule.project}/{rule.name}/{limit}"
+
+
 def outside(rule: Rule, head: Head) -> str | None:
     """Why a rule does not look at a trace, whatever its filter says; None if it does."""
     if head.project != rule.project:
-        return f"filtered: the trace is of project {head.project!r}, the rule of {rule.project!r}"
+        return f"the trace is of project {head.project!r}, the rule of {rule.project!r}"
     if head.judgement:
-        return "filtered: it is an evaluator's own trace, or a part of one"
+        return "it is an evaluator's own trace, or a part of one"
     if head.experiment_id is not None and rule.scope == "live":
-        return f"filtered: it belongs to experiment {head.experiment_id!r}, and the rule takes live traffic alone"
+        return f"it belongs to experiment {head.experiment_id!r}, and the rule takes live traffic alone"
     if head.experiment_id is None and rule.scope == "experiments":
-        return "filtered: it belongs to no experiment, and the rule takes those of experiments alone"
+        return "it belongs to no experiment, and the rule takes those of experiments alone"
     if head.change <= rule.active_from and (rule.since_ns is None or head.start_ns < rule.since_ns):
-        return f"filtered: it last changed before version {rule.version!r} of the rule was activated"
+        return f"it last changed before version {rule.version!r} of the rule was activated"
     return None
 
 

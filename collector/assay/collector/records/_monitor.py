@@ -85,7 +85,8 @@ class Decision:
     `probability` is the inclusion probability, head × rule or stratum; None where the head's is unknown. `states` says
     of each evaluator `{"state": "waiting" | "scored" | "skipped" | "failed", "error": …, "attempts": …}`.
     `change` is the change of the trace that was decided on, `runs_change` that in which its runs last changed,
-    `read_change` that whose runs were evaluated. A claim is the number of times that it was taken to be run.
+    `read_change` that whose runs were evaluated. Each time that it is taken to be run `claim` rises, to a number that
+    is given out once only.
     """
 
     project: str = "default"

@@ -11,6 +11,7 @@ from assay.collector.errors import Refused
 from assay.collector.filters import CONDITIONS, EVALUATOR, Filter, combined, deletable
 from assay.collector.records import (
     JSON,
+    Booked,
     Changes,
     Claim,
     Condition,
@@ -19,17 +20,26 @@ from assay.collector.records import (
     Experiment,
     Feedback,
     Finish,
+    Head,
     Page,
     Retention,
     Rule,
+    RuleStatus,
     Setting,
     Target,
     TraceSummary,
+    WeightedScore,
+    Why,
+    WorkerReport,
 )
+from assay.collector.rules import begin_of, budget_of, filters_of, rate_of, setting_at
+from assay.collector.stores import _why
 
 OVER_TRACES = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
 EXPERIMENTS = 1_000_000  # of one dataset, at most
 DEATHS = 3  # workers that a target may end
+NOT_THERE = "refused: its target was deleted, or feedback of a later claim is there"
+SILENT_NS = 60_000_000_000  # a worker that has said nothing for so long is taken for gone
 
 
 class Gone(NamedTuple):
@@ -37,6 +47,21 @@ class Gone(NamedTuple):
 
     traces: Sequence[str]
     sessions: Sequence[str] = ()
+
+
+class Verdicts(NamedTuple):
+    """What one claim said of a rule's target: for each of `evaluators`, its whole set of feedback on the target.
+
+    Feedback on the spans of a trace, and on the documents of a span, is among that on the target. Claims of a rule and
+    a target rise over all versions of the rule. `anew`: what other evaluators had said of it for the rule goes, too.
+    """
+
+    rule: str
+    target: Target
+    claim: int
+    evaluators: Sequence[str]
+    feedback: Sequence[Feedback] = ()
+    anew: bool = False
 
 
 class Standing(NamedTuple):
@@ -80,12 +105,42 @@ class TraceHalf(Protocol):
         """As of `TraceStore`; the filter names no dataset."""
         ...
 
+    def put_verdicts(self, verdicts: Sequence[Verdicts]) -> list[bool]:
+        """Put what claims said in the place of what earlier ones had said, all in one transaction; whether it stands.
+
+        Feedback is kept as the rule's and of the claim. False, and nothing of it is kept, where feedback of a higher
+        claim is there, or the trace is not. The same again changes nothing. Judgements to which nothing leads then go.
+        """
+        ...
+
     def behind(self, after: str | None) -> tuple[int, int | None]:
         """How many traces stand in the feed after a position, and when the first of them changed (store's clock)."""
         ...
 
     def position(self) -> int:
         """The highest number of a change so far; as text it is the cursor of all that comes after it."""
+        ...
+
+    def head(self, trace_id: str, filters: Sequence[Filter] = ()) -> Head:
+        """The head of one trace; the filters name no dataset. Raises `NotFound`."""
+        ...
+
+    def is_after(self, change: str, cursor: str | None) -> bool:
+        """Whether a position in the feed comes after another."""
+        ...
+
+    def scored_by(
+        self,
+        rule: str,
+        *,
+        project: str,
+        key: str | None,
+        since_ns: int | None,
+        until_ns: int | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Feedback]:
+        """The scores that stand of those that a rule gave, newest first; of sessions those of any project."""
         ...
 
     def there(self, trace_ids: Collection[str]) -> set[str]:
@@ -97,9 +152,6 @@ class TraceHalf(Protocol):
     ) -> Page[TraceSummary]:
         """As of `TraceStore`."""
         ...
-
-    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        """As of `TraceStore`."""
 
     def close(self) -> None:
         """Let go."""
@@ -164,6 +216,28 @@ class ControlHalf(Protocol):
 
     def conclude(self, finishes: Sequence[Finish]) -> list[str]:
         """As `ControlStore.finish`, once the feedback is kept."""
+        ...
+
+    def probabilities(
+        self, rule: str, project: str, version: str | None, scores: Sequence[tuple[Target, int]]
+    ) -> list[tuple[bool, float | None]]:
+        """Of targets and claims: whether (that version of) the rule decided on it, and with which probability."""
+        ...
+
+    def funnel(self, rule: Rule) -> Mapping[str, int]:
+        """How many targets of a version have come to each verdict."""
+        ...
+
+    def failed(self, rule: Rule) -> Sequence[Decision]:
+        """The last decisions of a version that failed, newest first."""
+        ...
+
+    def booked(self, budget: str | None = None) -> list[Booked]:
+        """As of `ControlStore`."""
+        ...
+
+    def workers(self) -> list[WorkerReport]:
+        """What workers said of themselves, the newest of each."""
         ...
 
     def experiments(self, *, dataset: str | None, limit: int) -> list[Experiment]:
@@ -310,15 +384,94 @@ class Both:
             taken = self._control.take(rule, version, holder, seconds, project, limit)
             if not any(decision.deaths >= DEATHS for decision in taken):
                 return taken
-            self.finish(*(_ended_workers(decision) for decision in taken))  # it is alone
+            running = {one.name: one for one in self._control.rules(project=project)}.get(rule)
+            self.finish(*(_ended_workers(decision, running) for decision in taken))  # it is alone
 
     def finish(self, *finishes: Finish) -> list[str]:
         """Keep what came of claims: see `ControlStore`."""
         standings = self._control.examine(finishes)
-        stands = [finish for finish, standing in zip(finishes, standings, strict=True) if standing.answer is None]
-        self._traces.add_feedback([feedback for finish in stands for feedback in finish.feedback])
-        kept = iter(self._control.conclude(stands))
-        return [next(kept) if standing.answer is None else standing.answer for standing in standings]
+        pairs = [pair for pair in zip(finishes, standings, strict=True) if pair[1].answer is None]
+        kept = self._traces.put_verdicts([_verdicts(finish, standing) for finish, standing in pairs])
+        stands = [finish for (finish, _), stands in zip(pairs, kept, strict=True) if stands]
+        self._forget_deleted([finish for (finish, _), stands in zip(pairs, kept, strict=True) if not stands])
+        answers = iter(self._control.conclude(stands))
+        said = iter([next(answers) if stands else NOT_THERE for stands in kept])
+        return [next(said) if standing.answer is None else standing.answer for standing in standings]
+
+    def _forget_deleted(self, finishes: Sequence[Finish]) -> None:
+        """Decisions that were kept while their trace was being deleted."""
+        ids = {id for finish in finishes if (id := finish.claim.target.trace_id) is not None}
+        if gone := ids - self._traces.there(ids) if ids else ids:
+            self._control.forget(Gone(sorted(gone)))
+
+    def why(self, trace_id: str) -> list[Why]:
+        """Why each rule did or did not evaluate a trace: see `ControlStore`."""
+        head = self._traces.head(trace_id)
+        booked, now_ns = self._control.booked(), self._traces.changes(head.cursor, limit=1).now_ns
+        watched = {(one.project, name) for one in self._control.workers() for name in one.rules if _lately(one, now_ns)}
+        found = [self._seen(rule, head, now_ns, watched) for rule in self._control.rules(project=head.project)]
+        return [replace(_why.why(seen), budget=_of_rule(seen.rule, booked)) for seen in found]
+
+    def _seen(self, rule: Rule, head: Head, now_ns: int, watched: Collection[tuple[str, str]]) -> _why.Seen:
+        """What is known of a rule and a trace."""
+        history = self._control.settings(rule.name, project=rule.project)
+        setting = setting_at([one for one in history if one.version == rule.version], head.change)
+        settings = rule.settings if setting is None else setting.settings
+        filters = [self._resolved(filter) for filter in filters_of(rule, settings)]
+        cursor = self._control.cursor(rule.name, rule.version, project=rule.project) or begin_of(rule)
+        behind = self._traces.behind(cursor)[0] if self._traces.is_after(head.cursor, cursor) else None
+        return _why.Seen(
+            rule,
+            settings,
+            self._traces.head(head.trace_id, filters),
+            self._traces.explain(head.trace_id, filters[0]),
+            self.decisions(trace_id=head.trace_id, rule=rule.name, project=rule.project).items,
+            behind,
+            now_ns,
+            (rule.project, rule.name) in watched,
+        )
+
+    def status(self, *, project: str | None = None) -> list[RuleStatus]:
+        """How each rule is doing: see `ControlStore`."""
+        booked, workers = self._control.booked(), self._control.workers()
+        return [self._status(rule, booked, workers) for rule in self._control.rules(project=project)]
+
+    def _status(self, rule: Rule, booked: Sequence[Booked], workers: Sequence[WorkerReport]) -> RuleStatus:
+        cursor = self._control.cursor(rule.name, rule.version, project=rule.project)
+        begin = cursor or begin_of(rule)
+        behind, oldest_ns = self._traces.behind(begin)
+        now_ns = self._traces.changes(begin, limit=1).now_ns
+        return RuleStatus(
+            rule=rule,
+            counts=self._control.funnel(rule),
+            cursor=cursor,
+            behind=behind,
+            lag_s=0.0 if oldest_ns is None else max(0.0, (now_ns - oldest_ns) / 1e9),
+            rate=rate_of(rule.settings, ())[0],
+            booked=_of_rule(rule, booked),
+            errors=tuple(map(_why.told, self._control.failed(rule))),
+            workers=tuple(one for one in workers if one.project == rule.project and rule.name in one.rules),
+        )
+
+    def weighted(
+        self,
+        rule: str,
+        *,
+        key: str | None = None,
+        version: str | None = None,
+        project: str = "default",
+        since_ns: int | None = None,
+        until_ns: int | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Page[WeightedScore]:
+        """A rule's scores with their probabilities: see `ControlStore`."""
+        given = {"key": key, "since_ns": since_ns, "until_ns": until_ns, "limit": limit, "cursor": cursor}
+        page: Page[Feedback] = self._traces.scored_by(rule, project=project, **given)  # type: ignore[arg-type]
+        asked = [(one.target, one.claim or 0) for one in page]
+        found = zip(page, self._control.probabilities(rule, project, version, asked), strict=True)
+        scores = [_weighted(one, probability) for one, (theirs, probability) in found if theirs]
+        return Page(items=tuple(scores), next=page.next)
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
         """The feed: see `TraceStore`."""
@@ -356,10 +509,21 @@ def _about(there: Collection[str | None], decided: Decided) -> Decided:
     return decided if len(rows) == len(decided.rows) else replace(decided, rows=rows)
 
 
-def _ended_workers(decision: Decision) -> Finish:
-    """What a claim comes to whose target ends every worker that takes it."""
+def _verdicts(finish: Finish, standing: Standing) -> Verdicts:
+    """The feedback of a finish, as that of all evaluators that it tells of."""
+    names = dict.fromkeys([*finish.reported, *(one.evaluator for one in finish.feedback if one.evaluator is not None)])
+    claim = finish.claim
+    anew = standing.whole and bool(names)  # a claim that is given back as it was says nothing of what was there
+    return Verdicts(claim.rule, claim.target, claim.number, tuple(names), finish.feedback, anew)
+
+
+def _ended_workers(decision: Decision, rule: Rule | None) -> Finish:
+    """What a claim comes to whose target ends every worker that takes it: an error of each evaluator without outcome."""
     said = f"ended the worker {decision.deaths} times"
-    left = [key for key, state in decision.states.items() if state.get("state") == "waiting"]
+    keys = [str(entry.get("key") or entry.get("id")) for entry in rule.evaluators] if rule is not None else []
+    done = {key for key, state in decision.states.items() if state.get("state") != "waiting"}
+    left = [key for key in dict.fromkeys([*keys, *decision.states]) if key not in done]
+    failed = {"state": "failed", "error": said}
     return Finish(
         claim=Claim(
             project=decision.project,
@@ -370,8 +534,33 @@ def _ended_workers(decision: Decision) -> Finish:
         ),
         verdict="failed",
         reason=said,
-        states={key: {**decision.states[key], "state": "failed", "error": said} for key in left},
+        states={key: {**decision.states.get(key, {}), **failed} for key in left},
         reported=tuple(left),
+        feedback=tuple(
+            Feedback(target=decision.target, key=key, outcome="error", error=said, evaluator=key) for key in left
+        ),
         inputs_hash=decision.inputs_hash,
         read_change=decision.runs_change,
+    )
+
+
+def _lately(worker: WorkerReport, now_ns: int) -> bool:
+    return now_ns - worker.seen_ns < SILENT_NS
+
+
+def _of_rule(rule: Rule, booked: Sequence[Booked]) -> tuple[Booked, ...]:
+    """The newest period of each of a rule's budgets."""
+    own = {one.budget: one for one in reversed(booked) if one.budget.startswith(budget_of(rule))}
+    return tuple(own[budget] for budget in sorted(own))
+
+
+def _weighted(feedback: Feedback, probability: float | None) -> WeightedScore:
+    assert feedback.score is not None
+    return WeightedScore(
+        trace_id=feedback.target.trace_id,
+        session_id=feedback.target.session_id,
+        key=feedback.key,
+        score=feedback.score,
+        probability=probability,
+        created_ns=feedback.created_ns,
     )

@@ -10,7 +10,6 @@ import argparse
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -33,7 +32,7 @@ from assay.evaluators.monitors._words import told_of
 BEAT = 1.0  # seconds
 BROKEN, FAILED = 64, 70  # exit statuses
 
-_END: Mapping[str, Any] = {"end": True}
+_END: Mapping[str, Any] = {"end": None}  # as long as the monitor likes
 
 
 def main() -> None:
@@ -63,9 +62,7 @@ def _run(given: argparse.Namespace, teller: Teller, said: queue.SimpleQueue[Mapp
     first = said.get()
     if "end" in first:
         return 0
-    holder = f"{socket.gethostname()}:{os.getpid()}"
-    store = connect(given.url)
-    return Conduct(store, rules, said=said, teller=teller, holder=holder, ending=given.ending).run(first)
+    return Conduct(connect(given.url), rules, said=said, teller=teller).run({**first, "claim_s": given.claim})
 
 
 def _loaded(file: Path, teller: Teller) -> list[Monitored] | None:

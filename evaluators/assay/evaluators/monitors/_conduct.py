@@ -11,11 +11,13 @@ from typing import Any, TypeAlias
 from assay.collector.errors import Refused, StoreError
 from assay.collector.records import Rule, canonical
 from assay.collector.stores import Store
-from assay.evaluators.monitors._data import API, of_data
+from assay.evaluators.monitors._data import of_data
+from assay.evaluators.monitors._held import API
 from assay.evaluators.monitors._report import Teller
 from assay.evaluators.monitors._rule import Monitored
+from assay.evaluators.monitors._run import Stuck
 from assay.evaluators.monitors._telling import telling
-from assay.evaluators.monitors._worker import Monitor, Stuck
+from assay.evaluators.monitors._worker import Monitor
 
 POLL = 2.0  # seconds between two looks at the rules of the API
 STUCK, REFUSED, FAILED = 75, 65, 70  # exit statuses

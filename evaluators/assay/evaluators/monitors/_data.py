@@ -10,16 +10,12 @@ from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.protocol import Evaluator, from_dict, names
 from assay.tracer.hints import did_you_mean
 
-API = "api"  # the owner of such rules
 _WORDS = ("type", "init_parameters", "parameters", "key", "version", "source")
 
 
 def of_data(rule: Rule) -> Monitored:
     """The rule with its evaluators. Raises `ValueError`, with the way out, for what nobody knows or data may not say."""
-    try:
-        made = tuple(_made(entry) for entry in rule.evaluators)
-    except (ValueError, TypeError) as error:
-        raise ValueError(str(error)) from error
+    made = tuple(_made(entry) for entry in rule.evaluators)
     keys = [evaluator.key for evaluator in made]
     if not made or len(set(keys)) < len(keys):
         raise ValueError(f"evaluators have one key each, not {keys!r}; give another key")
@@ -39,7 +35,10 @@ def _made(entry: Mapping[str, JSON]) -> Evaluator:
     if not isinstance(parameters, Mapping):
         raise ValueError(f"init_parameters of {id!r} are an object of names and values, not {parameters!r:.100}")
     _check(id, parameters)
-    return from_dict({"type": id, "init_parameters": dict(parameters)})
+    try:
+        return from_dict({"type": id, "init_parameters": dict(parameters)})
+    except Exception as error:  # an evaluator of another package may raise anything
+        raise ValueError(f"evaluator {id!r}: {error}") from error
 
 
 def _check(id: str, parameters: Mapping[str, Any]) -> None:

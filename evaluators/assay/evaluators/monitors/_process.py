@@ -18,6 +18,7 @@ from assay.evaluators.monitors import _deaths
 from assay.evaluators.monitors._report import Listener
 
 Phase: TypeAlias = Literal["loading", "loaded", "running", "ending"]
+LEAVING = 4.0  # seconds for giving back and for what threads are left, when a worker ends
 CHILD = "assay.evaluators.monitors._child"
 
 
@@ -27,7 +28,7 @@ class Plan:
 
     `key` is the collector's, handed over in the environment. The times are in seconds: `loading` for the file to run,
     `grace` beyond the longest timeout of its rules until a worker that gives no sign is replaced, `ending` for what
-    runs when it is told to end.
+    runs when all is told to end, `draining` when rules have changed.
     """
 
     file: Path
@@ -38,7 +39,8 @@ class Plan:
     activate: bool = False
     loading: float = 120.0
     grace: float = 15.0
-    ending: float = 4.0
+    ending: float = 2.0
+    draining: float = 20.0
     claim: float | None = None  # seconds for which a target is taken; None: as the monitor does
 
 
@@ -59,6 +61,7 @@ class Worker:
         self.plan, self.number = plan, number
         self.phase: Phase = "loading"
         self.loaded: Loaded | None = None
+        self._ending = 0.0
         self.silent = self.spent = 0.0  # seconds since the last sign of life, and in this phase
         self.overdue: str | None = None  # why it was killed
         self.claims: dict[tuple[str, ...], None] = {}
@@ -80,11 +83,12 @@ class Worker:
         """A new phase, whose time begins."""
         self.phase, self.spent, self.silent = phase, 0.0, 0.0
 
-    def end(self) -> None:
-        """Ask it to give back what it holds, and to end."""
+    def end(self, seconds: float) -> None:
+        """Ask it to end: what runs has so many seconds to finish, the rest is given back."""
         if self.phase != "ending":
             self.enter("ending")
-            self.tell(end=True)
+            self._ending = seconds
+            self.tell(end=seconds)
 
     def kill(self, why: str | None = None) -> None:
         """End it and what it has begun, now. With `why` it says first where each of its threads is."""
@@ -106,8 +110,8 @@ class Worker:
         plan = self.plan
         if self.phase == "loading" and self.spent > plan.loading:
             return f"the file was not loaded after {plan.loading:g} s"
-        if self.phase == "ending" and self.spent > plan.ending + 1.0:
-            return f"it did not end within {plan.ending:g} s"
+        if self.phase == "ending" and self.spent > self._ending + LEAVING:
+            return f"it did not end within {self._ending + LEAVING:g} s"
         longest = self.loaded.longest if self.loaded else plan.loading
         if self.silent > longest + plan.grace:
             return f"it gave no sign of life for {longest + plan.grace:g} s"

@@ -38,6 +38,8 @@ class Supervisor:
         self._watch = Watch(plan.file)
         self._rest = Rest(tell)
         self._accepted: Loaded | None = None
+        self._former: Loaded | None = None  # what was accepted before that
+        self._ever = False  # whether rules were in force
         self._broken: str | None = None  # the content that could not be loaded
         self._said: set[str] = set()  # of this content
         self._deaths = 0  # in a row
@@ -58,7 +60,7 @@ class Supervisor:
                 now = time.monotonic()
                 self._pass(min(now - last, 5 * TICK))  # more than that this process has slept, and workers with it
                 last = now
-                if self._broken and not self._accepted and not patient:
+                if self._broken and not self._ever and not patient:
                     return False
                 self._look()
             return True
@@ -96,8 +98,15 @@ class Supervisor:
                 worker.enter("loaded")
                 self._accept(worker, worker.loaded)
             case "broken":
-                worker.enter("ending")
+                worker.end(0.0)
                 self._refuse(message["error"], message["files"])
+            case "refused":  # by the store
+                worker.end(0.0)
+                self._accepted = self._former
+                self._refuse(f"{str(self._plan.file)!r}: {message['error']}", [])
+            case "saved":
+                self._ever = True
+                self._retire(worker)
             case "say":
                 self._say(message["text"])
 
@@ -108,23 +117,26 @@ class Supervisor:
         self._watch.follow(loaded.files, loaded.content)
         if new:
             self._said.clear()
-            self._accepted = loaded
+            self._former, self._accepted = before, loaded
             self._shown(loaded)
-            for other in self._workers:
-                if other is not worker:
-                    other.end()
         elif sum(other.phase == "running" for other in self._workers) >= self._plan.workers:
-            worker.end()  # the file is again what it was
+            worker.end(0.0)  # the file is again what it was
             return
         worker.enter("running")
-        worker.tell(resting=self._rest.names(), save=new, activate=self._plan.activate or (new and before is not None))
+        worker.tell(resting=self._rest.names(), activate=self._plan.activate or (new and before is not None))
+
+    def _retire(self, worker: Worker) -> None:
+        """Its rules are in force: workers with those from before finish what they have begun."""
+        for other in self._workers:
+            if other.loaded and worker.loaded and other.loaded.content != worker.loaded.content:
+                other.end(self._plan.draining)
 
     def _refuse(self, error: str, files: list[str]) -> None:
         """The file cannot be loaded: what ran before goes on."""
         self._watch.follow(files, self._watch.known)
         self._watch.follow_folder()
         self._not_before = time.monotonic() + AGAIN
-        goes_on = "; the rules from before stay" if self._accepted else ""
+        goes_on = "; the rules from before stay" if self._ever else ""
         if self._broken != self._watch.known:
             self._tell(f"{error}{goes_on}")
         self._broken = self._watch.known
@@ -175,7 +187,7 @@ class Supervisor:
         if self._watch.changed():
             for worker in self._workers:
                 if worker.phase == "loading":
-                    worker.end()
+                    worker.end(0.0)
                     worker.kill()
             self._not_before = 0.0
             self._begin()
@@ -183,7 +195,7 @@ class Supervisor:
     def _end(self) -> None:
         """Ask all to end, and end them."""
         for worker in self._workers:
-            worker.end()
+            worker.end(self._plan.ending)
         last = time.monotonic()
         while self._workers:
             self._listen(TICK)

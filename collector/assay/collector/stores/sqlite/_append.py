@@ -16,6 +16,7 @@ from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fac
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
 
 CACHED_SPANS = 20_000  # remembered at most
@@ -65,6 +66,7 @@ class Appender:
 
     def __init__(self, reader: Reader, clock: Clock) -> None:
         self.reader, self.db, self._clock = reader, reader.db, clock
+        self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
@@ -79,6 +81,7 @@ class Appender:
         self._cached_spans = 0
         self._resources.clear()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
+        self.tombstones.forget()
         self._next_trace = self._highest("traces") + 1
         self._next_span = self._highest("spans") + 1
 
@@ -90,10 +93,14 @@ class Appender:
         return int(self.db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
 
     def keys(self, trace_ids: Iterable[str]) -> dict[str, int]:
-        """Integer keys of traces; those that are new get a row without spans, which no list shows."""
+        """Integer keys of traces; those that are new get a row without spans, which no list shows. Those that were
+        deleted get none.
+        """
         wanted = list(dict.fromkeys(trace_ids))
         stored = dict(find_many(self.db, _KEYS, wanted))
-        new = [(trace_id, self._take_trace()) for trace_id in wanted if trace_id not in stored]
+        unknown = [trace_id for trace_id in wanted if trace_id not in stored]
+        gone = self.tombstones.among(unknown)
+        new = [(trace_id, self._take_trace()) for trace_id in unknown if trace_id not in gone]
         insert_many(self.db, "traces", ("trace_id", "id"), new)
         return {**stored, **dict(new)}
 
@@ -116,7 +123,9 @@ class Appender:
         for batch in batches:
             resources = [self._resource(blob) for blob in batch.resource_blobs]
             for trace_id, positions in batch.traces.items():
-                if self._merge(known[trace_id], batch, positions, resources, spans):
+                if trace_id not in known:
+                    self.tombstones.late += len(positions)
+                elif self._merge(known[trace_id], batch, positions, resources, spans):
                     touched[trace_id] = known[trace_id]
         self._insert_spans(spans)
         self._insert_traces(touched)
@@ -133,9 +142,11 @@ class Appender:
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        """Fill in fields of a stored run (see `_amend`); whether it is here."""
+        """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted."""
         if not find_many(self.db, _KEYS, [trace_id]):
-            return False
+            gone = bool(self.tombstones.among([trace_id]))
+            self.tombstones.late += gone
+            return gone
         state = self._known([trace_id])[trace_id]
         row = state.rows.get(span_id)
         if row is None:
@@ -209,13 +220,16 @@ class Appender:
         return encode_amended(run, fields, fact.size)
 
     def _known(self, trace_ids: Iterable[str]) -> dict[str, Known]:
-        """What is known of these traces: remembered, read from the file, or new."""
+        """What is known of these traces: remembered, read from the file, or new; nothing of those that were deleted."""
         known = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
         for trace_id in known:
             self._cache.move_to_end(trace_id)
         missing = [trace_id for trace_id in trace_ids if trace_id not in known]
         keys = dict(find_many(self.db, _KEYS, missing))
+        gone = self.tombstones.among(trace_id for trace_id in missing if trace_id not in keys)
         for trace_id in missing:
+            if trace_id in gone:
+                continue
             key = keys.get(trace_id)
             state = Known(self._take_trace()) if key is None else self._load(trace_id, key)
             self._cached_spans += len(state.facts)

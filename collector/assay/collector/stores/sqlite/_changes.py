@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from assay.collector.errors import Refused
+from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter, timeless
-from assay.collector.records import Changes, head
+from assay.collector.records import Changes, Head, head
 from assay.collector.stores.sqlite._for_rules import answer
 
 _HEAD = (
@@ -50,3 +50,15 @@ def position(db: sqlite3.Connection, cursor: str | None) -> int:
 def latest(db: sqlite3.Connection) -> int:
     """The highest number that was given out."""
     return int(db.execute("SELECT change FROM feed").fetchone()[0])
+
+
+def one(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> Head:
+    """The head of one trace. Raises `NotFound`."""
+    answers = [answer(timeless(filter)) for filter in filters]
+    values = [value for one in answers for value in one.values]
+    asked = "".join(f", {one.sql}" for one in answers)
+    sql = f"SELECT {_HEAD}{asked} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
+    row = db.execute(sql, (*values, trace_id)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return head(row)

@@ -10,7 +10,7 @@ from assay.collector.records import Claim, Decision, Finish
 from assay.collector.stores._both import Standing
 from assay.collector.stores.sqlite._decisions import give_up
 from assay.collector.stores.sqlite._half import Half, reads, writes
-from assay.collector.stores.sqlite._leases import later
+from assay.collector.stores.sqlite._leases import later, rising
 from assay.collector.stores.sqlite._rows import OPEN, PLAIN, Row, address, record, write
 from assay.collector.stores.sqlite._rules import in_force
 from assay.collector.stores.sqlite._values import dumps
@@ -36,7 +36,9 @@ class Claims(Half):
         if not kept.enabled:
             return []
         give_up(db, kept.id, now)
-        rows = [_taken(row, holder, until, now) for row in _due(db, kept.id, now, max(0, limit))]
+        due = _due(db, kept.id, now, max(0, limit))
+        numbers = rising(db, len(due))
+        rows = [_taken(row, number, holder, until, now) for row, number in zip(due, numbers, strict=True)]
         write(db, rows)
         return [record(row, project, rule, version) for row in rows]
 
@@ -84,11 +86,11 @@ def _deaths(row: Row) -> int:
     return row.deaths + (row.verdict == "running")
 
 
-def _taken(row: Row, holder: str, until: int, now: int) -> Row:
+def _taken(row: Row, number: int, holder: str, until: int, now: int) -> Row:
     return row._replace(
         verdict="running",
         deaths=_deaths(row),
-        claim=row.claim + 1,
+        claim=number,
         holder=holder,
         until_ns=until,
         due_ns=until,
@@ -129,7 +131,7 @@ def _answer(db: sqlite3.Connection, finish: Finish, row: Row | None) -> str | No
             return f"refused: {_superseded(claim.project, claim.rule, claim.version)}"
         return "refused: there is no such decision; its target was deleted, or its decisions were"
     if row.claim != claim.number:
-        return f"refused: claim {claim.number} is not the newest, which is {row.claim}"
+        return f"refused: claim {claim.number} was taken over by claim {row.claim}"
     if row.verdict == "running":
         return None
     return "waiting" if row.verdict == "waiting" and finish.verdict in DONE else "finished"

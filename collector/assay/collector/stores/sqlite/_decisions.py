@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from assay.collector.errors import Refused
-from assay.collector.records import Decided, Decision, Page, Verdict
+from assay.collector.records import Decided, Decision, Page, Target, Verdict
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._rows import (
     COLUMNS,
@@ -15,6 +15,7 @@ from assay.collector.stores.sqlite._rows import (
     PLAIN,
     SELECT,
     Row,
+    above,
     address,
     decision,
     fresh,
@@ -72,6 +73,27 @@ class Decisions(Half):
         rows = db.execute(f"{SELECT} WHERE {where} ORDER BY d.id DESC LIMIT ?", (*values, limit + 1)).fetchall()
         more = f"0.{rows[limit - 1][0]}" if len(rows) > limit else None
         return Page(items=tuple(map(decision, rows[:limit])), next=more)
+
+    @reads
+    def probabilities(
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        project: str,
+        version: str | None,
+        scores: Sequence[tuple[Target, int]],
+    ) -> list[tuple[bool, float | None]]:
+        """Of targets and claims: whether (that version of) the rule decided on it, and with which probability."""
+        sql = (
+            "SELECT d.target, d.claim, d.probability, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
+            " WHERE r.project = ? AND r.name = ? AND d.target IN (%s)"
+        )
+        places = {place for target, _ in scores for place in above(project, target)}
+        found: dict[str, list[tuple[int, float | None, str]]] = {}
+        for place, *row in find_many(db, sql, places, (project, rule)):
+            found.setdefault(place, []).append((row[0], row[1], row[2]))
+        return [_weight(found, above(project, target), claim, version) for target, claim in scores]
 
     @writes
     def delete_decisions(
@@ -192,6 +214,17 @@ def give_up(db: sqlite3.Connection, rule: int, now: int) -> None:
     sql = f"UPDATE decisions SET due_ns = NULL, next_ns = NULL, reason = ?, updated_ns = ? WHERE {over}"
     for place in filter(None, places):
         db.execute(f"{sql} AND (created_ns, id) < (?, ?)", (GIVEN_UP, now, rule, *place))
+
+
+def _weight(
+    found: Mapping[str, Sequence[tuple[int, float | None, str]]], places: Sequence[str], claim: int, version: str | None
+) -> tuple[bool, float | None]:
+    """Of the decision that a claim was on: claims rise, so that it is the lowest that is not below."""
+    rows = [row for place in places for row in found.get(place, ()) if row[0] >= claim]
+    if not rows:
+        return version is None, None
+    _, probability, theirs = min(rows, key=lambda row: row[0])
+    return version in (None, theirs), probability
 
 
 Wanted = tuple[str, Sequence[Any]]

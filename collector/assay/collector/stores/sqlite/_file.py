@@ -65,6 +65,7 @@ class File:
             "writable": int(self.writer.writable),
             "text_index_waiting_traces": waiting,
             "text_index_lag_seconds": max(0.0, (time.time_ns() - since) / 1e9) if since else 0.0,
+            "came_after_deletion_total": self.appender.tombstones.late,
             "file_bytes": os.path.getsize(self.path),
         }
 

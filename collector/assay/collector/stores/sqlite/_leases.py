@@ -21,7 +21,7 @@ class Leases(Half):
         row = db.execute("SELECT holder, token FROM leases WHERE name = ? AND expires_ns > ?", (name, now)).fetchone()
         if row and row[0] != holder:
             return None
-        token = row[1] if row else db.execute("UPDATE tokens SET last = last + 1 RETURNING last").fetchone()[0]
+        token = row[1] if row else rising(db, 1)[0]
         lease = Lease(name=name, holder=holder, expires_ns=later(now, seconds), token=token)
         db.execute("DELETE FROM leases WHERE expires_ns <= ? OR name = ?", (now, name))
         db.execute("INSERT INTO leases VALUES (?,?,?,?)", (name, holder, lease.expires_ns, token))
@@ -44,6 +44,12 @@ class Leases(Half):
 
     def _was_held(self, row: tuple[int] | None) -> bool:
         return row is not None and row[0] > self._file.clock.now()  # one that has run out is nobody's
+
+
+def rising(db: sqlite3.Connection, count: int) -> range:
+    """Numbers that were never given out before, to no lease and no claim, and rise."""
+    last = int(db.execute("UPDATE numbers SET last = last + ? RETURNING last", (count,)).fetchone()[0])
+    return range(last - count + 1, last + 1)
 
 
 def later(now: int, seconds: float) -> int:

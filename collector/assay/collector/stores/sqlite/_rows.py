@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from assay.collector.records import Decision, Target
@@ -81,10 +82,18 @@ def address(project: str, target: Target) -> str:
     """Where a target is, in one text: `trace`, `trace/span`, `trace/span/document`, or `/project/session`."""
     if target.session_id is not None:
         return f"/{project}/{target.session_id}"
-    parts = (_part(target.trace_id or ""), target.span_id, target.document)
-    return "/".join(_part(str(part)) for part in parts[1:] if part is not None).join(
-        (f"{parts[0]}/", "") if target.span_id is not None else (str(parts[0]), "")
-    )
+    parts = [target.trace_id or "", target.span_id, None if target.document is None else str(target.document)]
+    return "/".join([_part(part) for part in parts if part is not None])
+
+
+def above(project: str, target: Target) -> list[str]:
+    """The addresses of a target and of all that it is a part of."""
+    if target.session_id is not None:
+        return [address(project, target)]
+    parts = [(target.span_id, target.document), (target.span_id, None), (None, None)]
+    return [
+        address(project, replace(target, span_id=span, document=document)) for span, document in dict.fromkeys(parts)
+    ]
 
 
 def of_trace(trace_id: str) -> tuple[str, str]:
@@ -102,7 +111,7 @@ def target_of(project: str, address: str) -> Target:
     return Target(
         trace_id=_whole(trace),
         span_id=_whole(span) if rest else None,
-        document=int(document) if document else None,
+        document=int(_whole(document)) if document else None,
     )
 
 

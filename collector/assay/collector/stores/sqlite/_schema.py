@@ -182,6 +182,10 @@ _MONITOR_TRACES: tuple[str, ...] = (
     " rooted = EXISTS (SELECT 1 FROM spans s WHERE s.trace = traces.id AND s.parent_id IS NULL),"
     " judgement = (kind = 'evaluator' AND experiment_id IS NULL),"
     " probability = said_probability((SELECT payload FROM spans s WHERE s.id = traces.root)) WHERE span_count > 0",
+    "CREATE INDEX feedback_of_rules ON feedback (rule, created_ns) WHERE rule IS NOT NULL",
+    "ALTER TABLE feedback ADD COLUMN claim INTEGER",
+    # By rising `until_ns`, for the store's time never falls
+    "CREATE TABLE tombstones (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL UNIQUE, until_ns INTEGER NOT NULL)",
     "CREATE UNIQUE INDEX traces_by_change ON traces (change) WHERE change IS NOT NULL",
 )
 
@@ -211,8 +215,9 @@ _MONITOR_CONTROL: tuple[str, ...] = (
     " sampled_out INTEGER NOT NULL, PRIMARY KEY (rule, hour_ns)) WITHOUT ROWID",
     "CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, expires_ns INTEGER NOT NULL,"
     " token INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE tokens (last INTEGER NOT NULL)",  # of all leases, so that one that was removed leaves its behind
-    "INSERT INTO tokens VALUES (0)",
+    # Of leases and claims alike: none comes twice, even if what bore it is gone
+    "CREATE TABLE numbers (last INTEGER NOT NULL)",
+    "INSERT INTO numbers VALUES (0)",
     "CREATE TABLE budgets (budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"
     " settled REAL NOT NULL, reserved REAL NOT NULL, PRIMARY KEY (budget, period, start_ns)) WITHOUT ROWID",
     "CREATE TABLE bookings (id TEXT PRIMARY KEY, budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"

@@ -14,6 +14,7 @@ from assay.collector.records import (
     Changes,
     Condition,
     Feedback,
+    Head,
     Page,
     Retention,
     Run,
@@ -25,7 +26,7 @@ from assay.collector.records import (
     TraceSummary,
 )
 from assay.collector.stores import _amend
-from assay.collector.stores._both import Gone
+from assay.collector.stores._both import Gone, Verdicts
 from assay.collector.stores.sqlite import (
     _aggregate,
     _changes,
@@ -35,6 +36,7 @@ from assay.collector.stores.sqlite import (
     _lists,
     _maintenance,
     _summaries,
+    _verdicts,
 )
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
@@ -91,6 +93,10 @@ class SQLiteTraces(Half):
     @writes
     def delete_feedback(self, db: sqlite3.Connection, /, ids: Sequence[str]) -> int:
         return _feedback.delete(db, self._file.appender, ids)
+
+    @writes
+    def put_verdicts(self, db: sqlite3.Connection, /, verdicts: Sequence[Verdicts]) -> list[bool]:
+        return _verdicts.put(db, self._file.appender, verdicts)
 
     # questions
 
@@ -172,6 +178,30 @@ class SQLiteTraces(Half):
     @reads
     def position(self, db: sqlite3.Connection, /) -> int:
         return _changes.latest(db)
+
+    @reads
+    def head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> Head:
+        return _changes.one(db, trace_id, filters)
+
+    @reads
+    def is_after(self, db: sqlite3.Connection, /, change: str, cursor: str | None) -> bool:
+        return _changes.position(db, change) > _changes.position(db, cursor)
+
+    @reads
+    def scored_by(
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        *,
+        project: str,
+        key: str | None,
+        since_ns: int | None,
+        until_ns: int | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Feedback]:
+        return _lists.scored_by(db, rule, project, key, since_ns, until_ns, limit, cursor)
 
     @reads
     def there(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:

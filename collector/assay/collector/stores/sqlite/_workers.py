@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 
 from assay.collector.records import Decision, Rule, WorkerReport
 from assay.collector.stores.sqlite._decisions import COMPUTED
@@ -25,10 +26,11 @@ class Workers(Half):
         db.execute("INSERT INTO workers VALUES (?,?,?,?)", (worker.holder, worker.project, now, to_text(worker)))
 
     @reads
-    def workers(self, db: sqlite3.Connection, /) -> list[tuple[WorkerReport, int]]:
-        """The newest report of each holder, with the store's time of it."""
-        rows = db.execute("SELECT data, seen_ns FROM workers ORDER BY holder").fetchall()
-        return [(from_text(WorkerReport, row[0]), row[1]) for row in rows]
+    def workers(self, db: sqlite3.Connection, /) -> list[WorkerReport]:
+        """What workers said of themselves within the last day, the newest of each."""
+        sql = "SELECT data, seen_ns FROM workers WHERE seen_ns >= ? ORDER BY holder"
+        rows = db.execute(sql, (self._file.clock.now() - KEPT_NS,)).fetchall()
+        return [replace(from_text(WorkerReport, row[0]), seen_ns=row[1]) for row in rows]
 
     @reads
     def funnel(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
