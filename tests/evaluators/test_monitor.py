@@ -15,5 +15,6 @@ def test_a_trace_is_scored_once(store: Store) -> None:
         assert monitor.step() == 0
     assert scores(store, 1) == {"length": 2.0}
     (kept,) = store.feedbacks(key="length")
-    assert (kept.rule, kept.claim, kept.evaluator) == ("r", 1, "length")
+    (decision,) = decisions(store)
+    assert (kept.rule, kept.claim, kept.evaluator) == ("r", decision.claim, "length")
     assert verdicts(store) == {"1": "scored"}
