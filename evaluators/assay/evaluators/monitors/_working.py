@@ -98,7 +98,7 @@ class Working:
 
     def told(self) -> dict[str, JSON]:
         """What a worker says of its evaluators."""
-        return {key: self._of(key) for key in self._looked}
+        return {key: self._of(key) for key in self._took.copy()}
 
     def _note(self, key: str, came: Came) -> None:
         self._looked[key] += 1
@@ -106,9 +106,8 @@ class Working:
         self._took.setdefault(key, deque(maxlen=RECENT)).append(came.seconds)
 
     def _of(self, key: str) -> JSON:
-        took = sorted(self._took.get(key) or [0.0])
-        p95 = percentile(took, 95)
-        return {"looked": self._looked[key], "failed": self._failed[key], "p95_s": p95}
+        took = sorted(int(seconds * 1e9) for seconds in self._took[key].copy())
+        return {"looked": self._looked[key], "failed": self._failed[key], "p95_s": percentile(took, 95) / 1e9}
 
     def _around(self, job: Job, evaluator: Evaluator | None) -> ExitStack:
         stack = ExitStack()
