@@ -675,11 +675,15 @@ def test_deleting_takes_everything_that_speaks_of_a_trace(store: Store) -> None:
     assert len(store.decisions()) == 0
 
 
-def test_a_deleted_trace_may_come_again(store: Store) -> None:
-    store.append([root := run()])
-    store.delete(trace_ids=(root.trace_id,))
-    store.append([root])
-    assert store.trace(root.trace_id).runs == (root,)
+def test_nothing_brings_a_deleted_trace_back(store: Store) -> None:
+    store.append([root := run(), other := run()])
+    assert store.delete(trace_ids=(root.trace_id,)) == 1
+    store.append([root, child(root), child(other)])
+    store.append([child(root)], [Feedback(target=Target(trace_id=root.trace_id), key="k", score=1)])
+    store.feedback(root.trace_id, "k", 1.0)
+    assert store.amend(root.trace_id, root.span_id, {"outputs": "late"})  # acknowledged as all the others are
+    assert store.count() == {"spans": 2, "traces": 1, "feedbacks": 0}
+    assert store.delete(trace_ids=(root.trace_id,)) == 0
 
 
 def test_pruning_by_age(store: Store) -> None:

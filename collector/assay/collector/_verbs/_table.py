@@ -11,7 +11,7 @@ from typing import Literal
 
 from assay.collector._verbs._forms import REQUIRED, change_of
 from assay.collector._verbs._verb import verb
-from assay.collector.records import DatasetKind, Example, Feedback, Rule
+from assay.collector.records import DatasetKind, Example, Feedback
 from assay.collector.stores import ControlStore, TraceStore
 
 # Of one request: far below what the server takes, so that no batch is refused for its size alone
@@ -107,7 +107,6 @@ class Control:
         ControlStore.save_rule,
         "POST /api/rules",
         tag="monitor",
-        wire={"rules": (Sequence[Rule], REQUIRED)},
         says="Put rules in force, by project and name, all or none; a new version supersedes the one before.",
     )
     settings = verb(ControlStore.settings, "GET /api/settings/{name:path}", tag="monitor")

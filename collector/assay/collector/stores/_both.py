@@ -38,6 +38,7 @@ from assay.collector.stores import _why
 OVER_TRACES = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
 EXPERIMENTS = 1_000_000  # of one dataset, at most
 DEATHS = 3  # workers that a target may end
+NOT_THERE = "refused: its target was deleted, or feedback of a later claim is there"
 SILENT_NS = 60_000_000_000  # a worker that has said nothing for so long is taken for gone
 
 
@@ -151,9 +152,6 @@ class TraceHalf(Protocol):
     ) -> Page[TraceSummary]:
         """As of `TraceStore`."""
         ...
-
-    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        """As of `TraceStore`."""
 
     def close(self) -> None:
         """Let go."""
@@ -386,15 +384,25 @@ class Both:
             taken = self._control.take(rule, version, holder, seconds, project, limit)
             if not any(decision.deaths >= DEATHS for decision in taken):
                 return taken
-            self.finish(*(_ended_workers(decision) for decision in taken))  # it is alone
+            running = {one.name: one for one in self._control.rules(project=project)}.get(rule)
+            self.finish(*(_ended_workers(decision, running) for decision in taken))  # it is alone
 
     def finish(self, *finishes: Finish) -> list[str]:
         """Keep what came of claims: see `ControlStore`."""
         standings = self._control.examine(finishes)
-        stands = [finish for finish, standing in zip(finishes, standings, strict=True) if standing.answer is None]
-        self._traces.add_feedback([feedback for finish in stands for feedback in finish.feedback])
-        kept = iter(self._control.conclude(stands))
-        return [next(kept) if standing.answer is None else standing.answer for standing in standings]
+        pairs = [pair for pair in zip(finishes, standings, strict=True) if pair[1].answer is None]
+        kept = self._traces.put_verdicts([_verdicts(finish, standing) for finish, standing in pairs])
+        stands = [finish for (finish, _), stands in zip(pairs, kept, strict=True) if stands]
+        self._forget_deleted([finish for (finish, _), stands in zip(pairs, kept, strict=True) if not stands])
+        answers = iter(self._control.conclude(stands))
+        said = iter([next(answers) if stands else NOT_THERE for stands in kept])
+        return [next(said) if standing.answer is None else standing.answer for standing in standings]
+
+    def _forget_deleted(self, finishes: Sequence[Finish]) -> None:
+        """Decisions that were kept while their trace was being deleted."""
+        ids = {id for finish in finishes if (id := finish.claim.target.trace_id) is not None}
+        if gone := ids - self._traces.there(ids) if ids else ids:
+            self._control.forget(Gone(sorted(gone)))
 
     def why(self, trace_id: str) -> list[Why]:
         """Why each rule did or did not evaluate a trace: see `ControlStore`."""
@@ -501,10 +509,21 @@ def _about(there: Collection[str | None], decided: Decided) -> Decided:
     return decided if len(rows) == len(decided.rows) else replace(decided, rows=rows)
 
 
-def _ended_workers(decision: Decision) -> Finish:
-    """What a claim comes to whose target ends every worker that takes it."""
+def _verdicts(finish: Finish, standing: Standing) -> Verdicts:
+    """The feedback of a finish, as that of all evaluators that it tells of."""
+    names = dict.fromkeys([*finish.reported, *(one.evaluator for one in finish.feedback if one.evaluator is not None)])
+    claim = finish.claim
+    anew = standing.whole and bool(names)  # a claim that is given back as it was says nothing of what was there
+    return Verdicts(claim.rule, claim.target, claim.number, tuple(names), finish.feedback, anew)
+
+
+def _ended_workers(decision: Decision, rule: Rule | None) -> Finish:
+    """What a claim comes to whose target ends every worker that takes it: an error of each evaluator without outcome."""
     said = f"ended the worker {decision.deaths} times"
-    left = [key for key, state in decision.states.items() if state.get("state") == "waiting"]
+    keys = [str(entry.get("key") or entry.get("id")) for entry in rule.evaluators] if rule is not None else []
+    done = {key for key, state in decision.states.items() if state.get("state") != "waiting"}
+    left = [key for key in dict.fromkeys([*keys, *decision.states]) if key not in done]
+    failed = {"state": "failed", "error": said}
     return Finish(
         claim=Claim(
             project=decision.project,
@@ -515,8 +534,11 @@ def _ended_workers(decision: Decision) -> Finish:
         ),
         verdict="failed",
         reason=said,
-        states={key: {**decision.states[key], "state": "failed", "error": said} for key in left},
+        states={key: {**decision.states.get(key, {}), **failed} for key in left},
         reported=tuple(left),
+        feedback=tuple(
+            Feedback(target=decision.target, key=key, outcome="error", error=said, evaluator=key) for key in left
+        ),
         inputs_hash=decision.inputs_hash,
         read_change=decision.runs_change,
     )

@@ -41,7 +41,7 @@ def feedbacks(
     sql = f"{_feedback.SELECT.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
     by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few: its own index, then sorting
     fetched = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
-    rows, next = page(fetched, limit, time=21, key=-1)
+    rows, next = page(fetched, limit, time=_feedback.COLUMNS.index("created_ns"), key=-1)
     return Page(items=tuple(map(_feedback.read, rows)), next=next)
 
 

@@ -182,10 +182,10 @@ _MONITOR_TRACES: tuple[str, ...] = (
     " rooted = EXISTS (SELECT 1 FROM spans s WHERE s.trace = traces.id AND s.parent_id IS NULL),"
     " judgement = (kind = 'evaluator' AND experiment_id IS NULL),"
     " probability = said_probability((SELECT payload FROM spans s WHERE s.id = traces.root)) WHERE span_count > 0",
+    "CREATE INDEX feedback_of_rules ON feedback (rule, created_ns) WHERE rule IS NOT NULL",
     "ALTER TABLE feedback ADD COLUMN claim INTEGER",
     # By rising `until_ns`, for the store's time never falls
     "CREATE TABLE tombstones (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL UNIQUE, until_ns INTEGER NOT NULL)",
-    "CREATE INDEX feedback_of_rules ON feedback (rule, created_ns) WHERE rule IS NOT NULL",
     "CREATE UNIQUE INDEX traces_by_change ON traces (change) WHERE change IS NOT NULL",
 )
 
