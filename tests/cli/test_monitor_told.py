@@ -83,9 +83,7 @@ def test_status_shows_funnels_means_and_errors(store, url):
     said = monitor("status", "--once", "--store", url).stdout
     for words in ("arrived 10 → pass the filter 8 → sampled 5 → scored 2", "waiting 1", "failed 1", "ValueError: <no>"):
         assert words in said
-    assert [line.split()[:2] for line in said.splitlines() if line.strip().startswith("concise  0")] == [
-        ["concise", "0.5"]
-    ]
+    assert ["concise", "0.5"] in [line.split()[:2] for line in said.splitlines()]
 
 
 def test_status_as_json(store, url):

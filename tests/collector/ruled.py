@@ -46,11 +46,10 @@ def _finish(one: Decision, verdict: Verdict, said: Any, again_s: float | None) -
 
 
 def told(store: Store, *names: str, version: str = "1", **said: Any) -> None:
-    """A worker runs these rules; `said` is what it says of each."""
+    """A worker runs these rules; `said` is what it says, where it is of rules of each."""
     rules = dict.fromkeys(names, version)
-    store.report(
-        WorkerReport(holder="here/1", project="default", rules=rules, data={"rules": {n: said for n in names}})
-    )
+    said = {name: dict.fromkeys(names, one) if isinstance(one, dict | str) else one for name, one in said.items()}
+    store.report(WorkerReport(holder="here/1", project="default", rules=rules, data=said))
 
 
 def monitored(store: Store) -> list[str]:
@@ -62,5 +61,5 @@ def monitored(store: Store) -> list[str]:
     done(store, "short", ("scored", True), ("scored", False), ("skipped", None), ("failed", "ValueError: <no>"))
     taken(store, "bad <b>", heads[-1:])
     done(store, "bad <b>", ("failed", "TypeError: 'bad'"))
-    told(store, "short", "bad <b>", per_s=2.5, evaluators={KEY: {"looked": 4, "failed": 1, "p95_s": 0.2}})
+    told(store, "short", "bad <b>", finished_per_s=2.5, evaluators={KEY: {"looked": 4, "failed": 1, "p95_s": 0.2}})
     return [head.trace_id for head in heads]

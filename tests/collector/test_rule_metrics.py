@@ -28,7 +28,7 @@ def test_a_rule_has_its_queue_lag_and_evaluators(tmp_path):
         f"assay_rule_behind_changes{{{own}}} 5.0",
         f"assay_rule_rate{{{own}}} 1.0",
         f"assay_rule_workers{{{own}}} 1.0",
-        f"assay_rule_evaluations_per_second{{{own}}} 2.5",
+        "assay_monitor_finished_per_second 2.5",
         f'assay_rule_evaluator_failed{{{own},evaluator="concise"}} 1.0',
         f'assay_rule_evaluator_p95_seconds{{{own},evaluator="concise"}} 0.2',
     ):

@@ -26,7 +26,7 @@ DECIDED = Decision(rule="grounded", version="v1", target=Target(trace_id="a" * 3
 
 
 def working(**said):
-    return replace(STATUS, workers=(replace(WORKER, data={"rules": {"grounded": said}}),))
+    return replace(STATUS, workers=(replace(WORKER, data={what: {"grounded": one} for what, one in said.items()}),))
 
 
 def test_every_verdict_has_words():
@@ -131,20 +131,28 @@ def test_a_worker_that_idles_says_why():
     status = working(idle="paused: failed 20 times in a row")
     assert verdicts.standing(status, NOW) == ("1 worker, idle", False)
     assert verdicts.idle(status.workers[0], "grounded") == ["paused: failed 20 times in a row"]
+    status = working(paused={"grounded": "failed 20 times in a row"})
+    assert verdicts.idle(status.workers[0], "grounded") == ["grounded is paused: failed 20 times in a row"]
 
 
 def test_workers_speak_together():
-    status = working(per_s=40, evaluators={"grounded": {"looked": 100, "failed": 2, "p95_s": 1.5}})
+    status = working(evaluators={"grounded": {"looked": 100, "failed": 2, "p95_s": 1.5}})
     status = replace(status, workers=status.workers * 2)
-    assert verdicts.performance(status, NOW) == [
-        ("throughput", "80 evaluations per second"),
-        ("grounded", "2.0 % of 200 failed, p95 1.50 s"),
+    assert [(one.key, str(one)) for one in verdicts.work(status, NOW)] == [
+        ("grounded", "2.0 % of 200 failed, p95 1.50 s")
     ]
 
 
+def test_a_worker_of_several_rules_is_counted_once():
+    worker = replace(WORKER, data={"finished_per_s": 40, "decided_per_s": 200.0})
+    others = replace(worker, holder="there"), replace(worker, holder="gone", seen_ns=0), replace(worker, data={})
+    assert verdicts.throughput([worker, worker, *others[:2]], NOW) == (80, 400)
+    assert verdicts.throughput([others[2]], NOW) == (0, 0)
+
+
 def test_workers_that_say_nothing_are_no_fault():
-    for data in ({}, {"rules": None}, {"rules": {"grounded": None}}, {"rules": {"grounded": {}}}):
-        assert verdicts.performance(replace(STATUS, workers=(replace(WORKER, data=data),)), NOW) == []
+    for data in ({}, {"evaluators": None}, {"evaluators": {"grounded": None}}, {"evaluators": {"grounded": {}}}):
+        assert verdicts.work(replace(STATUS, workers=(replace(WORKER, data=data),)), NOW) == []
 
 
 def test_the_rate_and_what_paces_it():

@@ -87,7 +87,10 @@ def shown(found: Sequence[tuple[RuleStatus, list[SampledMean]]]) -> Group:
     """All rules, one below the other."""
     if not found:
         return Group(Text("no rules yet: write some with assay.evaluators.monitor(…), then `assay monitor rules.py`"))
-    return Group(*(part for one in found for part in _rule(*one, time.time_ns())))
+    now_ns = time.time_ns()
+    finished, decided = verdicts.throughput((worker for status, _ in found for worker in status.workers), now_ns)
+    head = Text(f"{format.number(finished)} finished and {format.number(decided)} decided a second", "dim")
+    return Group(head, *(part for one in found for part in _rule(*one, now_ns)))
 
 
 def _rule(status: RuleStatus, means: list[SampledMean], now_ns: int) -> Iterator[Text | Table]:
@@ -110,7 +113,7 @@ def _rule(status: RuleStatus, means: list[SampledMean], now_ns: int) -> Iterator
 
 def _below(status: RuleStatus, now_ns: int) -> Iterator[str]:
     yield from (f"budget: {one}" for one in verdicts.spending(status.rule, status.booked))
-    yield from (f"{name}: {said}" for name, said in verdicts.performance(status, now_ns))
+    yield from (f"{one.key}: {one}" for one in verdicts.work(status, now_ns))
     yield from (said for worker in status.workers for said in verdicts.idle(worker, status.rule.name))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from assay.collector import format
@@ -211,7 +211,7 @@ def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
     if not status.rule.enabled:
         return "switched off", True
     if right := carrying(status, now_ns):
-        idles = all(idle(worker, status.rule.name) for worker in right)
+        idles = all(idle(worker, status.rule.name) for worker in right)  # or some of its evaluators
         return _many(len(right), "worker") + (", idle" if idles else ""), not idles
     if there := [worker for worker in status.workers if alive(worker, now_ns)]:
         return f"{_many(len(there), 'worker')}, with another version of this rule", False
@@ -234,23 +234,14 @@ class EvaluatorWork:
         return said if self.p95_s is None else f"{said}, p95 {format.duration(self.p95_s * 1e9)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What living workers say of a rule, all together."""
-
-    per_s: float | None  # evaluations
-    evaluators: tuple[EvaluatorWork, ...]
-
-
-def work(status: RuleStatus, now_ns: int) -> Work:
-    """What a rule's living workers say of it."""
-    found = [_said(worker, status.rule.name) for worker in status.workers if alive(worker, now_ns)]
-    rates = [float(one["per_s"]) for one in found if one.get("per_s") is not None]
+def work(status: RuleStatus, now_ns: int) -> list[EvaluatorWork]:
+    """What a rule's living workers say of its evaluators, by key."""
     parts: dict[str, list[Mapping[str, JSON]]] = {}
-    for one in found:
-        for key, part in one.get("evaluators", {}).items():
-            parts.setdefault(key, []).append(part)
-    return Work(sum(rates) if rates else None, tuple(_together(key, parts[key]) for key in sorted(parts)))
+    for worker in status.workers:
+        if alive(worker, now_ns):
+            for key, part in _said(worker, "evaluators", status.rule.name).items():
+                parts.setdefault(key, []).append(part)
+    return [_together(key, parts[key]) for key in sorted(parts)]
 
 
 def _together(key: str, parts: list[Mapping[str, JSON]]) -> EvaluatorWork:
@@ -259,21 +250,26 @@ def _together(key: str, parts: list[Mapping[str, JSON]]) -> EvaluatorWork:
     return EvaluatorWork(key, looked, failed, p95)
 
 
-def performance(status: RuleStatus, now_ns: int) -> list[tuple[str, str]]:
-    """The same in words: pairs of a name and what is said."""
-    done = work(status, now_ns)
-    throughput = [] if done.per_s is None else [("throughput", f"{format.number(done.per_s)} evaluations per second")]
-    return [*throughput, *((one.key, str(one)) for one in done.evaluators)]
+def throughput(workers: Iterable[WorkerReport], now_ns: int) -> tuple[float, float]:
+    """How many targets living workers finish, and how many traces they decide on, a second; of all their rules."""
+    living = {worker.holder: worker for worker in workers if alive(worker, now_ns)}.values()
+    finished, decided = (
+        sum(float(worker.data.get(name) or 0) for worker in living) for name in ("finished_per_s", "decided_per_s")
+    )
+    return finished, decided
 
 
 def idle(worker: WorkerReport, rule: str) -> list[str]:
-    """Why a worker does nothing for a rule: the version was superseded, or its evaluators are paused."""
-    said = _said(worker, rule).get("idle")
-    return [said] if isinstance(said, str) else [str(one) for one in said or ()]
+    """Why a worker does nothing for a rule, or for some of its evaluators."""
+    whole = worker.data.get("idle")
+    why = whole.get(rule) if isinstance(whole, Mapping) else None
+    paused = _said(worker, "paused", rule)
+    return [*([str(why)] if why else []), *(f"{key} is paused: {reason}" for key, reason in paused.items())]
 
 
-def _said(worker: WorkerReport, rule: str) -> Mapping[str, JSON]:
-    rules = worker.data.get("rules")
+def _said(worker: WorkerReport, what: str, rule: str) -> Mapping[str, JSON]:
+    """What a worker says of one rule."""
+    rules = worker.data.get(what)
     found = rules.get(rule) if isinstance(rules, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 

@@ -56,7 +56,7 @@ def test_last_errors_are_shown_and_do_nothing(store, client):
 def test_what_workers_say_is_shown(store, client):
     monitored(store)
     text, _ = page(client, "/rules")
-    for words in ("2.5 evaluations per second", "25 % of 4 failed, p95 200 ms", "here/1, seen just now"):
+    for words in ("2.5 finished and 0 decided a second", "25 % of 4 failed, p95 200 ms", "here/1, seen just now"):
         assert words in text
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from assay.collector import verdicts
 from assay.collector._metrics import Labels, gauge_lines
@@ -21,11 +22,12 @@ _NAMES = {
     "assay_rule_rate": "Sample rate in force, outside of strata.",
     "assay_rule_spend": "Booked on a rule's budget in the present period: settled, reserved, or repeated by crashes.",
     "assay_rule_budget": "Limit of a rule's budget.",
-    "assay_rule_evaluations_per_second": "What living workers say of their throughput.",
     "assay_rule_evaluator_looked": "Targets that an evaluator has looked at, of living workers since they began.",
     "assay_rule_evaluator_failed": "Those of them that failed.",
     "assay_rule_evaluator_p95_seconds": "The slowest worker's 95th percentile of an evaluator's calls.",
     "assay_rule_workers": "Living workers that carry out the version in force.",
+    "assay_monitor_finished_per_second": "Targets of any rule that living workers finish.",
+    "assay_monitor_decided_per_second": "Traces that living workers decide on, for each rule.",
 }
 Sample = tuple[str, Labels, float]
 
@@ -45,13 +47,20 @@ class RuleMetrics:
         return self._text
 
 
-def _text(statuses: Iterable[RuleStatus]) -> str:
+def _text(statuses: Sequence[RuleStatus]) -> str:
     series: dict[str, list[tuple[Labels, float]]] = {}
-    for status in statuses:
-        for name, labels, value in _samples(status, time.time_ns()):
-            series.setdefault(name, []).append((labels, value))
+    now_ns = time.time_ns()
+    for name, labels, value in chain(_whole(statuses, now_ns), *(_samples(one, now_ns) for one in statuses)):
+        series.setdefault(name, []).append((labels, value))
     lines = [line for name, help in _NAMES.items() if name in series for line in gauge_lines(name, help, series[name])]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _whole(statuses: Sequence[RuleStatus], now_ns: int) -> Iterator[Sample]:
+    if statuses:
+        finished, decided = verdicts.throughput((worker for one in statuses for worker in one.workers), now_ns)
+        yield "assay_monitor_finished_per_second", (), finished
+        yield "assay_monitor_decided_per_second", (), decided
 
 
 def _samples(status: RuleStatus, now_ns: int) -> Iterator[Sample]:
@@ -75,10 +84,7 @@ def _money(own: Labels, status: RuleStatus) -> Iterator[Sample]:
 
 
 def _work(own: Labels, status: RuleStatus, now_ns: int) -> Iterator[Sample]:
-    work = verdicts.work(status, now_ns)
-    if work.per_s is not None:
-        yield "assay_rule_evaluations_per_second", own, work.per_s
-    for one in work.evaluators[:EVALUATORS]:
+    for one in verdicts.work(status, now_ns)[:EVALUATORS]:
         labels = (*own, ("evaluator", one.key))
         yield "assay_rule_evaluator_looked", labels, one.looked
         yield "assay_rule_evaluator_failed", labels, one.failed

@@ -29,6 +29,7 @@ def rules(store: Store, request: Request) -> Response:
         statuses=found,
         means=[summary(store, status.rule, most=MEANS) for status in found],
         most=MEANS,
+        throughput=verdicts.throughput((worker for status in found for worker in status.workers), time.time_ns()),
         project=project,
         projects=sorted({status.rule.project for status in store.status()} if project else _projects(found)),
         verdicts=verdicts,

@@ -199,7 +199,8 @@ class Monitor:
 
     def _keeping(self) -> None:
         """Claims are renewed whatever else is slow, and somebody is told how it goes."""
-        report_at = 0.0
+        self._persist(lambda: self._store.report(self.report()))  # so that nobody misses a worker that has just begun
+        report_at = self._now() + REPORT
         while not self._over.wait(min(REPORT, self._claim_s / 4)):
             claims = self._runner.claims
             if claims:
