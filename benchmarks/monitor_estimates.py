@@ -1,15 +1,15 @@
-"""Do weighted means over a rule's decisions recover the mean of all traffic? Simulated, seeded, through a real store.
+"""Do weighted means over a rule's decisions recover the mean of all traffic? Simulated, seeded, with the real monitor.
 
-Traffic of which the mean is known comes in blocks; a rule decides on it as a monitor does, by the store's feed and its
-`decide`, `claim`, `finish`; then each block's scores are read with `weighted`, and its interval holds the known mean or
-not. `python benchmarks/monitor_estimates.py [--blocks 1000]` prints a Markdown table; in the short form
-`tests/collector/test_estimates_in_store.py` runs the same.
+Traffic of which the mean is known comes in blocks into a SQLite store; the monitor follows its feed, decides, scores,
+finishes. Then each block's scores are read with `weighted`, and its interval holds the known mean or not.
+`python benchmarks/monitor_estimates.py [--blocks 500]` prints a Markdown table; `tests/evaluators/test_monitor_estimates.py`
+runs it with fewer blocks.
 
 - rate: the sample rate goes from 1.0 to 0.1 while traffic comes in.
 - votes: one in ten is sampled, each thumbs-down; the votes come when everything has been decided and scored.
 - head: the application's own tracer sends a quarter of its traces, and of the others those with an error.
 - paced: a budget lowers the rate more and more over a day on which the answers get worse.
-- all: all of these together.
+- all: the last three together.
 """
 
 from __future__ import annotations
@@ -20,35 +20,22 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from assay.collector.records import (
-    Claim,
-    Decided,
-    Decision,
-    Feedback,
-    Finish,
-    Head,
-    Rule,
-    RuleSettings,
-    Run,
-    Stratum,
-    Target,
-    WeightedScore,
-    feedback_id,
-    paged,
-)
-from assay.collector.rules import filters_of, rate_of
-from assay.collector.statistics import sampled_means, u
+from assay.collector.records import Feedback, RuleSettings, Run, Stratum, Target, WeightedScore, paged
+from assay.collector.statistics import sampled_means
 from assay.collector.stores import Store
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.evaluators.monitors import Monitor, monitor
 from assay.tracer import attributes
 
-KEY, HOLDER = "good", "simulation"
-AT_ONCE = 1_000
+NAME, AT_ONCE = "simulated", 1_000
+MEAN = 0.85  # share of good answers, before it gets worse
 DOWN = Stratum(filter={"feedback": [["thumbs_up", "=", 0.0]]}, rate=1.0)
+THRESHOLDS = {1.0: "0", 0.5: "8", 0.25: "c"}  # of head sampling, in the tracestate
 
 
 @dataclass(frozen=True)
@@ -60,6 +47,11 @@ class Scenario:
     votes: bool = False
     head: float = 1.0
     worse: float = 0.0  # how much lower the mean is at the end than at the beginning
+
+    @property
+    def mean(self) -> float:
+        """The known one: of the population that all answers come from."""
+        return MEAN - self.worse / 2
 
 
 PACED = tuple(RuleSettings(sample_rate=0.5, paced=paced) for paced in (1.0, 0.7, 0.45, 0.3, 0.2))
@@ -74,126 +66,63 @@ SCENARIOS = (
 
 @dataclass
 class Traffic:
-    """Traces whose answers are good or not, by trace id, of which some come to the store."""
+    """Traces whose answers are good or bad; bad ones fail, and are voted down, more often."""
 
-    random: random.Random
     scenario: Scenario
-    good: dict[str, bool] = field(default_factory=dict)
+    random: random.Random
+    good: dict[str, bool] = field(default_factory=dict)  # those that came to the store
 
     def runs(self, block: int, part: int, count: int) -> Iterator[Run]:
-        """Those that the head lets through, of a block's traces in one part of the day."""
-        parts = len(self.scenario.settings)
-        mean = 0.85 - self.scenario.worse * part / max(1, parts - 1)
+        """Those of a block's traces in one part of the day that the head lets through."""
+        mean = MEAN - self.scenario.worse * part / max(1, len(self.scenario.settings) - 1)
         for _ in range(count):
             good = self.random.random() < mean
             failed = self.random.random() < (0.02 if good else 0.4)
             sampled = self.random.random() < self.scenario.head
             id = f"{block:08x}{self.random.getrandbits(96):024x}"
-            self.good[id] = good
             if sampled or failed:
-                yield _run(id, failed, None if sampled else True, self.scenario.head)
+                self.good[id] = good
+                yield _run(id, good, self.scenario.head, sampled)
 
-    def votes(self, stored: Iterable[str]) -> Iterator[Feedback]:
-        """People's, on some of the answers, rather on bad ones."""
-        for id in stored:
-            if self.random.random() < (0.05 if self.good[id] else 0.6):
+    def votes(self) -> Iterator[Feedback]:
+        """People's."""
+        for id, good in self.good.items():
+            if self.random.random() < (0.05 if good else 0.6):
                 yield Feedback(target=Target(trace_id=id), key="thumbs_up", score=False, source="human")
 
-    @property
-    def mean(self) -> float:
-        """The known one: of the population from which all answers come."""
-        parts = len(self.scenario.settings)
-        return 0.85 - (self.scenario.worse / 2 if parts > 1 else 0)
 
-
-def _run(id: str, failed: bool, partial: bool | None, head: float) -> Run:
-    said = {attributes.LOCAL_ROOT: True, attributes.SAMPLE_RATE: head}
-    if partial:  # kept by the head for its error alone
-        said = {attributes.LOCAL_ROOT: True, attributes.PARTIAL: True, "otel.trace_state": "ot=th:0"}
+def _run(id: str, good: bool, head: float, sampled: bool) -> Run:
+    """A whole trace of our own tracer; an error in it would be that of a call that it survived."""
     now = time.time_ns()
-    status: Any = "error" if failed else "ok"
-    return Run(trace_id=id, span_id=id[:16], name="answer", start_ns=now, end_ns=now, status=status, attributes=said)
+    said: dict[str, Any] = {attributes.LOCAL_ROOT: id[:16], attributes.SPANS_STARTED: 1, attributes.SPANS_OPEN: 0}
+    if sampled:
+        said["otel.trace_state"] = f"ot=th:{THRESHOLDS[head]}"
+    else:  # kept for its error alone
+        said |= {"otel.trace_state": "ot=th:0", attributes.PARTIAL: True}
+    return Run(
+        trace_id=id,
+        span_id=id[:16],
+        name="answer",
+        start_ns=now,
+        end_ns=now,
+        outputs="good" if good else "bad",
+        attributes=said,
+    )
 
 
-class Deciding:
-    """A monitor without waiting, threads and processes: what is decided, and what is kept of it, is as with one."""
+class Clock:
+    """Time as the monitor measures it."""
 
-    def __init__(self, store: Store, traffic: Traffic) -> None:
-        self._store, self._good = store, traffic.good
-        self._rule = Rule(name="simulated", version="1", evaluators=({"key": KEY},))
-        self._read: str | None = None  # up to where the feed was read
-        self._kept: str | None = None  # the rule's cursor
+    def __init__(self) -> None:
+        self.ahead = 0.0
 
-    def set(self, settings: RuleSettings) -> None:
-        """Put settings in force for what changes from now on."""
-        if self._read is None:
-            self._store.save_rule(replace(self._rule, settings=settings))
-            self._read = self._store.changes().cursor
-        else:
-            self._store.change_rule(self._rule.name, settings=settings)
-        self._settings = settings
-
-    def follow(self) -> None:
-        """Decide on all that has changed, and score what is taken."""
-        own, *strata = filters_of(self._rule, self._settings)
-        while (changes := self._store.changes(self._read, limit=AT_ONCE, filters=[own, *strata])).heads:
-            rows = tuple(map(self._decided, changes.heads))
-            decided = Decided(
-                project="default",
-                rule=self._rule.name,
-                version="1",
-                after=self._kept,
-                upto=changes.cursor,
-                rows=rows,
-            )
-            assert self._store.decide(decided) == [True]
-            self._read = self._kept = changes.cursor
-        while taken := self._store.claim(self._rule.name, "1", HOLDER, 60, limit=AT_ONCE):
-            self._store.finish(*map(self._scored, taken))
-
-    def _decided(self, head: Head) -> Decision:
-        rate, stratum = rate_of(self._settings, head.passes[1:])
-        at = u(head.trace_id)
-        taken = at < rate
-        return Decision(
-            rule=self._rule.name,
-            version="1",
-            target=Target(trace_id=head.trace_id),
-            verdict="waiting" if taken else "sampled_out",
-            probability=_probability(head, rate) if taken else 0.0,
-            u=at,
-            rate=rate,
-            stratum=stratum,
-            change=head.change,
-            runs_change=head.runs_change,
-        )
-
-    def _scored(self, decision: Decision) -> Finish:
-        assert decision.target.trace_id is not None
-        claim = Claim(project="default", rule=decision.rule, version="1", target=decision.target, number=decision.claim)
-        feedback = Feedback(
-            target=decision.target,
-            key=KEY,
-            score=self._good[decision.target.trace_id],
-            rule=decision.rule,
-            evaluator=KEY,
-            claim=decision.claim,
-        )
-        return Finish(
-            claim=claim,
-            verdict="scored",
-            states={KEY: {"state": "scored"}},
-            reported=(KEY,),
-            feedback=(feedback,),
-            read_change=decision.runs_change,
-        )
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
 
 
-def _probability(head: Head, rate: float) -> float | None:
-    """What was kept for its error alone stands for nobody: those errors that were sampled stand for it."""
-    if head.partial:
-        return 0.0
-    return None if head.probability is None else head.probability * rate
+def good(outputs: str) -> bool:
+    """What the rule's evaluator finds."""
+    return outputs == "good"
 
 
 @dataclass(frozen=True)
@@ -208,24 +137,31 @@ class Row:
     n: float
 
 
-def simulate(scenario: Scenario, blocks: int, size: int, seed: int = 1) -> Row:
+def simulate(scenario: Scenario, blocks: int, size: int = 600, seed: int = 1) -> Row:
     """All blocks of one scenario, side by side in one store."""
-    traffic = Traffic(random.Random(seed), scenario)
+    traffic = Traffic(scenario, random.Random(seed))
     with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "assay.db") as store:
-        deciding = Deciding(store, traffic)
-        stored: list[str] = []
+        rule = monitor(NAME, evaluators=[good])
+        store.save_rule(rule.record)
+        clock = Clock()
+        watching = Monitor(store, [rule], now=clock)
         for part, settings in enumerate(scenario.settings):
-            deciding.set(settings)
+            store.change_rule(NAME, settings=settings)
             runs = (run for block in range(blocks) for run in traffic.runs(block, part, size // len(scenario.settings)))
             for some in _slices(runs):
                 store.append(some)
-                stored += [run.trace_id for run in some]
-            deciding.follow()
+            _catch_up(watching, store, clock)
         if scenario.votes:
-            for votes in _slices(traffic.votes(stored)):
+            for votes in _slices(traffic.votes()):
                 store.add_feedback(votes)
-            deciding.follow()
-        return _row(scenario, traffic, list(paged(lambda cursor: store.weighted("simulated", cursor=cursor))))
+            _catch_up(watching, store, clock)
+        watching.close()
+        return _row(scenario, store)
+
+
+def _catch_up(watching: Monitor, store: Store, clock: Clock) -> None:
+    while watching.step() or store.status()[0].behind:
+        clock.ahead += 5.0  # whatever the monitor would wait for has come
 
 
 def _slices(items: Iterable[Any]) -> Iterator[Sequence[Any]]:
@@ -234,36 +170,36 @@ def _slices(items: Iterable[Any]) -> Iterator[Sequence[Any]]:
         yield some
 
 
-def _row(scenario: Scenario, traffic: Traffic, scores: Sequence[WeightedScore]) -> Row:
+def _row(scenario: Scenario, store: Store) -> Row:
     by_block: dict[str, list[WeightedScore]] = {}
-    for score in scores:
+    for score in paged(partial(store.weighted, NAME)):
         by_block.setdefault(str(score.trace_id)[:8], []).append(score)
     means = [sampled_means(some)[0] for some in by_block.values()]
     plain = [sum(float(one.score or 0) for one in some) / len(some) for some in by_block.values()]
-    held = [mean.low is not None and mean.low <= traffic.mean <= (mean.high or 0) for mean in means]
+    held = [mean.low is not None and mean.low <= scenario.mean <= (mean.high or 0) for mean in means]
     return Row(
         scenario.name,
         sum(held) / len(held),
-        sum(mean.mean or 0 for mean in means) / len(means) - traffic.mean,
-        sum(plain) / len(plain) - traffic.mean,
+        sum(mean.mean or 0 for mean in means) / len(means) - scenario.mean,
+        sum(plain) / len(plain) - scenario.mean,
         sum((mean.high or 0) - (mean.low or 0) for mean in means) / len(means),
         sum(mean.n for mean in means) / len(means),
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--blocks", type=int, default=1_000)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--blocks", type=int, default=500)
     parser.add_argument("--size", type=int, default=600, help="traces of a block")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    print(
-        "| scenario | interval holds the mean | bias | bias without weights | width | scores |\n|---|---|---|---|---|---|"
-    )
+    print("| scenario | interval holds the mean | bias | without weights | width | scores of a block |")
+    print("|---|---|---|---|---|---|")
     for scenario in SCENARIOS:
         row = simulate(scenario, arguments.blocks, arguments.size, arguments.seed)
         print(
-            f"| {row.scenario} | {row.held:.1%} | {row.bias:+.4f} | {row.plain:+.4f} | {row.width:.3f} | {row.n:.0f} |"
+            f"| {row.scenario} | {row.held:.1%} | {row.bias:+.4f} | {row.plain:+.4f} | {row.width:.3f} | {row.n:.0f} |",
+            flush=True,
         )
 
 

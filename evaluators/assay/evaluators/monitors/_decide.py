@@ -80,7 +80,12 @@ def awaits(of: InForce, head: Head) -> bool:
 
 
 def probability(rule: Rule, head: Head, rate: float) -> float | None:
-    """The chance that a target was looked at. Of a session whose turns were sampled one by one nobody knows it."""
+    """The chance that a target was looked at. Of a session whose turns were sampled one by one nobody knows it.
+
+    0 for a trace that the head kept for its error alone: errors that it sampled stand for this one already.
+    """
+    if head.partial:
+        return 0.0
     if head.probability is None or (rule.target == "session" and head.probability < 1):
         return None
     return head.probability * rate
