@@ -20,8 +20,7 @@ PAST_HISTORY = 1_000  # settings that are looked at: what changed before them is
 
 
 class Following:
-    """`rule` is the store's record, with `active_from`. `now` in its methods is in seconds, of a clock that measures.
-    """
+    """`rule` is the store's record, with `active_from`. `now` in its methods is in seconds, of a clock that measures."""
 
     def __init__(
         self, rule: Rule, history: Sequence[Setting], token: int, cursor: str | None, start: str, began_ns: int
@@ -119,6 +118,7 @@ class Following:
 
     def _let_in(self, let: Let, key: str) -> None:
         self._known.add(key, let.head)
+        self.waits.took(key, incomplete=let.incomplete)
         self.let_in.append(let)
 
 
