@@ -75,9 +75,15 @@ def _command(child):
     return []
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with SQLiteStore(tmp_path_factory.mktemp("store") / "a.db") as store, Server(store) as server:
+@pytest.fixture
+def store(tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store:
+        yield store
+
+
+@pytest.fixture
+def url(store):
+    with Server(store) as server:
         yield server.url
 
 

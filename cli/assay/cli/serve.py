@@ -82,7 +82,7 @@ def _with_monitor(store: Store, host: str, port: int, rules: str, ready: Callabl
 
 
 def _key_of_one_run(store: Store) -> str | None:
-    """A key for the monitor alone, where others have keys; without any key a server that is open to others is refused."""
+    """A key for the monitor alone, where others have keys; without any, a server that is open is refused anyway."""
     return secrets.token_urlsafe(32) if store.keys() else None
 
 

@@ -17,7 +17,7 @@ from assay.evaluators.monitors._report import Teller
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.monitors._run import Stuck
 from assay.evaluators.monitors._telling import telling
-from assay.evaluators.monitors._worker import Monitor
+from assay.evaluators.monitors._worker import CLAIM, Monitor
 
 POLL = 2.0  # seconds between two looks at the rules of the API
 STUCK, REFUSED, FAILED = 75, 65, 70  # exit statuses
@@ -36,7 +36,9 @@ class Conduct:
         self._idle: dict[str, str] = {}  # rules of the API that cannot be, and why
         self._store = telling(store, teller, self._idle)
         self._resting: set[tuple[str, str]] = set()
-        self._known: dict[tuple[str, str, bytes], Monitored | None] = {}  # of the API, by project, name and what it says
+        self._known: dict[
+            tuple[str, str, bytes], Monitored | None
+        ] = {}  # of the API, by project, name and what it says
 
     def run(self, first: Mapping[str, Any]) -> int:
         """Until told to end; the exit status of this process."""
@@ -65,8 +67,7 @@ class Conduct:
             self._resting = {(project, name) for project, name in message["resting"]}
 
     def _begin(self, of_api: Sequence[Monitored], claim_s: float | None, activate: bool = False) -> _Running:
-        given = {} if claim_s is None else {"claim_s": claim_s}
-        monitor = Monitor(self._store, [*self._own, *of_api], activate=activate, **given)
+        monitor = Monitor(self._store, [*self._own, *of_api], activate=activate, claim_s=claim_s or CLAIM)
         monitor.rest(self._resting)
         return _Running(monitor, self._teller)
 

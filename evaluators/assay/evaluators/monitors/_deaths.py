@@ -37,8 +37,7 @@ def place(crash: Iterable[str]) -> str | None:
 
 
 def _is_usual(file: str) -> bool:
-    installed = "site-packages" in file
-    return file.startswith(_OURS) or (file.startswith(_PYTHON) and not installed) or file.startswith("<")
+    return file.startswith((_OURS, "<")) or (file.startswith(_PYTHON) and "site-packages" not in file)
 
 
 def held(claims: Sequence[Sequence[str]], most: int = 3) -> str:

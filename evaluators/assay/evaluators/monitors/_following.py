@@ -118,6 +118,7 @@ class Following:
 
     def _let_in(self, let: Let, key: str) -> None:
         self._known.add(key, let.head)
+        self.waits.took(key, incomplete=let.incomplete)
         self.let_in.append(let)
 
 

@@ -1,4 +1,4 @@
-"""What came of a job, as the store is told: feedback of those evaluators that are done, and what becomes of the rest."""
+"""What came of a job, as the store is told: feedback of evaluators that are done, and what becomes of the rest."""
 
 from __future__ import annotations
 

@@ -61,7 +61,10 @@ class Mark:
 
 
 class Waits:
-    """What waits of one rule, and how far everything before is decided."""
+    """What waits of one rule, and how far everything before is decided.
+
+    It also remembers what was let in before it was whole.
+    """
 
     def __init__(self, cursor: str, most: int = MOST) -> None:
         self._most = most
@@ -91,6 +94,13 @@ class Waits:
         """What waits under a key."""
         return self._by_key.get(key)
 
+    def took(self, key: str, *, incomplete: bool) -> None:
+        """It is let in, perhaps as it is."""
+        if incomplete:
+            self._incomplete[key] = None
+            if len(self._incomplete) > KNOWN:
+                self._incomplete.popitem(last=False)
+
     def was_incomplete(self, key: str) -> bool:
         """Whether it was taken as it was before."""
         return key in self._incomplete
@@ -119,8 +129,6 @@ class Waits:
         while (at := self.next) is not None and at <= now:
             waiting = heapq.heappop(self._due)[2]
             self.drop(waiting.key)
-            if waiting.ready.incomplete:
-                self._remember(waiting.key)
             yield waiting
 
     def count(self, hour_ns: int, verdict: str) -> None:
@@ -156,11 +164,6 @@ class Waits:
         self._by_key[waiting.key] = waiting
         self._numbers += 1
         heapq.heappush(self._due, (waiting.ready.at, self._numbers, waiting))
-
-    def _remember(self, key: str) -> None:
-        self._incomplete[key] = None
-        if len(self._incomplete) > KNOWN:
-            self._incomplete.popitem(last=False)
 
 
 def _merged(marks: list[Mark]) -> list[Mark]:

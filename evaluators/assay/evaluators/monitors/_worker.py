@@ -98,7 +98,7 @@ class Monitor:
                 time.sleep(0.001)
 
     def run(self) -> None:
-        """Go on until `stop()`. A store that is away is waited for. Raises `Stuck` when only another process can go on."""
+        """Go on until `stop()`. A store that is away is waited for. Raises `Stuck` when another process has to go on."""
         threads = [
             threading.Thread(target=self._following, name="assay-monitor-feed", daemon=True),
             threading.Thread(target=self._keeping, name="assay-monitor-keep", daemon=True),
@@ -116,14 +116,15 @@ class Monitor:
             self.close()
 
     def stop(self, seconds: float | None = None) -> None:
-        """End `run`, from any thread or a signal handler: what is under way has some seconds, the rest is given back."""
+        """End `run`, from any thread or signal handler: what is under way has some seconds, the rest is given back."""
         self._last = self._last if seconds is None else seconds
         self._over.set()
         self._wake.set()
 
     def close(self) -> None:
         """Give back what is held; for who drives it by `step`."""
-        for end in (lambda: self._runner.stop(self._last), self._follower.stop):
+        ends: tuple[Callable[[], None], ...] = (lambda: self._runner.stop(self._last), self._follower.stop)
+        for end in ends:
             try:
                 end()
             except StoreError as error:
@@ -202,12 +203,14 @@ class Monitor:
         self._persist(lambda: self._store.report(self.report()))  # so that nobody misses a worker that has just begun
         report_at = self._now() + REPORT
         while not self._over.wait(min(REPORT, self._claim_s / 4)):
-            claims = self._runner.claims
-            if claims:
-                self._persist(lambda: self._store.renew(claims, self.holder, self._claim_s))
+            self._persist(self._renew)
             if self._now() >= report_at:
                 self._persist(lambda: self._store.report(self.report()))
                 report_at = self._now() + REPORT
+
+    def _renew(self) -> None:
+        if claims := self._runner.claims:
+            self._store.renew(claims, self.holder, self._claim_s)
 
     def _persist(self, do: Callable[[], Any]) -> Any:
         """Do something with the store; where it does not answer, or refuses, say so and try again later."""
