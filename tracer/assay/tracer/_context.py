@@ -19,12 +19,17 @@ from opentelemetry.trace import SpanContext
 
 from assay.tracer import attributes as names
 from assay.tracer._sampling import KEY
-from assay.tracer._span import VENDOR, LiveSpan
+from assay.tracer._span import MARKED, SAMPLED, VENDOR, LiveSpan
 
 # OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.
 OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())))
 OWN_KEY = otel_context.create_key("assay-span")
-BAGGAGE = {names.SESSION: "assay.session", names.USER: "assay.user", names.TAGS: "assay.tags"}
+BAGGAGE = {
+    names.SESSION: "assay.session",
+    names.USER: "assay.user",
+    names.TAGS: "assay.tags",
+    names.MONITOR: names.MONITOR,
+}
 AMBIENT_KEY = otel_context.create_key("assay-ambient")  # attributes for all spans below: session, user, tags
 
 # The variable behind OpenTelemetry's context, learnt in the same way: it is three times as fast as the functions.
@@ -42,6 +47,7 @@ class Remote(NamedTuple):
     span_id: int
     sampled: bool
     ot: str = ""  # OpenTelemetry's member of the tracestate
+    marked: bool = False  # a monitor's
 
 
 class Hidden(NamedTuple):
@@ -91,7 +97,7 @@ def parse_entry(text: str) -> Remote | None:
         trace_id, span_id, flags = (int(part, 16) for part in head)
     except ValueError:
         return None
-    return Remote(trace_id, span_id, bool(flags & 1), ot) if trace_id and span_id else None
+    return Remote(trace_id, span_id, bool(flags & SAMPLED), ot, bool(flags & MARKED)) if trace_id and span_id else None
 
 
 def with_span(ctx: Context, span: LiveSpan, hidden: bool) -> Context:
@@ -117,8 +123,10 @@ def ambient(ctx: Context) -> Mapping[str, Any]:
 
 def from_baggage(entries: Mapping[str, object]) -> dict[str, Any]:
     """Attributes that a calling process of ours sent along."""
-    attributes = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
+    attributes: dict[str, Any] = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
     tags = attributes.pop(names.TAGS, "")
+    if names.MONITOR in attributes:
+        attributes[names.MONITOR] = True
     return {**attributes, names.TAGS: tuple(unquote(t) for t in tags.split(";"))} if tags else dict(attributes)
 
 

@@ -69,17 +69,17 @@ def _outgoing(ctx: Context) -> SpanContext | None:
     if own is None:
         return _context.foreign(ctx)
     if isinstance(own, LiveSpan):
-        own = Remote(own.local.trace_id, own.span_id, own.local.sampled, own.local.ot)
+        own = Remote(own.local.trace_id, own.span_id, own.local.sampled, own.local.ot, own.marked)
     foreign = _context.foreign(ctx)
     if foreign is None:
-        return span_context(own.trace_id, own.span_id, sampled=own.sampled, ot=own.ot)
+        return span_context(own.trace_id, own.span_id, sampled=own.sampled, ot=own.ot, marked=own.marked)
     return _with_entry(foreign, own)
 
 
 def _with_entry(context: SpanContext, own: Remote) -> SpanContext:
     """A foreign context beside which ours travels. The member `ot` there is that of the foreign trace."""
     others = [(k, v) for k, v in context.trace_state.items() if k != VENDOR]
-    ours = entry(own.trace_id, own.span_id, own.sampled) + (f"-{own.ot}" if own.ot else "")
+    ours = entry(own.trace_id, own.span_id, own.sampled, own.marked) + (f"-{own.ot}" if own.ot else "")
     state = TraceState([(VENDOR, ours), *others])
     return SpanContext(context.trace_id, context.span_id, context.is_remote, context.trace_flags, state)
 

@@ -112,6 +112,8 @@ class Spans:
         if local is None:
             local = self._local(trace_id, *self._sampled(trace_id, remote, foreign))
         given = from_baggage(baggage.get_all(ctx)) if remote else None
+        if remote and remote.marked:
+            given = {**(given or {}), names.MONITOR: True}
         if given:
             attributes = merged(given, attributes)
         span = LiveSpan(name, local, remote.span_id if remote else 0, attributes, scope, start_time)

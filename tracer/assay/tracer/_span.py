@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from assay.tracer._undecided import Undecided
 
 VENDOR = "assay"  # our key in the W3C tracestate
+SAMPLED, MARKED = 1, 2  # bits of the flags there
 MAX_ATTRIBUTES = 10_000
 MAX_EVENTS = 1_000
 _UNSET = Status(StatusCode.UNSET)
@@ -182,6 +183,11 @@ class LiveSpan(ReadableSpan, otel.Span):
         if account is not None:
             account.young.add(self)
 
+    @property
+    def marked(self) -> bool:
+        """Whether a monitor has made it."""
+        return names.MONITOR in self._attributes
+
     # -- what exporters and propagators read --
 
     @property
@@ -189,7 +195,7 @@ class LiveSpan(ReadableSpan, otel.Span):
         context = self.__dict__.get("_own_context")
         if context is None:
             local = self.local
-            plain = span_context(local.trace_id, self.span_id, sampled=local.sampled, ot=local.ot)
+            plain = span_context(local.trace_id, self.span_id, sampled=local.sampled, ot=local.ot, marked=self.marked)
             state = _Outgoing(local, plain.trace_state)
             context = SpanContext(plain.trace_id, plain.span_id, False, plain.trace_flags, state)
             self._own_context = context
@@ -341,16 +347,18 @@ def count_ended(local: Local, span_id: int) -> dict[str, Any]:
         return _close(local) if span_id == local.root_id or local.closed else {}
 
 
-def span_context(trace_id: int, span_id: int, remote: bool = False, sampled: bool = True, ot: str = "") -> SpanContext:
+def span_context(
+    trace_id: int, span_id: int, remote: bool = False, sampled: bool = True, ot: str = "", marked: bool = False
+) -> SpanContext:
     """A context that bears our tracestate entry, by which other processes recognise us, and OpenTelemetry's."""
-    own = [(VENDOR, entry(trace_id, span_id, sampled))]
+    own = [(VENDOR, entry(trace_id, span_id, sampled, marked))]
     state = TraceState([*own, (KEY, ot)] if ot else own)
     return SpanContext(trace_id, span_id, remote, _SAMPLED if sampled else _NOT_SAMPLED, state)
 
 
-def entry(trace_id: int, span_id: int, sampled: bool) -> str:
-    """Our tracestate entry."""
-    return f"{trace_id:032x}-{span_id:016x}-{'01' if sampled else '00'}"
+def entry(trace_id: int, span_id: int, sampled: bool, marked: bool = False) -> str:
+    """Our tracestate entry; `marked`: a monitor's."""
+    return f"{trace_id:032x}-{span_id:016x}-{SAMPLED * sampled + MARKED * marked:02x}"
 
 
 class _Outgoing(TraceState):

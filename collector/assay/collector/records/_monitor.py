@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from assay.collector.records._feedback import Feedback, Target
-from assay.collector.records._values import JSON, Period, RuleTarget, Scope, Verdict
+from assay.collector.records._values import JSON, Outcome, Period, RuleTarget, Scope, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +264,12 @@ class Why:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a monitor's worker says of itself, the newest of each holder."""
+    """What a monitor's worker says of itself, the newest of each holder.
+
+    `data` has, as far as it is known: `finished_per_s` and `decided_per_s` of all rules; and by a rule's name `evaluators`,
+    which are by key `{"looked": …, "failed": …, "p95_s": …}`, `idle`, why it does nothing for it, and `paused`, why it
+    does not ask some evaluators, by key.
+    """
 
     holder: str
     project: str
@@ -290,11 +295,15 @@ class RuleStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedScore:
-    """A score that a rule gave, with the probability of having been looked at (None: unknown; 0: no longer counts)."""
+    """An outcome that a rule gave, with the probability of having been looked at (None: unknown; 0: no longer counts).
+
+    `score` is None for errors and skips, which are counted beside a mean, and for a label without a score.
+    """
 
     trace_id: str | None
     session_id: str | None
     key: str
-    score: float | bool
+    score: float | bool | None
     probability: float | None
     created_ns: int
+    outcome: Outcome = "score"

@@ -555,7 +555,6 @@ def _of_rule(rule: Rule, booked: Sequence[Booked]) -> tuple[Booked, ...]:
 
 
 def _weighted(feedback: Feedback, probability: float | None) -> WeightedScore:
-    assert feedback.score is not None
     return WeightedScore(
         trace_id=feedback.target.trace_id,
         session_id=feedback.target.session_id,
@@ -563,4 +562,5 @@ def _weighted(feedback: Feedback, probability: float | None) -> WeightedScore:
         score=feedback.score,
         probability=probability,
         created_ns=feedback.created_ns,
+        outcome=feedback.outcome,
     )

@@ -199,7 +199,9 @@ class ControlStore(Protocol):
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Page[WeightedScore]:
-        """A rule's scores with the probabilities of its decisions, newest first: what estimates are made of."""
+        """A rule's scores, errors and skips with the probabilities of its decisions, newest first: what estimates are
+        made of.
+        """
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
         """Take or renew a lease; None while another holder has it. Each acquire that is no renewal raises the token,

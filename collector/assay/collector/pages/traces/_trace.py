@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from assay.collector import verdicts
 from assay.collector.errors import NotFound
 from assay.collector.pages._experiments import known_examples
 from assay.collector.pages.kit import chips, payload, render
@@ -38,7 +41,9 @@ def trace(store: Store, request: Request) -> Response:
         of_run=chips.voices(feedback for feedback in asked.feedback if feedback.target.span_id == run.span_id),
         experiment=experiment,
         example=example_of(store, asked, experiment),
-        decisions=store.decisions(trace_id=asked.trace_id).items,
+        why=store.why(asked.trace_id),
+        verdicts=verdicts,
+        now=time.time_ns(),
         links=[link for link in run.links if link.trace_id != asked.trace_id],
     )
 

@@ -47,8 +47,8 @@ def feedbacks(
 
 _BY_RULE = (
     _feedback.SELECT.replace(" FROM", ", f.created_ns, f.rowid FROM")
-    + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND f.standing >= 1 AND f.outcome = 'score'"
-    " AND f.score IS NOT NULL AND (f.trace IS NULL OR t.project = ?)"
+    + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND f.standing >= 1"
+    " AND (f.outcome <> 'score' OR f.score IS NOT NULL) AND (f.trace IS NULL OR t.project = ?)"
 )
 
 
@@ -62,7 +62,7 @@ def scored_by(
     limit: int,
     cursor: str | None,
 ) -> Page[Feedback]:
-    """A rule's scores, newest first."""
+    """A rule's scores, errors and skips, newest first."""
     given = (("f.key = ?", key), ("f.created_ns >= ?", since_ns), ("f.created_ns < ?", until_ns))
     wanted = [(sql, [value]) for sql, value in given if value is not None]
     if cursor is not None:
