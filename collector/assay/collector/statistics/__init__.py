@@ -19,6 +19,7 @@ from assay.collector.statistics._keys import summarise
 from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import percentile
+from assay.collector.statistics._sampling import u
 from assay.collector.statistics._student import quantile
 from assay.collector.statistics._tally import Passes, Tally
 from assay.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
@@ -60,5 +61,6 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "quantile",
     "scores_of",
     "summarise",
+    "u",
     "value_of",
 ]

@@ -164,8 +164,13 @@ def _lead_to_votes(db: sqlite3.Connection) -> None:
 # Settled traces that are not whole, open runs, and what processes say of themselves
 _COMPLETENESS: tuple[str, ...] = ()
 
-# The feed of changes, rules with versions and settings, decisions with claims, leases, bookings, tombstones
-_MONITOR: tuple[str, ...] = ()
+# The feed of changes, tombstones, and what feedback says of the claim it came from
+_MONITOR_TRACES: tuple[str, ...] = ()
+
+# Rules with versions and settings, decisions with claims, leases, bookings
+_MONITOR_CONTROL: tuple[str, ...] = ()
+
+_MONITOR = (*_MONITOR_TRACES, *_MONITOR_CONTROL)
 
 
 def _watch(db: sqlite3.Connection) -> None:
