@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from assay.collector.records._feedback import Feedback, Target
-from assay.collector.records._values import JSON, Period, RuleTarget, Scope, Verdict
+from assay.collector.records._values import JSON, Outcome, Period, RuleTarget, Scope, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,11 +289,15 @@ class RuleStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedScore:
-    """A score that a rule gave, with the probability of having been looked at (None: unknown; 0: no longer counts)."""
+    """An outcome that a rule gave, with the probability of having been looked at (None: unknown; 0: no longer counts).
+
+    `score` is None for errors and skips, which are counted beside a mean, and for a label without a score.
+    """
 
     trace_id: str | None
     session_id: str | None
     key: str
-    score: float | bool
+    score: float | bool | None
     probability: float | None
     created_ns: int
+    outcome: Outcome = "score"

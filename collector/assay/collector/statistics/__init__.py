@@ -13,6 +13,7 @@ from assay.collector.statistics._compare import (
 )
 from assay.collector.statistics._corrected import Corrected, corrected_mean
 from assay.collector.statistics._draw import Drawn, Sample, draw
+from assay.collector.statistics._estimates import SampledMean, sampled_means
 from assay.collector.statistics._families import Family, boolean_family
 from assay.collector.statistics._forms import databricks_results, databricks_table, haystack_results
 from assay.collector.statistics._keys import summarise
@@ -36,6 +37,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Paired",
     "Passes",
     "Sample",
+    "SampledMean",
     "Scores",
     "TASK_OK",
     "Tally",
@@ -59,6 +61,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "percentile",
     "place_of",
     "quantile",
+    "sampled_means",
     "scores_of",
     "summarise",
     "u",
