@@ -11,7 +11,6 @@ import pytest
 
 from assay.collector.errors import AssayError, NotFound, Refused
 from assay.collector.records import (
-    Decision,
     Document,
     Event,
     Experiment,
@@ -25,6 +24,7 @@ from assay.collector.records import (
     Usage,
 )
 from assay.collector.stores import Store
+from collector.deciding import on, ruled, slice
 from collector.making import SECOND, START, child, run
 
 
@@ -665,7 +665,9 @@ def test_deleting_takes_everything_that_speaks_of_a_trace(store: Store) -> None:
     store.append([gone, child(gone), stays])
     store.feedback(gone.trace_id, "good", 1)
     store.feedback(Target(session_id="s"), "resolved", 1)
-    store.save_decisions([Decision(trace_id=gone.trace_id, rule="r", rule_version="1", verdict="done")])
+    ruled(store)
+    [head, _] = store.changes().heads
+    store.decide(slice(on(head), upto=head.cursor))
     assert eventually(lambda: len(store.traces(text="secret")), 2)
     assert store.delete(session="s") == 1
     assert names(store.traces()) == names(store.traces(text="secret")) == ["stays"]

@@ -113,6 +113,15 @@ def deletable(filter: Filter) -> Filter:
     return filter
 
 
+def timeless(filter: Filter) -> Filter:
+    """The same filter. Raises `Refused` for one that a trace may pass later though nothing has been written meanwhile."""
+    if filter.complete is not None:
+        raise Refused(
+            "`complete` changes with time alone, which nothing tells; rules wait for whole traces by themselves"
+        )
+    return filter
+
+
 # What SQLite's unicode61 takes for one word; a few letters of New Tai Lue and Vedic it knows as marks between words.
 _WORD = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
 

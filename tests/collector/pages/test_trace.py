@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
-from assay.collector.records import Decision, Feedback, Target
+from assay.collector.records import Feedback, Target
+from collector.deciding import on, ruled, slice
 from collector.making import child, run
 from collector.pages.scene import STACK, experiment, outcomes, rag
 
@@ -45,12 +48,12 @@ def test_feedback_shows_comment_error_and_source(store, client):
 
 def test_rules_say_what_they_did_with_a_trace(store, client):
     root = rag(store)
-    decision = Decision(
-        trace_id=root.trace_id, rule="no-pii", rule_version="1", verdict="sampled_out", reason="rate 0.1"
-    )
-    store.save_decisions([decision])
+    ruled(store, name="no-pii")
+    [head] = store.changes().heads
+    row = on(head, rule="no-pii", verdict="failed", reason="the judge is away")
+    store.decide(replace(slice(row, upto=head.cursor), rule="no-pii"))
     text = client.get(f"/traces/{root.trace_id}").text
-    for words in ("no-pii", "sampled out", "rate 0.1"):
+    for words in ("no-pii", "failed", "the judge is away"):
         assert words in text
 
 

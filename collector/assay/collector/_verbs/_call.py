@@ -6,7 +6,8 @@ The function takes the store first: a verb of a Protocol, or a handler of the AP
 - of a GET or DELETE in the query string: a record as JSON, a list by repeating the name, None by leaving it out (or by
   an empty text, if the default is not None); a `Filter` and its `**conditions` as the conditions of a query string;
 - of a POST or PATCH in the body: a record, a list or a mapping that is the only argument is the body, others are fields
-  of it by name. `*records` is one record or a list of them, `**fields` are the changes that the returned record allows.
+  of it by name. `*records` is one record or a list of them, `**fields` are the changes that the returned record allows:
+  they are the body alone, and what else there is goes in the query string.
 """
 
 from __future__ import annotations
@@ -195,17 +196,18 @@ def _travelling(
     parameter: inspect.Parameter, hints: Mapping[str, Any], wire: Mapping[str, tuple[Any, Any]]
 ) -> inspect.Parameter:
     kind, default = wire.get(parameter.name, (hints[parameter.name], parameter.default))
-    return parameter.replace(annotation=kind, default=default)
+    return parameter.replace(annotation=kind, default=parameter.empty if default is REQUIRED else default)
 
 
 def _sent(
     parameters: Sequence[inspect.Parameter], method: Method, path: str, alias: Mapping[str, str], returns: Any
 ) -> tuple[Sent, ...]:
     in_path = PLACEHOLDER.findall(path)
-    alone = len(parameters) - len(in_path) == 1
+    changes = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    alone = changes or len(parameters) - len(in_path) == 1
     sent = []
     for parameter in parameters:
-        place = "path" if parameter.name in in_path else _place(parameter, method, alone)
+        place = "path" if parameter.name in in_path else _place(parameter, method, alone, changes)
         kind = _body(parameter, returns) if place == "body" else parameter.annotation
         default = REQUIRED if parameter.default is parameter.empty else parameter.default
         name = alias.get(parameter.name, parameter.name)
@@ -213,11 +215,13 @@ def _sent(
     return tuple(sent)
 
 
-def _place(parameter: inspect.Parameter, method: Method, alone: bool) -> Place:
+def _place(parameter: inspect.Parameter, method: Method, alone: bool, changes: bool) -> Place:
     if method in ("GET", "DELETE"):
         if parameter.kind in _SPREAD:
             return "conditions"
         return "filter" if Filter in kinds(parameter.annotation) else "query"
+    if changes and parameter.kind is not parameter.VAR_KEYWORD:
+        return "query"
     whole = parameter.kind in _SPREAD or not all(map(_is_scalar, kinds(parameter.annotation)))
     return "body" if alone and whole else "field"
 

@@ -30,6 +30,7 @@ from assay.collector.records._monitor import (
     WeightedScore,
     Why,
     WorkerReport,
+    head,
 )
 from assay.collector.records._numbering import Numbering, distinct
 from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
@@ -103,6 +104,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "distinct",
     "example_id",
     "feedback_id",
+    "head",
     "paged",
     "restored",
     "scored",

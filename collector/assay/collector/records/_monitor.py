@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from assay.collector.records._feedback import Feedback, Target
 from assay.collector.records._values import JSON, Outcome, Period, RuleTarget, Scope, Verdict
@@ -84,7 +85,8 @@ class Decision:
     `probability` is the inclusion probability, head × rule or stratum; None where the head's is unknown. `states` says
     of each evaluator `{"state": "waiting" | "scored" | "skipped" | "failed", "error": …, "attempts": …}`.
     `change` is the change of the trace that was decided on, `runs_change` that in which its runs last changed,
-    `read_change` that whose runs were evaluated. A claim is the number of times that it was taken to be run.
+    `read_change` that whose runs were evaluated. Each time that it is taken to be run `claim` rises, to a number that
+    is given out once only.
     """
 
     project: str = "default"
@@ -227,6 +229,47 @@ class Head:
     passes: tuple[bool | None, ...] = ()
 
 
+class _Draft:
+    """A head whose fields can still be set: a frozen one sets them at several times the price."""
+
+    __slots__ = Head.__slots__
+
+
+def head(row: Sequence[Any]) -> Head:
+    """The head of a row: the fields after the cursor, `settled` to `judgement` as SQL has them, then each of `passes`.
+
+    One is made for every trace that changes, before anything is decided about it.
+    """
+    made: Any = _Draft()
+    (
+        made.trace_id,
+        made.change,
+        made.runs_change,
+        made.changed_ns,
+        made.start_ns,
+        settled,
+        whole,
+        rooted,
+        made.size,
+        made.span_count,
+        made.probability,
+        partial,
+        judgement,
+        made.project,
+        made.environment,
+        made.experiment_id,
+        made.session_id,
+        *passes,
+    ) = row
+    made.cursor = str(made.change)
+    made.settled = None if settled is None else bool(settled)
+    made.whole, made.rooted = bool(whole), bool(rooted)
+    made.partial, made.judgement = bool(partial), bool(judgement)
+    made.passes = tuple([None if one is None else bool(one) for one in passes])
+    made.__class__ = Head  # the slots are the same
+    return cast(Head, made)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
     """A slice of the feed; `cursor` is where the next one begins, also when there is nothing new."""
@@ -238,7 +281,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One condition of a filter on one trace: what it wants, what was seen, whether that passes (None: not yet told)."""
+    """One condition of a filter on one trace: what it wants, what was seen, if that passes (None: not yet told)."""
 
     name: str
     wanted: JSON

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from assay.collector.records import JSON
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _words
+from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
@@ -20,7 +21,7 @@ from assay.collector.stores.sqlite._values import loads
 CACHED_SPANS = 20_000  # remembered at most
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS])
-TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", *RollUp._fields)
+TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change", "changed_ns", *RollUp._fields)
 
 
 _KEYS = "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)"
@@ -49,14 +50,21 @@ class _Row(NamedTuple):
     payload: bytes  # as JSON
 
 
+class Written(NamedTuple):
+    """What a write has changed: keys of traces."""
+
+    new: dict[str, int]  # by id, those of which the file has had nothing before
+    changed: set[int]  # those with a new place in the feed
+
+
 class Appender:
     """Writes batches for the one writer, on whose connection `reader` is.
 
     Remembers the traces that were written last, so that a late span is cheap.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader, self.db = reader, reader.db
+    def __init__(self, reader: Reader, clock: Clock) -> None:
+        self.reader, self.db, self._clock = reader, reader.db, clock
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
@@ -99,11 +107,8 @@ class Appender:
             if state := self._cache.pop(trace_id, None):
                 self._cached_spans -= len(state.facts)
 
-    def write(self, batches: Sequence[Batch]) -> dict[str, int]:
-        """Insert or merge the runs of batches, all of them by the same few statements.
-
-        Returns the keys of traces of which the file has had nothing before.
-        """
+    def write(self, batches: Sequence[Batch]) -> Written:
+        """Insert or merge the runs of batches, all of them by the same few statements."""
         before = self._next_trace
         known = self._known({trace_id: None for batch in batches for trace_id in batch.traces})
         spans: list[_Row] = []
@@ -117,7 +122,15 @@ class Appender:
         self._insert_traces(touched)
         self._keep_values([row.fact for row in spans])
         self._trim()
-        return {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
+        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
+        return Written(new, {state.key for state in touched.values()})
+
+    def move(self, keys: Iterable[int]) -> None:
+        """Put traces at the end of the feed, as something but their runs has changed; those without runs stay out."""
+        moved = sorted(keys)
+        numbers, now = self._clock.take(self.db, len(moved))
+        rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
+        self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
         """Fill in fields of a stored run (see `_amend`); whether it is here."""
@@ -149,11 +162,14 @@ class Appender:
         insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
     def _insert_traces(self, touched: Mapping[str, Known]) -> None:
-        now = time.time_ns()
-        rows = []
-        for trace_id, state in touched.items():
+        if not touched:
+            return
+        now, rows = time.time_ns(), []
+        numbers, changed_ns = self._clock.take(self.db, len(touched))
+        for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
             rolled, root = roll_up(list(state.facts.values()))
-            rows.append((state.key, trace_id, now, list(state.rows.values())[root], *rolled))
+            change = (number, number, changed_ns)
+            rows.append((state.key, trace_id, now, list(state.rows.values())[root], *change, *rolled))
         insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")

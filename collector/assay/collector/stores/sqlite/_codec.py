@@ -12,6 +12,7 @@ import orjson
 import zstandard
 
 from assay.collector.records import JSON, Document, Event, Link, Run, Usage
+from assay.collector.stores.sqlite._said import Said, said
 from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 from assay.tracer import attributes as names
 
@@ -46,6 +47,7 @@ class Fact(NamedTuple):
     metadata: str | None  # JSON object of its plain values
     local_root: str | None
     counts: tuple[int, int, int] | None  # spans started, open and dropped under the local root, as of this span's end
+    said: Said  # of head sampling, and whether a monitor made it
     sent: int | None = None  # of a run that was amended: `size` as it was sent
 
 
@@ -141,6 +143,7 @@ def _fast(run: Run) -> tuple[Fact, bytes]:
         run.tags,
         _plain_metadata(run.metadata) if run.metadata else None,
         *(_counts(attributes) if names.LOCAL_ROOT in attributes else _UNCOUNTED),
+        said(attributes, run.resource),
     ), payload
 
 

@@ -19,7 +19,7 @@ from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Feedback, Target, changed, restored
 from assay.collector.statistics import nameless
 from assay.collector.stores.sqlite import _delete
-from assay.collector.stores.sqlite._append import Appender
+from assay.collector.stores.sqlite._append import Appender, Written
 from assay.collector.stores.sqlite._codec import Batch
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._values import clean, dumps, loads
@@ -28,8 +28,8 @@ COLUMNS = (
     "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
     " author evaluator version rule judge_trace_id metadata created_ns standing"
 ).split()
-_ID, _TRACE, _TRACE_ID, _KEY, _SOURCE, _JUDGE = map(
-    COLUMNS.index, ("id", "trace", "trace_id", "key", "source", "judge_trace_id")
+_ID, _TRACE, _TRACE_ID, _KEY, _SOURCE, _JUDGE, _RULE, _STANDING = map(
+    COLUMNS.index, ("id", "trace", "trace_id", "key", "source", "judge_trace_id", "rule", "standing")
 )
 _OTHERS = ("session_id", "experiment_id", "key", "source", "author", "rule")
 _KIND_OF_OTHERS = tuple(map(COLUMNS.index, _OTHERS))
@@ -46,9 +46,9 @@ SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback
 
 def append(appender: Appender, batches: Sequence[Batch]) -> None:
     """Write batches for the one writer: their runs, then their feedback."""
-    new = appender.write(batches)
+    written = appender.write(batches)
     if rows := [row for batch in batches for row in batch.feedback]:
-        _write(appender, rows, new)
+        _write(appender, rows, written)
 
 
 def rows(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
@@ -56,28 +56,50 @@ def rows(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
     return [_row(outcome) for outcome in feedback]
 
 
-def _write(appender: Appender, rows: Sequence[list[Any]], new: Mapping[str, int]) -> None:
+def _write(appender: Appender, rows: Sequence[list[Any]], written: Written) -> None:
     """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these.
 
-    `new` are the keys of traces of which the file has had nothing so far: there a row that is alone with its key stands
-    as it is.
+    On a trace of which the file has had nothing so far a row that is alone with its key stands as it is.
     """
-    db = appender.db
+    db, new = appender.db, written.new
     by_id = {row[_ID]: row for row in rows}
-    elsewhere = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
-    keys = {**appender.keys(elsewhere), **new} if elsewhere else new
+    known = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
+    keys = {**appender.keys(known), **new} if known else new
     for row in by_id.values():
         if row[_TRACE_ID] is not None:
             row[_TRACE] = keys[row[_TRACE_ID]]
+    elsewhere = {id: row for id, row in by_id.items() if row[_TRACE] not in written.changed}
+    moved = _moved(db, elsewhere) - written.changed
     replaced = _judgements(db, [id for id, row in by_id.items() if row[_SOURCE] == "model"])
     if not _insert(db, by_id.values()):
         _remove(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
         _insert(db, by_id.values())
     _settle_all(db, list(_unsettled(by_id.values(), set(new.values()))))
+    if moved:
+        appender.move(moved)
     if replaced:
         _let_go(
             db, appender, replaced, [row[_TRACE] for row in by_id.values()], {row[_JUDGE] for row in by_id.values()}
         )
+
+
+def _moved(db: sqlite3.Connection, by_id: Mapping[str, Sequence[Any]]) -> set[int]:
+    """Traces of which feedback without a rule changes by these rows; what is there already, word for word, changes
+    nothing.
+    """
+    stored = {row[_ID]: row for row in find_many(db, SELECT + " WHERE f.id IN (%s)", by_id)}
+    changed = [
+        row
+        for id, new in by_id.items()
+        if (old := stored.get(id)) is None or list(old[:_STANDING]) != new[:_STANDING]
+        for row in (old, new)
+    ]
+    return _of_traces(row for row in changed if row is not None)
+
+
+def _of_traces(rows: Iterable[Sequence[Any]]) -> set[int]:
+    """Traces on which some of the feedback has no rule."""
+    return {row[_TRACE] for row in rows if row[_RULE] is None and row[_TRACE] is not None}
 
 
 def _judgements(db: sqlite3.Connection, ids: Sequence[str]) -> set[str]:
@@ -208,13 +230,15 @@ def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Map
         if id not in stored:
             raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
     made = [changed(stored[id], fields) for id, fields in changes.items()]
-    _write(appender, rows(made), {})
+    _write(appender, rows(made), Written({}, set()))
     return made
 
 
 def delete(db: sqlite3.Connection, appender: Appender, ids: Sequence[str]) -> int:
     """Remove by id, and judgements that nothing leads to then; what they stood in front of takes their place."""
     gone = _remove(db, ids)
+    if moved := _of_traces(gone):
+        appender.move(moved)
     if judged := {row[_JUDGE] for row in gone} - {None}:
         _let_go(db, appender, judged, [row[_TRACE] for row in gone], set())
     return len(gone)

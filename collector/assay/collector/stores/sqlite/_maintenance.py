@@ -96,6 +96,11 @@ _INVARIANTS = (
         "SELECT count(*) FROM traces t WHERE span_count <> (SELECT count(*) FROM spans WHERE trace = t.id)",
     ),
     (
+        "traces that stand nowhere in the feed of changes, or beyond its end",
+        "SELECT count(*) FROM traces t WHERE span_count > 0"
+        " AND (change IS NULL OR runs_change IS NULL OR change < runs_change OR change > (SELECT change FROM feed))",
+    ),
+    (
         "feedback without a trace",
         "SELECT count(*) FROM feedback f WHERE f.trace NOT IN (SELECT id FROM traces)",
     ),

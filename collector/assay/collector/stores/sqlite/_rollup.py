@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from assay.collector.filters import EVALUATOR
 from assay.collector.stores.sqlite._codec import Fact
 from assay.collector.stores.sqlite._values import dumps
 
@@ -44,6 +45,10 @@ class RollUp(NamedTuple):
     tags: str | None
     metadata: str | None
     size: int  # bytes of all payloads before compression
+    probability: float | None  # of having been kept by head sampling, as the root says
+    partial: bool
+    rooted: bool  # a span without a parent is here
+    judgement: bool  # an evaluator's own, or marked as a monitor's anywhere
 
 
 def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
@@ -59,7 +64,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
     with_model: list[Fact] = []
     errors = size = 0
     start_ns, end_ns = facts[0].start_ns, facts[0].end_ns
-    tagged = counted = False
+    tagged = counted = marked = rooted = False
     for fact in facts:
         by_id[fact.span_id] = fact
         names[fact.name] = kinds[fact.kind] = None
@@ -74,8 +79,11 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
             with_model.append(fact)
         tagged = tagged or bool(fact.tags)
         counted = counted or fact.local_root is not None
+        marked = marked or fact.said.judgement
+        rooted = rooted or fact.parent_id is None
     position = _root(facts, by_id)
     root = facts[position]
+    experiment_id = root.experiment_id or next((f.experiment_id for f in facts if f.experiment_id), None)
     tokens, costs = _lowest(with_tokens, by_id), _lowest(with_cost, by_id)
     rolled = RollUp(
         span_count=len(facts),
@@ -93,7 +101,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
         cost=sum([fact.cost or 0.0 for fact in costs]) if costs else None,
         session_id=root.session_id or next((fact.session_id for fact in facts if fact.session_id), None),
         user_id=root.user_id or next((fact.user_id for fact in facts if fact.user_id), None),
-        experiment_id=root.experiment_id or next((f.experiment_id for f in facts if f.experiment_id), None),
+        experiment_id=experiment_id,
         example_id=root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
         repetition=root.repetition,
         complete=_complete(facts, by_id) if counted else None,
@@ -103,6 +111,10 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
         tags=dumps(list(dict.fromkeys(tag for fact in facts for tag in fact.tags))) if tagged else None,
         metadata=root.metadata or next((fact.metadata for fact in facts if fact.metadata), None),
         size=size,
+        probability=root.said.probability,
+        partial=root.said.partial,
+        rooted=rooted,
+        judgement=marked or (root.kind == EVALUATOR and experiment_id is None),
     )
     return rolled, position
 

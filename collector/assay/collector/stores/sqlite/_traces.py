@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -11,7 +11,10 @@ from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
     Bucket,
+    Changes,
+    Condition,
     Feedback,
+    Head,
     Page,
     Retention,
     Run,
@@ -24,9 +27,19 @@ from assay.collector.records import (
 )
 from assay.collector.stores import _amend
 from assay.collector.stores._both import Gone
-from assay.collector.stores.sqlite import _aggregate, _delete, _feedback, _lists, _maintenance, _summaries
+from assay.collector.stores.sqlite import (
+    _aggregate,
+    _changes,
+    _delete,
+    _explain,
+    _feedback,
+    _lists,
+    _maintenance,
+    _summaries,
+)
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
+from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._writer import Job
 
 
@@ -147,6 +160,52 @@ class SQLiteTraces(Half):
     @reads
     def values(self, db: sqlite3.Connection, /, field: str, *, limit: int = 100) -> list[str]:
         return _lists.values(db, field, limit)
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        now_ns = self._file.clock.now()  # before it is read: what is not in it yet changes later
+        with self._file.read() as reader:
+            return _changes.changes(reader.db, after, limit, filters, now_ns)
+
+    @reads
+    def behind(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
+        return _changes.behind(db, after)
+
+    @reads
+    def position(self, db: sqlite3.Connection, /) -> int:
+        return _changes.latest(db)
+
+    @reads
+    def head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> Head:
+        return _changes.one(db, trace_id, filters)
+
+    @reads
+    def is_after(self, db: sqlite3.Connection, /, change: str, cursor: str | None) -> bool:
+        return _changes.position(db, change) > _changes.position(db, cursor)
+
+    @reads
+    def scored_by(
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        *,
+        project: str,
+        key: str | None,
+        since_ns: int | None,
+        until_ns: int | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Feedback]:
+        return _lists.scored_by(db, rule, project, key, since_ns, until_ns, limit, cursor)
+
+    @reads
+    def there(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
+        sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
+        return {row[0] for row in find_many(db, sql, trace_ids)}
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        with self._file.read() as reader:
+            return _explain.explain(reader.db, trace_id, filter)
 
     @reads
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
