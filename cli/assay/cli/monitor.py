@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from assay.cli import _monitor_run, _monitor_status, _monitor_why
+from assay.cli import _monitor_check, _monitor_run, _monitor_status, _monitor_why
 
 _RUN = "run"
 
@@ -32,5 +32,7 @@ app = typer.Typer(
     epilog="Example: `assay monitor rules.py`, which is `assay monitor run rules.py`",
 )
 app.command(_RUN)(_monitor_run.run)
+app.command("check")(_monitor_check.check)
+app.command("diff")(_monitor_check.diff)
 app.command("status")(_monitor_status.status)
 app.command("why")(_monitor_why.why)
