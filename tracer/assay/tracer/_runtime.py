@@ -225,8 +225,7 @@ def configure(
 
 def _prepared(runtime: Runtime) -> Runtime:
     """Do what is done once to the host process."""
-    if runtime.settings.threads and not runtime.off:
-        carry_context_into_threads()
+    carry_context_into_threads(runtime.settings.threads and not runtime.off)
     if runtime.settings.sigterm and not runtime.off:
         flush_on_sigterm(lambda: current().close(), lambda: current().delivery.hurry())
     return runtime
