@@ -171,3 +171,23 @@ def test_a_program_that_ends_by_sigterm_a_moment_after_its_own_handler_loses_not
 ) -> None:
     done = run(OWN_HANDLER, sink, tmp_path)
     assert (done.returncode, len(sink.spans())) == (-signal.SIGTERM, 2), done.stderr
+
+
+IMPORTED = """
+import sys
+from assay.tracer import _post, configure, flush, span, trace
+configure(redact=["x"])
+_post.load()
+loaded = set(sys.modules)
+for _ in range(3):
+    with span("s", inputs={"x": 1}) as run: run.feedback("a", 1)
+    flush(10)
+print(*sorted(set(sys.modules) - loaded))
+"""
+
+
+def test_delivery_imports_nothing_while_a_fork_may_come_in_between(sink: Sink, tmp_path: Path) -> None:
+    statuses = [200, 200, 503]
+    sink.answer = lambda path, body: (statuses.pop() if statuses else 200, {}, b"\x0a\x00")
+    done = run(IMPORTED, sink, tmp_path)
+    assert (done.stdout.strip(), len(sink.spans()), len(sink.logs())) == ("", 3, 3)
