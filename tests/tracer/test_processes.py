@@ -191,3 +191,27 @@ def test_delivery_imports_nothing_while_a_fork_may_come_in_between(sink: Sink, t
     sink.answer = lambda path, body: (statuses.pop() if statuses else 200, {}, b"\x0a\x00")
     done = run(IMPORTED, sink, tmp_path)
     assert (done.stdout.strip(), len(sink.spans()), len(sink.logs())) == ("", 3, 3)
+
+
+INTERRUPTED = """
+import signal
+from assay.tracer import _delivery, flush, trace
+@trace
+def work(n): return n
+calls = []
+def interrupt(*_):
+    if len(calls) < 10:
+        calls.append(1)
+        work(len(calls))
+signal.signal(signal.SIGPROF, interrupt)
+signal.setitimer(signal.ITIMER_PROF, 0.002, 0.002)  # seconds of CPU
+work(0)
+while len(calls) < 10: pass
+signal.setitimer(signal.ITIMER_PROF, 0)
+print(len(_delivery._live), flush(10).delivered)
+"""
+
+
+def test_signals_amid_the_first_call_make_no_second_set_up(sink: Sink, tmp_path: Path) -> None:
+    done = run(INTERRUPTED, sink, tmp_path)
+    assert done.stdout.split() == ["1", "11"], done

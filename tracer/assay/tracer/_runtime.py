@@ -30,10 +30,12 @@ SCOPE = InstrumentationScope("assay", "0.1.0")
 class Runtime:
     """What one `configure` makes."""
 
-    def __init__(self, settings: Settings, joined: TracerProvider | None = None) -> None:
+    def __init__(
+        self, settings: Settings, joined: TracerProvider | None = None, resource: Resource | None = None
+    ) -> None:
         self.settings = settings
         self.delivery = Delivery(settings)
-        self.resource = self.delivery.finisher.resource(_resource(settings))
+        self.resource = self.delivery.finisher.resource(resource or _resource(settings))
         self.off = settings.capture == "none"
         self.spans = Spans(self.delivery.put, self.resource, settings.sample_rate, self.off)
         self.provider = Provider(self.spans)
@@ -46,6 +48,11 @@ class Runtime:
             self._processor = JoinedProcessor(self._put_joined, self.resource, active=not self.off)
             joined.add_span_processor(self._processor)
             self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
+
+    def complete(self) -> None:
+        """What takes its time: ask the detectors what else the resource is, and prepare the process."""
+        self.spans.resource = self.resource = self.delivery.finisher.resource(_resource(self.settings))
+        _prepared(self)
 
     def _put_joined(self, span: ReadableSpan) -> None:
         captured = self.spans.captures.get(span.context.trace_id)
@@ -97,15 +104,24 @@ class Runtime:
 
 
 def _resource(settings: Settings) -> Resource:
-    ours = {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
     try:
-        return Resource.create(ours)
+        return Resource.create(_own(settings))
     except RuntimeError:  # the main thread has ended: detectors run in an executor, and none can begin
-        return OTELResourceDetector().detect().merge(Resource(ours))
+        return _known(settings)
+
+
+def _known(settings: Settings) -> Resource:
+    """The resource without what detectors would say."""
+    return OTELResourceDetector().detect().merge(Resource(_own(settings)))
+
+
+def _own(settings: Settings) -> dict[str, Any]:
+    return {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
 
 
 _lock = threading.RLock()
 _current: Runtime | None = None
+_making: Runtime | None = None  # not complete yet: for signal handlers that interrupt the thread that makes it
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
@@ -115,18 +131,21 @@ def current() -> Runtime:
 
 
 def _first() -> Runtime:
-    global _current
     with _lock:
-        if _current is None:
-            _current = _from_environment()
-        return _current
+        if _current is None and _making is None:
+            _make(_settings_of_environment())
+        return _current or _making or _first()
 
 
-def _from_environment() -> Runtime:
-    runtime = Runtime(_settings_of_environment())
-    with _errors.ours("settings"):
-        return _prepared(runtime)
-    return runtime
+def _make(settings: Settings) -> None:
+    """Called again, from a signal handler, before `_making` is set, it is that one's set-up which remains."""
+    global _current, _making
+    made = Runtime(settings, resource=_known(settings))
+    if _current is None and _making is None:
+        _making = made
+        with _errors.ours("settings"):
+            made.complete()
+        _current, _making = _current or made, None
 
 
 def _settings_of_environment() -> Settings:
