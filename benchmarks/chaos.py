@@ -1,6 +1,6 @@
 """Programs that fork, exec, are killed and end in all ways, beside a collector that does what it wants: is a span lost?
 
-    python benchmarks/chaos.py [--rounds 500] [--seed 0]
+    python benchmarks/chaos.py [--rounds 500] [--seed 0] [--jobs 4]
 
 A round runs one program, traced, that does a few things at random moments; its collector is up, down, hangs, or answers
 503 or 429. Each process notes what it has traced, in a file, after the fact. Afterwards another process sends what lies
@@ -24,6 +24,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -319,13 +320,13 @@ def _faults(notes: Notes, collector: Collector, hung: bool, mood: str, spool: Pa
     return [f"seed {seed}, {mood}, late {late:.1f}: {text} {notes.ends}" for text, is_so in said.items() if is_so]
 
 
-def main(rounds: int, seed: int) -> int:
+def main(rounds: int, seed: int, jobs: int) -> int:
     """Run rounds, print faults; returns how many there were."""
     faults = 0
-    for number in range(seed, seed + rounds):
-        for fault in round_of(number):
-            faults += 1
-            print(fault, flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        for found in pool.map(round_of, range(seed, seed + rounds)):
+            faults += len(found)
+            print(*found, sep="\n", end="\n" if found else "", flush=True)
     print(f"{rounds} rounds: {faults} faults")
     return faults
 
@@ -334,5 +335,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=4, help="rounds at a time: they wait, mostly")
     given = parser.parse_args()
-    sys.exit(bool(main(given.rounds, given.seed)))
+    sys.exit(bool(main(given.rounds, given.seed, given.jobs)))

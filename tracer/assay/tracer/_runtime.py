@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  (see `Runtime`)
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,11 @@ SCOPE = InstrumentationScope("assay", "0.1.0")
 
 
 class Runtime:
-    """What one `configure` makes."""
+    """What one `configure` makes.
+
+    OpenTelemetry's provider begins threads of an executor in forked children. That module has to be imported before: in
+    a child its own handler, which frees its lock, must run before the provider's.
+    """
 
     def __init__(
         self, settings: Settings, joined: TracerProvider | None = None, resource: Resource | None = None
