@@ -159,20 +159,20 @@ LOCAL = {names.LOCAL_ROOT: "b" * 16}
     [
         ({}, None),
         (LOCAL, 1.0),
-        ({**LOCAL, names.SAMPLE_RATE: 0.25}, 0.25),
+        ({**LOCAL, "assay.sample_rate": 0.25}, 0.25),
         ({"otel.trace_state": "ot=th:8"}, 0.5),
         ({"otel.trace_state": "x=1, ot=rv:1;th:0 , y=2"}, 1.0),
         ({**LOCAL, "otel.trace_state": "ot=th:fd70a4"}, 1 - 0xFD70A400000000 / 2**56),
         ({"otel.trace_state": "ot=rv:12345678901234"}, None),
         ({"otel.trace_state": "ot=th:xyz"}, None),
         ({"otel.trace_state": "ot=th:123456789012345"}, None),
-        ({**LOCAL, names.SAMPLE_RATE: "often"}, 1.0),
+        ({**LOCAL, "assay.sample_rate": "often"}, 1.0),
     ],
 )
 def test_the_probability_of_head_sampling_is_what_the_root_says(
     store: Store, attributes: dict[str, Any], probability: float | None
 ) -> None:
-    store.append([root := run(attributes=attributes), child(root, attributes={**LOCAL, names.SAMPLE_RATE: 0.125})])
+    store.append([root := run(attributes=attributes), child(root, attributes={**LOCAL, "assay.sample_rate": 0.125})])
     assert only(store).probability == probability
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
@@ -33,23 +34,35 @@ class Runtime:
     def __init__(self, settings: Settings, joined: TracerProvider | None = None) -> None:
         self.settings = settings
         self.delivery = Delivery(settings)
-        self.resource = self.delivery.finisher.resource(_resource(settings))
+        self._resource = _resource(settings)
+        self.resource = self.delivery.finisher.resource(self._resource)
         self.off = settings.capture == "none"
-        self.spans = Spans(self.delivery.put, self.resource, settings.sample_rate, self.off)
+        self.spans = Spans(self.delivery, self.resource, settings.sample_rate, self.off)
         self.provider = Provider(self.spans)
         self.content = settings.capture == "full"
         self.limit = settings.max_value_bytes
-        self.may_skip = joined is not None or settings.sample_rate < 1  # whether a span may turn out not to record
+        self.may_skip = joined is not None  # whether a span may turn out not to record
         self.joined = joined
         self._joined_tracer: otel.Tracer | None = None
         if joined is not None:
-            self._processor = JoinedProcessor(self._put_joined, self.resource, active=not self.off)
+            self._processor = JoinedProcessor(self._put_joined, self.delivery, self.resource, active=not self.off)
             joined.add_span_processor(self._processor)
             self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
+        else:
+            self.delivery.account.resource = self.resource
 
     def _put_joined(self, span: ReadableSpan) -> None:
         captured = self.spans.captures.get(span.context.trace_id)
         (captured.add_span if captured is not None else self.delivery.put)(span)
+
+    def renew(self) -> None:
+        """In a forked child: it is a process of its own."""
+        self._resource = _with_instance(self._resource, self.settings)
+        self.resource = self.spans.resource = self.delivery.finisher.resource(self._resource)
+        if self.joined is None:
+            self.delivery.account.resource = self.resource
+        else:
+            self._processor.resource = self.resource
 
     def take_over(self, provider: Provider) -> None:
         """Instrumentations hold the provider of the set-up before: what they record goes where this one says."""
@@ -99,14 +112,33 @@ class Runtime:
 def _resource(settings: Settings) -> Resource:
     ours = {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
     try:
-        return Resource.create(ours)
+        return _with_instance(Resource.create(ours), settings)
     except RuntimeError:  # the main thread has ended: detectors run in an executor, and none can begin
-        return OTELResourceDetector().detect().merge(Resource(ours))
+        return _with_instance(OTELResourceDetector().detect().merge(Resource(ours)), settings)
+
+
+def _with_instance(resource: Resource, settings: Settings) -> Resource:
+    """The resource of this very process, unless the user has said which it is."""
+    if names.INSTANCE in settings.resource or names.INSTANCE in OTELResourceDetector().detect().attributes:
+        return resource
+    return resource.merge(Resource({names.INSTANCE: _instance}))
 
 
 _lock = threading.RLock()
 _current: Runtime | None = None
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_instance = str(uuid4())
+
+
+def _after_fork() -> None:
+    global _instance
+    _lock.release()
+    _instance = str(uuid4())
+    if _current is not None:
+        with _errors.ours("fork"):
+            _current.renew()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
 def current() -> Runtime:

@@ -45,7 +45,6 @@ ATTEMPT: Final = "assay.attempt"  # int, from 1: on the root of a run that was t
 FOREIGN_TRACE: Final = "assay.foreign.trace_id"  # the trace of a current span that is not ours
 FOREIGN_SPAN: Final = "assay.foreign.span_id"
 STREAM_CLOSED: Final = "assay.stream.closed"  # true: the consumer of a generator stopped before its end
-SAMPLE_RATE: Final = "assay.sample_rate"  # float in (0, 1], on a local root when head sampling is below 1
 
 PARTIAL: Final = "assay.partial"  # true, on a local root: not sampled, kept for an error in it; never weighted up
 MONITOR: Final = "assay.monitor"  # true, on the resource of a monitor or on a span below it: no rule takes such a trace

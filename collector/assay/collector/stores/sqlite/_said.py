@@ -10,6 +10,7 @@ from assay.collector.records import JSON
 from assay.tracer import attributes as names
 
 TRACE_STATE = "otel.trace_state"  # an attribute: the tracestate as it arrived
+SAMPLE_RATE = "assay.sample_rate"  # what earlier versions of our tracer say in place of a threshold
 OF_MONITORS = 2  # bit of the flags in our tracestate entry, `trace id-span id-flags`
 
 
@@ -25,7 +26,7 @@ class Said(NamedTuple):
 
 _OURS = Said(1.0, False, False)
 _UNKNOWN = Said(None, False, False)
-_NAMES = frozenset((names.SAMPLE_RATE, names.PARTIAL, names.MONITOR, TRACE_STATE))
+_NAMES = frozenset((SAMPLE_RATE, names.PARTIAL, names.MONITOR, TRACE_STATE))
 
 
 def said(attributes: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Said:
@@ -42,7 +43,7 @@ def said(attributes: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Said:
 
 def _probability(attributes: Mapping[str, JSON], entries: Mapping[str, str], otherwise: float | None) -> float | None:
     """The rate that our tracer says, else what follows from OpenTelemetry's threshold."""
-    rate = attributes.get(names.SAMPLE_RATE)
+    rate = attributes.get(SAMPLE_RATE)
     if isinstance(rate, (int, float)) and isfinite(rate) and 0 < rate <= 1:
         return float(rate)
     return _of_threshold(entries["ot"]) if "ot" in entries else otherwise
