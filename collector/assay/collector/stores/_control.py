@@ -120,7 +120,8 @@ class ControlStore(Protocol):
     def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
         """Change `enabled`, `settings` (all, or some by name) or `metadata` of a rule; what decides is a new version's.
 
-        A rule that was switched off so stays off, whatever its file says, until it is switched on so. Raises `NotFound`.
+        A rule that was switched off so stays off, whatever its file says, until it is switched on so. Raises
+        `NotFound`.
         """
 
     def delete_rule(self, name: str, *, project: str = "default") -> bool:
@@ -156,7 +157,9 @@ class ControlStore(Protocol):
     def delete_decisions(
         self, *, trace_id: str | None = None, rule: str | None = None, project: str | None = None
     ) -> int:
-        """Remove decisions; returns how many. Neither a trace nor a rule is refused."""
+        """Remove decisions; returns how many. Neither a trace nor a rule is refused. A rule of which no trace is named
+        begins anew: it decides on all that has changed since it was put in force.
+        """
 
     def claim(
         self, rule: str, version: str, holder: str, seconds: float, *, project: str = "default", limit: int = 1

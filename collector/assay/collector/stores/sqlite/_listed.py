@@ -13,8 +13,11 @@ from assay.collector.records import Decision, Page, Verdict
 from assay.collector.stores.sqlite._rows import SELECT, decision, of_trace
 from assay.collector.stores.sqlite._sql import find_many, position
 
-STORED = tuple(word for word in get_args(Verdict) if word not in ("filtered", "sampled_out", "superseded"))
-OPEN = ("waiting", "throttled", "over_budget", "running")  # in a version that is not in force: superseded
+# A verdict as it lies in the table, and whether such a row is open: in a version that is not in force it is superseded
+KINDS = (
+    *((word, True) for word in ("waiting", "throttled", "over_budget", "running")),
+    *((word, False) for word in ("over_budget", "scored", "skipped", "failed")),
+)
 
 
 class Rule(NamedTuple):
@@ -50,7 +53,7 @@ def about(
     """What is about one trace, of which there is little."""
     sql = "SELECT id, rule, verdict, due_ns IS NOT NULL FROM decisions WHERE target >= ? AND target < ? OR target = ?"
     wanted = _wanted(rules, verdict)
-    found = [(row[0]) for row in db.execute(sql, places) if (row[1], row[2], bool(row[3])) in wanted]
+    found = [row[0] for row in db.execute(sql, places) if (row[1], row[2], bool(row[3])) in wanted]
     below = _below(cursor)
     return _page(db, sorted((id for id in found if id < below), reverse=True), limit)
 
@@ -59,31 +62,31 @@ def newest(
     db: sqlite3.Connection, rules: Sequence[Rule], verdict: str | None, limit: int, cursor: str | None
 ) -> Page[Decision]:
     """What has one of some versions and a verdict: index entries are merged, and only what is shown is read."""
-    below = _below(cursor)
-    runs = [_run(db, *one, below, limit + 1) for one in sorted(_wanted(rules, verdict))]
+    kinds: dict[tuple[int, str], set[bool]] = {}
+    for rule, word, open in _wanted(rules, verdict):
+        kinds.setdefault((rule, word), set()).add(open)
+    runs = [_run(db, *of, opens, _below(cursor), limit + 1) for of, opens in kinds.items()]
     return _page(db, list(islice(merge(*runs, reverse=True), limit + 1)), limit)
 
 
 def _wanted(rules: Sequence[Rule], verdict: str | None) -> set[tuple[int, str, bool]]:
-    """Number of the rule, verdict as it lies in the table, and whether it is open: all that are told as this verdict."""
+    """Number of the rule, and one of `KINDS`: all that are told as this verdict."""
     if verdict is not None and verdict not in get_args(Verdict):
         raise Refused(f"there is no verdict {verdict!r}; use one of {', '.join(get_args(Verdict))}")
-    every = ((rule, word, open) for rule in rules for word in STORED for open in (False, True))
     return {
         (rule.id, word, open)
-        for rule, word, open in every
+        for rule in rules
+        for word, open in KINDS
         if verdict in (None, "superseded" if open and not rule.in_force else word)
     }
 
 
-def _run(db: sqlite3.Connection, rule: int, verdict: str, open: bool, below: int, limit: int) -> Iterator[int]:
+def _run(db: sqlite3.Connection, rule: int, verdict: str, opens: set[bool], below: int, limit: int) -> Iterator[int]:
     """Ids of one kind, falling."""
-    state = "IS NOT NULL" if open else "IS NULL"
-    sql = (
-        "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
-        f" AND due_ns {state} ORDER BY id DESC LIMIT ?"
-    )
-    return (row[0] for row in db.execute(sql, (rule, verdict, below, limit)).fetchall())
+    sql = "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
+    if verdict == "over_budget" and len(opens) == 1:
+        sql += f" AND due_ns IS {'NOT ' if True in opens else ''}NULL"
+    return (row[0] for row in db.execute(f"{sql} ORDER BY id DESC LIMIT ?", (rule, verdict, below, limit)).fetchall())
 
 
 def _page(db: sqlite3.Connection, ids: Sequence[int], limit: int) -> Page[Decision]:
