@@ -22,11 +22,13 @@ from typing import Any
 from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan
 
-from assay.tracer import _errors, _spool
+from assay.tracer import _account, _errors, _spool
+from assay.tracer._account import account_of
 from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected
 from assay.tracer._finish import Finisher
 from assay.tracer._hanging import LONG, Flight, Watch
 from assay.tracer._post import Answer, Post, load
+from assay.tracer._presence import Presence
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
 from assay.tracer._tally import FlushResult, Tally
@@ -65,6 +67,9 @@ class Delivery:
         self.queue = Queue()
         self.spool = _spool.Spool(_spool.folder_of(self.settings), about=_spool.about(self.settings))
         self._post = Post(self.settings)
+        self.account = account_of(self.settings.url)
+        self.account.folders.add(self.spool.folder)
+        self._presence = Presence(self.account, self.finisher, self._post)
         # No `Event`: its lock is one that a signal handler would wait for in the very thread that holds it.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._settled = threading.Condition()
@@ -102,6 +107,12 @@ class Delivery:
                 self._relieve()
         except Exception as error:
             _errors.note("queue", error)
+
+    def begin(self) -> None:
+        """Be ready: a trace has begun, and may go on for long."""
+        if self._thread is None and not self._exiting:
+            with _errors.ours("queue"):
+                self._start()
 
     def _start(self) -> None:
         with self._starting:
@@ -169,6 +180,19 @@ class Delivery:
             self._settle(self._feedback, events)
         if self._reachable():
             self._survive(self._replay_all, self._replay)
+        if self._reachable():
+            self._survive(self._tell, urgent)
+
+    def _tell(self, urgent: bool) -> None:
+        pending = self._pending() - len(self._events)
+        self._presence.tell(self._send_aside, pending, self.queue.dropped, urgent)
+
+    def _send_aside(self, path: str, body: bytes) -> Answer:
+        """Send what is not worth keeping."""
+        answer = self._answer(Flight(path, None, 0), body)
+        if answer.verdict == "later":
+            self._back_off(answer)
+        return answer
 
     def _settle(self, deliver: Callable[[Any], object], items: Sequence[Item]) -> None:
         """Deliver items; whatever happens on the way, each of them is counted in the end."""
@@ -184,7 +208,7 @@ class Delivery:
             self._at_work.pop(threading.get_ident(), None)
             missing = len(items) - (self.tally.settled_here - before)
             if missing > 0 and not taken_over:
-                self._drop("delivery_failed", missing)
+                self._drop("delivery_failed", missing, path=LOGS if isinstance(items[0], FeedbackEvent) else TRACES)
 
     def _survive(self, step: Callable[[Any], object], argument: Any) -> None:
         """Do something that may run what is not ours (redactors, instrumented clients): no error ends the thread."""
@@ -305,7 +329,7 @@ class Delivery:
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
         elif answer.verdict == "refused" or path == LOGS:
-            self._drop(answer.reason, count)
+            self._drop(answer.reason, count, path=path)
         return answer.verdict
 
     def _ground(self, flight: Flight, reason: str) -> None:
@@ -318,18 +342,21 @@ class Delivery:
             self._keep(flight.path, flight.body, flight.count, reason)
 
     def _replay_all(self, send: Callable[[str, bytes, int], str]) -> None:
+        held, dropped = _spool.held(self.spool.folder), self.account.dropped.total()
         for reason, count in self.spool.replay(send).items():
             self._drop(reason, count, earlier=True)
+        sent = held - _spool.held(self.spool.folder) - (self.account.dropped.total() - dropped)
+        self.account.delivered += max(0, sent)  # what other processes had left there is no business of this account
 
     def _replay(self, path: str, body: bytes, count: int) -> str:
         """Send a body from the disk."""
         answer = self._answer(Flight(path, None, count), body)
         if answer.verdict == "ok":
-            self._acknowledged(path, answer, count)
+            self._acknowledged(path, answer, count, earlier=True)
         elif answer.verdict == "later":
             self._back_off(answer)
         else:
-            self._drop(answer.reason, count)
+            self._drop(answer.reason, count, path=path)
         return answer.verdict
 
     def _answer(self, flight: Flight, body: bytes) -> Answer:
@@ -350,12 +377,14 @@ class Delivery:
                 raise _TakenOver
             self._flight = None
 
-    def _acknowledged(self, path: str, answer: Answer, count: int) -> None:
+    def _acknowledged(self, path: str, answer: Answer, count: int, earlier: bool = False) -> None:
         self._failures = 0
         refused = min(rejected(path, answer.body), count)
         self.tally.add(delivered=count - refused)
         if refused:
-            self._drop("rejected", refused)
+            self._drop("rejected", refused, path=path)
+        if path == TRACES and not earlier:
+            self.account.delivered += count - refused
 
     def _keep(self, path: str, body: bytes, count: int, reason: str = "") -> None:
         kept, lost = self.spool.keep(path, body, count)
@@ -365,6 +394,7 @@ class Delivery:
                 reason if why == "collector_away" and reason.startswith("http_") else why,
                 items,
                 earlier=why not in ("collector_away", "disk"),
+                path=path,
             )
 
     def _kept(self, count: int, reason: str) -> None:
@@ -380,8 +410,10 @@ class Delivery:
         else:
             _errors.say_once("spilled", f"no collector answers at {url}: spans wait on disk until one does")
 
-    def _drop(self, reason: str, count: int, earlier: bool = False) -> None:
+    def _drop(self, reason: str, count: int, earlier: bool = False, path: str = TRACES) -> None:
         self.tally.add(dropped=count, reason=reason, earlier=earlier)
+        if path == TRACES:
+            self.account.dropped[reason] += count
         _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.shown_url})")
 
     def _reachable(self) -> bool:
@@ -405,6 +437,10 @@ class Delivery:
     def idle(self) -> bool:
         """Whether nothing waits."""
         return not self._pending()
+
+    def lose(self, reason: str, count: int) -> None:
+        """Count spans that were dropped before they came here."""
+        self._drop(reason, count, earlier=True)
 
     def dropped(self) -> Counter[str]:
         """Drops by reason, those at the queue included."""
@@ -568,6 +604,7 @@ def _at_exit(close: Callable[[], None]) -> None:
 
 def _after_fork() -> None:
     _spool.forget()
+    _account.forget()
     for delivery in _live:
         delivery.spool.abandon()
         delivery._fresh()

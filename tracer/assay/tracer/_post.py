@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from assay.tracer import attributes as names
 from assay.tracer._encode import TRACES
 from assay.tracer._settings import Settings
 from assay.tracer.backoff import seconds_until
@@ -75,6 +76,7 @@ class Post:
         near = (urlsplit(settings.url).hostname or "") in _NEAR
         self._packs = settings.compression == "gzip" or (settings.compression is None and not near)
         self._session: requests.Session | None = None
+        self.is_assay: bool | None = None  # whether the collector is one of Assay's; None: it has not said
 
     def send(self, path: str, body: bytes, timeout: float) -> Answer:
         """POST a protobuf body to the address of the signal, `<url><path>`."""
@@ -92,6 +94,8 @@ class Post:
             )
         except requests.RequestException as error:
             return Answer("later", type(error).__name__)
+        if response.ok or names.COLLECTOR_HEADER in response.headers:
+            self.is_assay = response.headers.get(names.COLLECTOR_HEADER) == "1"
         return _meaning(response)
 
     def _address(self, path: str) -> str:

@@ -44,7 +44,7 @@ class Queue:
 
     def put(self, item: Item) -> int:
         """Queue an item, or drop the least needed one; returns how many are queued."""
-        rank, weight = _rank(item), _weight(item)
+        rank, weight = _rank(item), weight_of(item)
         with self._lock:
             self._ranks[rank].append((item, weight))
             self._count += 1
@@ -97,7 +97,7 @@ def _rank(item: Any) -> int:
     return _ROOT if item.span_id == item.local.root_id else _INNER if item.has_children else _LEAF
 
 
-def _weight(item: Any) -> int:
+def weight_of(item: Any) -> int:
     """About how many bytes an item holds: its text."""
     weight = _OWN_BYTES
     for value in (item.attributes if isinstance(item, FeedbackEvent) else item._attributes or {}).values():

@@ -21,6 +21,7 @@ from assay.tracer import _errors
 from assay.tracer import attributes as names
 from assay.tracer._call import Call, Spec, fail, finish, put_outputs, set_outputs
 from assay.tracer._context import attach, detach, get_current
+from assay.tracer._handle import AsyncGeneratorHandle, GeneratorHandle
 from assay.tracer._iterators import body_of, followed, has_body, is_built_in, is_stream, set_body
 from assay.tracer._json import to_json
 from assay.tracer._run import JSON_MIME
@@ -53,10 +54,10 @@ def follow(spec: Spec, call: Call, result: Any) -> Any:
     any other result, whose span is still to be ended.
     """
     kind = type(result)
-    if kind is GeneratorType:
-        return _generator(result, Stream(spec, call))
-    if kind is AsyncGeneratorType:
-        return _async_generator(result, Stream(spec, call))
+    if kind is GeneratorType or kind is GeneratorHandle:
+        return GeneratorHandle(_generator(result, Stream(spec, call)), call.span)
+    if kind is AsyncGeneratorType or kind is AsyncGeneratorHandle:
+        return AsyncGeneratorHandle(_async_generator(result, Stream(spec, call)), call.span)
     if kind is CoroutineType:
         return _coroutine(result, Stream(spec, call))
     try:
@@ -68,7 +69,7 @@ def follow(spec: Spec, call: Call, result: Any) -> Any:
 
 def _iterated(spec: Spec, call: Call, result: Any) -> Any:
     if is_built_in(result):
-        return _items(result, Stream(spec, call))
+        return GeneratorHandle(_items(result, Stream(spec, call)), call.span)
     if is_stream(result):
         return followed(result, Stream(spec, call))
     if has_body(result):
@@ -112,6 +113,11 @@ class Stream:
         if not _live:
             _finish_at_exit()
         _live.add(self)
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits."""
+        return f"{self._call.span.get_span_context().trace_id:032x}"
 
     def record(self, item: object) -> None:
         """Note what was yielded, as it is now."""

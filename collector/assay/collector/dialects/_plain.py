@@ -32,7 +32,7 @@ def plain(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
     kind = _KINDS.get(attributes.get(names.KIND, ""))
     if kind is None or code is StatusCode.ERROR or span._kind is not SpanKind.INTERNAL:
         return None
-    if not attributes.keys() <= _KNOWN or span._events or span._links:
+    if not attributes.keys() <= _KNOWN or span._events or span._links or span.local.ot:
         return None
     try:
         fields = _of_experiment(attributes)
