@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from assay.tracer import trace
+from assay.tracer._documents import flatten
 from assay.tracer._finish import Finisher
 from assay.tracer._settings import Settings
 from assay.tracer.testing import capture_spans
 
+LLAMA_INDEX = Path(__file__).parents[1] / "fixtures/documents/llama_index.json"  # see make.py beside it
+PREFIX = "retrieval.documents.0.document."
 EXPECTED = {"id": "a", "content": "Gold is heavy.", "score": 0.75, "metadata": '{"source":"g.txt"}'}
 
 
@@ -49,6 +54,11 @@ def test_what_a_retriever_returns_is_recorded_as_documents(result: Any) -> None:
         trace(kind="retriever")(lambda: found)()
     span = Finisher(Settings()).span(spans.ended[0])
     assert span is not None
-    prefix = "retrieval.documents.0.document."
-    documents = {k.removeprefix(prefix): v for k, v in (span.attributes or {}).items() if k.startswith(prefix)}
-    assert documents == EXPECTED
+    attributes = span.attributes or {}
+    assert {k.removeprefix(PREFIX): v for k, v in attributes.items() if k.startswith(PREFIX)} == EXPECTED
+
+
+@pytest.mark.parametrize("result", ["nodes", "response"])
+def test_what_is_written_of_llama_indexs_objects_is_read_as_documents(result: str) -> None:
+    written = orjson.dumps(orjson.loads(LLAMA_INDEX.read_bytes())[result]).decode()
+    assert {k.removeprefix(PREFIX): v for k, v in flatten(written).items()} == EXPECTED
