@@ -45,6 +45,7 @@ _HURRIED, _HURRIED_FOR = 0.02, 30.0  # the same once the process was told to end
 _BATCH_SPANS = 512
 _BATCH_BYTES = 4 << 20  # of values
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+before_exit: list[Callable[[], None]] = []  # to be called before a process delivers for the last time
 _live: weakref.WeakSet[Delivery] = weakref.WeakSet()
 
 
@@ -417,7 +418,9 @@ class Delivery:
         _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.shown_url})")
 
     def _reachable(self) -> bool:
-        return time.monotonic() >= self._not_before
+        """Whether to send now; not when the process ends before there could be an answer: it would be sent again."""
+        now = time.monotonic()
+        return now >= self._not_before and self._deadline - now >= _SIGN
 
     def _back_off(self, answer: Answer) -> None:
         longest = pause(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE)
@@ -513,6 +516,8 @@ class Delivery:
 
     def _exit(self) -> None:
         """The process ends. What other exit handlers still trace goes to the disk: no thread would come to send it."""
+        for end in before_exit:
+            self._survive(lambda step: step(), end)
         self.close()
         self._exiting = True
 
@@ -522,6 +527,7 @@ class Delivery:
 
     def _rescue(self) -> None:
         """The time is up: write what is left to the disk, also what the delivery thread was at."""
+        self._not_before = float("inf")
         if not self._has_work():
             return self._give_up()
         try:
@@ -539,11 +545,16 @@ class Delivery:
     def _has_work(self) -> bool:
         """Take the lock of the delivery thread, which has it but for the time of a request, or while it gets on."""
         settled = self.tally.settled
-        while not self._work.acquire(timeout=self._patience):
-            before, settled = settled, self.tally.settled
-            if settled == before:
-                return False
-        return True
+        while True:
+            if not self._work.acquire(timeout=self._patience):
+                before, settled = settled, self.tally.settled
+                if settled == before:
+                    return False
+            elif self._flight is not None and self._flight.answered:  # it is about to note what the answer was
+                self._work.release()
+                time.sleep(0.001)
+            else:
+                return True
 
     def _give_up(self) -> None:
         """The delivery thread is stuck in what is not ours, a redactor: whoever did its work would be stuck as well."""
