@@ -11,6 +11,7 @@ import typer
 
 from assay.cli._common import notes
 from assay.cli._options import FileStoreOption, HostOption
+from assay.cli._pick_up import PickUp
 from assay.collector.errors import Refused
 
 Port = Annotated[
@@ -34,12 +35,17 @@ def serve(host: HostOption = "127.0.0.1", port: Port = 4318, path: FileStoreOpti
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
     sys.setswitchinterval(SWITCH)
     with SQLiteStore(path) as store:
+        pick_up = PickUp()
 
         def ready(url: str) -> None:
             _settle()
             notes.print(f"[bold]{url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
+            pick_up.begin(url)
 
-        run(store, host=host, port=port, ready=ready)
+        try:
+            run(store, host=host, port=port, ready=ready)
+        finally:
+            pick_up.end()
         notes.print("stopped; everything that was acknowledged is kept")
 
 
