@@ -11,6 +11,7 @@ from assay.collector.stores import Store
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.protocol import Evaluator
 
+API = "api"  # the owner of rules that came through the API, where the store has them already
 Name: TypeAlias = tuple[str, str]  # project and name
 
 
@@ -22,6 +23,7 @@ class Held:
         self.evaluators: tuple[Evaluator, ...] = rule.evaluators
         self.in_force = rule.record
         self.idle: str | None = "it is not saved yet"
+        self.rests: str | None = None  # why this process leaves it alone, whatever the store says
 
     @property
     def name(self) -> Name:
@@ -37,7 +39,7 @@ class Held:
         elif not current.enabled:
             self.idle = "the rule is switched off"
         else:
-            self.idle = None
+            self.idle = self.rests
         if current is not None and current.version == self.record.version:
             self.in_force = current
 
@@ -58,7 +60,9 @@ def save(store: Store, held: Sequence[Held], owner: str | None, *, activate: boo
     For such a one the worker idles. Raises `Refused` for a rule that belongs to another owner.
     """
     old = {} if activate else by_name(_superseding(store, held))
-    store.save_rule(*(old.get(one.name, one.record) for one in held), owner=owner, activate=activate)
+    own = [one for one in held if one.record.owner != API or not one.record.active_from]  # else it came from the store
+    if own:
+        store.save_rule(*(old.get(one.name, one.record) for one in own), owner=owner, activate=activate)
     refresh(store, held)
 
 

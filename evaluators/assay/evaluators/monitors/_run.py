@@ -140,6 +140,8 @@ class Runner:
         self._over(job)
 
     def _claim(self) -> int:
+        if self._suspects:
+            return 0
         now = self._now()
         rooms = [(one, room) for one in self.working if (room := one.room(now)) > 0]
         weight = sum(one.held.in_force.settings.priority for one, _ in rooms) or 1.0
@@ -147,7 +149,14 @@ class Runner:
         for one, room in rooms:
             share = max(1, int(AT_ONCE * one.held.in_force.settings.priority / weight))
             count += self._claim_of(one, min(room, share), now)
+            if self._suspects:
+                break
         return count
+
+    @property
+    def _suspects(self) -> bool:
+        """Whether something is held whose last holder died: it runs with nothing beside it, or others would die, too."""
+        return any(row.deaths for one in self.working for row in one.claimed.values())
 
     def _claim_of(self, one: Working, limit: int, now: float) -> int:
         rule = one.held.in_force
@@ -168,7 +177,8 @@ class Runner:
         """Read what was claimed, and let it run. Raises `Unavailable`; what was not read is read next time."""
         for name, rows in self._unread.items():
             one = self._by_name[name]
-            for made in self._loading.jobs(one, list(rows.values()), self._now()):
+            due = [row for row in rows.values() if not row.deaths or self.in_flight == 1]
+            for made in self._loading.jobs(one, due, self._now()):
                 del rows[made.target if isinstance(made, Job) else made.claim.target]
                 if isinstance(made, Job):
                     one.slots.put(made)

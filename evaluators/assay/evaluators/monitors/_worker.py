@@ -11,14 +11,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from assay.collector.errors import StoreError, Unavailable
 from assay.collector.records import JSON, WorkerReport
 from assay.collector.stores import Store
 from assay.evaluators.monitors._feed import Follower
-from assay.evaluators.monitors._held import Held, Name, save
+from assay.evaluators.monitors._held import API, Held, Name, save
 from assay.evaluators.monitors._money import StoreLedger
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.monitors._run import Runner, Stuck
@@ -50,7 +50,7 @@ class Monitor:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.holder = f"{holder or f'{socket.gethostname()}/{os.getpid()}'}/{secrets.token_hex(4)}"
-        owners = {rule.record.owner for rule in rules} - {"api"}
+        owners = {rule.record.owner for rule in rules} - {API}
         self._owner = owners.pop() if len(owners) == 1 else None
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
         self._held = [Held(rule) for rule in rules]
@@ -62,6 +62,7 @@ class Monitor:
         self._follower = Follower(store, self._held, self.holder, now)
         self._runner = Runner(store, self._held, self.holder, self._ledgers, self._follower.sizes, claim_s, now)
         self._saved = False
+        self._last = LAST
         self._over = threading.Event()
         self._wake = threading.Event()
         self._began = now()
@@ -71,6 +72,13 @@ class Monitor:
     def idle(self) -> Mapping[str, str]:
         """The rules for which it does nothing, and why."""
         return {one.record.name: one.idle for one in self._held if one.idle is not None}
+
+    def rest(self, rules: Collection[Name]) -> None:
+        """Leave these rules alone for now, from any thread: they have ended workers."""
+        for one in self._held:
+            one.rests = "it has ended several workers and rests for a while" if one.name in rules else None
+            if one.rests:
+                one.idle = one.rests
 
     def step(self) -> int:
         """Decide and run what there is now, to its end; how much that was. 0: there is nothing to do now.
@@ -107,14 +115,15 @@ class Monitor:
                     thread.join(LAST)
             self.close()
 
-    def stop(self) -> None:
+    def stop(self, seconds: float | None = None) -> None:
         """End `run`, from any thread or signal handler: what is under way has some seconds, the rest is given back."""
+        self._last = self._last if seconds is None else seconds
         self._over.set()
         self._wake.set()
 
     def close(self) -> None:
         """Give back what is held; for who drives it by `step`."""
-        ends: tuple[Callable[[], None], ...] = (lambda: self._runner.stop(LAST), self._follower.stop)
+        ends: tuple[Callable[[], None], ...] = (lambda: self._runner.stop(self._last), self._follower.stop)
         for end in ends:
             try:
                 end()
