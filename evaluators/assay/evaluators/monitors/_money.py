@@ -14,6 +14,7 @@ from typing import NamedTuple
 from assay.collector.records import Booking, Period
 from assay.collector.stores import Store
 from assay.evaluators.judges import Amount
+from assay.evaluators.monitors._held import Held
 from assay.evaluators.protocol import Skip
 
 LINGER = 0.005  # seconds in which bookings and settlements gather
@@ -58,11 +59,11 @@ class _Asked(NamedTuple):
 
 
 class StoreLedger:
-    """A `Ledger` of one rule. Lives on the judges' loop; `limits` may be changed from any thread."""
+    """A `Ledger` of one rule, with the limits that are in force. Lives on the judges' loop."""
 
-    def __init__(self, store: Store, project: str, rule: str, limits: Mapping[str, float]) -> None:
-        self._store, self._project, self._rule = store, project, rule
-        self.limits = limits
+    def __init__(self, store: Store, held: Held) -> None:
+        self._store, self._held = store, held
+        self._project, self._rule = held.name
         self._asked: list[_Asked] = []
         self._settled: dict[str, float] = {}
         self._sending: asyncio.Task[None] | None = None
@@ -71,7 +72,7 @@ class StoreLedger:
 
     async def book(self, id: str, amount: Amount) -> None:
         """Reserve an amount; the same id books once. Raises `OverBudget` where there is no room."""
-        limits = [Limit(key, limit) for key, limit in self.limits.items()]
+        limits = [Limit(key, limit) for key, limit in self._held.in_force.settings.budget.items()]
         until = time.monotonic() + OWN
         while limits and id not in self._booked:
             kept = await self._ask([self._booking(id, limit, amount) for limit in limits])

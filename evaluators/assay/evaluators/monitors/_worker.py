@@ -25,6 +25,7 @@ from assay.evaluators.monitors._run import Runner, Stuck
 
 FASTEST, SLOWEST = 0.02, 1.0  # seconds between two looks at the feed
 CLAIM = 30.0  # seconds that a claim is held for, unless it is renewed
+WATCHED = 0.1  # seconds between two looks at evaluators that may take too long
 REPORT = 5.0  # seconds between two reports
 FAILED = 1.0  # seconds after a store did not answer
 LAST = 10.0  # seconds that evaluators have at the end
@@ -54,17 +55,14 @@ class Monitor:
         self._owner = owners.pop() if len(owners) == 1 else None
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
         self._held = [Held(rule) for rule in rules]
-        self._ledgers: dict[Name, StoreLedger] = {
-            one.name: StoreLedger(store, *one.name, one.record.settings.budget)
-            for one in self._held
-            if one.record.settings.budget
-        }
+        ledgers = {one.name: StoreLedger(store, one) for one in self._held}
         self._follower = Follower(store, self._held, self.holder, now)
-        self._runner = Runner(store, self._held, self.holder, self._ledgers, self._follower.sizes, claim_s, now)
+        self._wake = threading.Event()
+        self._runner = Runner(store, self._held, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now)
         self._saved = False
         self._last = LAST
         self._over = threading.Event()
-        self._wake = threading.Event()
+        self._said = ""
         self._began = now()
         self._reported = (now(), 0, 0)
 
@@ -188,7 +186,7 @@ class Monitor:
 
     def _pause(self) -> float:
         """Seconds until something may be due; evaluators at work are looked after often."""
-        longest = 0.01 if self._runner.in_flight else SLOWEST
+        longest = WATCHED if self._runner.in_flight else SLOWEST
         return min(longest, max(0.001, self._runner.next - self._now()))
 
     def _following(self) -> None:
@@ -222,6 +220,12 @@ class Monitor:
         except Stuck:
             raise
         except Exception as error:  # a worker that dies of what it did not foresee would evaluate nothing more
-            _log.warning("assay monitor: %s: %s", type(error).__name__, error)
+            self._say(f"{type(error).__name__}: {error}")
             self._over.wait(getattr(error, "retry_after", FAILED))
             return None
+
+    def _say(self, what: str) -> None:
+        """Once, not every second while it lasts."""
+        if what != self._said:
+            self._said = what
+            _log.warning("assay monitor: %s", what)
