@@ -156,6 +156,18 @@ def test_a_retry_replaces_only_what_it_reports(store: Store) -> None:
     assert (only(store).attempts, only(store).reopened) == (2, 0)
 
 
+def test_a_claim_that_is_given_back_unused_takes_nothing_with_it(store: Store) -> None:
+    [head] = waiting(store)
+    [first] = claim(store)
+    store.finish(finish(first, verdict="waiting"))
+    before = only(store)
+    [second] = claim(store)
+    store.finish(Finish(claim=claim_of(second), verdict="waiting", reason="given back"))
+    kept = only(store)
+    assert (kept.states, kept.inputs_hash, kept.read_change) == (before.states, "h1", before.read_change)
+    assert scores(store, head.trace_id) == {"concise": 1.0}
+
+
 def test_other_inputs_replace_all_that_was_said(store: Store) -> None:
     [head] = waiting(store)
     [first] = claim(store)

@@ -8,3 +8,4 @@ from collector.conformance_judgements import *  # noqa: F403
 from collector.conformance_money import *  # noqa: F403
 from collector.conformance_rules import *  # noqa: F403
 from collector.conformance_traces import *  # noqa: F403
+from collector.conformance_why import *  # noqa: F403

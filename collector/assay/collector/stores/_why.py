@@ -161,7 +161,7 @@ def _waits(seen: Seen) -> str:
         return f"its first span has not arrived; it is taken as it is after {settings.max_wait_s:g} s"
     if (head.settled is None or seen.rule.target == "session") and age < quiet:
         return f"it shall be quiet for {quiet:g} s, and last changed {age:.1f} s ago"
-    return f"not decided yet, the rule is {seen.behind} changes behind"
+    return f"not decided yet, the rule is {seen.behind} change{'s' * (seen.behind != 1)} behind"
 
 
 def _words(verdict: str) -> str:

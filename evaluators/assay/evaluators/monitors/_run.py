@@ -82,7 +82,7 @@ class Runner:
     def stop(self, seconds: float) -> None:
         """Let end what is under way, for so long; the rest is given back."""
         until = self._now() + seconds
-        while self.in_flight and self._now() < until and not self._all_held():
+        while self.in_flight and self._now() < until:
             try:
                 self._over(self._done.get(timeout=0.05))
             except queue.Empty:
@@ -91,12 +91,9 @@ class Runner:
         for one in self.working:
             one.slots.stop()
             for row in list(one.claimed.values()):
-                self._finishes.append((one, Finish(claim=claim_of(row), verdict="waiting", reason="given back")))
+                self._finishes.append((one, _given_back(row)))
         self._tell()
         self._loop.stop()
-
-    def _all_held(self) -> bool:
-        return self.in_flight == sum(len(one.slots.held) for one in self.working)
 
     def _collect(self) -> int:
         count = 0
@@ -122,12 +119,17 @@ class Runner:
             for job in list(one.slots.running - one.slots.held):
                 if (late := _late(job, now)) is not None and one.slots.let_go(job):
                     self._give_up(one, job, *late)
-            if one.slots.stuck and self.stuck is None:
-                self.stuck = (
-                    f"all {one.slots.size} slots of rule {one.held.record.name!r} are held by evaluators that hang"
-                )
-        if self.stuck is not None and self._all_held() and not self._finishes:
+            if one.slots.stuck:
+                self._give_back(one)
+        if self.stuck is not None and not self.in_flight and not self._finishes:
             raise Stuck(self.stuck)
+
+    def _give_back(self, one: Working) -> None:
+        """No slot of this rule comes free any more in this process: what waits for one is somebody else's."""
+        name = one.held.record.name
+        self.stuck = self.stuck or f"all {one.slots.size} slots of rule {name!r} are held by evaluators that hang"
+        for job in one.slots.drain():
+            self._finishes.append((one, _given_back(job.row)))
 
     def _give_up(self, one: Working, job: Job, key: str, seconds: float) -> None:
         error = TimeoutError(f"the evaluator took more than {seconds:g} s")
@@ -223,6 +225,16 @@ class Runner:
             one.look_soon(self._now())
         elif finish.again_s is not None:
             one.look_soon(self._now() + finish.again_s)
+
+
+def _given_back(row: Decision) -> Finish:
+    return Finish(
+        claim=claim_of(row),
+        verdict="waiting",
+        reason="given back: its worker ended",
+        inputs_hash=row.inputs_hash,
+        read_change=row.read_change,
+    )
 
 
 def _late(job: Job, now: float) -> tuple[str, float] | None:

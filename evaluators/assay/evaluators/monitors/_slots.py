@@ -10,7 +10,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from assay.collector.records import Feedback
 from assay.evaluators.monitors._job import Job
@@ -93,6 +92,17 @@ class Slots:
         """Whether every slot is held by what takes too long."""
         return len(self.held) >= self.size
 
+    def drain(self) -> list[Job]:
+        """Take back what no thread has begun."""
+        jobs: list[Job] = []
+        while True:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                return jobs
+            if job is not None:
+                jobs.append(job)
+
     def stop(self) -> None:
         """Let the threads end that are not held up."""
         for _ in range(self._threads):
@@ -159,8 +169,3 @@ LINE = 600.0  # seconds more for a judge: while it waits for its turn no call ru
 def seconds_for(evaluator: Evaluator, timeout: float) -> float:
     """How long an evaluator may look."""
     return timeout + LINE if evaluator.asking is not None else timeout
-
-
-def nothing(*_: Any) -> ExitStack:
-    """No surroundings."""
-    return ExitStack()

@@ -151,17 +151,20 @@ def _conclude(db: sqlite3.Connection, finish: Finish, now: int) -> str:
 
 
 def _with_outcome(row: Row, finish: Finish, changed: bool) -> Row:
-    """What is said of its evaluators, and of what they have seen."""
-    states = {**({} if changed else row.said), **finish.states}
-    kept = bool(finish.reported) or finish.verdict in DONE
-    again = changed and kept and row.outcome is not None
-    return row._replace(
-        states=dumps(states) if states else None,
-        inputs_hash=finish.inputs_hash if kept else row.inputs_hash,
-        read_change=finish.read_change,
-        reopened=row.reopened + again,
+    """What is said of its evaluators, and of what they have seen. A claim given back as it was has seen nothing."""
+    tried = row._replace(
         attempts=row.attempts + finish.attempts,
         cost=row.cost if finish.cost is None else (row.cost or 0.0) + finish.cost,
+    )
+    if not finish.reported and finish.verdict not in DONE:
+        states = {**row.said, **finish.states}
+        return tried._replace(states=dumps(states) if states else None)
+    states = {**({} if changed else row.said), **finish.states}
+    return tried._replace(
+        states=dumps(states) if states else None,
+        inputs_hash=finish.inputs_hash,
+        read_change=finish.read_change,
+        reopened=row.reopened + (changed and row.outcome is not None),
     )
 
 
