@@ -7,8 +7,8 @@ import pytest
 from assay.collector.records import Rule
 from assay.evaluators.monitors import _deaths
 from assay.evaluators.monitors._data import of_data
-from assay.evaluators.monitors._report import Listener, Teller
 from assay.evaluators.monitors._reload import Watch
+from assay.evaluators.monitors._report import Listener, Teller
 from assay.evaluators.monitors._rest import Rest
 
 
