@@ -61,7 +61,7 @@ class Rule:
     owner: str = "api"
     shadow_of: str | None = None  # name of the rule beside which it is tried
     since_ns: int | None = None  # also traces that began since then; None: what changes after the activation
-    active_from: int = 0  # the change after which it takes what comes; given by the store at its first activation
+    active_from: int = 0  # the change after which it takes what comes; given by the store when it is put in force
     enabled: bool = True
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     created_ns: int = field(default_factory=time.time_ns)

@@ -11,6 +11,9 @@ from assay.collector.filters import Filter, timeless
 from assay.collector.records import Changes, Head
 from assay.collector.stores.sqlite._for_rules import answer
 
+MOST = 10_000  # heads of a slice
+FILTERS = 500  # of one question
+
 # Each column costs as much as it costs to find the row: what is yes or no comes in one
 _TOLD = "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
 _HEAD = (
@@ -28,7 +31,8 @@ _FROM = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
 def changes(db: sqlite3.Connection, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int) -> Changes:
     """What changed after a position. Raises `Refused`."""
     begin, (columns, values) = position(db, after), _columns(filters)
-    rows = db.execute(f"SELECT {columns} {_FROM} ORDER BY t.change LIMIT ?", (*values, begin, limit)).fetchall()
+    most = max(0, min(limit, MOST))
+    rows = db.execute(f"SELECT {columns} {_FROM} ORDER BY t.change LIMIT ?", (*values, begin, most)).fetchall()
     return Changes(heads=tuple(map(_head, rows)), cursor=str(rows[-1][1] if rows else begin), now_ns=now_ns)
 
 
@@ -43,7 +47,9 @@ def one(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> Hea
 
 
 def _columns(filters: Sequence[Filter]) -> tuple[str, list[Any]]:
-    """What is read of a trace, and the values for its marks."""
+    """What is read of a trace, and the values for its marks. Raises `Refused`."""
+    if len(filters) > FILTERS:
+        raise Refused(f"{len(filters)} filters at once; ask at most {FILTERS} of them, and the others in another call")
     answers = [answer(timeless(filter)) for filter in filters]
     return ", ".join((_HEAD, *(one.sql for one in answers))), [value for one in answers for value in one.values]
 

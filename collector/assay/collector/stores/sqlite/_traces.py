@@ -213,6 +213,11 @@ class SQLiteTraces(Half):
         sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
         return {row[0] for row in find_many(db, sql, trace_ids)}
 
+    @reads
+    def going_on(self, db: sqlite3.Connection, /, sessions: Collection[str]) -> set[str]:
+        sql = "SELECT DISTINCT session_id FROM traces WHERE span_count > 0 AND session_id IN (%s)"
+        return {row[0] for row in find_many(db, sql, sessions)}
+
     def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
         with self._file.read() as reader:
             return _explain.explain(reader.db, trace_id, filter)
