@@ -123,6 +123,26 @@ def test_dollars_are_booked_at_the_most_and_settled_at_what_it_was(store: Store)
     assert kept.cost == booked.settled
 
 
+def test_a_budget_in_dollars_that_cannot_be_kept_idles_with_the_reason(store: Store) -> None:
+    unknown = polite("http://127.0.0.1:1/v1", price=None)
+    with watching(store, rule(evaluators=[unknown], budget={"usd_per_day": 1})) as monitor:
+        monitor.step()
+        assert "nobody knows what 'm' costs" in monitor.idle["r"]
+
+
+def test_a_budget_that_is_raised_counts_at_once(store: Store) -> None:
+    with serving(lambda request: VERDICT) as server:
+        made = rule(evaluators=[polite(server.url)], budget={"calls_per_day": 1})
+        with watching(store, made) as monitor:
+            monitor.step()
+            store.append([whole(1), whole(2)])
+            monitor.step()
+            store.change_rule("r", settings={"budget": {"calls_per_day": 9}})
+            store.append([whole(3)])
+            monitor.step()
+    assert verdicts(store)["3"] == "scored"
+
+
 def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store) -> None:
     made = Booking(id="x", budget=budget_of("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
     store.book(made)

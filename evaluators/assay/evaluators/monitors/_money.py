@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import NamedTuple
 
 from assay.collector.records import Booking, Period
 from assay.collector.stores import Store
-from assay.evaluators.judges import Amount
+from assay.evaluators.judges import Amount, Judge
 from assay.evaluators.monitors._held import Held
 from assay.evaluators.protocol import Skip
 
@@ -51,6 +52,25 @@ class Limit(NamedTuple):
 def budget_of(project: str, rule: str, key: str) -> str:
     """The name under which a store keeps what a rule has spent of a bound."""
     return f"{project}/{rule}/{key}"
+
+
+def unpriced(held: Held) -> str | None:
+    """Why a budget in dollars cannot be kept: one of the rule's judges has no price that anybody knows."""
+    if not any(key.startswith("usd") for key in held.record.settings.budget):
+        return None
+    for evaluator in held.evaluators:
+        for judge in (value for value in vars_of(evaluator.function) if isinstance(value, Judge)):
+            if judge.prices is None:
+                return (
+                    f"its budget in dollars cannot be kept: nobody knows what {judge.model or 'the judge'!r} costs; give "
+                    "price=(dollars per million tokens of input, of output), or calls_per_day"
+                )
+    return None
+
+
+def vars_of(function: object) -> list[object]:
+    """The values that a callable object holds."""
+    return [getattr(function, field.name) for field in fields(function)] if is_dataclass(function) else []
 
 
 class _Asked(NamedTuple):

@@ -19,7 +19,7 @@ from assay.collector.records import JSON, WorkerReport
 from assay.collector.stores import Store
 from assay.evaluators.monitors._feed import Follower
 from assay.evaluators.monitors._held import API, Held, Name, save
-from assay.evaluators.monitors._money import StoreLedger
+from assay.evaluators.monitors._money import StoreLedger, unpriced
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.monitors._run import Runner, Stuck
 
@@ -55,6 +55,8 @@ class Monitor:
         self._owner = owners.pop() if len(owners) == 1 else None
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
         self._held = [Held(rule) for rule in rules]
+        for held in self._held:
+            held.barred = unpriced(held)
         ledgers = {one.name: StoreLedger(store, one) for one in self._held}
         self._follower = Follower(store, self._held, self.holder, now)
         self._wake = threading.Event()
