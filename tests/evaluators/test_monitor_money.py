@@ -45,11 +45,13 @@ def running(store: Store, *rules: Any, workers: int = 1) -> Iterator[list[Monito
 
 
 def test_calls_are_booked_before_and_settled_after(store: Store) -> None:
-    with serving(lambda request: VERDICT) as server:
-        with watching(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 10})) as monitor:
-            monitor.step()
-            store.append([whole(1), whole(2)])
-            monitor.step()
+    with (
+        serving(lambda request: VERDICT) as server,
+        watching(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 10})) as monitor,
+    ):
+        monitor.step()
+        store.append([whole(1), whole(2)])
+        monitor.step()
     (booked,) = store.booked(budget_of("default", "r", "calls_per_day"))
     assert (booked.settled, booked.reserved) == (2.0, 0.0)
     assert scores(store, 1) == {"polite": True}
@@ -140,28 +142,29 @@ def test_a_budget_that_is_raised_counts_at_once(store: Store) -> None:
             store.change_rule("r", settings={"budget": {"calls_per_day": 9}})
             store.append([whole(3)])
             monitor.step()
-    assert verdicts(store)["3"] == "scored"
+    assert set(verdicts(store).values()) == {"scored"}
 
 
 def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store) -> None:
     made = Booking(id="x", budget=budget_of("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
     store.book(made)
-    with serving(lambda request: VERDICT) as server:
-        with running(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 3})):
-            store.append([whole(1)])
-            until(lambda: verdicts(store) == {"1": "over_budget"})
-            store.settle({"x": 0.0})
-            until(lambda: verdicts(store) == {"1": "scored"})
+    with (
+        serving(lambda request: VERDICT) as server,
+        running(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 3})),
+    ):
+        store.append([whole(1)])
+        until(lambda: verdicts(store) == {"1": "over_budget"})
+        store.settle({"x": 0.0})
+        until(lambda: verdicts(store) == {"1": "scored"})
 
 
 def test_a_judgement_is_a_trace_that_no_rule_takes(store: Store) -> None:
-    with serving(lambda request: VERDICT) as server:
-        with watching(store, rule(evaluators=[polite(server.url)])) as monitor:
-            monitor.step()
-            store.append([whole(1)])
-            monitor.step()
-            while monitor.step():
-                pass
+    with serving(lambda request: VERDICT) as server, watching(store, rule(evaluators=[polite(server.url)])) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+        while monitor.step():
+            pass
     (given,) = store.feedbacks(key="polite").items
     judgement = store.trace(given.judge_trace_id or "")
     assert judgement.root.resource["assay.monitor"] is True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_a_days_money_lasts_the_day_under_steady_traffic(limit: float) -> None:
     assert hours[-1] == pytest.approx(limit, rel=0.1)
     assert hours[12] == pytest.approx(limit / 2, rel=0.25)
     assert refused < 0.01 * limit
-    assert min(later - sooner for sooner, later in zip(changes, changes[1:], strict=False)) >= APART
+    assert min(later - sooner for sooner, later in pairwise(changes)) >= APART
 
 
 def test_it_also_lasts_where_traffic_comes_in_the_afternoon() -> None:

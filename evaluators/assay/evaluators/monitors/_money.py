@@ -62,8 +62,8 @@ def unpriced(held: Held) -> str | None:
         for judge in (value for value in vars_of(evaluator.function) if isinstance(value, Judge)):
             if judge.prices is None:
                 return (
-                    f"its budget in dollars cannot be kept: nobody knows what {judge.model or 'the judge'!r} costs; give "
-                    "price=(dollars per million tokens of input, of output), or calls_per_day"
+                    f"its budget in dollars cannot be kept: nobody knows what {judge.model or 'the judge'!r} costs; "
+                    "give price=(dollars per million tokens of input, of output), or calls_per_day"
                 )
     return None
 
