@@ -16,10 +16,11 @@ from assay.collector.stores import Store
 from assay.evaluators.monitors._decide import InForce, Questions, awaits
 from assay.evaluators.monitors._following import Following
 from assay.evaluators.monitors._held import Held, Name, name_of, refresh
+from assay.evaluators.monitors._pacing import Pacing
 from assay.evaluators.monitors._spread import Spread
 
 SLICE = 1_000  # heads at once
-LEASE = 15.0  # seconds that the right to decide is held for
+LEASE = 9.0  # seconds that the right to decide is held for
 SIZES = 20_000  # of traces that are remembered
 SECOND = 1_000_000_000
 
@@ -32,8 +33,9 @@ class Follower:
     ) -> None:
         self._store, self._held, self._holder, self._now = store, held, holder, now
         self._following: dict[Name, Following] = {}
-        self._spread = Spread(store)
+        self._spread, self._pacing = Spread(store), Pacing(store)
         self._renew_at = 0.0
+        self._now_ns = 0  # the store's
         self.behind = False  # whether there is more to be read at once
         self.decided = 0  # changes of traces
         self.sizes: OrderedDict[str, int] = OrderedDict()  # bytes of traces that were let in
@@ -59,25 +61,32 @@ class Follower:
             self._lease()
         self.behind = False
         read = sum([self._read(group) for group in _groups(self._following.values())])
-        return read + self._decide()
+        done = read + self._decide()
+        self._pacing.look([one.rule for one in self._following.values()], self._now_ns / SECOND)
+        return done
 
     def stop(self) -> None:
         """Let others decide."""
         for name in list(self._following):
-            self._store.release(lease_of(*name), self._holder)
-            del self._following[name]
+            self._leave(name)
 
     def _lease(self) -> None:
         refresh(self._store, self._held)
         for held in self._held:
-            lease = None
-            if held.idle is None:
-                lease = self._store.acquire(lease_of(*held.name), self._holder, LEASE)
+            if held.idle is not None:
+                self._leave(held.name)
+                continue
+            lease = self._store.acquire(lease_of(*held.name), self._holder, LEASE)
             if lease is None:
                 self._following.pop(held.name, None)
             elif held.name not in self._following or self._following[held.name].token != lease.token:
                 self._begin(held, lease.token)
         self._renew_at = self._now() + LEASE / 3
+
+    def _leave(self, name: Name) -> None:
+        """Let another decide for a rule."""
+        if self._following.pop(name, None) is not None:
+            self._store.release(lease_of(*name), self._holder)
 
     def _begin(self, held: Held, token: int) -> None:
         rule = held.in_force
@@ -96,6 +105,7 @@ class Follower:
         questions = Questions()
         asked = [(one, one.asks(questions)) for one in group]
         changes = self._store.changes(group[0].position, limit=SLICE, filters=questions.filters)
+        self._now_ns = changes.now_ns
         if changes.heads and not self._still_holds(group):
             self.behind = True
             return 0
@@ -116,7 +126,7 @@ class Follower:
         for one in group:
             held = current[name_of(one.rule)]
             if held.idle is not None:
-                del self._following[held.name]
+                self._leave(held.name)
                 same = False
             elif held.in_force.settings != one.rule.settings:
                 one.rule, one.history = held.in_force, self._history(held.in_force)

@@ -23,6 +23,7 @@ class Held:
         self.evaluators: tuple[Evaluator, ...] = rule.evaluators
         self.in_force = rule.record
         self.idle: str | None = "it is not saved yet"
+        self.barred: str | None = None  # why it cannot be worked on as it stands
         self.rests: str | None = None  # why this process leaves it alone, whatever the store says
 
     @property
@@ -39,7 +40,7 @@ class Held:
         elif not current.enabled:
             self.idle = "the rule is switched off"
         else:
-            self.idle = self.rests
+            self.idle = self.barred or self.rests
         if current is not None and current.version == self.record.version:
             self.in_force = current
 
@@ -60,7 +61,7 @@ def save(store: Store, held: Sequence[Held], owner: str | None, *, activate: boo
     For such a one the worker idles. Raises `Refused` for a rule that belongs to another owner.
     """
     old = {} if activate else by_name(_superseding(store, held))
-    own = [one for one in held if one.record.owner != API]
+    own = [one for one in held if owner is None or one.record.owner != API]  # beside a file's, those are the store's
     if own:
         store.save_rule(*(old.get(one.name, one.record) for one in own), owner=owner, activate=activate)
     refresh(store, held)

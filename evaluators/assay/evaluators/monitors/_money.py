@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import NamedTuple
 
 from assay.collector.records import Booking, Period
 from assay.collector.stores import Store
-from assay.evaluators.judges import Amount
+from assay.evaluators.judges import Amount, Judge
+from assay.evaluators.monitors._held import Held
 from assay.evaluators.protocol import Skip
 
 LINGER = 0.005  # seconds in which bookings and settlements gather
@@ -52,17 +54,36 @@ def budget_of(project: str, rule: str, key: str) -> str:
     return f"{project}/{rule}/{key}"
 
 
+def unpriced(held: Held) -> str | None:
+    """Why a budget in dollars cannot be kept: one of the rule's judges has no price that anybody knows."""
+    if not any(key.startswith("usd") for key in held.record.settings.budget):
+        return None
+    for evaluator in held.evaluators:
+        for judge in (value for value in vars_of(evaluator.function) if isinstance(value, Judge)):
+            if judge.prices is None:
+                return (
+                    f"its budget in dollars cannot be kept: nobody knows what {judge.model or 'the judge'!r} costs; "
+                    "give price=(dollars per million tokens of input, of output), or calls_per_day"
+                )
+    return None
+
+
+def vars_of(function: object) -> list[object]:
+    """The values that a callable object holds."""
+    return [getattr(function, field.name) for field in fields(function)] if is_dataclass(function) else []
+
+
 class _Asked(NamedTuple):
     bookings: Sequence[Booking]
     answer: asyncio.Future[list[bool]]
 
 
 class StoreLedger:
-    """A `Ledger` of one rule. Lives on the judges' loop; `limits` may be changed from any thread."""
+    """A `Ledger` of one rule, with the limits that are in force. Lives on the judges' loop."""
 
-    def __init__(self, store: Store, project: str, rule: str, limits: Mapping[str, float]) -> None:
-        self._store, self._project, self._rule = store, project, rule
-        self.limits = limits
+    def __init__(self, store: Store, held: Held) -> None:
+        self._store, self._held = store, held
+        self._project, self._rule = held.name
         self._asked: list[_Asked] = []
         self._settled: dict[str, float] = {}
         self._sending: asyncio.Task[None] | None = None
@@ -71,7 +92,7 @@ class StoreLedger:
 
     async def book(self, id: str, amount: Amount) -> None:
         """Reserve an amount; the same id books once. Raises `OverBudget` where there is no room."""
-        limits = [Limit(key, limit) for key, limit in self.limits.items()]
+        limits = [Limit(key, limit) for key, limit in self._held.in_force.settings.budget.items()]
         until = time.monotonic() + OWN
         while limits and id not in self._booked:
             kept = await self._ask([self._booking(id, limit, amount) for limit in limits])

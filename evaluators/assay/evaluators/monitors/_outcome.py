@@ -93,7 +93,8 @@ class Outcome:
         """Whether, why and when an evaluator is to look again; None if this is its outcome."""
         error = came.error
         if isinstance(error, OverBudget):
-            self._pauses.spent(str(error), error.seconds, self._now)
+            budget = self._job.held.in_force.settings.budget
+            self._pauses.spent(str(error), error.seconds, budget, self._now)
             return _Again("over_budget", error.seconds, str(error))
         if not any(feedback.outcome == "error" for feedback in came.feedback):
             return None

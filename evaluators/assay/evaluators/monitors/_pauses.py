@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 FAILURES = 20  # in a row, after which an evaluator is paused
@@ -27,6 +28,7 @@ class Pauses:
         self.refusals = 0  # in a row
         self.no_money_until = 0.0
         self.no_money = ""
+        self.no_money_budget: Mapping[str, float] = {}  # for which that holds
 
     def failed(self, key: str, reason: str, now: float) -> None:
         """An evaluator has failed."""
@@ -47,9 +49,9 @@ class Pauses:
         self.refusals += 1
         self.refused_until = max(self.refused_until, now + seconds)
 
-    def spent(self, why: str, seconds: float, now: float) -> None:
+    def spent(self, why: str, seconds: float, budget: Mapping[str, float], now: float) -> None:
         """There is no money until then."""
-        self.no_money, self.no_money_until = why, now + seconds
+        self.no_money, self.no_money_until, self.no_money_budget = why, now + seconds, budget
 
     def paused(self, key: str, now: float) -> str | None:
         """Why an evaluator is not asked now."""

@@ -6,10 +6,11 @@ No code of a user's runs on it: evaluators look on the slots of their rule.
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from assay.collector.errors import Refused
+from assay.collector.errors import AssayError, Refused
 from assay.collector.records import Claim, Decision, Finish, Run, Target
 from assay.collector.stores import Store
 from assay.evaluators.judges import Ledger
@@ -26,12 +27,14 @@ AT_ONCE = 200  # rows that are claimed in a step, and finished in a request
 GRACE = 5.0  # seconds beyond its time before a thread is given up that the loop should have ended
 
 
-class Stuck(RuntimeError):
+class Stuck(AssayError, RuntimeError):
     """All slots of a rule are held by evaluators that do not come back: only another process can go on with it."""
 
 
 class Runner:
-    """`now` is a clock that measures, in seconds; claims are held for `claim_s` seconds, and renewed by somebody."""
+    """`now` is a clock that measures, in seconds; claims are held for `claim_s` seconds, and renewed by somebody.
+    `wake` is set when an evaluator is done.
+    """
 
     def __init__(
         self,
@@ -41,16 +44,17 @@ class Runner:
         ledgers: Mapping[Name, Ledger],
         sizes: Mapping[str, int],
         claim_s: float,
+        wake: threading.Event,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._holder, self._claim_s, self._now = store, holder, claim_s, now
+        self._store, self._holder, self._claim_s, self._wake, self._now = store, holder, claim_s, wake, now
         self._loop, self._judgements = Loop(), Judgements()
         self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._loading = Loading(store, sizes)
         self._finishes: list[tuple[Working, Finish]] = []
         self._runs: list[Run] = []  # of judgements, which feedback leads to that is not stored before them
         self._unread: dict[Name, dict[Target, Decision]] = {}  # claimed, and still to be read
-        self.working = [Working(one, self._loop, self._done, self._judgements, ledgers.get(one.name)) for one in held]
+        self.working = [Working(one, self._loop, self._put, self._judgements, ledgers.get(one.name)) for one in held]
         self._by_name = {one.held.name: one for one in self.working}
         self.finished = 0
         self.refused = 0
@@ -95,6 +99,10 @@ class Runner:
         self._tell()
         self._loop.stop()
 
+    def _put(self, job: Job) -> None:
+        self._done.put(job)
+        self._wake.set()
+
     def _collect(self) -> int:
         count = 0
         while count < AT_ONCE:
@@ -109,7 +117,7 @@ class Runner:
     def _over(self, job: Job) -> None:
         working = self._by_name[job.held.name]
         now = self._now()
-        working.ended(job, now)
+        working.ended(job)
         self._finishes.append((working, Outcome(job, working.pauses, now).finish()))
 
     def _watch(self) -> None:
@@ -155,7 +163,7 @@ class Runner:
 
     @property
     def _suspects(self) -> bool:
-        """Whether something is held whose last holder died: it runs with nothing beside it, or others would die, too."""
+        """Whether something is held whose last holder died: it runs with nothing beside it."""
         return any(row.deaths for one in self.working for row in one.claimed.values())
 
     def _claim_of(self, one: Working, limit: int, now: float) -> int:

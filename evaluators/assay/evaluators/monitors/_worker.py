@@ -19,12 +19,13 @@ from assay.collector.records import JSON, WorkerReport
 from assay.collector.stores import Store
 from assay.evaluators.monitors._feed import Follower
 from assay.evaluators.monitors._held import API, Held, Name, save
-from assay.evaluators.monitors._money import StoreLedger
+from assay.evaluators.monitors._money import StoreLedger, unpriced
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.monitors._run import Runner, Stuck
 
 FASTEST, SLOWEST = 0.02, 1.0  # seconds between two looks at the feed
 CLAIM = 30.0  # seconds that a claim is held for, unless it is renewed
+WATCHED = 0.1  # seconds between two looks at evaluators that may take too long
 REPORT = 5.0  # seconds between two reports
 FAILED = 1.0  # seconds after a store did not answer
 LAST = 10.0  # seconds that evaluators have at the end
@@ -54,17 +55,16 @@ class Monitor:
         self._owner = owners.pop() if len(owners) == 1 else None
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
         self._held = [Held(rule) for rule in rules]
-        self._ledgers: dict[Name, StoreLedger] = {
-            one.name: StoreLedger(store, *one.name, one.record.settings.budget)
-            for one in self._held
-            if one.record.settings.budget
-        }
+        for held in self._held:
+            held.barred = unpriced(held)
+        ledgers = {one.name: StoreLedger(store, one) for one in self._held}
         self._follower = Follower(store, self._held, self.holder, now)
-        self._runner = Runner(store, self._held, self.holder, self._ledgers, self._follower.sizes, claim_s, now)
+        self._wake = threading.Event()
+        self._runner = Runner(store, self._held, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now)
         self._saved = False
         self._last = LAST
         self._over = threading.Event()
-        self._wake = threading.Event()
+        self._said = ""
         self._began = now()
         self._reported = (now(), 0, 0)
 
@@ -86,19 +86,15 @@ class Monitor:
         Raises what the store raises, and `Stuck`.
         """
         self._start()
-        done = self._follower.step()
-        if done:
+        done, self._follower.behind = 0, True
+        while self._follower.behind:
+            done += self._follower.step()
             self._look()
-        while True:
-            did = self._runner.step()
-            done += did
-            if not did and not self._runner.in_flight:
-                return done
-            if not did:
-                time.sleep(0.001)
+            done += self._run_all()
+        return done
 
     def run(self) -> None:
-        """Go on until `stop()`. A store that is away is waited for. Raises `Stuck` when another process has to go on."""
+        """Go on until `stop()`. A store that is away is waited for. Raises `Stuck` when another process must go on."""
         threads = [
             threading.Thread(target=self._following, name="assay-monitor-feed", daemon=True),
             threading.Thread(target=self._keeping, name="assay-monitor-keep", daemon=True),
@@ -171,6 +167,14 @@ class Monitor:
                 _log.warning("assay monitor: %s", error)
                 self._over.wait(error.retry_after)
 
+    def _run_all(self) -> int:
+        done = 0
+        while (did := self._runner.step()) or self._runner.in_flight:
+            done += did
+            if not did:
+                time.sleep(0.001)
+        return done
+
     def _look(self) -> None:
         for one in self._runner.working:
             one.look_soon(self._now())
@@ -184,7 +188,7 @@ class Monitor:
 
     def _pause(self) -> float:
         """Seconds until something may be due; evaluators at work are looked after often."""
-        longest = 0.01 if self._runner.in_flight else SLOWEST
+        longest = WATCHED if self._runner.in_flight else SLOWEST
         return min(longest, max(0.001, self._runner.next - self._now()))
 
     def _following(self) -> None:
@@ -219,6 +223,12 @@ class Monitor:
         except Stuck:
             raise
         except Exception as error:  # a worker that dies of what it did not foresee would evaluate nothing more
-            _log.warning("assay monitor: %s: %s", type(error).__name__, error)
+            self._say(f"{type(error).__name__}: {error}")
             self._over.wait(getattr(error, "retry_after", FAILED))
             return None
+
+    def _say(self, what: str) -> None:
+        """Once, not every second while it lasts."""
+        if what != self._said:
+            self._said = what
+            _log.warning("assay monitor: %s", what)

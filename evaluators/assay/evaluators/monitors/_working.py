@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from assay.collector.records import JSON, Decision, Target
@@ -22,7 +21,8 @@ from assay.tracer.spans import marked
 AHEAD = 200  # rows of a rule that are held at most
 BATCH_SIZE = 32  # cases that a model scores at once
 SECONDS = 0.3  # of work that are claimed ahead: what a crash leaves is run one by one
-FIRST, LONGEST = 0.05, 2.0  # seconds between two questions what is due, while nothing is
+FREE = 0.001  # seconds that are no less than nothing
+FIRST, LONGEST = 0.05, 3.0  # seconds between two questions what is due, while nothing is
 RECENT = 500  # durations of an evaluator that are kept
 
 
@@ -33,7 +33,7 @@ class Working:
         self,
         held: Held,
         loop: Loop,
-        done: queue.SimpleQueue[Job],
+        done: Callable[[Job], None],
         judgements: Judgements,
         money: Ledger | None,
     ) -> None:
@@ -44,13 +44,13 @@ class Working:
         self.outcomes: Counter[str] = Counter()
         self.money, self._judgements = money, judgements
         self._patience = FIRST
-        self._done_at: deque[float] = deque(maxlen=AHEAD)
+        self._mean = SECONDS  # of what a target takes, of late
         self._took: dict[str, deque[float]] = {}
         self._failed: Counter[str] = Counter()
         self._looked: Counter[str] = Counter()
         notes = Notes()
         self.evaluators = tuple(noted(evaluator, notes) for evaluator in held.evaluators)
-        self.slots = Slots(Scoring(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done.put)
+        self.slots = Slots(Scoring(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done)
 
     @property
     def _size(self) -> int:
@@ -64,8 +64,9 @@ class Working:
             return 0
         if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
             return 0
-        within = sum(now - at < 1.0 for at in self._done_at)
-        return min(AHEAD, max(self.slots.size, int(within * SECONDS))) - len(self.claimed)
+        self.slots.size = self._size
+        ahead = int(self.slots.size * SECONDS / max(self._mean, FREE))
+        return min(AHEAD, max(2 * self.slots.size, ahead)) - len(self.claimed)
 
     def took(self, rows: int, asked: int, now: float) -> None:
         """The store gave so many of the rows that it was asked for."""
@@ -87,12 +88,16 @@ class Working:
             for evaluator in self.evaluators
             if not is_done(state_of(states, evaluator.key))
             and self.pauses.paused(evaluator.key, now) is None
-            and not (evaluator.asking is not None and now < self.pauses.no_money_until)
+            and not (evaluator.asking is not None and self.has_no_money(now))
         ]
 
-    def ended(self, job: Job, now: float) -> None:
+    def has_no_money(self, now: float) -> bool:
+        """Whether judges need not be asked: there was no money a while ago, and the budget is the same."""
+        return now < self.pauses.no_money_until and self.pauses.no_money_budget == self.held.in_force.settings.budget
+
+    def ended(self, job: Job) -> None:
         """A job is done."""
-        self._done_at.append(now)
+        self._mean += (sum(came.seconds for came in job.came.values()) - self._mean) / 10
         for key, came in job.came.items():
             self._note(key, came)
 

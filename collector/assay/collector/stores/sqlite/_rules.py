@@ -79,6 +79,8 @@ class Rules(Half):
         db.execute(sql, (off, to_text(replace(made, enabled=made.enabled or bool(off))), kept.id))
         if made.settings != kept.rule.settings:
             _remember(db, made, change, now)
+        if made.settings.budget != kept.rule.settings.budget:
+            _offer_again(db, kept.id, now)
         return made
 
     @writes
@@ -128,6 +130,8 @@ def _go_on(db: sqlite3.Connection, rule: Rule, before: Kept, change: int, now: i
     db.execute("UPDATE rules SET owner = ?, data = ? WHERE id = ?", (made.owner, to_text(made), before.id))
     if made.settings != old.settings:
         _remember(db, made, change, now)
+    if made.settings.budget != old.settings.budget:
+        _offer_again(db, before.id, now)
     if rule.since_ns is not None and (old.since_ns is None or rule.since_ns < old.since_ns):
         db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (before.id,))  # it looks at all from the first on
         db.execute("DELETE FROM counts WHERE rule = ?", (before.id,))
@@ -159,6 +163,12 @@ def _remove_others(db: sqlite3.Connection, owner: str, kept: set[tuple[str, str]
     rows = db.execute("SELECT id, project, name FROM rules WHERE owner = ? AND state = 'in force'", (owner,)).fetchall()
     gone = [(id,) for id, project, name in rows if (project, name) not in kept]
     db.executemany("UPDATE rules SET state = 'removed' WHERE id = ?", gone)
+
+
+def _offer_again(db: sqlite3.Connection, rule: int, now: int) -> None:
+    """Another budget: what had no money need not wait for the next day."""
+    sql = "UPDATE decisions SET due_ns = ?, next_ns = ? WHERE rule = ? AND verdict = 'over_budget' AND due_ns > ?"
+    db.execute(sql, (now, now, rule, now))
 
 
 def _remember(db: sqlite3.Connection, rule: Rule, change: int, now: int) -> None:
