@@ -1,7 +1,7 @@
 """Whether every trace is judged once, whatever is killed: python benchmarks/monitor_kills.py [--kills 50] [--seed 1]
 
 Traces come in while a collector, a monitor or one of its workers is killed with SIGKILL at random moments and begun
-again; for some seconds the judge answers 429. Then all of it may come to its end, and of every trace that was
+again; then for some seconds the judge answers 429 while they still come in. Then all of it may come to its end, and of every trace that was
 acknowledged and every rule it is asked: sampled and settled ones have exactly one result per key, all others a verdict
 with its reason. The judge's calls are counted where they arrive: never more than the budget, and what a crash repeats is
 among those that were booked. Exits with 1 and what is wrong if something is.
@@ -201,13 +201,12 @@ def campaign(kills: int, seed: int, workers: int, calls: int, refusing: float, p
         scene = Scene(folder, workers, calls, server.url)
         scene.begin()
         killed: Counter[str] = Counter()
-        for number in range(kills):
+        for _ in range(kills):
             time.sleep(pause * chance.uniform(0.2, 1.8))
-            if number == kills // 2:
-                refused_until[0] = time.monotonic() + refusing
             killed[what := chance.choice(["collector", "monitor", "worker"])] += 1
             scene.kill(what)
-        time.sleep(max(0.0, refused_until[0] - time.monotonic()))
+        refused_until[0] = time.monotonic() + refusing
+        time.sleep(refusing)
         scene.quiet()
         with scene.store() as store:
             done = until(lambda: over(store), 300)

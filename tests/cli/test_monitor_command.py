@@ -25,7 +25,7 @@ def fine(outputs):
 
 monitor("all", evaluators=[fine], sample_rate=1, budget={"usd_per_day": 5})
 """
-DEADLINE = 60
+DEADLINE = 120
 
 
 def until(what):

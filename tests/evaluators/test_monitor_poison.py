@@ -30,7 +30,7 @@ def bad(outputs):
 monitor("fine", evaluators=[fine], timeout=2)
 monitor("bad", evaluators=[bad], timeout=2, retries=1)
 """
-DEADLINE = 60
+DEADLINE = 120
 ENDS = {"segfault": "ctypes.string_at(0)", "regex": 're.match("(a+)+$", "a" * 60 + "b")'}
 FAILS = """
         bytearray(4 << 30)

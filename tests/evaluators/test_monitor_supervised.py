@@ -32,7 +32,7 @@ def when_asked():
 threading.Thread(target=when_asked, daemon=True).start()
 monitor("one", evaluators=[fine], timeout=0.5)
 """
-BEFORE = 30  # seconds for what should come at once
+BEFORE = 120  # seconds for what should come at once
 
 
 def until(what):
