@@ -44,7 +44,8 @@ def test_a_token_from_before_a_lease_was_taken_over_decides_nothing(store: Store
     heads = traced(store, 3)
     first = store.acquire("deciding", "one", -1)
     second = store.acquire("deciding", "two", 60)
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert store.decide(slice(upto=heads[0].cursor, token=second.token)) == [True]
     assert store.decide(slice(after=heads[0].cursor, upto=heads[1].cursor, token=first.token)) == [False]
     assert store.decide(slice(after=heads[0].cursor, upto=heads[1].cursor, token=second.token)) == [True]
@@ -151,9 +152,10 @@ def test_a_session_goes_with_its_last_trace(store: Store) -> None:
 
 def test_nothing_is_decided_about_what_was_deleted(store: Store) -> None:
     ruled(store)
-    gone, stays = traced(store, 2)
+    gone, stays = traced(store, 2, session_id="s")
     store.delete(trace_ids=(gone.trace_id,))
-    assert store.decide(slice(on(gone), on(stays), upto=stays.cursor)) == [True]
+    over = on(gone, target=Target(session_id="over"))
+    assert store.decide(slice(on(gone), over, on(stays), upto=stays.cursor)) == [True]
     assert [one.target.trace_id for one in store.decisions()] == [stays.trace_id]
 
 

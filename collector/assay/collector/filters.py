@@ -59,7 +59,7 @@ class Filter:
     experiments: tuple[str, ...] | None = None  # any of these ids
     dataset: str | None = None  # name of the dataset of the trace's experiment
     example: str | None = None
-    complete: bool | None = None
+    complete: bool | None = None  # what the summary says: a trace of which something was dropped is not
     trace_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -25,8 +25,8 @@ def filter_of(conditions: Mapping[str, JSON]) -> Filter:
         raise Refused(str(error)) from error
     if moving := [name for name in MOVING if getattr(made, name) is not None]:
         raise Refused(
-            f"{moving[0]!r} is relative to now, and a rule's filter holds at all times; leave it out: a rule takes what "
-            "comes from now on, and older traces by its own `since`"
+            f"{moving[0]!r} is relative to now, and a rule's filter holds at all times; leave it out: a rule takes "
+            "what comes from now on, and older traces by its own `since`"
         )
     return made
 
@@ -72,7 +72,7 @@ def begin_of(rule: Rule) -> str | None:
 
 
 def budget_of(rule: Rule, limit: str = "") -> str:
-    """The name of a rule's budget for one of its limits, such as usd_per_day; without one, what all of them begin with."""
+    """The name of a rule's budget for a limit, such as usd_per_day; without one, what all of them begin with."""
     return f"{rule.project}/{rule.name}/{limit}"
 
 

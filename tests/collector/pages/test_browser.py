@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from assay.collector.records import OpenRun
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
@@ -49,6 +52,8 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
     for _ in range(20):
         deep.append(child(deep[-1], "step", kind="tool"))
     kept.append(deep)
+    opened = OpenRun(trace_id="e" * 32, span_id="e" * 16, name="a rather long name " * 9, start_ns=time.time_ns())
+    kept.add_running([opened, replace(opened, trace_id=root.trace_id, name="slow")])
     for name, scores in (("first", (1.0, None)), ("second", (0.0, 1.0))):
         experiment(kept, name, scores)
     watched = monitored(kept)[0]
@@ -57,6 +62,7 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
         "filtered": "/?kind=chain&latency_ms=x",
         "nothing": "/?name=none",
         "trace": f"/traces/{root.trace_id}",
+        "under way": f"/traces/{opened.trace_id}",
         "failing": f"/traces/{failing.trace_id}",
         "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
         "sessions": "/sessions",
@@ -102,6 +108,7 @@ NAMES = (
     "filtered",
     "nothing",
     "trace",
+    "under way",
     "failing",
     "deep",
     "sessions",

@@ -311,15 +311,27 @@ def opened(path: Path) -> Iterator[int | None]:
 
 def records(descriptor: int) -> Iterator[Record]:
     """What waits in an open segment, in order."""
-    place, size = 0, os.fstat(descriptor).st_size
+    size = os.fstat(descriptor).st_size
+    for place, signal, count, length, crc in _heads(descriptor, size):
+        body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)  # the length may be torn, too
+        whole = len(body) == length and zlib.crc32(body) == crc
+        yield Record(place, _SIGNALS[signal], body if whole else None, count)
+
+
+def items(descriptor: int) -> int:
+    """How many items wait in an open segment, by what its heads say."""
+    return sum(count for _, _, count, _, _ in _heads(descriptor, os.fstat(descriptor).st_size))
+
+
+def _heads(descriptor: int, size: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of each record that waits its place, signal, items, length and CRC."""
+    place = 0
     while place + _HEAD.size <= size:
         mark, state, signal, count, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, place))
         if mark != _MARK or signal >= len(_SIGNALS):
             return  # not written by us: where the next one begins cannot be told
         if not state:
-            body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)  # the length may be torn, too
-            whole = len(body) == length and zlib.crc32(body) == crc
-            yield Record(place, _SIGNALS[signal], body if whole else None, count)
+            yield place, signal, count, length, crc
         place += _HEAD.size + length
 
 

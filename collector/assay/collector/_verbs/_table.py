@@ -51,6 +51,11 @@ class Traces:
     explain = verb(TraceStore.explain, "POST /api/explain/{trace_id}", tag="traces", needs="read")
     count = verb(TraceStore.count, "GET /api/count", tag="traces")
 
+    running = verb(TraceStore.running, "GET /api/running", tag="traces")
+    add_running = verb(TraceStore.add_running, "POST /api/running", tag="traces", batch=BATCH)
+    processes = verb(TraceStore.processes, "GET /api/processes", tag="traces")
+    add_reports = verb(TraceStore.add_reports, "POST /api/processes", tag="traces", batch=BATCH)
+
     feedbacks = verb(
         TraceStore.feedbacks,
         "GET /api/feedback",

@@ -18,7 +18,7 @@ from assay.tracer import attributes as names
 from assay.tracer.spans import LiveSpan
 
 _KINDS = {kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")}  # without documents
-_COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED))
+_COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT))
 _COUNTS_AND_NULL = _COUNTS | {names.OUTPUT_VALUE, names.OUTPUT_MIME}  # see `_openinference`
 _READ = frozenset((names.KIND, names.INPUT_VALUE, names.INPUT_MIME, names.OUTPUT_VALUE, names.OUTPUT_MIME))
 _EXPERIMENT = frozenset((names.EXPERIMENT, names.EXAMPLE, names.REPETITION))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from assay.collector.records._feedback import Feedback, Target
 from assay.collector.records._values import JSON, Outcome, Period, RuleTarget, Scope, Verdict
@@ -62,7 +61,7 @@ class Rule:
     owner: str = "api"
     shadow_of: str | None = None  # name of the rule beside which it is tried
     since_ns: int | None = None  # also traces that began since then; None: what changes after the activation
-    active_from: int = 0  # the change after which it takes what comes; given by the store at its first activation
+    active_from: int = 0  # the change after which it takes what comes; given by the store when it is put in force
     enabled: bool = True
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     created_ns: int = field(default_factory=time.time_ns)
@@ -227,47 +226,6 @@ class Head:
     experiment_id: str | None
     session_id: str | None
     passes: tuple[bool | None, ...] = ()
-
-
-class _Draft:
-    """A head whose fields can still be set: a frozen one sets them at several times the price."""
-
-    __slots__ = Head.__slots__
-
-
-def head(row: Sequence[Any]) -> Head:
-    """The head of a row: the fields after the cursor, `settled` to `judgement` as SQL has them, then each of `passes`.
-
-    One is made for every trace that changes, before anything is decided about it.
-    """
-    made: Any = _Draft()
-    (
-        made.trace_id,
-        made.change,
-        made.runs_change,
-        made.changed_ns,
-        made.start_ns,
-        settled,
-        whole,
-        rooted,
-        made.size,
-        made.span_count,
-        made.probability,
-        partial,
-        judgement,
-        made.project,
-        made.environment,
-        made.experiment_id,
-        made.session_id,
-        *passes,
-    ) = row
-    made.cursor = str(made.change)
-    made.settled = None if settled is None else bool(settled)
-    made.whole, made.rooted = bool(whole), bool(rooted)
-    made.partial, made.judgement = bool(partial), bool(judgement)
-    made.passes = tuple([None if one is None else bool(one) for one in passes])
-    made.__class__ = Head  # the slots are the same
-    return cast(Head, made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,10 @@ class TraceHalf(Protocol):
         """Those of the traces that are here, with a run at least."""
         ...
 
+    def going_on(self, sessions: Collection[str]) -> set[str]:
+        """Those of the sessions of which a trace is here."""
+        ...
+
     def traces(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
     ) -> Page[TraceSummary]:
@@ -343,9 +347,12 @@ class Both:
 
     def decide(self, *decided: Decided) -> list[bool]:
         """Keep what was decided: see `ControlStore`."""
-        ids = {row.target.trace_id for one in decided for row in one.rows if row.target.trace_id is not None}
-        there = self._traces.there(ids) | {None} if ids else {None}
-        return self._control.keep_decided([_about(there, one) for one in decided])
+        targets = [row.target for one in decided for row in one.rows]
+        traces = {target.trace_id for target in targets if target.trace_id is not None}
+        sessions = {target.session_id for target in targets if target.session_id is not None}
+        there = {*(self._traces.there(traces) if traces else ()), None}
+        going_on = {*(self._traces.going_on(sessions) if sessions else ()), None}
+        return self._control.keep_decided([_about(there, going_on, one) for one in decided])
 
     def decisions(
         self,
@@ -503,9 +510,9 @@ class Both:
         return replace(filter, dataset=None, experiments=ids)
 
 
-def _about(there: Collection[str | None], decided: Decided) -> Decided:
-    """The same without rows about traces that are not there."""
-    rows = tuple(row for row in decided.rows if row.target.trace_id in there)
+def _about(traces: Collection[str | None], sessions: Collection[str | None], decided: Decided) -> Decided:
+    """The same without rows about what is not there."""
+    rows = tuple(row for row in decided.rows if row.target.trace_id in traces and row.target.session_id in sessions)
     return decided if len(rows) == len(decided.rows) else replace(decided, rows=rows)
 
 
@@ -518,7 +525,7 @@ def _verdicts(finish: Finish, standing: Standing) -> Verdicts:
 
 
 def _ended_workers(decision: Decision, rule: Rule | None) -> Finish:
-    """What a claim comes to whose target ends every worker that takes it: an error of each evaluator without outcome."""
+    """What a claim comes to whose target ends every worker: an error of each evaluator without outcome."""
     said = f"ended the worker {decision.deaths} times"
     keys = [str(entry.get("key") or entry.get("id")) for entry in rule.evaluators] if rule is not None else []
     done = {key for key, state in decision.states.items() if state.get("state") != "waiting"}

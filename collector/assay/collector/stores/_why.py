@@ -1,4 +1,4 @@
-"""Why a rule did, or did not, evaluate a trace: what is stored about it, or what follows from rule, setting and trace."""
+"""Why a rule did, or did not, evaluate a trace: what is stored about it, or what follows from rule and settings."""
 
 from __future__ import annotations
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from assay.collector.records import JSON
+from assay.collector.records import JSON, OpenRun
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _words
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
+from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
+from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
@@ -72,6 +74,8 @@ class Appender:
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._cached_spans, self.bound = 0, CACHED_SPANS
         self._resources: dict[str, int] = {}
+        self._origins: dict[int, Origin | None] = {}  # by key of the resource
+        self.running, self.processes = Running(self.db), Processes(self.db)
         self._values: set[tuple[str, str]] = set()
         self.forget()
 
@@ -80,6 +84,8 @@ class Appender:
         self._cache.clear()
         self._cached_spans = 0
         self._resources.clear()
+        self._origins.clear()
+        self.running.forget()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
         self._next_trace = self._highest("traces") + 1
@@ -109,14 +115,16 @@ class Appender:
         return self._next_trace - 1
 
     def evict(self, trace_ids: Iterable[str]) -> None:
-        """Drop what is remembered of these traces."""
+        """Drop what is remembered of traces that went."""
+        trace_ids = list(trace_ids)
+        self.running.evict(trace_ids)
         for trace_id in trace_ids:
             if state := self._cache.pop(trace_id, None):
                 self._cached_spans -= len(state.facts)
 
     def write(self, batches: Sequence[Batch]) -> Written:
         """Insert or merge the runs of batches, all of them by the same few statements."""
-        before = self._next_trace
+        before, first = self._next_trace, self._next_span
         known = self._known({trace_id: None for batch in batches for trace_id in batch.traces})
         spans: list[_Row] = []
         touched: dict[str, Known] = {}
@@ -130,6 +138,7 @@ class Appender:
         self._insert_spans(spans)
         self._insert_traces(touched)
         self._keep_values([row.fact for row in spans])
+        self._count(row for row in spans if row.id >= first)
         self._trim()
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
@@ -137,6 +146,8 @@ class Appender:
     def move(self, keys: Iterable[int]) -> None:
         """Put traces at the end of the feed, as something but their runs has changed; those without runs stay out."""
         moved = sorted(keys)
+        if not moved:
+            return
         numbers, now = self._clock.take(self.db, len(moved))
         rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
@@ -164,6 +175,16 @@ class Appender:
         self._trim()
         return True
 
+    def start(self, runs: Sequence[OpenRun]) -> None:
+        """Keep that runs have started."""
+        gone = self.tombstones.among({run.trace_id for run in runs})
+        begun, freed = self.running.add([run for run in runs if run.trace_id not in gone])
+        self.tombstones.late += sum(run.trace_id in gone for run in runs)
+        stored = dict(find_many(self.db, _KEYS + " AND span_count > 0", begun | freed))
+        self.move(stored[trace_id] for trace_id in begun - freed if trace_id in stored)
+        self._insert_traces(self._known([trace_id for trace_id in freed if trace_id in stored]))
+        self._trim()
+
     def _insert_spans(self, rows: Sequence[_Row]) -> None:
         payloads = self._compressor.all([row.payload for row in rows])
         values = [
@@ -179,6 +200,8 @@ class Appender:
         numbers, changed_ns = self._clock.take(self.db, len(touched))
         for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
             rolled, root = roll_up(list(state.facts.values()))
+            if running := self.running.left(trace_id, state.facts, settled=rolled.complete == 1):
+                rolled = rolled._replace(running=running, complete=0)
             change = (number, number, changed_ns)
             rows.append((state.key, trace_id, now, list(state.rows.values())[root], *change, *rolled))
         insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
@@ -253,6 +276,16 @@ class Appender:
             insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
+    def _count(self, rows: Iterable[_Row]) -> None:
+        """Count spans that have come for the first time with the processes that they are of."""
+        counts = Counter([(row.resource, row.fact.project, row.fact.environment) for row in rows])
+        arrived: Counter[tuple[Origin, str, str]] = Counter()
+        for (resource, project, environment), count in counts.items():
+            if whose := self._origins.get(resource):
+                arrived[whose, project, environment] += count
+        if arrived:
+            self.processes.count(arrived)
+
     def _trim(self) -> None:
         while self._cached_spans > self.bound and len(self._cache) > 1:
             _, state = self._cache.popitem(last=False)
@@ -263,7 +296,7 @@ class Appender:
         if key is None:
             self.db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
             key = int(self.db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
-            self._resources[blob] = key
+            self._resources[blob], self._origins[key] = key, origin(loads(blob))
         return key
 
 

@@ -4,27 +4,82 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any, cast
 
 from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter, timeless
-from assay.collector.records import Changes, Head, head
+from assay.collector.records import Changes, Head
 from assay.collector.stores.sqlite._for_rules import answer
 
+# Each column costs as much as it costs to find the row: what is yes or no comes in one
+_TOLD = "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
 _HEAD = (
-    "t.trace_id, t.change, t.runs_change, t.changed_ns, t.start_ns, t.complete, 1, t.rooted, t.size, t.span_count,"
-    " t.probability, t.partial, t.judgement, t.project, t.environment, t.experiment_id, t.session_id"
+    f"t.trace_id, t.change, t.runs_change, t.changed_ns, t.start_ns, {_TOLD}, t.size, t.span_count, t.probability,"
+    " t.project, t.environment, t.experiment_id, t.session_id"
 )
+# By `_TOLD`: settled, whole, rooted, partial, judgement
+_FLAGS = [
+    ((False, True, None, None)[told & 3], not told & 32, bool(told & 4), bool(told & 8), bool(told & 16))
+    for told in range(64)
+]
 _FROM = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
 
 
 def changes(db: sqlite3.Connection, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int) -> Changes:
     """What changed after a position. Raises `Refused`."""
-    begin = position(db, after)
+    begin, (columns, values) = position(db, after), _columns(filters)
+    rows = db.execute(f"SELECT {columns} {_FROM} ORDER BY t.change LIMIT ?", (*values, begin, limit)).fetchall()
+    return Changes(heads=tuple(map(_head, rows)), cursor=str(rows[-1][1] if rows else begin), now_ns=now_ns)
+
+
+def one(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> Head:
+    """The head of one trace. Raises `NotFound`."""
+    columns, values = _columns(filters)
+    sql = f"SELECT {columns} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
+    row = db.execute(sql, (*values, trace_id)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return _head(row)
+
+
+def _columns(filters: Sequence[Filter]) -> tuple[str, list[Any]]:
+    """What is read of a trace, and the values for its marks."""
     answers = [answer(timeless(filter)) for filter in filters]
-    passes = "".join(f", {one.sql}" for one in answers)
-    values = [value for one in answers for value in one.values]
-    rows = db.execute(f"SELECT {_HEAD}{passes} {_FROM} ORDER BY t.change LIMIT ?", (*values, begin, limit)).fetchall()
-    return Changes(heads=tuple(map(head, rows)), cursor=str(rows[-1][1] if rows else begin), now_ns=now_ns)
+    return ", ".join((_HEAD, *(one.sql for one in answers))), [value for one in answers for value in one.values]
+
+
+_PASSES = {0: False, 1: True, None: None}
+
+
+class _Draft:
+    """A head whose fields can still be set: a frozen one sets them at several times the price."""
+
+    __slots__ = Head.__slots__
+
+
+def _head(row: Sequence[Any]) -> Head:
+    made: Any = _Draft()
+    (
+        made.trace_id,
+        made.change,
+        made.runs_change,
+        made.changed_ns,
+        made.start_ns,
+        told,
+        made.size,
+        made.span_count,
+        made.probability,
+        made.project,
+        made.environment,
+        made.experiment_id,
+        made.session_id,
+        *passes,
+    ) = row
+    made.settled, made.whole, made.rooted, made.partial, made.judgement = _FLAGS[told]
+    made.cursor = str(made.change)
+    made.passes = tuple([_PASSES[one] for one in passes])
+    made.__class__ = Head  # the slots are the same
+    return cast(Head, made)
 
 
 def behind(db: sqlite3.Connection, after: str | None) -> tuple[int, int | None]:
@@ -50,15 +105,3 @@ def position(db: sqlite3.Connection, cursor: str | None) -> int:
 def latest(db: sqlite3.Connection) -> int:
     """The highest number that was given out."""
     return int(db.execute("SELECT change FROM feed").fetchone()[0])
-
-
-def one(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> Head:
-    """The head of one trace. Raises `NotFound`."""
-    answers = [answer(timeless(filter)) for filter in filters]
-    values = [value for one in answers for value in one.values]
-    asked = "".join(f", {one.sql}" for one in answers)
-    sql = f"SELECT {_HEAD}{asked} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
-    row = db.execute(sql, (*values, trace_id)).fetchone()
-    if row is None:
-        raise NotFound(f"there is no trace {trace_id!r} in this store")
-    return head(row)

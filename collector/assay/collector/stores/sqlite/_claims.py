@@ -1,4 +1,4 @@
-"""Of a rule's feedback on a target by one evaluator, only what the highest claim said stands: which rows that leaves."""
+"""Of a rule's feedback on a target by one evaluator, only what the highest claim said stands: what that leaves."""
 
 from __future__ import annotations
 

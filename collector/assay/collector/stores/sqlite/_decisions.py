@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from functools import partial
+from typing import Any
 
 from assay.collector.errors import Refused
-from assay.collector.records import Decided, Decision, Page, Target, Verdict
+from assay.collector.records import Decided, Decision, Page, Target
+from assay.collector.stores.sqlite import _listed
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._rows import (
     COLUMNS,
     OPEN,
     PLAIN,
-    SELECT,
     Row,
     above,
     address,
-    decision,
     fresh,
     of_trace,
     write,
 )
 from assay.collector.stores.sqlite._rules import in_force
-from assay.collector.stores.sqlite._sql import find_many, insert_many, position
+from assay.collector.stores.sqlite._sql import find_many, insert_many
 
 COMPUTED = ("filtered", "sampled_out")
 DECIDABLE = (*COMPUTED, *OPEN, "skipped", "failed")
+CHUNK = 5_000  # decisions that are removed in one transaction
+TOP = "\U0010ffff"  # above all addresses
 OFFERED = 10_000  # rows over budget that a rule offers again
 OFFERED_NS = 86_400 * 1_000_000_000  # and for so long
 GIVEN_UP = "over budget, and too long ago, or behind too many, to be offered again"
@@ -65,14 +67,10 @@ class Decisions(Half):
         cursor: str | None,
     ) -> Page[Decision]:
         """As `ControlStore.decisions`; `session` is the trace's, (project, id)."""
-        wanted = [*_named(rule, version, project), *_said(verdict), *_about(trace_id, session)]
-        if cursor is not None:
-            wanted.append(("d.id < ?", (position(cursor)[1],)))
-        where = " AND ".join(sql for sql, _ in wanted) or "1"
-        values = [value for _, values in wanted for value in values]
-        rows = db.execute(f"{SELECT} WHERE {where} ORDER BY d.id DESC LIMIT ?", (*values, limit + 1)).fetchall()
-        more = f"0.{rows[limit - 1][0]}" if len(rows) > limit else None
-        return Page(items=tuple(map(decision, rows[:limit])), next=more)
+        rules = _listed.rules(db, rule, version, project)
+        if trace_id is not None:
+            return _listed.about(db, rules, _listed.places(trace_id, session), verdict, limit, cursor)
+        return _listed.newest(db, rules, verdict, limit, cursor)
 
     @reads
     def probabilities(
@@ -95,22 +93,36 @@ class Decisions(Half):
             found.setdefault(place, []).append((row[0], row[1], row[2]))
         return [_weight(found, above(project, target), claim, version) for target, claim in scores]
 
-    @writes
     def delete_decisions(
-        self,
-        db: sqlite3.Connection,
-        /,
-        *,
-        trace_id: str | None = None,
-        rule: str | None = None,
-        project: str | None = None,
+        self, *, trace_id: str | None = None, rule: str | None = None, project: str | None = None
     ) -> int:
         if trace_id is None and rule is None:
             raise Refused("name the trace or the rule whose decisions shall go; to remove all of them, go rule by rule")
-        wanted = [*_named(rule, None, project), *_about(trace_id, None)]
-        chosen = f"SELECT d.id FROM decisions d JOIN rules r ON r.id = d.rule WHERE {_all(wanted)}"
-        values = [value for _, values in wanted for value in values]
-        return db.execute(f"DELETE FROM decisions WHERE id IN ({chosen})", values).rowcount
+        removed = 0
+        while count := self._file.write(partial(_remove_some, trace_id, rule, project)):  # others write in between
+            removed += count
+        if trace_id is None and rule is not None:
+            self._file.write(partial(_begin_anew, rule, project))
+        return removed
+
+
+def _remove_some(trace_id: str | None, rule: str | None, project: str | None, db: sqlite3.Connection) -> int:
+    numbers = [one.id for one in _listed.rules(db, rule, None, project)]
+    first, end = ("", TOP) if trace_id is None else of_trace(trace_id)
+    within = "target >= ? AND target < ?" if trace_id is not None else "+target >= ? AND +target < ?"
+    count = 0
+    for number in numbers:
+        chosen = f"SELECT id FROM decisions WHERE rule = ? AND {within} LIMIT ?"
+        sql = f"DELETE FROM decisions WHERE id IN ({chosen})"
+        count += db.execute(sql, (number, first, end, CHUNK - count)).rowcount
+    return count
+
+
+def _begin_anew(rule: str, project: str | None, db: sqlite3.Connection) -> None:
+    """It decides on all that has changed since it was put in force."""
+    for one in _listed.rules(db, rule, None, project):
+        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (one.id,))
+        db.execute("DELETE FROM counts WHERE rule = ?", (one.id,))
 
 
 def _check(decided: Decided) -> None:
@@ -225,40 +237,6 @@ def _weight(
         return version is None, None
     _, probability, theirs = min(rows, key=lambda row: row[0])
     return version in (None, theirs), probability
-
-
-Wanted = tuple[str, Sequence[Any]]
-
-
-def _all(wanted: Sequence[Wanted]) -> str:
-    return " AND ".join(sql for sql, _ in wanted) or "1"
-
-
-def _named(rule: str | None, version: str | None, project: str | None) -> list[Wanted]:
-    """By numbers of rules, of which there are few, so that an index over decisions serves."""
-    given = [(name, value) for name, value in (("name", rule), ("version", version), ("project", project)) if value]
-    if not given:
-        return []
-    chosen = " AND ".join(f"{name} = ?" for name, _ in given)
-    return [(f"d.rule IN (SELECT id FROM rules WHERE {chosen})", [value for _, value in given])]
-
-
-def _said(verdict: str | None) -> list[Wanted]:
-    if verdict is None:
-        return []
-    if verdict not in get_args(Verdict):
-        raise Refused(f"there is no verdict {verdict!r}; use one of {', '.join(get_args(Verdict))}")
-    if verdict == "superseded":
-        return [("d.due_ns IS NOT NULL AND r.state <> 'in force'", ())]
-    return [("d.verdict = ? AND (d.due_ns IS NULL OR r.state = 'in force')", (verdict,))]
-
-
-def _about(trace_id: str | None, session: tuple[str, str] | None) -> list[Wanted]:
-    if trace_id is None:
-        return []
-    first, end = of_trace(trace_id)
-    place = "" if session is None else f"/{session[0]}/{session[1]}"
-    return [("(d.target >= ? AND d.target < ? OR d.target = ?)", (first, end, place))]
 
 
 def forget_traces(db: sqlite3.Connection, trace_ids: Iterable[str]) -> None:

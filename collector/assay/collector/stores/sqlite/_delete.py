@@ -62,6 +62,7 @@ def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -
     _words.remove(appender.reader, keys)
     for table in ("unindexed", "feedback", "spans"):
         delete_many(db, table, "trace", keys)
+    delete_many(db, "open_runs", "(SELECT id FROM traces t WHERE t.trace_id = open_runs.trace_id)", keys)
     delete_many(db, "traces", "id", keys)
 
 

@@ -78,8 +78,7 @@ def write(appender: Appender, rows: Sequence[list[Any]], written: Written = NOTH
         _remove(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
         _insert(db, by_id.values())
     _settle_all(db, list(_unsettled(by_id.values(), set(new.values()))))
-    if moved:
-        appender.move(moved)
+    appender.move(moved)
     if overtaken:
         delete(db, appender, list(overtaken))
     if replaced:
@@ -282,8 +281,7 @@ def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Map
 def delete(db: sqlite3.Connection, appender: Appender, ids: Sequence[str]) -> int:
     """Remove by id, and judgements that nothing leads to then; what they stood in front of takes their place."""
     gone = _remove(db, ids)
-    if moved := _of_traces(gone):
-        appender.move(moved)
+    appender.move(_of_traces(gone))
     if judged := {row[_JUDGE] for row in gone} - {None}:
         let_go(appender, judged, {row[_TRACE] for row in gone})
     return len(gone)

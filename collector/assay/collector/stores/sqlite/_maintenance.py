@@ -101,6 +101,11 @@ _INVARIANTS = (
         " AND (change IS NULL OR runs_change IS NULL OR change < runs_change OR change > (SELECT change FROM feed))",
     ),
     (
+        "traces whose number of open runs is wrong",
+        "SELECT count(*) FROM traces t WHERE span_count > 0"
+        " AND running <> (SELECT count(*) FROM open_runs o WHERE o.trace_id = t.trace_id)",
+    ),
+    (
         "feedback without a trace",
         "SELECT count(*) FROM feedback f WHERE f.trace NOT IN (SELECT id FROM traces)",
     ),

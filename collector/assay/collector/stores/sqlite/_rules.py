@@ -146,7 +146,8 @@ def _activate(db: sqlite3.Connection, rule: Rule, before: Kept | None, activate:
     db.execute("UPDATE rules SET state = 'superseded' WHERE id = ?", (before.id if before else None,))
     row = (rule.project, rule.name, rule.version, rule.owner, change, before.off if before else 0, to_text(rule))
     db.execute(
-        "INSERT INTO rules (project, name, version, state, owner, active_from, off, data) VALUES (?,?,?,'in force',?,?,?,?)"
+        "INSERT INTO rules (project, name, version, state, owner, active_from, off, data)"
+        " VALUES (?,?,?,'in force',?,?,?,?)"
         " ON CONFLICT (project, name, version) DO UPDATE SET state = excluded.state, owner = excluded.owner,"
         " active_from = excluded.active_from, off = excluded.off, data = excluded.data",
         row,

@@ -163,8 +163,26 @@ def _lead_to_votes(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'")
 
 
-# Settled traces that are not whole, open runs, and what processes say of themselves
-_COMPLETENESS: tuple[str, ...] = ()
+# Settled traces that are not whole, open runs, and what processes say of themselves. What was dropped of traces that
+# are here already stands in payloads alone: these say 0 until a span of theirs comes.
+_COMPLETENESS: tuple[str, ...] = (
+    "ALTER TABLE traces ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN calls_sent INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN running INTEGER NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE open_runs (
+      trace_id TEXT NOT NULL, span_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL, kind TEXT NOT NULL,
+      start_ns INTEGER NOT NULL, local_root TEXT, project TEXT NOT NULL, environment TEXT NOT NULL, instance TEXT,
+      seen_ns INTEGER NOT NULL, PRIMARY KEY (trace_id, span_id)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE processes (
+      instance TEXT PRIMARY KEY, stored INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, service TEXT,
+      project TEXT NOT NULL, environment TEXT NOT NULL, pid INTEGER, reported_ns INTEGER, progress INTEGER, report TEXT
+    ) WITHOUT ROWID
+    """,
+)
 
 # The feed of changes, tombstones, and what feedback says of the claim it came from
 _MONITOR_TRACES: tuple[str, ...] = (

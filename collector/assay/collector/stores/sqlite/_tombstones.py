@@ -18,6 +18,7 @@ class Tombstones:
 
     def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
         self._db, self._clock = db, clock
+        self.bound = MOST
         self.late = 0  # spans, feedback and amendments that came for them since the start
         self.forget()
 
@@ -41,10 +42,10 @@ class Tombstones:
         return {row[0] for row in find_many(self._db, sql, trace_ids, (self._clock.now(),))}
 
     def prune(self) -> bool:
-        """Forget some of those whose time has passed, and of more than `MOST`; whether there were any."""
+        """Forget some of those whose time has passed, and of more than `bound`; whether there were any."""
         first = f"(SELECT id, until_ns FROM tombstones ORDER BY id LIMIT {ROUND})"  # in the order of their time
-        most = f"(SELECT max(id) - {MOST} FROM tombstones)"
-        sql = f"SELECT id FROM {first} WHERE until_ns <= ? OR id <= {most}"
-        gone = self._db.execute(f"DELETE FROM tombstones WHERE id IN ({sql})", (self._clock.now(),)).rowcount
+        sql = f"SELECT id FROM {first} WHERE until_ns <= ? OR id <= (SELECT max(id) - ? FROM tombstones)"
+        asked = (self._clock.now(), self.bound)
+        gone = self._db.execute(f"DELETE FROM tombstones WHERE id IN ({sql})", asked).rowcount
         self.forget()
         return gone > 0

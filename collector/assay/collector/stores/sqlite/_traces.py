@@ -15,7 +15,10 @@ from assay.collector.records import (
     Condition,
     Feedback,
     Head,
+    OpenRun,
     Page,
+    Process,
+    ProcessReport,
     Retention,
     Run,
     RunScores,
@@ -35,6 +38,8 @@ from assay.collector.stores.sqlite import (
     _feedback,
     _lists,
     _maintenance,
+    _processes,
+    _running,
     _summaries,
     _verdicts,
 )
@@ -208,6 +213,11 @@ class SQLiteTraces(Half):
         sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
         return {row[0] for row in find_many(db, sql, trace_ids)}
 
+    @reads
+    def going_on(self, db: sqlite3.Connection, /, sessions: Collection[str]) -> set[str]:
+        sql = "SELECT DISTINCT session_id FROM traces WHERE span_count > 0 AND session_id IN (%s)"
+        return {row[0] for row in find_many(db, sql, sessions)}
+
     def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
         with self._file.read() as reader:
             return _explain.explain(reader.db, trace_id, filter)
@@ -215,6 +225,33 @@ class SQLiteTraces(Half):
     @reads
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
         return _lists.count(db)
+
+    # what has not come, and who should know
+
+    @writes
+    def add_running(self, _: sqlite3.Connection, /, runs: Sequence[OpenRun]) -> None:
+        self._file.appender.start(runs)
+
+    @reads
+    def running(
+        self,
+        db: sqlite3.Connection,
+        /,
+        *,
+        trace_id: str | None = None,
+        project: str | None = None,
+        environment: str | None = None,
+        limit: int = 1000,
+    ) -> list[OpenRun]:
+        return _running.stored(db, trace_id, project, environment, limit)
+
+    @writes
+    def add_reports(self, _: sqlite3.Connection, /, reports: Sequence[ProcessReport]) -> None:
+        self._file.appender.processes.report(reports)
+
+    @reads
+    def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
+        return _processes.stored(db, since_ns, limit)
 
     # deletion
 
@@ -234,9 +271,11 @@ class SQLiteTraces(Half):
     def expire(self, rule: Retention) -> Filter | None:
         with self._file.read() as reader:
             expired = _maintenance.too_old(reader.db, rule)
-        if expired is not None and rule.project is None:
+        if expired is not None:
             before = expired.until_ns or 0
-            self._file.write(lambda db: _delete.feedback_without_trace(db, before))
+            self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
+            if rule.project is None:
+                self._file.write(lambda db: _delete.feedback_without_trace(db, before))
         return expired
 
     def vacuum(self) -> int:
