@@ -14,7 +14,6 @@ from assay.evaluators.monitors._ready import ready
 from assay.tracer import attributes as names
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, until, verdicts, watching, whole
 
-
 HEAD = Head(
     trace_id=trace_id(1),
     cursor="1",

@@ -107,8 +107,8 @@ def supervised(folder, url, end="pass", more="", **plan):
             "ctypes.string_at(0)",
             "killed by SIGSEGV (it reached for memory that is not its own), in when_asked, rules.py:13",
         ),
-        ("os._exit(0)", "exit code 0"),
-        ("os.killpg(0, signal.SIGKILL)", "killed by SIGKILL"),
+        pytest.param("os._exit(0)", "exit code 0", marks=pytest.mark.slow),
+        pytest.param("os.killpg(0, signal.SIGKILL)", "killed by SIGKILL", marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_ends_is_replaced_and_its_end_is_told(end, told, url, tmp_path):
@@ -161,6 +161,7 @@ def test_a_file_that_hangs_is_given_up(url, tmp_path):
     assert "the file was not loaded after 0.5 s" in monitor.told[0]
 
 
+@pytest.mark.slow  # two looks, a second apart, and two processes
 def test_a_changed_file_is_loaded_beside_what_runs_which_then_ends(url, tmp_path):
     with supervised(tmp_path, url) as monitor:
         (first,) = monitor.running()

@@ -16,6 +16,7 @@ from assay.collector.stores import Store
 from assay.evaluators.monitors._decide import InForce, Questions, awaits
 from assay.evaluators.monitors._following import Following
 from assay.evaluators.monitors._held import Held, Name, name_of, refresh
+from assay.evaluators.monitors._pacing import Pacing
 from assay.evaluators.monitors._spread import Spread
 
 SLICE = 1_000  # heads at once
@@ -32,8 +33,9 @@ class Follower:
     ) -> None:
         self._store, self._held, self._holder, self._now = store, held, holder, now
         self._following: dict[Name, Following] = {}
-        self._spread = Spread(store)
+        self._spread, self._pacing = Spread(store), Pacing(store)
         self._renew_at = 0.0
+        self._now_ns = 0  # the store's
         self.behind = False  # whether there is more to be read at once
         self.decided = 0  # changes of traces
         self.sizes: OrderedDict[str, int] = OrderedDict()  # bytes of traces that were let in
@@ -59,7 +61,9 @@ class Follower:
             self._lease()
         self.behind = False
         read = sum([self._read(group) for group in _groups(self._following.values())])
-        return read + self._decide()
+        done = read + self._decide()
+        self._pacing.look([one.rule for one in self._following.values()], self._now_ns / SECOND)
+        return done
 
     def stop(self) -> None:
         """Let others decide."""
@@ -96,6 +100,7 @@ class Follower:
         questions = Questions()
         asked = [(one, one.asks(questions)) for one in group]
         changes = self._store.changes(group[0].position, limit=SLICE, filters=questions.filters)
+        self._now_ns = changes.now_ns
         if changes.heads and not self._still_holds(group):
             self.behind = True
             return 0
