@@ -20,7 +20,12 @@ VERDICT = {"rationale": "short", "rating": "yes"}
 
 def polite(url: str, **options: Any) -> Any:
     given = {"price": (1_000_000.0, 0.0), **options}
-    return judge("polite", "Is it polite?\n{outputs}", scale=("yes", "no"), judge=Judge(model="m", base_url=url, api_key="k", **given))
+    return judge(
+        "polite",
+        "Is it polite?\n{outputs}",
+        scale=("yes", "no"),
+        judge=Judge(model="m", base_url=url, api_key="k", **given),
+    )
 
 
 @contextmanager
@@ -83,7 +88,11 @@ def test_a_budget_is_held_to_the_call_by_four_workers(store: Store) -> None:
         made = rule(evaluators=[polite(server.url)], budget={"calls_per_day": 17})
         with running(store, made, workers=4):
             store.append([whole(number) for number in range(1, 61)])
-            until(lambda: sorted(set(verdicts(store).values())) == ["over_budget", "scored"] and len(verdicts(store)) == 60)
+            until(
+                lambda: (
+                    sorted(set(verdicts(store).values())) == ["over_budget", "scored"] and len(verdicts(store)) == 60
+                )
+            )
         assert len(server.requests) == 17
     assert list(verdicts(store).values()).count("scored") == 17
     assert len(store.feedbacks(key="polite", limit=100).items) == 17

@@ -14,7 +14,9 @@ from assay.evaluators.monitors._pace import APART, DAY, LOOK, Pacer
 from evaluators.watched import rule, until, watching
 
 
-def a_day(traffic: Callable[[float], float], limit: float, cost: float = 0.01) -> tuple[list[float], list[float], float]:
+def a_day(
+    traffic: Callable[[float], float], limit: float, cost: float = 0.01
+) -> tuple[list[float], list[float], float]:
     """What was spent by the end of each hour, the changes of the rate, and what was refused for want of money."""
     pacer, spent, refused = Pacer(None), 0.0, 0.0
     hours, changes = [], []

@@ -20,7 +20,7 @@ from assay.evaluators.monitors._pacing import Pacing
 from assay.evaluators.monitors._spread import Spread
 
 SLICE = 1_000  # heads at once
-LEASE = 15.0  # seconds that the right to decide is held for
+LEASE = 6.0  # seconds that the right to decide is held for
 SIZES = 20_000  # of traces that are remembered
 SECOND = 1_000_000_000
 
@@ -68,20 +68,25 @@ class Follower:
     def stop(self) -> None:
         """Let others decide."""
         for name in list(self._following):
-            self._store.release(lease_of(*name), self._holder)
-            del self._following[name]
+            self._leave(name)
 
     def _lease(self) -> None:
         refresh(self._store, self._held)
         for held in self._held:
-            lease = None
-            if held.idle is None:
-                lease = self._store.acquire(lease_of(*held.name), self._holder, LEASE)
+            if held.idle is not None:
+                self._leave(held.name)
+                continue
+            lease = self._store.acquire(lease_of(*held.name), self._holder, LEASE)
             if lease is None:
                 self._following.pop(held.name, None)
             elif held.name not in self._following or self._following[held.name].token != lease.token:
                 self._begin(held, lease.token)
         self._renew_at = self._now() + LEASE / 3
+
+    def _leave(self, name: Name) -> None:
+        """Let another decide for a rule."""
+        if self._following.pop(name, None) is not None:
+            self._store.release(lease_of(*name), self._holder)
 
     def _begin(self, held: Held, token: int) -> None:
         rule = held.in_force
@@ -121,7 +126,7 @@ class Follower:
         for one in group:
             held = current[name_of(one.rule)]
             if held.idle is not None:
-                del self._following[held.name]
+                self._leave(held.name)
                 same = False
             elif held.in_force.settings != one.rule.settings:
                 one.rule, one.history = held.in_force, self._history(held.in_force)

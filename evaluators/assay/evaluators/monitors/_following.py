@@ -20,7 +20,7 @@ PAST_HISTORY = 1_000  # settings that are looked at: what changed before them is
 
 
 class Following:
-    """`rule` is the store's record, with `active_from`. `now` in its methods is in seconds, of a clock that measures."""
+    """`rule` is the store's record, with `active_from`. `now` in its methods is in seconds, by any clock."""
 
     def __init__(
         self, rule: Rule, history: Sequence[Setting], token: int, cursor: str | None, start: str, began_ns: int

@@ -86,19 +86,15 @@ class Monitor:
         Raises what the store raises, and `Stuck`.
         """
         self._start()
-        done = self._follower.step()
-        if done:
+        done, self._follower.behind = 0, True
+        while self._follower.behind:
+            done += self._follower.step()
             self._look()
-        while True:
-            did = self._runner.step()
-            done += did
-            if not did and not self._runner.in_flight:
-                return done
-            if not did:
-                time.sleep(0.001)
+            done += self._run_all()
+        return done
 
     def run(self) -> None:
-        """Go on until `stop()`. A store that is away is waited for. Raises `Stuck` when another process has to go on."""
+        """Go on until `stop()`. A store that is away is waited for. Raises `Stuck` when another process must go on."""
         threads = [
             threading.Thread(target=self._following, name="assay-monitor-feed", daemon=True),
             threading.Thread(target=self._keeping, name="assay-monitor-keep", daemon=True),
@@ -170,6 +166,14 @@ class Monitor:
             except Unavailable as error:
                 _log.warning("assay monitor: %s", error)
                 self._over.wait(error.retry_after)
+
+    def _run_all(self) -> int:
+        done = 0
+        while (did := self._runner.step()) or self._runner.in_flight:
+            done += did
+            if not did:
+                time.sleep(0.001)
+        return done
 
     def _look(self) -> None:
         for one in self._runner.working:
