@@ -1,4 +1,4 @@
-"""What the demo does: index the text, trace the questions as live traffic, which rules score, evaluate twice, compare."""
+"""What the demo does: index the text, trace the questions, which rules score, evaluate twice, compare."""
 
 from __future__ import annotations
 

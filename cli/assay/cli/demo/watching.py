@@ -25,7 +25,7 @@ def watching(store: Store) -> Iterator[None]:
     store.save_rule(
         *(rule.record for rule in owned), owner=OWNER
     )  # before there is traffic: older traces are no rule's
-    monitor = Monitor(store, owned)
+    monitor = Monitor(store, owned, holder="the demo")
     thread = threading.Thread(target=monitor.run, name="demo-monitor")
     thread.start()
     try:
