@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^(?:```python|<!-- run -->\n```sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"\s*# (\w+\.py)\n")
-LONGEST = 120  # seconds for a page
+LONGEST = 300  # seconds for a page
 
 
 def blocks(page: Path) -> list[str]:
