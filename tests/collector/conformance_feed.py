@@ -11,7 +11,7 @@ import pytest
 
 from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter
-from assay.collector.records import Experiment, Feedback, Head, Target
+from assay.collector.records import Experiment, Feedback, Head, OpenRun, Target
 from assay.collector.stores import Store
 from assay.tracer import attributes as names
 from collector.conformance_traces import eventually
@@ -251,6 +251,35 @@ def test_words_are_not_told_before_the_index_has_them(store: Store) -> None:
 def test_a_filter_that_time_alone_changes_is_refused(store: Store) -> None:
     with pytest.raises(Refused, match="with time alone"):
         store.changes(filters=[Filter(name="a"), Filter(complete=True)])
+
+
+def test_what_is_read_at_once_is_bounded(store: Store) -> None:
+    store.append([root := run()])
+    assert len(store.changes(limit=10**12).heads) == 1
+    assert store.changes(limit=-1).heads == ()
+    with pytest.raises(Refused, match="501 filters at once"):
+        store.changes(filters=[Filter()] * 501)
+    many = Filter(missing=tuple(map(str, range(450))))
+    assert [one.passes for one in store.explain(root.trace_id, many)] == [True] * 450
+
+
+def test_a_run_that_has_started_is_a_change_but_none_of_the_runs(store: Store) -> None:
+    store.append([root := run(attributes={**LOCAL, names.SPANS_STARTED: 1, names.SPANS_OPEN: 0})])
+    before = only(store)
+    begun = OpenRun(trace_id=root.trace_id, span_id="c" * 16, name="n", kind="tool", start_ns=1)
+    store.add_running([begun])
+    after = only(store)
+    assert after.change > before.change
+    assert (after.runs_change, after.settled) == (before.runs_change, False)
+    store.add_running([begun])
+    assert only(store) == after
+
+
+def test_what_was_dropped_is_told_beside_what_is_settled(store: Store) -> None:
+    counts = {**LOCAL, names.SPANS_STARTED: 2, names.SPANS_OPEN: 0, names.SPANS_DROPPED: 1}
+    store.append([run(span_id="b" * 16, attributes=counts)])
+    head = only(store)
+    assert (head.settled, head.whole) == (True, False)
 
 
 def test_a_dataset_is_asked_for_as_in_lists(store: Store) -> None:

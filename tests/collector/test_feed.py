@@ -20,6 +20,7 @@ from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Feedback, Head, Target
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._for_rules import stretches
 from assay.tracer import attributes as names
 from collector import version_1
 from collector.conformance_traces import eventually
@@ -261,3 +262,18 @@ def test_heads_pass_exactly_where_the_list_has_the_trace(many: SQLiteStore, filt
     listed = [{summary.trace_id for summary in many.traces(filter)} for filter in filters]
     for head in many.changes(filters=filters).heads:
         assert head.passes == tuple(head.trace_id in found for found in listed)
+
+
+def test_traces_that_came_far_from_each_other_are_looked_up_apart() -> None:
+    assert list(stretches([1, 2, 9000, 9001, 99000])) == [[1, 2], [9000, 9001], [99000]]
+    assert list(stretches([])) == []
+
+
+def test_words_are_found_in_a_slice_of_any_traces(store: SQLiteStore) -> None:
+    store.append(made := [run(inputs=f"refund {number}") for number in range(20)])
+    assert eventually(lambda: store.health()["text_index_waiting_traces"], 0)
+    position = store.changes().cursor
+    for place in (0, 7, 19):
+        store.feedback(made[place].trace_id, "k", 1.0)
+    heads = store.changes(position, filters=[Filter(text="refund"), Filter(text="refund 7")]).heads
+    assert [head.passes for head in heads] == [(True, False), (True, True), (True, False)]

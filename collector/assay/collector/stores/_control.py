@@ -134,8 +134,8 @@ class ControlStore(Protocol):
         """Keep what was decided, each in one transaction with the rule's cursor; whether it was kept.
 
         False, and nothing changed, where the cursor is neither `after` nor `upto`, the version is not in force, or
-        somebody with a higher token has decided. With the cursor at `upto` it was kept before: True, nothing changed. Of a
-        row that is there already u, rate, stratum, probability and change are rewritten; its verdict goes back to
+        somebody with a higher token has decided. With the cursor at `upto` it was kept before: True, nothing changed.
+        Of a row that is there already u, rate, stratum, probability and change are rewritten; its verdict goes back to
         waiting if its runs changed since they were read and it was not reopened before (while it runs: `finish` does
         that). With a verdict of sampled_out or filtered a row that is there gets the probability 0 and keeps what it
         says; a row that waits goes. Rows of targets that were deleted are left out.

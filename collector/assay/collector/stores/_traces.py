@@ -138,8 +138,9 @@ class TraceStore(Protocol):
         New or replaced runs, amendments, runs that have started, and feedback without a rule are changes; the same run
         or feedback sent again and a rule's feedback are none. A trace stands where it last changed. Every change is
         seen at least once by whoever reads on from `cursor`, across restarts and beside any number of writers; None
-        begins with the first trace. Numbers of changes rise, with gaps. `filters` are answered in `Head.passes`, as rules
-        read them: conditions on feedback see only what no rule gave. One whose answer changes with time alone is refused.
+        begins with the first trace. Numbers of changes rise, with gaps. `filters` are answered in `Head.passes` as
+        rules read them: conditions on feedback see only what no rule gave. A filter whose answer changes with time
+        alone is refused.
         """
         ...
 

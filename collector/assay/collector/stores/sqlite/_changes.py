@@ -9,7 +9,10 @@ from typing import Any, cast
 from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter, timeless
 from assay.collector.records import Changes, Head
-from assay.collector.stores.sqlite._for_rules import answer
+from assay.collector.stores.sqlite._for_rules import Writer, among, answer
+
+MOST = 10_000  # heads of a slice
+FILTERS = 500  # of one question
 
 # Each column costs as much as it costs to find the row: what is yes or no comes in one
 _TOLD = "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
@@ -27,8 +30,9 @@ _FROM = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
 
 def changes(db: sqlite3.Connection, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int) -> Changes:
     """What changed after a position. Raises `Refused`."""
-    begin, (columns, values) = position(db, after), _columns(filters)
-    rows = db.execute(f"SELECT {columns} {_FROM} ORDER BY t.change LIMIT ?", (*values, begin, limit)).fetchall()
+    begin, most = position(db, after), max(0, min(limit, MOST))
+    columns, values = _columns(filters, _words(db, begin, most) if any(one.text for one in filters) else None)
+    rows = db.execute(f"SELECT {columns} {_FROM} ORDER BY t.change LIMIT ?", (*values, begin, most)).fetchall()
     return Changes(heads=tuple(map(_head, rows)), cursor=str(rows[-1][1] if rows else begin), now_ns=now_ns)
 
 
@@ -42,9 +46,15 @@ def one(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> Hea
     return _head(row)
 
 
-def _columns(filters: Sequence[Filter]) -> tuple[str, list[Any]]:
-    """What is read of a trace, and the values for its marks."""
-    answers = [answer(timeless(filter)) for filter in filters]
+def _words(db: sqlite3.Connection, begin: int, most: int) -> Writer:
+    return among(db, [row[0] for row in db.execute(f"SELECT t.id {_FROM} ORDER BY t.change LIMIT ?", (begin, most))])
+
+
+def _columns(filters: Sequence[Filter], words: Writer | None = None) -> tuple[str, list[Any]]:
+    """What is read of a trace, and the values for its marks. Raises `Refused`."""
+    if len(filters) > FILTERS:
+        raise Refused(f"{len(filters)} filters at once; ask at most {FILTERS} of them, and the others in another call")
+    answers = [answer(timeless(filter), words) for filter in filters]
     return ", ".join((_HEAD, *(one.sql for one in answers))), [value for one in answers for value in one.values]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.collector.errors import NotFound
@@ -14,6 +14,7 @@ from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._where import AS_TEXT, SHOWN, Part, complete_sql
 from assay.collector.stores.sqlite._where import Condition as Sql
 
+ASKED = 200  # conditions at once; SQLite has a bound on columns
 LISTED = 20  # values of a list that are shown
 
 
@@ -30,14 +31,20 @@ class _Asked(NamedTuple):
 def explain(db: sqlite3.Connection, trace_id: str, filter: Filter) -> list[Condition]:
     """Condition by condition. Raises `NotFound`."""
     asked = [*_judgement(filter), *(one for part in of_rules(filter) for one in _asked(part))]
+    told = [
+        one for start in range(0, len(asked) or 1, ASKED) for one in _ask(db, trace_id, asked[start : start + ASKED])
+    ]
+    return [one for one in told if one.name != "judgement" or not one.passes]
+
+
+def _ask(db: sqlite3.Connection, trace_id: str, asked: Sequence[_Asked]) -> list[Condition]:
     columns = "".join(f", ({one.sql.sql}), {one.seen}" for one in asked)
     values = [value for one in asked for value in (*one.sql.values, *one.seen_values)]
-    sql = f"SELECT {SHOWN.format('t')}, {WAITS}{columns} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
+    sql = f"SELECT {WAITS}{columns} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
     row = db.execute(sql, (*values, trace_id)).fetchone()
     if row is None:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
-    told = [_told(one, bool(row[1]), *row[2 + 2 * n : 4 + 2 * n]) for n, one in enumerate(asked)]
-    return [one for one in told if one.name != "judgement" or not one.passes]
+    return [_told(one, bool(row[0]), *row[1 + 2 * n : 3 + 2 * n]) for n, one in enumerate(asked)]
 
 
 def _told(asked: _Asked, waits: bool, passes: int | None, seen: Any) -> Condition:
