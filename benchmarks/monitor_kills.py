@@ -62,10 +62,11 @@ from pathlib import Path
 from assay.evaluators.monitors import Plan, Supervisor
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], workers=int(sys.argv[3]), claim=3.0)
+plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], workers=int(sys.argv[3]), claim=float(sys.argv[4]))
 Supervisor(plan, lambda line: print(line, file=sys.stderr, flush=True)).run(stop, patient=True)
 """
 KEYS = {"free": ["fine", "documents"], "paid": ["polite"]}
+CLAIM = 8.0  # seconds, not 30: so long nobody takes up what a dead worker held
 FINAL = ("scored", "skipped", "failed")
 COMPUTED = ("filtered", "sampled_out")
 
@@ -97,7 +98,15 @@ class Scene:
         return HTTPStore(f"http://127.0.0.1:{self.port}")
 
     def _monitor(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", MONITOR, str(self.folder / "rules.py"), self.collector.url, str(self.workers)]
+        command = [
+            sys.executable,
+            "-c",
+            MONITOR,
+            str(self.folder / "rules.py"),
+            self.collector.url,
+            str(self.workers),
+            str(CLAIM),
+        ]
         env = {**environment(), "JUDGE": self.judge_url, "CALLS": str(self.calls)}
         with open(self.folder / "monitor.log", "ab") as log:
             return subprocess.Popen(command, env=env, stderr=log)

@@ -7,6 +7,7 @@ import pytest
 from assay.collector.records import Rule
 from assay.evaluators.monitors import _deaths
 from assay.evaluators.monitors._data import of_data
+from assay.evaluators.monitors._reload import Watch
 from assay.evaluators.monitors._report import Listener, Teller
 from assay.evaluators.monitors._rest import Rest
 
@@ -72,6 +73,46 @@ def test_messages_come_whole_and_what_is_none_is_a_crash():
         listener.close()
         os.close(writing)
     assert listener.crash == ["Fatal Python error: Segmentation fault"]
+
+
+def looked(watch):
+    """What several looks in a row say of a change."""
+    return [watch.changed() for _ in range(4)].count(True)
+
+
+def test_a_change_is_told_once_and_one_that_is_taken_back_at_once_is_none(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text("a")
+    watch = Watch(file)
+    assert looked(watch) == 0
+    file.write_text("b")
+    assert looked(watch) == 1
+    file.write_text("c")
+    assert not watch.changed()
+    file.write_text("b")
+    assert looked(watch) == 0
+
+
+def test_a_file_that_is_away_or_replaced_by_its_like_has_not_changed(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text("a")
+    watch = Watch(file)
+    file.rename(tmp_path / "rules.py~")
+    assert watch.away
+    assert looked(watch) == 0
+    file.write_text("a")
+    assert looked(watch) == 0
+
+
+def test_what_is_half_written_waits_for_the_rest(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text("")
+    watch = Watch(file)
+    for part in ("a", "ab", "abc"):
+        file.write_text(part)
+        os.utime(file, ns=(1, len(part)))
+        assert not watch.changed()
+    assert looked(watch) == 1
 
 
 def of(type="regex", **parameters):

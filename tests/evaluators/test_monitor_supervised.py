@@ -107,7 +107,6 @@ def supervised(folder, url, end="pass", more="", **plan):
             "ctypes.string_at(0)",
             "killed by SIGSEGV (it reached for memory that is not its own), in when_asked, rules.py:13",
         ),
-        pytest.param("os._exit(0)", "exit code 0", marks=pytest.mark.slow),
         pytest.param("os.killpg(0, signal.SIGKILL)", "killed by SIGKILL", marks=pytest.mark.slow),
     ],
 )
@@ -117,16 +116,6 @@ def test_a_worker_that_ends_is_replaced_and_its_end_is_told(end, told, url, tmp_
         monitor.flag.touch()
         assert monitor.heard(told).startswith("worker 1 ended: ")
         until(lambda: [worker.pid for worker in monitor.workers()] not in ([], [first.pid]))
-
-
-@pytest.mark.slow  # as long as no sign of life is waited for
-def test_a_worker_whose_threads_stand_still_is_replaced(url, tmp_path):
-    end = 're.match("(a+)+$", "a" * 60 + "b")'
-    with supervised(tmp_path, url, end, grace=2.5) as monitor:
-        monitor.running()
-        monitor.flag.touch()
-        assert monitor.heard("no sign of life for 3 s").endswith(", in when_asked, rules.py:13")
-        until(monitor.workers)
 
 
 def test_memory_is_bounded(url, tmp_path):
@@ -184,17 +173,6 @@ def test_a_broken_file_keeps_the_rules_from_before_and_is_told_once(url, tmp_pat
         (tmp_path / "helpers.py").write_text("x = 2")
         until(lambda: len(monitor.shown) == 3)
     assert len(monitor.told) == 1
-
-
-@pytest.mark.slow  # as long as a file may be away
-def test_a_file_that_is_away_for_a_moment_changes_nothing(url, tmp_path):
-    with supervised(tmp_path, url) as monitor:
-        (first,) = monitor.running()
-        monitor.file.rename(tmp_path / "away")
-        monitor.heard("is away; its rules stay as they are")
-        (tmp_path / "away").rename(monitor.file)
-        time.sleep(3)
-        assert [worker.pid for worker in monitor.workers()] == [first.pid]
 
 
 PROGRAM = """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from assay.collector.records import Document
 from assay.collector.statistics import u
 from assay.collector.stores import Store
@@ -112,6 +114,26 @@ def test_a_later_turn_opens_a_session_anew_once_a_day(store: Store) -> None:
             monitor.step()
     assert [one.reopened for one in decisions(store)] == [1]
     assert [one.score for one in store.feedbacks(key="turns")] == [4.0]
+
+
+@pytest.mark.parametrize(("days", "reopened"), [(0, 1), (1, 2), (2, 2)])
+def test_the_day_after_a_session_may_be_opened_again(store: Store, days: int, reopened: int) -> None:
+    clock = Clock()
+    with watching(store, rule(evaluators=[turns], target="session"), now=clock) as monitor:
+        monitor.step()
+        for number in range(1, 4):
+            if number == 3:
+                _make_older(store, days)
+            store.append([whole(number, session_id="s")])
+            monitor.step()
+            clock.ahead += 601
+            monitor.step()
+    assert [one.reopened for one in decisions(store)] == [reopened]
+
+
+def _make_older(store: Any, days: int) -> None:
+    day = 86_400 * 1_000_000_000
+    store._control._file.write(lambda db: db.execute("UPDATE decisions SET created_ns = created_ns - ?", (days * day,)))
 
 
 def test_turns_of_another_project_are_another_session(store: Store) -> None:

@@ -17,6 +17,7 @@ from assay.evaluators.monitors._report import Teller
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.monitors._run import Stuck
 from assay.evaluators.monitors._telling import telling
+from assay.evaluators.monitors._words import told_of
 from assay.evaluators.monitors._worker import CLAIM, Monitor
 
 POLL = 2.0  # seconds between two looks at the rules of the API
@@ -91,6 +92,8 @@ class Conduct:
             self._teller.tell("say", text=f"rule {rule.name!r} idles: {error}")
             return None
         self._idle.pop(rule.name, None)
+        where = " and ".join(told_of([made])[0]["where"])
+        self._teller.tell("say", text=f"rule {rule.name!r} came through the API{where and f'; text goes to {where}'}")
         return made
 
 

@@ -14,7 +14,7 @@ _WORDS = ("type", "init_parameters", "parameters", "key", "version", "source")
 
 
 def of_data(rule: Rule) -> Monitored:
-    """The rule with its evaluators. Raises `ValueError`, with the way out, for what data may not say or names in vain."""
+    """The rule with its evaluators. Raises `ValueError`, with the way out, for what data may not say."""
     made = tuple(_made(entry) for entry in rule.evaluators)
     keys = [evaluator.key for evaluator in made]
     if not made or len(set(keys)) < len(keys):

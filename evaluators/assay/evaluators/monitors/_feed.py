@@ -20,7 +20,7 @@ from assay.evaluators.monitors._pacing import Pacing
 from assay.evaluators.monitors._spread import Spread
 
 SLICE = 1_000  # heads at once
-LEASE = 6.0  # seconds that the right to decide is held for
+LEASE = 9.0  # seconds that the right to decide is held for
 SIZES = 20_000  # of traces that are remembered
 SECOND = 1_000_000_000
 

@@ -60,7 +60,7 @@ def save(store: Store, held: Sequence[Held], owner: str | None, *, activate: boo
     For such a one the worker idles. Raises `Refused` for a rule that belongs to another owner.
     """
     old = {} if activate else by_name(_superseding(store, held))
-    own = [one for one in held if one.record.owner != API or not one.record.active_from]  # else it came from the store
+    own = [one for one in held if owner is None or one.record.owner != API]  # beside a file's, those are the store's
     if own:
         store.save_rule(*(old.get(one.name, one.record) for one in own), owner=owner, activate=activate)
     refresh(store, held)

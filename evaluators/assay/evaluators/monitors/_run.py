@@ -9,7 +9,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from assay.collector.errors import Refused
+from assay.collector.errors import AssayError, Refused
 from assay.collector.records import Claim, Decision, Finish, Run, Target
 from assay.collector.stores import Store
 from assay.evaluators.judges import Ledger
@@ -26,7 +26,7 @@ AT_ONCE = 200  # rows that are claimed in a step, and finished in a request
 GRACE = 5.0  # seconds beyond its time before a thread is given up that the loop should have ended
 
 
-class Stuck(RuntimeError):
+class Stuck(AssayError, RuntimeError):
     """All slots of a rule are held by evaluators that do not come back: only another process can go on with it."""
 
 
@@ -155,7 +155,7 @@ class Runner:
 
     @property
     def _suspects(self) -> bool:
-        """Whether something is held whose last holder died: it runs with nothing beside it, or others would die, too."""
+        """Whether something is held whose last holder died: it runs with nothing beside it."""
         return any(row.deaths for one in self.working for row in one.claimed.values())
 
     def _claim_of(self, one: Working, limit: int, now: float) -> int:

@@ -67,11 +67,15 @@ class Supervisor:
         finally:
             self._end()
 
+    @property
+    def _sure(self) -> bool:
+        """Whether what the files hold now has been loaded before."""
+        return self._accepted is not None and self._accepted.content == self._watch.known
+
     def _fill(self) -> None:
         """As many workers as planned; only one while it is unknown whether the file can be loaded."""
         here = [worker for worker in self._workers if worker.phase != "ending"]
-        sure = self._accepted is not None and self._accepted.content == self._watch.known
-        wanted = self._plan.workers if sure else 1
+        wanted = self._plan.workers if self._sure else 1
         if len(here) < wanted and time.monotonic() >= self._not_before:
             self._begin()
 
@@ -155,11 +159,12 @@ class Supervisor:
         worker.bury()
 
     def _died(self, worker: Worker) -> None:
-        if worker.phase in ("loading", "loaded"):
+        loading = worker.phase in ("loading", "loaded")
+        if loading and not self._sure:
             told = f"{str(self._plan.file)!r} ended the process that loaded it: {worker.obituary()}"
             self._refuse(told, [])
             return
-        self._deaths = 0 if worker.spent > LIVED else self._deaths + 1
+        self._deaths = 0 if worker.spent > LIVED and not loading else self._deaths + 1
         wait = pause(self._deaths, longest=LONGEST)
         self._not_before = time.monotonic() + wait
         self._tell(f"worker {worker.number} ended: {worker.obituary()}")

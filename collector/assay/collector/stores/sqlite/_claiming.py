@@ -174,6 +174,6 @@ def _ended(row: Row, finish: Finish, now: int) -> Row:
     if finish.verdict in OPEN:
         due = later(now, finish.again_s or 0.0)
         return ended._replace(verdict=finish.verdict, due_ns=due, next_ns=due)
-    if row.runs_change > finish.read_change and row.probability != 0.0 and not row.reopened:
+    if row.runs_change > finish.read_change and row.probability != 0.0 and row.may_reopen(now):
         return ended._replace(verdict="waiting", reason=f"{finish.reason}; changed meanwhile", due_ns=now)
     return ended._replace(verdict=finish.verdict, due_ns=None)

@@ -204,7 +204,7 @@ def decided_anew(row: Row, decided: Decision, now: int) -> Row:
         closed = {**waits, "verdict": decided.verdict, "read_change": decided.runs_change}
         return drawn._replace(**closed, next_ns=None, due_ns=None)
     done = row.due_ns is None and row.verdict != "over_budget"
-    if done and decided.runs_change > row.read_change and not row.reopened:
+    if done and decided.runs_change > row.read_change and row.may_reopen(now):
         return drawn._replace(**waits, next_ns=decided.next_ns, due_ns=due, attempts=0)
     return drawn
 

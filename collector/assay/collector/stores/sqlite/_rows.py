@@ -18,6 +18,7 @@ COLUMNS = (
     "rule target verdict reason probability u rate stratum incomplete change runs_change read_change claim holder"
     " until_ns attempts deaths reopened next_ns states inputs_hash cost created_ns updated_ns due_ns"
 ).split()
+DAY = 86_400 * 1_000_000_000
 OPEN = ("waiting", "throttled", "over_budget")  # not running, and not done
 WEIGHTS = ("failed", "scored", "skipped")  # of a row with outcomes of several kinds the verdict is the first of these
 _SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
@@ -56,6 +57,13 @@ class Row(NamedTuple):
     created_ns: int
     updated_ns: int
     due_ns: int | None
+
+    def may_reopen(self, now: int) -> bool:
+        """Whether a change of its runs opens it anew: once for a version; for a session, on which later turns follow for
+        as long as it likes, once a day.
+        """
+        days = (now - self.created_ns) // DAY if self.target.startswith("/") else 0
+        return self.reopened <= days
 
     @property
     def said(self) -> dict[str, Any]:
