@@ -74,7 +74,7 @@ def test_why_without_rules(store, url):
 
 
 def test_why_of_a_trace_that_there_is_not(store, url):
-    with pytest.raises(SystemExit, match="f{32}"), failing_in_one_line():
+    with pytest.raises(SystemExit, match=r"f{32}"), failing_in_one_line():
         app(["monitor", "why", "f" * 32, "--store", url])
 
 

@@ -1,166 +1,134 @@
-"""What a rule did, in words: no verdict, number or report may make these fall over."""
+"""What a claim said of a target comes in the place of what earlier claims had said, as a whole or not at all."""
 
-from dataclasses import replace
-from typing import get_args
+from __future__ import annotations
 
-from assay.collector import verdicts
-from assay.collector.records import (
-    Booked,
-    Condition,
-    Decision,
-    Rule,
-    RuleSettings,
-    RuleStatus,
-    Stratum,
-    Target,
-    Verdict,
-    Why,
-    WorkerReport,
-)
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-NOW = 1_000_000_000_000_000_000
-RULE = Rule(name="grounded", version="v1", evaluators=({"key": "grounded"},))
-STATUS = RuleStatus(rule=RULE, counts={}, cursor=None, behind=0, lag_s=0.0, rate=1.0)
-WORKER = WorkerReport(holder="here/1", project="default", rules={"grounded": "v1"}, seen_ns=NOW)
-DECIDED = Decision(rule="grounded", version="v1", target=Target(trace_id="a" * 32), verdict="scored", probability=1.0)
+import pytest
+
+from assay.collector.records import Feedback, Target
+from assay.collector.stores._both import Verdicts
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.making import child, run
+
+TRACE = Target(trace_id="1" * 32)
 
 
-def working(**said):
-    return replace(STATUS, workers=(replace(WORKER, data={what: {"grounded": one} for what, one in said.items()}),))
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        made.append([root := run(trace_id="1" * 32, span_id="a" * 16), child(root, span_id="b" * 16)])
+        yield made
 
 
-def test_every_verdict_has_words():
-    assert set(verdicts.WORDS) == set(get_args(Verdict))
+def verdicts(claim: int, *keys: str, target: Target = TRACE, evaluators: tuple[str, ...] = ("e",), **more: Any) -> Any:
+    """Feedback under keys by the first of the evaluators."""
+    said = [Feedback(target=target, key=key, score=claim / 10, evaluator=evaluators[0], created_ns=1) for key in keys]
+    return Verdicts("r", target, claim, evaluators, said, **more)
 
 
-def test_the_funnel_narrows():
-    status = replace(STATUS, counts={"filtered": 5, "sampled_out": 3, "scored": 1, "failed": 1})
-    assert [(stage.name, stage.count) for stage in verdicts.funnel(status)] == [
-        ("arrived", 10),
-        ("pass the filter", 5),
-        ("sampled", 2),
-        ("scored", 1),
-    ]
+def kept(store: SQLiteStore) -> list[tuple[str, int | None]]:
+    return sorted((one.key, one.claim) for one in store.feedbacks())
 
 
-def test_who_lies_outside_the_sample():
-    why = Why(rule=RULE, verdict="sampled_out", reason="", u=0.43124, rate=0.1)
-    assert verdicts.sampling(why) == "u 0.4312 is not below 0.1, the rule's rate"
-    assert verdicts.sampling(replace(why, verdict="scored", u=0.05, stratum=1)) == (
-        "u 0.0500 is below 0.1, the rate of stratum 2"
-    )
-    assert verdicts.sampling(replace(why, u=None)) == ""
+def test_a_later_set_comes_in_the_place_of_an_earlier_one(store: SQLiteStore) -> None:
+    assert store.put_verdicts([verdicts(1, "a", "b")]) == [True]
+    assert store.put_verdicts([verdicts(2, "b", "c")]) == [True]
+    assert kept(store) == [("b", 2), ("c", 2)]
+    assert {one.rule for one in store.feedbacks()} == {"r"}
 
 
-def test_conditions_as_they_are_written():
-    told = [
-        Condition(name="latency_ms", wanted=(">", 200.0), seen=120.4, passes=False),
-        Condition(name="feedback", wanted=["thumbs_up", "=", 0.0], seen=None, passes=False),
-        Condition(name="tags", wanted=["a", "b"], seen=[], passes=False),
-        Condition(name="metadata", wanted={"tenant": "t1"}, seen={"tenant": None}, passes=False),
-        Condition(name="name", wanted="answer", seen="x" * 300, passes=False),
-    ]
-    said = [verdicts.condition(one) for one in told]
-    assert said[:4] == [
-        "latency_ms: wants > 200, saw 120",
-        "feedback: wants thumbs_up = 0, saw nothing",
-        "tags: wants a, b, saw nothing",
-        "metadata: wants tenant 't1', saw tenant nothing",
-    ]
-    assert len(said[4]) < 250
+def test_the_same_again_changes_nothing(store: SQLiteStore) -> None:
+    store.put_verdicts([verdicts(1, "a")])
+    before = store.feedbacks().items
+    assert store.put_verdicts([verdicts(1, "a")]) == [True]
+    assert store.feedbacks().items == before
 
 
-def test_a_budget_shows_the_newest_period_only():
-    rule = replace(RULE, settings=RuleSettings(budget={"usd_per_day": 5.0, "calls_per_minute": 60}))
-    booked = (
-        Booked(budget="default/grounded/usd_per_day", period_start_ns=1, settled=4.0),
-        Booked(budget="default/grounded/usd_per_day", period_start_ns=2, settled=1.0, reserved=0.25, repeated=0.5),
-    )
-    money, calls = verdicts.spending(rule, booked)
-    assert str(money) == "$1.25 of $5.00 per day, $0.25 of it reserved, $0.50 by calls that a crash cut off"
-    assert (money.share, str(calls), calls.share) == (0.25, "0 of 60 calls per minute", 0)
+def test_a_lower_claim_is_refused_whole(store: SQLiteStore) -> None:
+    store.put_verdicts([verdicts(2, "a")])
+    assert store.put_verdicts([verdicts(1, "a", "b"), verdicts(1, "c", evaluators=("f",))]) == [False, True]
+    assert kept(store) == [("a", 2), ("c", 1)]
 
 
-def test_a_budget_of_nothing_is_spent():
-    (budget,) = verdicts.spending(replace(RULE, settings=RuleSettings(budget={"usd_per_day": 0})), ())
-    assert budget.share == 1
+def test_an_empty_set_takes_away_what_was_said(store: SQLiteStore) -> None:
+    store.put_verdicts([verdicts(1, "a")])
+    assert store.put_verdicts([verdicts(2)]) == [True]
+    assert kept(store) == []
 
 
-def test_what_there_is_to_know_of_a_decision():
-    waiting = replace(DECIDED, verdict="waiting", attempts=1, deaths=2, next_ns=NOW + 20 * 10**9, incomplete=True)
-    assert list(verdicts.facts(waiting, NOW)) == [
-        "taken although parts of the trace are missing",
-        "1 attempt",
-        "ended 2 workers",
-        "tried next in 20.00 s",
-    ]
-    assert list(verdicts.facts(replace(waiting, next_ns=NOW - 1), NOW))[-1] == "tried next now"
+def test_evaluators_that_report_nothing_keep_their_sets_unless_all_is_new(store: SQLiteStore) -> None:
+    store.put_verdicts([verdicts(1, "a"), verdicts(1, "b", evaluators=("f",))])
+    store.put_verdicts([verdicts(2, "a")])
+    assert kept(store) == [("a", 2), ("b", 1)]
+    store.put_verdicts([verdicts(3, "a", anew=True)])
+    assert kept(store) == [("a", 3)]
 
 
-def test_for_how_many_a_scored_one_stands():
-    assert list(verdicts.facts(DECIDED, NOW)) == []
-    assert list(verdicts.facts(replace(DECIDED, probability=0.1), NOW)) == ["stands for 10 traces in weighted means"]
-    assert "not known" in next(verdicts.facts(replace(DECIDED, probability=None), NOW))
-    assert "no weighted mean" in next(verdicts.facts(replace(DECIDED, probability=0.0), NOW))
+def test_other_rules_people_and_targets_are_left_alone(store: SQLiteStore) -> None:
+    store.append([run(trace_id="2" * 32)])
+    store.feedback("1" * 32, "vote", 1.0)
+    store.add_feedback([Feedback(target=TRACE, key="other", score=1, rule="other", evaluator="e")])
+    store.put_verdicts([verdicts(1, "x", target=Target(trace_id="2" * 32))])
+    assert store.put_verdicts([verdicts(2, "a", anew=True)]) == [True]
+    assert kept(store) == [("a", 2), ("other", None), ("vote", None), ("x", 1)]
 
 
-def test_states_of_any_shape_are_shown():
-    odd = replace(DECIDED, states={"a": {"state": "failed", "error": "No\nat line 3"}, "b": "scored", "c": {}})
-    assert verdicts.states(odd) == [("a", "failed", "No"), ("b", "scored", ""), ("c", "", "")]
+def test_what_is_below_a_target_is_of_its_set_and_its_neighbours_are_not(store: SQLiteStore) -> None:
+    spans = [Target(trace_id="1" * 32, span_id=id * 16) for id in "ab"]
+    document = Target(trace_id="1" * 32, span_id="b" * 16, document=0)
+    store.put_verdicts([verdicts(1, "a", target=spans[0]), verdicts(1, "b", target=spans[1])])
+    store.put_verdicts([verdicts(1, "d", target=document)])
+    store.put_verdicts([verdicts(2, "c", target=spans[1])])
+    assert kept(store) == [("a", 1), ("c", 2)]
+    store.put_verdicts([verdicts(3, "t")])
+    assert kept(store) == [("t", 3)]
 
 
-def test_targets_by_name():
-    targets = [{"trace_id": "t"}, {"trace_id": "t", "span_id": "s"}, {"session_id": "talk"}]
-    targets.append({"trace_id": "t", "span_id": "s", "document": 0})
-    said = [verdicts.target(replace(DECIDED, target=Target(**one))) for one in targets]
-    assert said == ["the trace", "span s", "session talk", "document 1 of span s"]
+def test_sessions_have_sets_too(store: SQLiteStore) -> None:
+    session = Target(session_id="s")
+    assert store.put_verdicts([verdicts(2, "a", target=session), verdicts(1, "b", target=session)]) == [True, False]
+    assert kept(store) == [("a", 2)]
 
 
-def test_who_carries_a_rule_out():
-    assert verdicts.standing(STATUS, NOW) == ("no worker has this rule", False)
-    assert verdicts.standing(replace(STATUS, workers=(WORKER,)), NOW) == ("1 worker", True)
-    told, right = verdicts.standing(replace(STATUS, workers=(WORKER,)), NOW + 120 * 10**9)
-    assert (told.startswith("no sign of a worker since"), right) == (True, False)
-    other = replace(STATUS, workers=(replace(WORKER, rules={"grounded": "v0"}),))
-    assert verdicts.standing(other, NOW) == ("1 worker, with another version of this rule", False)
-    off = replace(STATUS, rule=replace(RULE, enabled=False))
-    assert verdicts.standing(off, NOW) == ("switched off", True)
+def test_a_trace_that_is_not_there_gets_none(store: SQLiteStore) -> None:
+    store.add_feedback([Feedback(target=Target(trace_id="3" * 32), key="early", score=1)])
+    away = [verdicts(1, "a", target=Target(trace_id=id * 32)) for id in "23"]
+    store.delete(trace_ids=("1" * 32,))
+    assert store.put_verdicts([*away, verdicts(1, "a")]) == [False, False, False]
+    assert kept(store) == [("early", None)]
 
 
-def test_a_worker_that_idles_says_why():
-    status = working(idle="paused: failed 20 times in a row")
-    assert verdicts.standing(status, NOW) == ("1 worker, idle", False)
-    assert verdicts.idle(status.workers[0], "grounded") == ["paused: failed 20 times in a row"]
-    status = working(paused={"grounded": "failed 20 times in a row"})
-    assert verdicts.idle(status.workers[0], "grounded") == ["grounded is paused: failed 20 times in a row"]
+def test_of_one_call_later_sets_come_in_the_place_of_earlier_ones(store: SQLiteStore) -> None:
+    assert store.put_verdicts([verdicts(1, "a"), verdicts(3, "b"), verdicts(2, "c")]) == [True, True, False]
+    assert kept(store) == [("b", 3)]
 
 
-def test_workers_speak_together():
-    status = working(evaluators={"grounded": {"looked": 100, "failed": 2, "p95_s": 1.5}})
-    status = replace(status, workers=status.workers * 2)
-    assert [(one.key, str(one)) for one in verdicts.work(status, NOW)] == [
-        ("grounded", "2.0 % of 200 failed, p95 1.50 s")
-    ]
+def judged(claim: int, judge: str) -> Verdicts:
+    said = Feedback(target=TRACE, key="k", score=1.0, evaluator="e", source="model", judge_trace_id=judge)
+    return Verdicts("r", TRACE, claim, ("e",), [said])
 
 
-def test_a_worker_of_several_rules_is_counted_once():
-    worker = replace(WORKER, data={"finished_per_s": 40, "decided_per_s": 200.0})
-    others = replace(worker, holder="there"), replace(worker, holder="gone", seen_ns=0), replace(worker, data={})
-    assert verdicts.throughput([worker, worker, *others[:2]], NOW) == (80, 400)
-    assert verdicts.throughput([others[2]], NOW) == (0, 0)
+def test_judgements_that_nothing_leads_to_any_more_go(store: SQLiteStore) -> None:
+    store.append([run(kind="evaluator", trace_id=id * 32) for id in "abc"])
+    store.put_verdicts([judged(1, "a" * 32)])
+    store.put_verdicts([judged(3, "b" * 32)])
+    assert store.put_verdicts([judged(2, "c" * 32)]) == [False]
+    assert [one.trace_id for one in store.traces(kind="evaluator")] == ["b" * 32]
 
 
-def test_workers_that_say_nothing_are_no_fault():
-    for data in ({}, {"evaluators": None}, {"evaluators": {"grounded": None}}, {"evaluators": {"grounded": {}}}):
-        assert verdicts.work(replace(STATUS, workers=(replace(WORKER, data=data),)), NOW) == []
+def test_a_late_copy_of_a_lower_claim_takes_its_judgement_along(store: SQLiteStore) -> None:
+    store.append([run(kind="evaluator", trace_id=id * 32) for id in "ab"])
+    store.put_verdicts([judged(2, "b" * 32)])
+    [copy] = judged(1, "a" * 32).feedback
+    store.add_feedback([Feedback(**{**{name: getattr(copy, name) for name in copy.__slots__}, "rule": "r", "id": ""})])
+    assert [one.trace_id for one in store.traces(kind="evaluator")] == ["b" * 32]
+    assert kept(store) == [("k", 2)]
 
 
-def test_the_rate_and_what_paces_it():
-    settings = RuleSettings(sample_rate=0.1, paced=0.42, strata=(Stratum(filter={}, rate=1.0),))
-    status = replace(STATUS, rule=replace(RULE, settings=settings), rate=0.042)
-    assert verdicts.rate(status) == "4.2 %, paced by the budget to 0.42 of 10 %; 1 stratum of other rates"
-
-
-def test_how_far_behind():
-    assert verdicts.behind(STATUS) == "up to date"
-    assert verdicts.behind(replace(STATUS, behind=1, lag_s=4.2)) == "1 change behind, the oldest of 4.20 s ago"
+def test_verdicts_are_no_change_of_the_feed(store: SQLiteStore) -> None:
+    before = store.changes()
+    store.put_verdicts([verdicts(1, "a")])
+    assert store.changes().heads == before.heads

@@ -27,6 +27,6 @@ def benchmark() -> Any:
 def test_the_known_mean_is_recovered(name: str) -> None:
     made = benchmark()
     scenario = next(one for one in made.SCENARIOS if one.name == name)
-    row = made.simulate(scenario, blocks=20)
+    row = made.simulate(scenario, blocks=12)
     assert row.held >= 0.9
     assert abs(row.bias) < 0.02

@@ -119,10 +119,10 @@ def _below(status: RuleStatus, now_ns: int) -> Iterator[str]:
 
 def _table(means: Sequence[SampledMean]) -> Table:
     table = Table(
-        "key", "mean of all", "95 %", "n", "effective n", "failed", "skipped", "left out", box=None, padding=(0, 2)
+        "key", "mean of all", "95 %", "n", "effective n", "failed", "skipped", "left out", box=None, padding=(0, 1)
     )
     for mean in means:
-        interval = "–" if mean.low is None else f"{format.number(mean.low)} to {format.number(mean.high)}"
+        interval = "–" if mean.low is None else f"{format.number(mean.low)}–{format.number(mean.high)}"
         counts = (mean.n, round(mean.effective), mean.failed, mean.skipped, mean.unknown + mean.outside)
         table.add_row(Text(harmless(mean.key)), format.number(mean.mean), interval, *map(format.count, counts))
     return table

@@ -1,4 +1,4 @@
-"""How monitors fare, for `/metrics`: per rule its queue, lag, rate, spend, evaluators; read at most every few seconds."""
+"""How monitors fare, for `/metrics`: per rule its queue, lag, rate, spend and evaluators."""
 
 from __future__ import annotations
 

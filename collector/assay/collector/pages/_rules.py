@@ -15,7 +15,7 @@ from assay.collector.records import Rule, RuleStatus
 from assay.collector.rules import filter_of
 from assay.collector.stores import Store, summary
 
-MEANS = 5_000  # scores of a rule of which a page shows the mean, newest first
+OUTCOMES, FEWEST = 4_000, 100  # that are read for the means of all rules, newest first, and of each at least
 _DECISIONS = 50
 
 
@@ -23,12 +23,13 @@ def rules(store: Store, request: Request) -> Response:
     """`GET /rules?project=`."""
     project = request.query_params.get("project") or None
     found = store.status(project=project)
+    most = max(FEWEST, OUTCOMES // max(1, len(found)))
     return render.html(
         request,
         "rules.html",
         statuses=found,
-        means=[summary(store, status.rule, most=MEANS) for status in found],
-        most=MEANS,
+        means=[summary(store, status.rule, most=most) for status in found],
+        most=most,
         throughput=verdicts.throughput((worker for status in found for worker in status.workers), time.time_ns()),
         project=project,
         projects=sorted({status.rule.project for status in store.status()} if project else _projects(found)),

@@ -266,9 +266,9 @@ class Why:
 class WorkerReport:
     """What a monitor's worker says of itself, the newest of each holder.
 
-    `data` has, as far as it is known: `finished_per_s` and `decided_per_s` of all rules; and by a rule's name `evaluators`,
-    which are by key `{"looked": …, "failed": …, "p95_s": …}`, `idle`, why it does nothing for it, and `paused`, why it
-    does not ask some evaluators, by key.
+    `data` has, as far as it is known: `finished_per_s` and `decided_per_s` of all rules; and by a rule's name
+    `evaluators`, which are by key `{"looked": …, "failed": …, "p95_s": …}`, `idle`, why it does nothing for it, and
+    `paused`, why it does not ask some evaluators, by key.
     """
 
     holder: str

@@ -14,17 +14,7 @@ from assay.collector.stores._summary import summary
 from assay.collector.stores._traces import TraceStore
 from assay.collector.stores._under_way import under_way
 
-__all__ = [
-    "Checks",
-    "ControlStore",
-    "Serving",
-    "Store",
-    "TraceStore",
-    "judgements",
-    "summary",
-    "under_way",
-    "votes_of",
-]
+__all__ = ["Checks", "ControlStore", "Serving", "Store", "TraceStore", "judgements", "summary", "under_way", "votes_of"]
 
 
 class Store(TraceStore, ControlStore, Protocol):

@@ -7,6 +7,7 @@ from assay.evaluators.monitors._guard import usual_memory
 from assay.evaluators.monitors._process import Loaded, Plan
 from assay.evaluators.monitors._rule import Monitored, monitor
 from assay.evaluators.monitors._run import Stuck
+from assay.evaluators.monitors._summary import summary
 from assay.evaluators.monitors._supervise import Supervisor
 from assay.evaluators.monitors._worker import Monitor
 
@@ -27,5 +28,6 @@ __all__ = [
     "diff",
     "load",
     "monitor",
+    "summary",
     "usual_memory",
 ]
