@@ -214,11 +214,10 @@ class Tracer(sdk.Tracer):
             return otel.INVALID_SPAN
         ctx = context if context is not None else _context.get_current()
         span = spans.start(name, dict(attributes or {}), self.scope, ctx, start_time)
-        if isinstance(span, LiveSpan):
-            span.hidden = False
-            span._kind = kind
-            span._links = (*span._links, *(link for link in links or () if link.context.is_valid))
-            spans.announce(span, ctx)
+        span.hidden = False
+        span._kind = kind
+        span._links = (*span._links, *(link for link in links or () if link.context.is_valid))
+        spans.announce(span, ctx)
         return span
 
 
