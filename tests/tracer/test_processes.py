@@ -215,3 +215,22 @@ print(len(_delivery._live), flush(10).delivered)
 def test_signals_amid_the_first_call_make_no_second_set_up(sink: Sink, tmp_path: Path) -> None:
     done = run(INTERRUPTED, sink, tmp_path)
     assert done.stdout.split() == ["1", "11"], done
+
+
+TERMINATED = """
+import os, signal, threading, time
+from assay.tracer import trace
+@trace
+def work(n): return n
+thread = threading.Thread(target=work, args=(0,))
+thread.start()
+thread.join()
+for n in range(1, 100): work(n)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(10)
+"""
+
+
+def test_sigterm_loses_nothing_where_another_thread_was_the_first_to_trace(sink: Sink, tmp_path: Path) -> None:
+    assert run(TERMINATED, sink, tmp_path).returncode == -signal.SIGTERM
+    assert len(sink.spans()) + sum(count for _, _, count in spooled(tmp_path / "spool")) == 100

@@ -417,7 +417,9 @@ class Delivery:
         _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.shown_url})")
 
     def _reachable(self) -> bool:
-        return time.monotonic() >= self._not_before
+        """Whether to send now; not when the process ends before there could be an answer: it would be sent again."""
+        now = time.monotonic()
+        return now >= self._not_before and self._deadline - now >= _SIGN
 
     def _back_off(self, answer: Answer) -> None:
         longest = pause(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE)
@@ -522,6 +524,7 @@ class Delivery:
 
     def _rescue(self) -> None:
         """The time is up: write what is left to the disk, also what the delivery thread was at."""
+        self._not_before = float("inf")
         if not self._has_work():
             return self._give_up()
         try:
@@ -539,11 +542,16 @@ class Delivery:
     def _has_work(self) -> bool:
         """Take the lock of the delivery thread, which has it but for the time of a request, or while it gets on."""
         settled = self.tally.settled
-        while not self._work.acquire(timeout=self._patience):
-            before, settled = settled, self.tally.settled
-            if settled == before:
-                return False
-        return True
+        while True:
+            if not self._work.acquire(timeout=self._patience):
+                before, settled = settled, self.tally.settled
+                if settled == before:
+                    return False
+            elif self._flight is not None and self._flight.answered:  # it is about to note what the answer was
+                self._work.release()
+                time.sleep(0.001)
+            else:
+                return True
 
     def _give_up(self) -> None:
         """The delivery thread is stuck in what is not ours, a redactor: whoever did its work would be stuck as well."""

@@ -148,6 +148,7 @@ def _with_instance(resource: Resource, settings: Settings) -> Resource:
 
 _lock = threading.RLock()
 _current: Runtime | None = None
+_ready: Runtime | None = None  # the same, as soon as the main thread has traced: it alone can prepare for signals
 _making: Runtime | None = None  # not complete yet: for signal handlers that interrupt the thread that makes it
 _instance = str(uuid4())
 
@@ -166,13 +167,19 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 def current() -> Runtime:
     """The live set-up, made from the environment if nobody called `configure`. Never raises."""
-    return _current or _first()
+    return _ready or _first()
 
 
 def _first() -> Runtime:
+    global _ready
+    in_main = threading.get_ident() == threading.main_thread().ident
+    if _current is not None and not in_main:
+        return _current
     with _lock:
         if _current is None and _making is None:
             _make(_settings_of_environment())
+        if in_main and _current is not None:
+            _ready = _prepared(_current)
         return _current or _making or _first()
 
 
@@ -195,9 +202,9 @@ def _settings_of_environment() -> Settings:
 
 def replace(runtime: Runtime | None) -> Runtime | None:
     """Put another set-up in place and return the one that was there."""
-    global _current
+    global _current, _ready
     with _lock:
-        previous, _current = _current, runtime
+        previous, _current, _ready = _current, runtime, None
     return previous
 
 

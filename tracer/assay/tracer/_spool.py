@@ -201,10 +201,12 @@ class Spool:
         """An empty segment, locked for us."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._describe(folder)
-        file = folder / f"{time.time_ns():020d}-{os.getpid()}-{next(_serial)}.spool"
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _NOFOLLOW, 0o600)
-        _locked(descriptor)
-        return file, descriptor
+        while True:
+            file = folder / f"{time.time_ns():020d}-{os.getpid()}-{next(_serial)}.spool"
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _NOFOLLOW, 0o600)
+            if _locked(descriptor) and file.exists():
+                return file, descriptor
+            os.close(descriptor)  # who looked at it before it was locked has found it empty, and removes it
 
     def _describe(self, folder: Path) -> None:
         if folder.stat().st_mode & 0o077:
@@ -340,12 +342,15 @@ def remove(path: Path) -> int:
 
 
 def _locked(descriptor: int) -> bool:
+    """Whether it is ours now; so it is where files cannot be locked at all."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return True
 
 
 def _let_go(descriptor: int, keep: bool = False) -> None:
@@ -353,7 +358,8 @@ def _let_go(descriptor: int, keep: bool = False) -> None:
     lives: the lock is given up as well, but where it is somebody else's to `keep`.
     """
     if fcntl is not None and not keep:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
