@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,6 +261,37 @@ def test_spans_that_nobody_ends_do_not_fill_the_memory(monkeypatch: Any) -> None
     assert traced.spans == []
     _undecided._waiting.clear()
     _undecided._bytes = 0
+
+
+def test_threads_that_end_spans_while_it_is_decided_lose_none() -> None:
+    with capture_spans(sample_rate=0.0) as traced:
+        with span("root"), ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(leaf, n % 20) for n in range(400)]
+        assert sum(one.exception() is not None for one in asked) == 20
+    assert len(traced.spans) == 401
+    assert _undecided._bytes == 0
+
+
+FORKED = """
+import os
+from assay.tracer import flush, span
+with span("parent"):
+    if (child := os.fork()) == 0:
+        try:
+            with span("child"): 1 / 0
+        except ZeroDivisionError:
+            flush(20)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_forked_child_decides_of_its_own_part(sink: Sink, tmp_path: Path) -> None:
+    environment = {"ASSAY_URL": sink.url, "ASSAY_SAMPLE_RATE": "0", "ASSAY_SPILL_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", FORKED], env={**os.environ, **environment}, check=True, timeout=60)
+    [child] = sink.spans()
+    assert (child.name, child.trace_state, len(child.parent_span_id)) == ("child", "ot=th:0", 8)
+    assert names.PARTIAL in {attribute.key for attribute in child.attributes}
 
 
 class Seen(SpanProcessor):

@@ -78,8 +78,9 @@ class Presence:
         if not report["started"] or report == self._reported or resource is None:
             return
         event = FeedbackEvent(0, 0, Clock.now(), _attributes(report), resource.attributes, names.REPORT_EVENT)
+        self._next_report = time.monotonic() + PERIOD
         if send(LOGS, feedback_body([event])).verdict == "ok":
-            self._reported, self._next_report = report, time.monotonic() + PERIOD
+            self._reported = report
 
 
 def _local(span: Any) -> Local:

@@ -111,7 +111,7 @@ class Spans:
         hidden = foreign is not None or _foreign_provider(self)
         local = open_local(trace_id) if remote else None
         if local is None:
-            local = self._local(trace_id, *self._sampled(trace_id, remote, foreign))
+            local = self._local(trace_id, remote, foreign)
         given = from_baggage(baggage.get_all(ctx)) if remote else None
         if remote and remote.marked:
             given = {**(given or {}), names.MONITOR: True}
@@ -124,6 +124,23 @@ class Spans:
             _note_foreign(span, foreign)
         return span
 
+    def _local(self, trace_id: int, remote: Remote | None, foreign: SpanContext | None) -> Local:
+        """Begin this process's part of a trace."""
+        captured = self.captures.get(trace_id) if remote is not None else None
+        if captured is not None:
+            return new_local(trace_id, captured.add_span, self.resource)
+        sampled, ot = True, _sampling.ALWAYS
+        if self._threshold or remote is not None or foreign is not None:
+            sampled, ot = self._sampled(trace_id, remote, foreign)
+        local = new_local(trace_id, self._ended if self.extra else self.sink, self.resource, sampled, ot)
+        if sampled:
+            local.account = self._outlet.account
+            self._outlet.begin()
+        else:
+            local.undecided = undecided = Undecided(self._outlet)
+            local.sink = undecided.put if not self.extra else lambda span: self._ended(span, undecided.put)
+        return local
+
     def _sampled(self, trace_id: int, remote: Remote | None, foreign: SpanContext | None) -> tuple[bool, str]:
         """Whether the head takes a trace, and the member `ot` that says so."""
         if remote is not None:
@@ -133,25 +150,6 @@ class Spans:
             return _sampling.decided(self._threshold, trace_id, ot)
         sampled = _sampling.randomness(trace_id) >= self._threshold
         return sampled, self._ot if sampled else ""
-
-    def _local(self, trace_id: int, sampled: bool, ot: str) -> Local:
-        local = new_local(trace_id, self.sink_of(trace_id), self.resource, sampled, ot)
-        if trace_id in self.captures:
-            return local
-        if sampled:
-            local.account = self._outlet.account
-            self._outlet.begin()
-        else:
-            local.undecided = undecided = Undecided(self._outlet)
-            local.sink = undecided.put if not self.extra else lambda span: self._ended(span, undecided.put)
-        return local
-
-    def sink_of(self, trace_id: int) -> Sink:
-        """Where the spans of a trace go when they end."""
-        captured = self.captures.get(trace_id)
-        if captured is not None:
-            return captured.add_span
-        return self._ended if self.extra else self.sink
 
     def announce(self, span: LiveSpan, ctx: Context) -> None:
         """Tell the user's own processors of a started span."""
@@ -216,11 +214,10 @@ class Tracer(sdk.Tracer):
             return otel.INVALID_SPAN
         ctx = context if context is not None else _context.get_current()
         span = spans.start(name, dict(attributes or {}), self.scope, ctx, start_time)
-        if isinstance(span, LiveSpan):
-            span.hidden = False
-            span._kind = kind
-            span._links = (*span._links, *(link for link in links or () if link.context.is_valid))
-            spans.announce(span, ctx)
+        span.hidden = False
+        span._kind = kind
+        span._links = (*span._links, *(link for link in links or () if link.context.is_valid))
+        spans.announce(span, ctx)
         return span
 
 

@@ -94,7 +94,7 @@ class Runtime:
         if self._joined_tracer is not None and not isinstance(ctx.get(_context.OTEL_KEY), LiveSpan):
             return self._open_joined(self._joined_tracer, name, attributes, ctx)
         span = self.spans.start(name, attributes, SCOPE, ctx)
-        if self.spans.extra and isinstance(span, LiveSpan):
+        if self.spans.extra:
             self.spans.announce(span, ctx)
         return span, _context.with_span(ctx, span, span.hidden)
 

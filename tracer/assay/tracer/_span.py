@@ -125,11 +125,15 @@ def new_local(
 def book(local: Local) -> None:
     """Bring the account up to date with what was started, and is open, in this trace."""
     with _lock:
-        account = local.account
-        if account is not None:
-            account.started += local.started - local.booked_started
-            account.open += local.open - local.booked_open
-            local.booked_started, local.booked_open = local.started, local.open
+        _book(local)
+
+
+def _book(local: Local) -> None:
+    account, started, open = local.account, local.started, local.open
+    if account is not None:
+        account.started += started - local.booked_started
+        account.open += open - local.booked_open
+        local.booked_started, local.booked_open = started, open
 
 
 def book_open(account: Account) -> None:
@@ -323,7 +327,7 @@ def _close(local: Local) -> dict[str, Any]:
     """The local root has ended: what it carries, and every span that ends after it. Called under the lock."""
     local.closed = True
     _locals.pop(local.trace_id, None)
-    book(local)
+    _book(local)
     told = {
         names.LOCAL_ROOT: f"{local.root_id:016x}",
         names.SPANS_STARTED: local.started,
