@@ -151,7 +151,8 @@ def test_a_redactor_that_hangs_is_told_of_and_holds_up_no_end(sink: Sink, tmp_pa
 
 OWN_HANDLER = """
 import os, signal, time
-from assay.tracer import trace
+from assay.tracer import _post, trace
+_post.load()
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 work = trace(lambda n: n)
@@ -195,7 +196,7 @@ def test_delivery_imports_nothing_while_a_fork_may_come_in_between(sink: Sink, t
 
 INTERRUPTED = """
 import signal
-from assay.tracer import _delivery, flush, trace
+from assay.tracer import _delivery, flush, stats, trace
 @trace
 def work(n): return n
 calls = []
@@ -208,13 +209,13 @@ signal.setitimer(signal.ITIMER_PROF, 0.002, 0.002)  # seconds of CPU
 work(0)
 while len(calls) < 10: pass
 signal.setitimer(signal.ITIMER_PROF, 0)
-print(len(_delivery._live), flush(10).delivered)
+print(len(_delivery._live), bool(flush(10)), stats().delivered)
 """
 
 
 def test_signals_amid_the_first_call_make_no_second_set_up(sink: Sink, tmp_path: Path) -> None:
     done = run(INTERRUPTED, sink, tmp_path)
-    assert done.stdout.split() == ["1", "11"], done
+    assert done.stdout.split() == ["1", "True", "11"], done
 
 
 TERMINATED = """

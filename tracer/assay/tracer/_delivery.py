@@ -77,7 +77,7 @@ class Delivery:
         self._asked = self._done = 0  # flushes
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
-        self._closed = self._exiting = False
+        self._closed = self._exiting = self._loaded = False
         self._deadline, self._hurried_until = float("inf"), 0.0
         self._failures, self._not_before = 0, 0.0  # in a row
         # What was taken from the queue and is not settled is in these three. Who works on them holds the lock, but for
@@ -142,6 +142,7 @@ class Delivery:
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
         self._survive(lambda _: load(), None)
+        self._loaded = True
         work, watch = self._work, self._watch
         try:
             self._rounds(work)
@@ -506,7 +507,7 @@ class Delivery:
         self.pick_up()
         wanted = self._ask()
         while True:
-            if self.tally.delivered > delivered:
+            if self.tally.delivered > delivered or not self._loaded:  # nobody has been asked yet
                 delivered = self.tally.delivered
                 self._deadline = end = min(time.monotonic() + timeout, longest)
             self._secure(self._work, _SIGN)

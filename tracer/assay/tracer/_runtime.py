@@ -179,7 +179,7 @@ def _first() -> Runtime:
         if _current is None and _making is None:
             _make(_settings_of_environment())
         if in_main and _current is not None:
-            _ready = _prepared(_current)
+            _ready = _with_signals(_current)
         return _current or _making or _first()
 
 
@@ -259,6 +259,11 @@ def configure(
 def _prepared(runtime: Runtime) -> Runtime:
     """Do what is done once to the host process."""
     carry_context_into_threads(runtime.settings.threads and not runtime.off)
+    return _with_signals(runtime)
+
+
+def _with_signals(runtime: Runtime) -> Runtime:
+    """What the main thread alone can do, when it comes along."""
     if runtime.settings.sigterm and not runtime.off:
         flush_on_sigterm(lambda: current().close(), lambda: current().delivery.hurry())
     return runtime
