@@ -1,9 +1,9 @@
 """Whether every trace is judged once, whatever is killed: python benchmarks/monitor_kills.py [--kills 50] [--seed 1]
 
 Traces come in while a collector, a monitor or one of its workers is killed with SIGKILL at random moments and begun
-again; then for some seconds the judge answers 429 while they still come in. Then all of it may come to its end, and of every trace that was
-acknowledged and every rule it is asked: sampled and settled ones have exactly one result per key, all others a verdict
-with its reason. The judge's calls are counted where they arrive: never more than the budget, and what a crash repeats is
+again; then for some seconds the judge answers 429 while they still come in. Then all of it may come to its end, and of
+every trace that was acknowledged and every rule it is asked: sampled and settled ones have exactly one result per key,
+all others a verdict with its reason. The judge's calls are counted where they arrive: never more than the budget, and what a crash repeats is
 among those that were booked. Exits with 1 and what is wrong if something is.
 """
 
@@ -173,7 +173,7 @@ def wrong_with(store: HTTPStore, number: int, verdicts: Counter[str]) -> list[st
     wrong = []
     for why in store.why(trace_id(number)):
         name = why.rule.name
-        verdicts[f"{name}: {why.verdict}"] += 1
+        verdicts[f"{name}: {why.verdict}{f' ({why.reason:.60})' if why.verdict == 'failed' else ''}"] += 1
         wanted = 1 if why.verdict in FINAL else 0
         counts = {key: given[name, key] for key in KEYS[name]}
         if set(counts.values()) != {wanted} or not why.reason or why.verdict not in (*FINAL, *COMPUTED, "over_budget"):
