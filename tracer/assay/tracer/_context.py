@@ -33,6 +33,7 @@ _variable = _token.var
 _variable.reset(_token)
 get_current = _variable.get
 attach = _variable.set
+reset = _variable.reset
 
 
 class Remote(NamedTuple):

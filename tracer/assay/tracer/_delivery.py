@@ -45,6 +45,7 @@ _HURRIED, _HURRIED_FOR = 0.02, 30.0  # the same once the process was told to end
 _BATCH_SPANS = 512
 _BATCH_BYTES = 4 << 20  # of values
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+before_exit: list[Callable[[], None]] = []  # to be called before a process delivers for the last time
 _live: weakref.WeakSet[Delivery] = weakref.WeakSet()
 
 
@@ -515,6 +516,8 @@ class Delivery:
 
     def _exit(self) -> None:
         """The process ends. What other exit handlers still trace goes to the disk: no thread would come to send it."""
+        for end in before_exit:
+            self._survive(lambda step: step(), end)
         self.close()
         self._exiting = True
 
