@@ -28,13 +28,13 @@ NOW = 10**18
 
 
 def balanced(stored: int = 0, spooled: int | None = 0, age: float = 5.0, begun: int = 0, **said: Any) -> Balance:
-    report = ProcessReport(instance="i", reported_ns=NOW - int(age * 1e9), **said)
-    return balance(process(stored, report), spooled, begun, NOW)
+    report = ProcessReport(instance="i", reported_ns=5, **said)
+    return balance(process(stored, report, age), spooled, begun, NOW)
 
 
-def process(stored: int, report: ProcessReport | None) -> Process:
-    given = {"instance": "i", "service": "s", "project": "p", "environment": "e", "pid": 7, "seen_ns": NOW}
-    return Process(stored=stored, report=report, **given)
+def process(stored: int, report: ProcessReport | None, age: float = 0.0) -> Process:
+    given = {"instance": "i", "service": "s", "project": "p", "environment": "e", "pid": 7}
+    return Process(stored=stored, report=report, seen_ns=NOW - int(age * 1e9), **given)
 
 
 @pytest.mark.parametrize(

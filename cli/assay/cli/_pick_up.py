@@ -32,11 +32,13 @@ class PickUp:
             self._thread.join()
 
     def _run(self, url: str) -> None:
+        said = ""
         while not self._end.is_set():
             try:
                 pick_up(url)
-            except Exception as error:  # files are others' as well: it is tried again
-                notes.print(f"could not read the spool: {error!r}", markup=False, highlight=False, soft_wrap=True)
+            except Exception as error:  # files are others' as well: it is tried again, and told of once
+                if said != (said := f"could not read what waits on disk: {error!r}"):
+                    notes.print(said, markup=False, highlight=False, soft_wrap=True)
             self._end.wait(EVERY)
 
 

@@ -50,52 +50,53 @@ def balance(process: Process, spooled: int | None, begun: int, now_ns: int | Non
         dropped=report.dropped if report else {},
         pending=report.pending if report else None,
         open=report.open if report else begun,
-        unaccounted=_unaccounted(report, process.stored, spooled or 0, now) if report else None,
+        unaccounted=_unaccounted(process, report, spooled or 0, now) if report else None,
         verdict=_verdict(process, report, spooled or 0, begun, now),
     )
 
 
-def _unaccounted(report: ProcessReport, stored: int, spooled: int, now: int) -> int:
-    """What was in memory at a report that is no longer fresh is in memory nowhere: it has come by now, or is lost."""
-    pending = report.pending if _is_fresh(report, now) else 0
-    accounted = stored + spooled + sum(report.dropped.values()) + report.open + pending
+def _unaccounted(process: Process, report: ProcessReport, spooled: int, now: int) -> int:
+    """What was in memory of a process that is silent since is there no more: it has come by now, or is lost."""
+    pending = report.pending if _is_live(process, now) else 0
+    accounted = process.stored + spooled + sum(report.dropped.values()) + report.open + pending
     return max(0, report.started - accounted)
 
 
-def _is_fresh(report: ProcessReport, now: int) -> bool:
-    return now - report.reported_ns < FRESH_NS
+def _is_live(process: Process, now: int) -> bool:
+    """By the store's clock: the process's own may be wrong."""
+    return now - process.seen_ns < FRESH_NS
 
 
 def _verdict(process: Process, report: ProcessReport | None, spooled: int, begun: int, now: int) -> str:
     if report is None:
         still = f", {_runs(begun)} open" if begun else ""
         return f"unknown: it ended before its first report, or its SDK makes none; {process.stored:,} stored{still}"
-    missing = _unaccounted(report, process.stored, spooled, now)
-    told = [_missing(report, missing, spooled, now) if missing else "all accounted for"]
+    missing = _unaccounted(process, report, spooled, now)
+    told = [_missing(process, report, missing, spooled, now) if missing else "all accounted for"]
     if lost := sum(report.dropped.values()):
         told.append(f"{lost:,} dropped by the process")
     if spooled:
         told.append(f"{spooled:,} wait on this machine's disk")
     if report.open:
-        told.append(f"{_runs(report.open)} open at its last report{_perhaps_dead(report, now)}")
+        told.append(f"{_runs(report.open)} open at its last report{_perhaps_dead(process, now)}")
     if process.stored + spooled > report.started:
         told.append("more has come since its last report")
     return "; ".join(told)
 
 
-def _missing(report: ProcessReport, missing: int, spooled: int, now: int) -> str:
+def _missing(process: Process, report: ProcessReport, missing: int, spooled: int, now: int) -> str:
     reasons = []
-    if report.pending and not _is_fresh(report, now):
-        reasons.append(f"{report.pending:,} were in its memory {format.ago(report.reported_ns)}: perhaps it was killed")
+    if report.pending and not _is_live(process, now):
+        reasons.append(f"{report.pending:,} were in its memory {format.ago(process.seen_ns)}: perhaps it was killed")
     if report.spilled > spooled:
         reasons.append(f"{report.spilled - spooled:,} more were on its machine's disk than are on this one's")
     return f"{missing:,} unaccounted for" + (f" ({', and '.join(reasons)})" if reasons else "")
 
 
-def _perhaps_dead(report: ProcessReport, now: int) -> str:
-    if _is_fresh(report, now):
+def _perhaps_dead(process: Process, now: int) -> str:
+    if _is_live(process, now):
         return ""
-    return f", {format.ago(report.reported_ns)}: they run, or ended with the process; what it began since, nobody knows"
+    return f", {format.ago(process.seen_ns)}: they run, or ended with the process; what it began since, nobody knows"
 
 
 def _runs(count: int) -> str:
@@ -109,7 +110,7 @@ def by_process(runs: Sequence[OpenRun]) -> Counter[str]:
 
 def spooled_by_process() -> Counter[str] | None:
     """How many spans wait on this machine's disk, by process; None where nothing is kept there, or it is not for us."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest as Request
 
     place = spool.place()
     if place is None or (place.exists() and not os.access(place, os.R_OK | os.X_OK)):
@@ -117,7 +118,7 @@ def spooled_by_process() -> Counter[str] | None:
     counts = Counter[str]()
     for folder in spool.waiting(place):
         for body in spool.spans(folder.folder):
-            for group in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for group in Request.FromString(body).resource_spans:
                 known = {pair.key: pair.value.string_value for pair in group.resource.attributes}
                 counts[known.get(names.INSTANCE, "")] += sum(len(part.spans) for part in group.scope_spans)
     return counts

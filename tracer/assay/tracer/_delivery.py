@@ -37,6 +37,7 @@ from assay.tracer.backoff import pause
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
 EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
+_SIGN = 0.2  # seconds of that after which what a request holds up goes to the disk
 _PATIENCE = 5.0  # seconds, for a delivery thread that is busy with a batch
 _LONGEST_EXIT = 5.0  # seconds, if it goes on giving such signs
 _INTERVAL = 0.5  # between two rounds
@@ -243,6 +244,7 @@ class Delivery:
 
     def _secure_some(self, flight: Flight) -> bool:
         """Whether there was anything."""
+        self.queue.is_held_up = True
         if flight.copy is None and flight.body is not None:
             flight.copy = self.spool.copy(flight.path, flight.body, flight.count)
             return flight.copy is not None
@@ -369,6 +371,7 @@ class Delivery:
             return Answer("later", type(error).__name__)
         finally:
             flight.answered = True
+            self.queue.is_held_up = False
             work.acquire()
             if self._taken_over or work is not self._work:
                 raise _TakenOver
@@ -450,18 +453,27 @@ class Delivery:
         """Deliver what is queued now, waiting at most `timeout` seconds."""
         before = self.tally.delivered, self.dropped().total()
         self.pick_up()
-        if self._thread is not None and self._thread.is_alive():
-            with self._settled:
-                self._asked += 1
-                wanted = self._asked
-                self._awake()
-                self._settled.wait_for(lambda: self._done >= wanted, timeout)
+        self._is_done(self._ask(), timeout)
         return FlushResult(
             self.tally.delivered - before[0],
             _spool.held(self.spool.folder),
             self.dropped().total() - before[1],
             self._pending(),
         )
+
+    def _ask(self) -> int:
+        """Ask for a round now; returns its number."""
+        with self._settled:
+            self._asked += 1
+            self._awake()
+            return self._asked
+
+    def _is_done(self, asked: int, timeout: float) -> bool:
+        """Whether a round that was asked for has ended, waiting for that at most `timeout` seconds."""
+        if self._thread is None or not self._thread.is_alive():
+            return True  # nobody to wait for
+        with self._settled:
+            return self._settled.wait_for(lambda: self._done >= asked, timeout)
 
     def _pending(self) -> int:
         waiting = len(self.queue) + sum(map(len, tuple(self._batches))) + len(self._events)
@@ -474,18 +486,30 @@ class Delivery:
         atexit.unregister(self._exit)
         if self._closed or (self._thread is None and not len(self.queue)):
             return
-        longest = time.monotonic() + max(timeout, _LONGEST_EXIT)
-        while True:
-            delivered, now = self.tally.delivered, time.monotonic()
-            self._deadline = end = min(now + timeout, longest)
-            flushed = self.flush(end - now)
-            if not flushed.pending or self.tally.delivered == delivered or end == longest:
-                break
+        end = self._last_rounds(timeout)
         thread, self._thread, self._closed = self._thread, None, True
         self._awake()
         if thread is not None:
             thread.join(max(0.0, end - time.monotonic()))
         self._rescue()
+
+    def _last_rounds(self, timeout: float) -> float:
+        """Wait for the delivery thread as long as there are signs of the collector; returns when that ends.
+
+        Meanwhile what a request holds up is written to the disk: most of it is there when the time is up.
+        """
+        longest = time.monotonic() + max(timeout, _LONGEST_EXIT)
+        delivered = -1
+        self.pick_up()
+        wanted = self._ask()
+        while True:
+            if self.tally.delivered > delivered:
+                delivered = self.tally.delivered
+                self._deadline = end = min(time.monotonic() + timeout, longest)
+            self._secure(self._work, _SIGN)
+            left = end - time.monotonic()
+            if self._is_done(wanted, min(left, _SIGN)) or left <= _SIGN:
+                return end
 
     def _exit(self) -> None:
         """The process ends. What other exit handlers still trace goes to the disk: no thread would come to send it."""
@@ -498,8 +522,7 @@ class Delivery:
 
     def _rescue(self) -> None:
         """The time is up: write what is left to the disk, also what the delivery thread was at."""
-        held = self._work.acquire(timeout=self._patience)  # it has it but for the time of a request
-        if not held:
+        if not self._has_work():
             return self._give_up()
         try:
             self._taken_over, self._not_before = True, float("inf")
@@ -512,6 +535,15 @@ class Delivery:
             self.spool.rest()
         finally:
             self._work.release()
+
+    def _has_work(self) -> bool:
+        """Take the lock of the delivery thread, which has it but for the time of a request, or while it gets on."""
+        settled = self.tally.settled
+        while not self._work.acquire(timeout=self._patience):
+            before, settled = settled, self.tally.settled
+            if settled == before:
+                return False
+        return True
 
     def _give_up(self) -> None:
         """The delivery thread is stuck in what is not ours, a redactor: whoever did its work would be stuck as well."""

@@ -22,9 +22,13 @@ class JoinedProcessor(SpanProcessor):
 
     def __init__(self, put: Put, outlet: Outlet, resource: Resource, active: bool = True) -> None:
         self._put, self._outlet = put, outlet
-        self.resource = resource
-        self._merged: tuple[Resource, Resource] | None = None  # the provider's; with our identity: one for all
+        self.identify(resource)
         self.active = active  # a provider cannot forget a processor; `configure` switches an old one off
+
+    def identify(self, resource: Resource) -> None:
+        """Say which process it is."""
+        self._resource = resource
+        self._merged: tuple[Resource, Resource] | None = None  # the provider's; with our identity: one for all
 
     @ours("joined")
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
@@ -56,7 +60,7 @@ class JoinedProcessor(SpanProcessor):
         """Project and environment are on the resource, which in a joined set-up is not ours."""
         merged = self._merged
         if merged is None or merged[0] is not resource:
-            own = self.resource.attributes
+            own = self._resource.attributes
             kept = [key for key in (names.PROJECT, names.ENVIRONMENT) if key in own]
             kept += [names.INSTANCE] if names.INSTANCE not in resource.attributes else []
             merged = self._merged = resource, resource.merge(Resource({key: own[key] for key in kept}))

@@ -29,14 +29,17 @@ _LONGEST_LOAD = 5.0  # seconds that a fork waits for it; more can only be a dead
 
 
 def load() -> None:
-    """Import what delivery needs, on its own thread, for it takes a tenth of a second.
+    """Import all that delivery needs, on its own thread, for it takes a tenth of a second.
 
     No fork comes in between: a child would inherit modules that are half imported, or locked for ever.
     """
     with _loading:
         import encodings.idna  # noqa: F401  (imported by the first connection)
+        import netrc  # noqa: F401  (by the first request)
 
         import requests  # noqa: F401
+        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: F401  (`_encode`)
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: F401
 
 
 def _before_fork() -> None:

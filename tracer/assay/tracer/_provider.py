@@ -44,6 +44,7 @@ class Spans:
         self.lead_to(outlet)
         self.resource = resource
         self._threshold = _sampling.threshold(sample_rate)
+        self._ot = _sampling.member(self._threshold)
         self.off = off  # instrumentations that hold our provider get spans that record nothing
         self.extra: list[SpanProcessor] = []  # a user's own processors
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
@@ -126,9 +127,10 @@ class Spans:
         if remote is not None:
             return remote.sampled, _sampling.inherited(remote.sampled, trace_id, remote.ot)
         ot = foreign.trace_state.get(_sampling.KEY, "") if foreign is not None and foreign.trace_state else ""
-        if self._threshold == 0 and not ot:
-            return True, _sampling.ALWAYS
-        return _sampling.decided(self._threshold, trace_id, ot)
+        if ot:
+            return _sampling.decided(self._threshold, trace_id, ot)
+        sampled = _sampling.randomness(trace_id) >= self._threshold
+        return sampled, self._ot if sampled else ""
 
     def _local(self, trace_id: int, sampled: bool, ot: str) -> Local:
         local = new_local(trace_id, self.sink_of(trace_id), self.resource, sampled, ot)
@@ -138,7 +140,7 @@ class Spans:
             local.account = self._outlet.account
             self._outlet.begin()
         else:
-            local.undecided = undecided = Undecided(local, self._outlet)
+            local.undecided = undecided = Undecided(self._outlet)
             local.sink = undecided.put if not self.extra else lambda span: self._ended(span, undecided.put)
         return local
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  (see `Runtime`)
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -29,12 +30,18 @@ SCOPE = InstrumentationScope("assay", "0.1.0")
 
 
 class Runtime:
-    """What one `configure` makes."""
+    """What one `configure` makes.
 
-    def __init__(self, settings: Settings, joined: TracerProvider | None = None) -> None:
+    OpenTelemetry's provider begins threads of an executor in forked children. That module has to be imported before: in
+    a child its own handler, which frees its lock, must run before the provider's.
+    """
+
+    def __init__(
+        self, settings: Settings, joined: TracerProvider | None = None, resource: Resource | None = None
+    ) -> None:
         self.settings = settings
         self.delivery = Delivery(settings)
-        self._resource = _resource(settings)
+        self._resource = resource or _resource(settings)
         self.resource = self.delivery.finisher.resource(self._resource)
         self.off = settings.capture == "none"
         self.spans = Spans(self.delivery, self.resource, settings.sample_rate, self.off)
@@ -48,8 +55,12 @@ class Runtime:
             self._processor = JoinedProcessor(self._put_joined, self.delivery, self.resource, active=not self.off)
             joined.add_span_processor(self._processor)
             self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
-        else:
-            self.delivery.account.resource = self.resource
+        self._be(self._resource)
+
+    def complete(self) -> None:
+        """What takes its time: ask the detectors what else the resource is, and prepare the process."""
+        self._be(_resource(self.settings))
+        _prepared(self)
 
     def _put_joined(self, span: ReadableSpan) -> None:
         captured = self.spans.captures.get(span.context.trace_id)
@@ -57,12 +68,15 @@ class Runtime:
 
     def renew(self) -> None:
         """In a forked child: it is a process of its own."""
-        self._resource = _with_instance(self._resource, self.settings)
-        self.resource = self.spans.resource = self.delivery.finisher.resource(self._resource)
+        self._be(_with_instance(self._resource, self.settings))
+
+    def _be(self, resource: Resource) -> None:
+        self._resource = resource
+        self.resource = self.spans.resource = self.delivery.finisher.resource(resource)
         if self.joined is None:
             self.delivery.account.resource = self.resource
         else:
-            self._processor.resource = self.resource
+            self._processor.identify(self.resource)
 
     def take_over(self, provider: Provider) -> None:
         """Instrumentations hold the provider of the set-up before: what they record goes where this one says."""
@@ -110,11 +124,19 @@ class Runtime:
 
 
 def _resource(settings: Settings) -> Resource:
-    ours = {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
     try:
-        return _with_instance(Resource.create(ours), settings)
+        return _with_instance(Resource.create(_own(settings)), settings)
     except RuntimeError:  # the main thread has ended: detectors run in an executor, and none can begin
-        return _with_instance(OTELResourceDetector().detect().merge(Resource(ours)), settings)
+        return _known(settings)
+
+
+def _known(settings: Settings) -> Resource:
+    """The resource without what detectors would say."""
+    return _with_instance(OTELResourceDetector().detect().merge(Resource(_own(settings))), settings)
+
+
+def _own(settings: Settings) -> dict[str, Any]:
+    return {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
 
 
 def _with_instance(resource: Resource, settings: Settings) -> Resource:
@@ -126,6 +148,7 @@ def _with_instance(resource: Resource, settings: Settings) -> Resource:
 
 _lock = threading.RLock()
 _current: Runtime | None = None
+_making: Runtime | None = None  # not complete yet: for signal handlers that interrupt the thread that makes it
 _instance = str(uuid4())
 
 
@@ -133,9 +156,9 @@ def _after_fork() -> None:
     global _instance
     _lock.release()
     _instance = str(uuid4())
-    if _current is not None:
-        with _errors.ours("fork"):
-            _current.renew()
+    with _errors.ours("fork"):
+        for runtime in filter(None, (_current, _making)):
+            runtime.renew()
 
 
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
@@ -147,18 +170,21 @@ def current() -> Runtime:
 
 
 def _first() -> Runtime:
-    global _current
     with _lock:
-        if _current is None:
-            _current = _from_environment()
-        return _current
+        if _current is None and _making is None:
+            _make(_settings_of_environment())
+        return _current or _making or _first()
 
 
-def _from_environment() -> Runtime:
-    runtime = Runtime(_settings_of_environment())
-    with _errors.ours("settings"):
-        return _prepared(runtime)
-    return runtime
+def _make(settings: Settings) -> None:
+    """Called again, from a signal handler, before `_making` is set, it is that one's set-up which remains."""
+    global _current, _making
+    made = Runtime(settings, resource=_known(settings))
+    if _current is None and _making is None:
+        _making = made
+        with _errors.ours("settings"):
+            made.complete()
+        _current, _making = _current or made, None
 
 
 def _settings_of_environment() -> Settings:
@@ -225,8 +251,7 @@ def configure(
 
 def _prepared(runtime: Runtime) -> Runtime:
     """Do what is done once to the host process."""
-    if runtime.settings.threads and not runtime.off:
-        carry_context_into_threads()
+    carry_context_into_threads(runtime.settings.threads and not runtime.off)
     if runtime.settings.sigterm and not runtime.off:
         flush_on_sigterm(lambda: current().close(), lambda: current().delivery.hurry())
     return runtime

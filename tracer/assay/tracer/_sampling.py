@@ -25,23 +25,24 @@ def threshold(rate: float) -> int:
 
 def decided(limit: int, trace_id: int, ot: str = "") -> tuple[bool, str]:
     """Whether a new trace is sampled, and its member `ot`; `ot` is the one that came along, of another trace."""
-    sampled = _randomness(trace_id, ot) >= limit
-    return sampled, _member(limit if sampled else None, ot)
+    sampled = randomness(trace_id, ot) >= limit
+    return sampled, member(limit if sampled else None, ot)
 
 
 def inherited(sampled: bool, trace_id: int, ot: str) -> str:
     """The member `ot` of a trace that another process began: without a threshold that cannot have led to this."""
     limit = _threshold_of(ot) if sampled else None
-    possible = limit is not None and _randomness(trace_id, ot) >= limit
-    return _member(limit if possible else None, ot)
+    possible = limit is not None and randomness(trace_id, ot) >= limit
+    return member(limit if possible else None, ot)
 
 
 def kept(ot: str) -> str:
     """The member of a trace that was kept for another reason, whatever its randomness."""
-    return _member(0, ot)
+    return member(0, ot)
 
 
-def _member(limit: int | None, ot: str) -> str:
+def member(limit: int | None, ot: str = "") -> str:
+    """The member `ot` with such a threshold, and what else stood in `ot`."""
     own = [] if limit is None else ["th:" + (f"{limit:014x}".rstrip("0") or "0")]
     return ";".join([*own, *_others(ot)])
 
@@ -52,8 +53,9 @@ def _others(ot: str) -> list[str]:
     return [part for part in parts if _RV.fullmatch(part) or (len(ot) <= _LONGEST and not part.startswith("rv:"))]
 
 
-def _randomness(trace_id: int, ot: str) -> int:
-    explicit = _value(ot, _RV)
+def randomness(trace_id: int, ot: str = "") -> int:
+    """What a threshold is set against."""
+    explicit = _value(ot, _RV) if ot else None
     return trace_id & (_NEVER - 1) if explicit is None else int(explicit, 16)
 
 

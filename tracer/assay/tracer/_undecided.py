@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from typing import Any, Protocol
 
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import StatusCode
 
 from assay.tracer import _sampling
@@ -19,7 +18,7 @@ from assay.tracer import attributes as names
 from assay.tracer._account import Account
 from assay.tracer._queue import Item, weight_of
 from assay.tracer._settings import MIB
-from assay.tracer._span import Local, book
+from assay.tracer._span import LiveSpan, book
 
 MAX_BYTES = 32 * MIB  # of spans and feedback, about
 
@@ -58,17 +57,17 @@ class Outlet(Protocol):
 class Undecided:
     """Takes the spans and the feedback of this process's part of one unsampled trace."""
 
-    def __init__(self, local: Local, outlet: Outlet) -> None:
-        self._local, self._outlet = local, outlet
-        self._others: deque[tuple[Item, int]] = deque()
-        self._failed: deque[tuple[Item, int]] = deque()
-        self._has_failed = False
+    __slots__ = ("_forgotten", "_kept", "_outlet", "_waits")
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+        self._waits: _Waits | None = None  # most have nothing that waits
         self._forgotten = 0
         self._kept: bool | None = None  # None: the local root is open
 
     def put(self, item: Any) -> None:
         """Keep an ended span or a feedback until it is decided; afterwards deliver it, or forget it."""
-        if self._kept is None and getattr(item, "span_id", 0) == self._local.root_id and _is_span(item):
+        if self._kept is None and type(item) is LiveSpan and item.span_id == item.local.root_id:
             self._decide(item)
         elif not self._wait(item) and self._kept:
             self._outlet.put(item)
@@ -79,9 +78,11 @@ class Undecided:
         with _lock:
             if self._kept is not None:
                 return False
-            self._has_failed |= failed
-            (self._failed if failed else self._others).append((item, weight))
+            waits = self._waits = self._waits or _Waits()
+            (waits.failed if failed else waits.others).append((item, weight))
+            waits.has_failed |= failed
             _waiting[self] = None
+            waits.bytes += weight
             _bytes += weight
             while _bytes > MAX_BYTES:
                 next(iter(_waiting))._forget()
@@ -89,21 +90,25 @@ class Undecided:
 
     def _forget(self) -> None:
         global _bytes
-        _, weight = (self._others or self._failed).popleft()
-        _bytes -= weight
-        self._forgotten += 1
-        if not (self._others or self._failed):
+        waits = self._waits
+        if waits is not None:
+            _, weight = (waits.others or waits.failed).popleft()
+            waits.bytes -= weight
+            _bytes -= weight
+            self._forgotten += 1
+        if waits is None or not (waits.others or waits.failed):
             del _waiting[self]
 
-    def _decide(self, root: Any) -> None:
+    def _decide(self, root: LiveSpan) -> None:
         items = self._taken(_has_failed(root))
         if not self._kept:
             return
-        self._local.ot, self._local.account = _sampling.kept(self._local.ot), self._outlet.account
-        book(self._local)
+        local = root.local
+        local.ot, local.account = _sampling.kept(local.ot), self._outlet.account
+        book(local)
         root._attributes[names.PARTIAL] = True
         if self._forgotten:
-            self._local.dropped += self._forgotten
+            local.dropped += self._forgotten
             self._outlet.lose("unsampled_full", self._forgotten)
         for item in (*items, root):
             self._outlet.put(item)
@@ -111,18 +116,27 @@ class Undecided:
     def _taken(self, failed: bool) -> list[Any]:
         global _bytes
         with _lock:
-            waited = [*self._others, *self._failed]
-            self._others.clear()
-            self._failed.clear()
+            waits, self._waits = self._waits, None
+            if waits is None:
+                self._kept = failed
+                return []
             _waiting.pop(self, None)
-            _bytes -= sum(weight for _, weight in waited)
-            self._kept = self._has_failed or failed
-        return [item for item, _ in waited]
+            _bytes -= waits.bytes
+            self._kept = waits.has_failed or failed
+        return [item for item, _ in (*waits.others, *waits.failed)] if self._kept else []
 
 
-def _is_span(item: Any) -> bool:
-    return isinstance(item, ReadableSpan)
+class _Waits:
+    """What waits of one trace."""
+
+    __slots__ = ("bytes", "failed", "has_failed", "others")
+
+    def __init__(self) -> None:
+        self.others: deque[tuple[Item, int]] = deque()
+        self.failed: deque[tuple[Item, int]] = deque()
+        self.bytes = 0
+        self.has_failed = False  # also where it waits no more
 
 
 def _has_failed(item: Any) -> bool:
-    return _is_span(item) and item.status.status_code is StatusCode.ERROR
+    return type(item) is LiveSpan and item._status.status_code is StatusCode.ERROR

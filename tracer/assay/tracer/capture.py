@@ -20,14 +20,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from assay.tracer import _context
 from assay.tracer._decorate import MARK
 from assay.tracer._encode import FeedbackEvent
-from assay.tracer._host import preload
 from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import LiveSpan, book
 
 __all__ = ["Captured", "FeedbackEvent", "capture", "is_traced", "is_wrapped"]
 
-preload()
 _making = threading.Lock()  # of the conditions on which captures wait
 
 

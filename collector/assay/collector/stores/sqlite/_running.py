@@ -14,7 +14,7 @@ from assay.collector.stores.sqlite._values import INT_MAX, clean
 
 MOST = 10_000  # are kept
 OLDEST_NS = 7 * 86_400 * 10**9  # since it was said: by then its process has died
-LONGEST = 1000  # characters of a name
+LONGEST = 1000  # characters of a text
 COLUMNS = tuple(field.name for field in fields(OpenRun))
 _ALONE = "NOT EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = o.trace_id AND t.span_count > 0)"
 _SELECT = f"SELECT {','.join(f'o.{name}' for name in COLUMNS)} FROM open_runs o"
@@ -103,8 +103,8 @@ class Running:
 def _kept(run: OpenRun) -> OpenRun:
     """As a table can hold it."""
     given = {name: clean(getattr(run, name)) for name in COLUMNS}
-    given |= {"start_ns": max(0, min(run.start_ns, INT_MAX)), "name": given["name"][:LONGEST]}
-    return OpenRun(**given)
+    texts = {name: value[:LONGEST] for name, value in given.items() if isinstance(value, str)}
+    return OpenRun(**{**given, **texts, "start_ns": max(0, min(run.start_ns, INT_MAX))})
 
 
 def _row(run: OpenRun) -> tuple[Any, ...]:
