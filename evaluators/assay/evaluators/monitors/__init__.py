@@ -11,8 +11,7 @@ from assay.evaluators.monitors._summary import summary
 from assay.evaluators.monitors._supervise import Supervisor
 from assay.evaluators.monitors._worker import Monitor
 
-__all__ = [
-    "SHADOW",
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "BrokenRules",
     "Check",
     "Diff",
@@ -21,6 +20,7 @@ __all__ = [
     "Monitor",
     "Monitored",
     "Plan",
+    "SHADOW",
     "Stuck",
     "Supervisor",
     "Tried",

@@ -80,4 +80,4 @@ def _made(working: Working, row: Decision, case: Case | str, now: float) -> Made
 
 
 def _empty(working: Working, row: Decision) -> Job:
-    return Job(working.held, row, Case(), row.inputs_hash or "", (), row.states)
+    return Job(working.held, row, case_of(None), row.inputs_hash or "", (), row.states)
