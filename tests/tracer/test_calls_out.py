@@ -103,6 +103,6 @@ def test_calls_of_a_joined_provider_are_counted_where_we_see_them(sink: Sink) ->
     configure(url=sink.url, provider=TracerProvider())
     with span("root"):
         inject()
-    assert flush(10)
+    assert flush(60)
     [root] = sink.spans()
     assert [a.value.int_value for a in root.attributes if a.key == names.CALLS_SENT] == [1]
