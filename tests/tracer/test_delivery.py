@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from email.utils import formatdate
@@ -211,6 +212,21 @@ def test_the_api_key_travels_as_a_bearer_token(sink: Sink) -> None:
     work()
     assert flush(60)
     assert sink.requests[0][1]["Authorization"] == "Bearer k1"
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "sent"),
+    [("", "k1", "Bearer k1"), ("", None, None), ("ann:b@", None, f"Basic {b64encode(b'ann:b').decode()}")],
+)
+def test_what_a_netrc_says_of_the_host_is_not_ours_to_send(
+    before: str, key: str | None, sent: str | None, sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login bob password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    configure(url=sink.url.replace("//", f"//{before}"), api_key=key)
+    work()
+    assert flush(60)
+    assert sink.requests[0][1].get("Authorization") == sent
 
 
 def test_feedback_travels_as_a_log_event(sink: Sink) -> None:
