@@ -1,9 +1,9 @@
 """Whether every trace is judged once, whatever is killed: python benchmarks/monitor_kills.py [--kills 50] [--seed 1]
 
 Traces come in while a collector, a monitor or one of its workers is killed with SIGKILL at random moments and begun
-again; then for some seconds the judge answers 429 while they still come in. Then all of it may come to its end, and of every trace that was
-acknowledged and every rule it is asked: sampled and settled ones have exactly one result per key, all others a verdict
-with its reason. The judge's calls are counted where they arrive: never more than the budget, and what a crash repeats is
+again; then for some seconds the judge answers 429 while they still come in. Then all of it may come to its end, and of
+every trace that was acknowledged and every rule it is asked: sampled and settled ones have exactly one result per key,
+all others a verdict with its reason. The judge's calls are counted where they arrive: never more than the budget, and what a crash repeats is
 among those that were booked. Exits with 1 and what is wrong if something is.
 """
 
@@ -167,18 +167,24 @@ def over(store: HTTPStore) -> bool:
     return bool(states) and all(one.behind == 0 and not any(one.counts.get(v) for v in left) for one in states)
 
 
+def at_rest(store: HTTPStore, number: int) -> list[Any]:
+    """Why each rule did what it did, unless one runs: what there is no money for is offered again now and then."""
+    whys = store.why(trace_id(number))
+    return [] if any(why.verdict == "running" for why in whys) else whys
+
+
 def wrong_with(store: HTTPStore, number: int, verdicts: Counter[str]) -> list[str]:
     """What is not as it should be with one trace."""
     given = Counter((one.rule, one.key) for one in store.trace(trace_id(number)).feedback if one.rule)
-    wrong = []
-    for why in store.why(trace_id(number)):
+    wrong, whys = [], until(lambda: at_rest(store, number), 30.0) or store.why(trace_id(number))
+    for why in whys:
         name = why.rule.name
-        verdicts[f"{name}: {why.verdict}"] += 1
+        verdicts[f"{name}: {why.verdict}{f' ({why.reason:.60})' if why.verdict == 'failed' else ''}"] += 1
         wanted = 1 if why.verdict in FINAL else 0
         counts = {key: given[name, key] for key in KEYS[name]}
         if set(counts.values()) != {wanted} or not why.reason or why.verdict not in (*FINAL, *COMPUTED, "over_budget"):
             wrong.append(f"trace {number}, rule {name!r}: {why.verdict} ({why.reason}), results {counts}")
-    if len(wrong) + len(store.why(trace_id(number))) < 2:
+    if len(whys) < 2:
         wrong.append(f"trace {number} is not explained by both rules")
     return wrong
 

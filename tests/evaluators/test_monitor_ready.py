@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from assay.collector.filters import Filter
 from assay.collector.records import Document, Head, RuleSettings
 from assay.collector.stores import Store
 from assay.evaluators.monitors import Monitor
@@ -182,7 +183,8 @@ def test_words_are_waited_for(store: Store) -> None:
     with watching(store, rule(filter="text=parcel")) as monitor:
         monitor.step()
         store.append([whole(1, outputs="your parcel"), whole(2, outputs="nothing")])
-        until(lambda: monitor.step() and verdicts(store))
+        until(lambda: store.changes(filters=[Filter(text="parcel")]).heads[0].passes == (True,))
+        monitor.step()
     assert verdicts(store) == {"1": "scored"}
 
 

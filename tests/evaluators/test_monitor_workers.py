@@ -24,9 +24,9 @@ from assay.collector.stores import Store
 from assay.evaluators.monitors import Monitor
 from assay.evaluators.monitors._job import claim_of
 from assay.tracer import attributes as names
-from assay.tracer import inject
+from assay.tracer import inject, session
 from assay.tracer import span as traced_span
-from assay.tracer.spans import marked
+from assay.tracer.spans import apart, marked
 from assay.tracer.testing import capture_spans
 from evaluators.watched import decisions, rule, scores, until, verdicts, watching, whole
 
@@ -230,3 +230,12 @@ def test_workers_that_are_killed_lose_and_double_nothing(store: Store, tmp_path:
         worker.wait()
     given = list(store.feedbacks(key="slow", limit=1000))
     assert len(given) == len({one.target.trace_id for one in given}) == len(verdicts(store))
+
+
+def test_a_judgements_trace_keeps_the_mark_and_nothing_else() -> None:
+    with session("s"), marked():
+        inside = apart()
+    with session("s"):
+        outside = apart()
+    assert dict(outside) == {}
+    assert [value for value in inside.values() if value == {names.MONITOR: True}]

@@ -68,13 +68,13 @@ def status(
 def _live(look: _Look, every: float) -> None:
     from rich.live import Live
 
-    with Live(shown(look.take()), console=console, screen=False, auto_refresh=False) as live:
-        try:
+    try:
+        with Live(shown(look.take()), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
                 live.update(shown(look.take()), refresh=True)
-        except KeyboardInterrupt:
-            notes.print("stopped")
+    except KeyboardInterrupt:
+        notes.print("stopped")
 
 
 def _plain(found: tuple[RuleStatus, list[SampledMean]]) -> dict[str, Any]:

@@ -183,8 +183,8 @@ class ControlStore(Protocol):
         kept, where the claim is not the newest, the version not in force, or the target deleted. The same finish again
         changes nothing. For each evaluator in `reported` its whole set of feedback on (rule, target) is replaced; all
         feedback of (rule, target) is where the inputs' hash or the version is another than the decision's. Of one
-        (rule, target, evaluator) only the set of the highest claim stands. Of what is over budget the newest 10,000 of a
-        rule are offered again, for 24 hours; what falls out stays over budget for good.
+        (rule, target, evaluator) only the set of the highest claim stands. Of what is over budget the newest 10,000 of
+        a rule are offered again, for 24 hours; what falls out stays over budget for good.
         """
 
     def why(self, trace_id: str) -> list[Why]:
