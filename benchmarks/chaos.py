@@ -8,7 +8,7 @@ on disk to a collector that is up. A fault is a span that neither arrived nor wa
 twice, or a program that hangs. What SIGKILL, `os._exit` and `exec` cut off may be lost, and no more: the last half
 second, or what came while a request had been waiting for its answer for less than a second; and as much more as the
 machine was late with waking those that slept, which program and collector measure. Where it was, an answer may come
-after the end of the process has stopped waiting for it, and spans twice: a collector of ours keeps them once.
+after the end of the process has stopped waiting for it, and its last spans twice: a collector of ours keeps them once.
 """
 
 from __future__ import annotations
@@ -266,10 +266,14 @@ class Notes:
         last = _WAITING if mood in ("hangs", "changes") else _LAST
         return how in CUT_OFF and self.traced[name] > when - last - late - later
 
-    def may_be_doubled(self, name: str, late: float) -> bool:
-        """Whether its process could wait in vain for an answer that came: the end of a process waits for 0.8 s."""
-        later = self.ends.get(name.partition("-")[0], ("", 0.0, 0.0))[2]
-        return late + later > _LATE
+    def may_be_doubled(self, name: str, mood: str, late: float) -> bool:
+        """Whether its process could wait in vain for an answer that came: the end of a process waits for 0.8 s.
+
+        Under way is then what was traced last, or, where answers change, what is sent from the disk.
+        """
+        _, when, later = self.ends.get(name.partition("-")[0], ("", 0.0, 0.0))
+        was_last = self.traced.get(name, when) >= when - _LAST - late - later
+        return late + later > _LATE and (was_last or mood == "changes")
 
 
 def round_of(seed: int) -> list[str]:
@@ -316,7 +320,7 @@ def _faults(notes: Notes, collector: Collector, hung: bool, mood: str, spool: Pa
     kept, late = collector.kept, collector.late
     missing = [name for name in notes.traced if name not in kept and not notes.may_be_lost(name, mood, late)]
     left = sorted(str(path.relative_to(spool)) for path in spool.glob("*/*.spool"))
-    doubled = [name for name, times in kept.items() if times > 1 and not notes.may_be_doubled(name, late)]
+    doubled = [name for name, times in kept.items() if times > 1 and not notes.may_be_doubled(name, mood, late)]
     said = {
         "hangs": hung,
         f"lost {len(missing)} of {len(notes.traced)} ({notes.dropped} counted): {missing[:3]}": len(missing)

@@ -47,7 +47,7 @@ SMALL_OUT = {
     "usage": {"prompt_tokens": 123, "completion_tokens": 17},
     "cached": False,
 }
-BUDGET = {"sync": 1.15, "async": 1.15, "nested": 1.15, "10 KB": 0.8, "documents": 1.0}
+BUDGET = {"sync": 0.6, "async": 0.6, "nested": 0.6, "10 KB": 0.6, "documents": 0.6, "generator": 1.0}
 
 Decorate = Callable[..., Callable[..., Any]]
 

@@ -18,6 +18,12 @@ from assay.tracer import _delivery, _errors, _runtime, _spool
 from assay.tracer.testing import traced  # noqa: F401
 
 
+@pytest.fixture
+def only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delivery begins no round by itself, however late the machine is with a flush: that then counts all there is."""
+    monkeypatch.setattr(_delivery, "_INTERVAL", 1000.0)
+
+
 class Sink:
     """A collector that keeps request bodies, and answers what it is told to."""
 
@@ -112,6 +118,13 @@ def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None
     _spool.forget()
 
 
+def somewhere(sink: Sink, folder: Path) -> set[bytes]:
+    """Ids of the spans that have arrived or wait below a spool directory: a busy machine decides which of the two."""
+    waiting = [ExportTraceServiceRequest.FromString(body) for path, body, _ in spooled(folder) if path == "/v1/traces"]
+    scopes = [scope for message in waiting for resource in message.resource_spans for scope in resource.scope_spans]
+    return {s.span_id for s in sink.spans()} | {s.span_id for scope in scopes for s in scope.spans}
+
+
 def spooled(folder: Path) -> list[tuple[str, bytes, int]]:
     """What waits below a spool directory: path, body and number of items of each request."""
     waiting = []
@@ -121,7 +134,7 @@ def spooled(folder: Path) -> list[tuple[str, bytes, int]]:
     return waiting
 
 
-def until(condition: Callable[[], Any], timeout: float = 10.0) -> Any:
+def until(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
     """Wait for something to become true; fails after `timeout` seconds."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:

@@ -48,6 +48,15 @@ def test_looking_at_a_context_or_exporting_it_sends_nothing(traced: Spans) -> No
     assert sent(traced) is None
 
 
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda context: pickle.loads(pickle.dumps(context))])
+def test_a_context_can_be_pickled_and_copied_as_any_other(traced: Spans, again: Any) -> None:
+    with span("root") as run:
+        context = run.span.get_span_context()
+        made = again(context)
+    assert (made, made.trace_state.to_header()) == (context, f"assay={run.trace_id}-{run.span_id}-01,ot=th:0")
+    assert sent(traced) is None
+
+
 def test_calls_after_the_local_root_are_told_by_what_ends_later(traced: Spans) -> None:
     with span("root"):
         late = tracer_provider().get_tracer("x").start_span("late")
@@ -94,6 +103,6 @@ def test_calls_of_a_joined_provider_are_counted_where_we_see_them(sink: Sink) ->
     configure(url=sink.url, provider=TracerProvider())
     with span("root"):
         inject()
-    assert flush(10)
+    assert flush(60)
     [root] = sink.spans()
     assert [a.value.int_value for a in root.attributes if a.key == names.CALLS_SENT] == [1]

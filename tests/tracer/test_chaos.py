@@ -16,6 +16,18 @@ def test_no_span_is_lost_uncounted_or_doubled_and_nothing_hangs() -> None:
     assert faults == []
 
 
+@pytest.mark.parametrize(("mood", "late", "found"), [("up", 0.6, 1), ("up", 0.1, 2), ("changes", 0.6, 0)])
+def test_where_the_machine_is_late_what_is_sent_last_may_come_twice(
+    mood: str, late: float, found: int, tmp_path: Path
+) -> None:
+    notes = chaos.Notes({"1-1": 5.0, "1-2": 9.8}, {"1": ("falls off", 10.0, 0.0)})
+    with chaos._collector(chaos.random.Random(1)) as collector:
+        collector.kept.update({"1-1": 2, "1-2": 2})
+        collector.late = late
+        faults = chaos._faults(notes, collector, False, mood, tmp_path, 1)
+    assert [f"doubled {found}:" in fault for fault in faults] == [True] * bool(found)
+
+
 def test_a_lost_and_a_doubled_span_would_be_found(tmp_path: Path) -> None:
     notes = chaos.Notes({"1-1": 5.0, "1-2": 5.0, "2-1": 5.0, "2-2": 1.0}, {"2": ("SIGKILL", 5.5, 0.25)})
     with chaos._collector(chaos.random.Random(1)) as collector:

@@ -16,7 +16,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 def sent(sink: Sink) -> Any:
-    assert flush(10)
+    assert flush(60)
     (log,) = sink.logs()
     return log, {it.key: it.value for it in log.attributes}
 
@@ -59,13 +59,13 @@ def test_a_span_s_id_is_looked_at_as_well() -> None:
 def test_feedback_waits_while_the_collector_is_away(tmp_path: Any) -> None:
     configure(url="http://127.0.0.1:9", spill_dir=str(tmp_path))
     feedback(TRACE, "k", 1)
-    assert (flush(10).spilled, stats().dropped) == (1, {})
+    assert (flush(60).spilled, stats().dropped) == (1, {})
 
 
 def test_where_nothing_is_captured_nothing_is_sent(sink: Sink) -> None:
     configure(url=sink.url, capture="none")
     feedback(TRACE, "k", 1)
-    assert (flush(10).delivered, sink.requests) == (0, [])
+    assert (flush(60).delivered, sink.requests) == (0, [])
 
 
 def test_outside_of_any_run_there_is_no_id_and_that_is_said(traced: Spans, caplog: pytest.LogCaptureFixture) -> None:

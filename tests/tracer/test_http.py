@@ -66,8 +66,8 @@ def test_delivery_by_requests_is_not_traced_itself(sink: Sink) -> None:
     instrument("requests")
     try:
         leaf(1)
-        assert flush(10)
-        assert flush(10)
+        assert flush(60)
+        assert flush(60)
     finally:
         uninstrument("requests")
     assert [s.name for s in sink.spans()] == ["leaf"]
@@ -78,7 +78,7 @@ def test_a_tracer_made_before_configure_follows_it(sink: Sink) -> None:
     configure(url=sink.url, project="p", redact=["secret"])
     configure(url=sink.url, project="q", redact=["secret"])
     tracer.start_span("call", attributes={"secret": "xyzzy"}).end()
-    assert flush(10)
+    assert flush(60)
     assert [s.name for s in sink.spans()] == ["call"]
     assert b"xyzzy" not in sink.bytes()
 
@@ -90,7 +90,7 @@ def test_a_tracer_made_before_capture_none_records_nothing(sink: Sink) -> None:
         assert not call.is_recording()
     configure(url=sink.url)
     tracer.start_span("later").end()
-    assert flush(10)
+    assert flush(60)
     assert [s.name for s in sink.spans()] == ["later"]
 
 
@@ -99,7 +99,7 @@ def test_capture_none_delivers_nothing_of_a_joined_provider(sink: Sink) -> None:
     configure(url=sink.url, capture="none", provider=provider)
     provider.get_tracer("web").start_span("GET /").end()
     leaf(1)
-    assert flush(10)
+    assert flush(60)
     assert sink.requests == []
 
 

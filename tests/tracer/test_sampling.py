@@ -71,7 +71,7 @@ def test_a_local_root_leaves_with_its_probability(sink: Sink, rate: float) -> No
     for _ in range(20):
         with span("root"), span("child"):
             pass
-    assert flush(10)
+    assert flush(60)
     states = {s.name: s.trace_state for s in sink.spans()}
     assert states == ({"root": "ot=th:0", "child": ""} if rate == 1 else dict.fromkeys(("root", "child"), "ot=th:8"))
 
@@ -280,7 +280,7 @@ with span("parent"):
         try:
             with span("child"): 1 / 0
         except ZeroDivisionError:
-            flush(20)
+            flush(60)
         os._exit(0)
     os.waitpid(child, 0)
 """

@@ -98,7 +98,7 @@ def test_a_thread_that_goes_on_keeps_no_span_alive_that_it_has_left(traced: Span
     def work() -> None:
         otel_context.attach(otel_context.Context())
         left.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     with span("root") as run:
         thread = threading.Thread(target=work, daemon=True)

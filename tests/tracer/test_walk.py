@@ -48,7 +48,7 @@ def test_spans_and_feedback_reach_a_collector(sink: Any) -> None:
         return 1
 
     work()
-    assert flush(10)
+    assert flush(60)
     (sent,) = sink.spans()
     (log,) = sink.logs()
     assert (sent.name, log.event_name) == ("work", "gen_ai.evaluation.result")

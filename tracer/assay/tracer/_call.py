@@ -85,7 +85,10 @@ def fail(call: Call, error: BaseException) -> None:
 def enter(spec: Spec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """Start the span of a call and make it current. None if nothing is recorded."""
     call = start(spec, args, kwargs)
-    return call and call._replace(token=_context.attach(call.inside))
+    if call is None:
+        return None
+    runtime, span, inside, _ = call
+    return Call(runtime, span, inside, _context.attach(inside))  # `_replace` takes twice as long
 
 
 def leave(call: Call) -> None:

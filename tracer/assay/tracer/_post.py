@@ -88,9 +88,16 @@ class Post:
         headers = self._headers
         if self._packs and len(body) >= _WORTH_PACKING:
             body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
+        address = self._address(path)
+        auth = requests.utils.get_auth_from_url(address)
         try:
             response = self._session.post(
-                self._address(path), data=body, headers=headers, timeout=max(timeout, 0.05), allow_redirects=False
+                address,
+                data=body,
+                headers=headers,
+                auth=auth if any(auth) else _as_it_is,
+                timeout=max(timeout, 0.05),
+                allow_redirects=False,
             )
         except requests.RequestException as error:
             return Answer("later", type(error).__name__)
@@ -101,6 +108,11 @@ class Post:
     def _address(self, path: str) -> str:
         own = self._settings.traces_url if path == TRACES else None
         return own or self._settings.url + path
+
+
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Else what `~/.netrc` says of the host would take the place of our key."""
+    return request
 
 
 def _meaning(response: requests.Response) -> Answer:

@@ -18,7 +18,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind
 
 from assay.tracer import _context, _sampling
 from assay.tracer import attributes as names
-from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote, from_baggage
+from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, OWN_KEY, Remote, from_baggage
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._errors import ours
 from assay.tracer._span import Clock, LiveSpan, Local, new_local, open_local
@@ -73,6 +73,8 @@ class Spans:
     def _start(
         self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context, start_time: int | None
     ) -> LiveSpan:
+        if OTEL_KEY not in ctx and OWN_KEY not in ctx:  # nobody's, as most are
+            return self._local_root(name, attributes, scope, ctx, start_time, None, None)
         parent = _context.parent(ctx)
         if isinstance(parent, LiveSpan) and parent.local.epoch == Clock.epoch:
             span = self._child(parent, name, attributes, scope, start_time)
@@ -80,7 +82,7 @@ class Spans:
             return span
         if isinstance(parent, LiveSpan):  # of the process that forked us
             parent = Remote(parent.local.trace_id, parent.span_id, parent.local.sampled, parent.local.ot)
-        return self._local_root(name, attributes, scope, ctx, start_time, parent)
+        return self._local_root(name, attributes, scope, ctx, start_time, parent, _context.foreign(ctx))
 
     def _child(
         self,
@@ -105,9 +107,9 @@ class Spans:
         ctx: Context,
         start_time: int | None,
         remote: Remote | None,
+        foreign: SpanContext | None,
     ) -> LiveSpan:
         trace_id = remote.trace_id if remote else Clock.bits(128) or 1
-        foreign = _context.foreign(ctx)
         hidden = foreign is not None or _foreign_provider(self)
         local = open_local(trace_id) if remote else None
         if local is None:

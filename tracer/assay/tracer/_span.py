@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -115,11 +116,16 @@ def new_local(
 ) -> Local:
     """Begin this process's part of a trace."""
     local = _locals[trace_id] = Local(trace_id, sink, resource, sampled, ot)
-    if len(_locals) > _MAX_LOCALS:  # spans that are never ended must not fill the memory
-        forgotten = _locals.pop(next(iter(tuple(_locals))), None)
+    while len(_locals) > _MAX_LOCALS:  # spans that are never ended must not fill the memory
+        _forget_oldest()
+    return local
+
+
+def _forget_oldest() -> None:
+    with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace in between
+        forgotten = _locals.pop(next(iter(_locals)), None)
         if forgotten is not None:
             book(forgotten)
-    return local
 
 
 def book(local: Local) -> None:
@@ -377,6 +383,10 @@ class _Outgoing(TraceState):
         """The header `tracestate`; the call that takes it along is counted."""
         count_sent(self._local)
         return super().to_header()
+
+    def __reduce__(self) -> Any:
+        """Pickled and copied as any other: a process that is given it knows nothing of our counts."""
+        return TraceState, (list(self.items()),)
 
 
 def count_sent(local: Local) -> None:
