@@ -62,10 +62,11 @@ def newest(
     db: sqlite3.Connection, rules: Sequence[Rule], verdict: str | None, limit: int, cursor: str | None
 ) -> Page[Decision]:
     """What has one of some versions and a verdict: index entries are merged, and only what is shown is read."""
+    below = _below(cursor)
     kinds: dict[tuple[int, str], set[bool]] = {}
     for rule, word, open in _wanted(rules, verdict):
         kinds.setdefault((rule, word), set()).add(open)
-    runs = [_run(db, *of, opens, _below(cursor), limit + 1) for of, opens in kinds.items()]
+    runs = [_run(db, *of, opens, below, limit + 1) for of, opens in kinds.items()]
     return _page(db, list(islice(merge(*runs, reverse=True), limit + 1)), limit)
 
 
