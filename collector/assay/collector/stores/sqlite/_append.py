@@ -278,11 +278,11 @@ class Appender:
 
     def _count(self, rows: Sequence[_Row]) -> None:
         """Count spans that have come for the first time with the processes that they are of."""
-        some = {row.resource: row.fact for row in rows}  # a process is of one project
+        first = {row.resource: row.fact for row in reversed(rows)}  # a process is of one project
         arrived: Counter[tuple[Origin, str, str]] = Counter()
         for resource, count in Counter([row.resource for row in rows]).items():
             if whose := self._origins.get(resource):
-                arrived[whose, some[resource].project, some[resource].environment] += count
+                arrived[whose, first[resource].project, first[resource].environment] += count
         if arrived:
             self.processes.count(arrived)
 
