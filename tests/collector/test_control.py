@@ -5,13 +5,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from assay.collector.errors import Unavailable
-from assay.collector.records import Booking, Finish
+from assay.collector.records import Booking, Finish, RuleSettings
+from assay.collector.rules import setting_at
 from assay.collector.stores import Store
 from assay.collector.stores._both import Both
 from assay.collector.stores.sqlite import SQLiteStore
@@ -19,7 +21,8 @@ from assay.collector.stores.sqlite._control import SQLiteControl
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._traces import SQLiteTraces
 from collector.conformance_claims import claim, claim_of, finish, only, scores, waiting
-from collector.deciding import on, slice, traced
+from collector.deciding import on, ruled, slice, traced
+from collector.making import run
 
 HOUR = 3_600_000_000_000
 DAY = 24 * HOUR
@@ -186,3 +189,14 @@ def test_a_thousand_sampled_out_leave_one_row_of_counts(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT sampled_out FROM counts").fetchall() == [(1000,)]
         assert db.execute("SELECT count(*) FROM decisions").fetchone() == (1,)
+
+
+def test_the_setting_for_a_change_is_that_of_the_whole_history(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        for rate in (1.0, 0.5, 0.1):
+            store.append([run()])
+            ruled(store, settings=RuleSettings(sample_rate=rate))
+        [rule], history = store.rules(), store.settings("r")
+        for change in (0, *(one.from_change + step for one in history for step in (-1, 0))):
+            assert store._control.setting_at(rule, change) == setting_at(history, change)
+        assert store._control.setting_at(replace(rule, version="2"), 0) is None

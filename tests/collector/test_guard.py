@@ -296,6 +296,8 @@ def test_every_route_says_what_it_needs(store: Held) -> None:
         ("POST", "/api/keys", "admin"),
         ("DELETE", "/api/keys/k", "admin"),
         ("POST", "/api/vacuum", "admin"),
+        ("POST", "/api/rules", "write"),
+        ("PATCH", "/api/rules/r", "write"),
         ("GET", "/healthz", "open"),
         ("GET", "/readyz", "open"),
         ("GET", "/metrics", "read"),

@@ -237,3 +237,9 @@ def test_every_answer_says_whose_collector_it_is(server: Server) -> None:
     for path in ("traces", "logs"):
         for response in (httpx.post(f"{server.url}/v1/{path}"), httpx.get(f"{server.url}/v1/{path}")):
             assert (response.status_code >= 400, response.headers["assay-collector"]) == (True, "1")
+
+
+def test_a_senders_claim_outranks_nothing() -> None:
+    found = read(gen_ai__evaluation__name="k", gen_ai__evaluation__score__value=1.0, assay__feedback__claim=2**62)
+    assert found.claim is None
+    assert found.metadata == {"assay.feedback.claim": 2**62}

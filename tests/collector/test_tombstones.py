@@ -128,3 +128,22 @@ def test_judgements_go_with_their_trace_and_stay_away(store: SQLiteStore) -> Non
     store.delete(trace_ids=(root.trace_id,))
     store.append([judge, child(judge)])
     assert store.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
+
+
+def test_a_judgement_that_is_still_on_its_way_does_not_come_after_its_trace_has_gone(store: SQLiteStore) -> None:
+    store.append([root := run(), marked := run(kind="llm", resource={"assay.monitor": True})])
+    on, judge = Target(trace_id=root.trace_id), run(kind="evaluator")
+    for key, id in (("k", judge.trace_id), ("l", marked.trace_id)):
+        store.add_feedback([Feedback(target=on, key=key, score=1, source="model", judge_trace_id=id)])
+    store.delete(trace_ids=(root.trace_id,))
+    store.append([judge, child(judge)])
+    assert store.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
+
+
+def test_what_a_vote_names_is_no_judgement_that_would_be_kept_away(store: SQLiteStore) -> None:
+    store.append([root := run()])
+    vote = Feedback(target=Target(trace_id=root.trace_id), key="k", score=1, source="human", judge_trace_id="2" * 32)
+    store.add_feedback([vote])
+    store.delete(trace_ids=(root.trace_id,))
+    store.append([run(trace_id="2" * 32)])
+    assert store.count()["traces"] == 1

@@ -119,6 +119,13 @@ def test_judgements_that_nothing_leads_to_any_more_go(store: SQLiteStore) -> Non
     assert [one.trace_id for one in store.traces(kind="evaluator")] == ["b" * 32]
 
 
+def test_a_judgement_that_comes_after_its_claim_was_refused_is_not_kept(store: SQLiteStore) -> None:
+    store.delete(trace_ids=("1" * 32,))
+    assert store.put_verdicts([judged(1, "a" * 32)]) == [False]
+    store.append([run(kind="evaluator", trace_id="a" * 32)])
+    assert store.count()["traces"] == 0
+
+
 def test_a_late_copy_of_a_lower_claim_takes_its_judgement_along(store: SQLiteStore) -> None:
     store.append([run(kind="evaluator", trace_id=id * 32) for id in "ab"])
     store.put_verdicts([judged(2, "b" * 32)])

@@ -83,7 +83,6 @@ FEEDBACK_AUTHOR: Final = "assay.feedback.author"
 FEEDBACK_EVALUATOR: Final = "assay.feedback.evaluator"
 FEEDBACK_VERSION: Final = "assay.feedback.version"
 FEEDBACK_RULE: Final = "assay.feedback.rule"
-FEEDBACK_CLAIM: Final = "assay.feedback.claim"  # int
 FEEDBACK_METADATA: Final = "assay.feedback.metadata"  # a JSON object as a string
 FEEDBACK_ID: Final = "assay.feedback.id"  # left out: derived by the collector
 

@@ -32,7 +32,7 @@ from assay.collector.records import (
     Why,
     WorkerReport,
 )
-from assay.collector.rules import begin_of, budget_of, filters_of, rate_of, setting_at
+from assay.collector.rules import begin_of, budget_of, filters_of, rate_of
 from assay.collector.stores import _why
 
 OVER_TRACES = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
@@ -183,8 +183,8 @@ class ControlHalf(Protocol):
         """As of `ControlStore`."""
         ...
 
-    def settings(self, name: str, *, project: str) -> list[Setting]:
-        """As of `ControlStore`."""
+    def setting_at(self, rule: Rule, change: int) -> Setting | None:
+        """The setting of a version in force for a change, the oldest before the first of them; None if it has none."""
         ...
 
     def cursor(self, rule: str, version: str, *, project: str) -> str | None:
@@ -421,8 +421,7 @@ class Both:
 
     def _seen(self, rule: Rule, head: Head, now_ns: int, watched: Collection[tuple[str, str]]) -> _why.Seen:
         """What is known of a rule and a trace."""
-        history = self._control.settings(rule.name, project=rule.project)
-        setting = setting_at([one for one in history if one.version == rule.version], head.change)
+        setting = self._control.setting_at(rule, head.change)
         settings = rule.settings if setting is None else setting.settings
         filters = [self._resolved(filter) for filter in filters_of(rule, settings)]
         cursor = self._control.cursor(rule.name, rule.version, project=rule.project) or begin_of(rule)

@@ -138,7 +138,7 @@ class Appender:
         self._insert_spans(spans)
         self._insert_traces(touched)
         self._keep_values([row.fact for row in spans])
-        self._count(row for row in spans if row.id >= first)
+        self._count([row for row in spans if row.id >= first])
         self._trim()
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
@@ -276,13 +276,13 @@ class Appender:
             insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
-    def _count(self, rows: Iterable[_Row]) -> None:
+    def _count(self, rows: Sequence[_Row]) -> None:
         """Count spans that have come for the first time with the processes that they are of."""
-        counts = Counter([(row.resource, row.fact.project, row.fact.environment) for row in rows])
+        first = {row.resource: row.fact for row in reversed(rows)}  # a process is of one project
         arrived: Counter[tuple[Origin, str, str]] = Counter()
-        for (resource, project, environment), count in counts.items():
+        for resource, count in Counter([row.resource for row in rows]).items():
             if whose := self._origins.get(resource):
-                arrived[whose, project, environment] += count
+                arrived[whose, first[resource].project, first[resource].environment] += count
         if arrived:
             self.processes.count(arrived)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from assay.collector.errors import Refused
 from assay.collector.records import Claim, Decision, Finish
@@ -13,7 +14,10 @@ from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._leases import later, rising
 from assay.collector.stores.sqlite._rows import OPEN, PLAIN, Row, address, record, write
 from assay.collector.stores.sqlite._rules import in_force
+from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._values import dumps
+
+Place: TypeAlias = tuple[str, str, str, str]  # project, rule, version, address of the target
 
 DONE = ("scored", "skipped", "failed")
 OVER_BUDGET = f"{PLAIN} WHERE rule = ? AND due_ns <= ? AND verdict = 'over_budget' ORDER BY created_ns DESC, id DESC"
@@ -46,7 +50,8 @@ class Claims(Half):
     def renew(self, db: sqlite3.Connection, /, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
         now = self._file.clock.keep(db)
         until = later(now, seconds)
-        rows = [(claim, _row(db, claim)) for claim in claims]
+        found = _rows(db, claims)
+        rows = [(claim, found.get(_place(claim))) for claim in claims]
         held = [row is not None and _holds(row, claim) and row.holder == holder for claim, row in rows]
         sql = "UPDATE decisions SET until_ns = ?, due_ns = ? WHERE id = ?"
         db.executemany(sql, [(until, until, row.id) for (_, row), mine in zip(rows, held, strict=True) if row and mine])
@@ -55,13 +60,19 @@ class Claims(Half):
     @reads
     def examine(self, db: sqlite3.Connection, /, finishes: Sequence[Finish]) -> list[Standing]:
         """What is to be done with the feedback of finishes, before `conclude`. Raises `Refused` for a bad verdict."""
-        return [_standing(db, finish) for finish in finishes]
+        rows = _rows(db, [finish.claim for finish in finishes])
+        return [_standing(db, finish, rows.get(_place(finish.claim))) for finish in finishes]
 
     @writes
     def conclude(self, db: sqlite3.Connection, /, finishes: Sequence[Finish]) -> list[str]:
         """As `ControlStore.finish`, once the feedback is kept."""
-        now = self._file.clock.keep(db)
-        return [_conclude(db, finish, now) for finish in finishes]
+        now, rows = self._file.clock.keep(db), _rows(db, [finish.claim for finish in finishes])
+        made: dict[Place, Row] = {}
+        answers = [_conclude(db, finish, rows, made, now) for finish in finishes]
+        write(db, list(made.values()))
+        for rule in {row.rule for row in made.values() if row.verdict == "over_budget"}:
+            give_up(db, rule, now)
+        return answers
 
 
 def _superseded(project: str, rule: str, version: str) -> str:
@@ -99,24 +110,31 @@ def _taken(row: Row, number: int, holder: str, until: int, now: int) -> Row:
     )
 
 
-def _row(db: sqlite3.Connection, claim: Claim) -> Row | None:
-    """The row of a claim, if it is there and its version in force."""
-    rule = in_force(db, claim.project, claim.rule, claim.version)
-    if rule is None:
-        return None
-    place = address(claim.project, claim.target)
-    row = db.execute(f"{PLAIN} WHERE target = ? AND rule = ?", (place, rule.id)).fetchone()
-    return Row(*row) if row else None
+def _place(claim: Claim) -> Place:
+    return claim.project, claim.rule, claim.version, address(claim.project, claim.target)
+
+
+def _rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[Place, Row]:
+    """The rows of claims, of those that are there and whose version is in force."""
+    by_rule: dict[tuple[str, str, str], set[str]] = {}
+    for *named, target in map(_place, claims):
+        by_rule.setdefault((named[0], named[1], named[2]), set()).add(target)
+    sql = f"{PLAIN} WHERE rule = ? AND target IN (%s)"
+    rows: dict[Place, Row] = {}
+    for of, targets in by_rule.items():
+        if (rule := in_force(db, *of)) is not None:
+            found = [Row(*row) for row in find_many(db, sql, targets, (rule.id,))]
+            rows |= {(*of, row.target): row for row in found}
+    return rows
 
 
 def _holds(row: Row, claim: Claim) -> bool:
     return row.verdict == "running" and row.claim == claim.number
 
 
-def _standing(db: sqlite3.Connection, finish: Finish) -> Standing:
+def _standing(db: sqlite3.Connection, finish: Finish, row: Row | None) -> Standing:
     if finish.verdict not in (*DONE, *OPEN):
         raise Refused(f"a claim does not end with {finish.verdict!r}; use one of {', '.join((*DONE, *OPEN))}")
-    row = _row(db, finish.claim)
     answer = _answer(db, finish, row)
     if answer is not None or row is None:
         return Standing(answer)
@@ -137,16 +155,17 @@ def _answer(db: sqlite3.Connection, finish: Finish, row: Row | None) -> str | No
     return "waiting" if row.verdict == "waiting" and finish.verdict in DONE else "finished"
 
 
-def _conclude(db: sqlite3.Connection, finish: Finish, now: int) -> str:
-    row = _row(db, finish.claim)
+def _conclude(
+    db: sqlite3.Connection, finish: Finish, rows: Mapping[Place, Row], ended: dict[Place, Row], now: int
+) -> str:
+    """The answer to a finish; what its row becomes goes to `ended`."""
+    place = _place(finish.claim)
+    row = ended.get(place) or rows.get(place)
     answer = _answer(db, finish, row)
     if answer is not None or row is None:
         return answer or ""
     changed = row.outcome is None or row.inputs_hash != finish.inputs_hash
-    made = _ended(_with_outcome(row, finish, changed), finish, now)
-    write(db, [made])
-    if made.verdict == "over_budget":
-        give_up(db, row.rule, now)
+    made = ended[place] = _ended(_with_outcome(row, finish, changed), finish, now)
     return "waiting" if made.verdict == "waiting" and finish.verdict in DONE else "finished"
 
 

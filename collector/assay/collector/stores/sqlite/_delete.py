@@ -13,7 +13,6 @@ from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._sql import delete_many, find_many
 from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._where import SHOWN
 
 CHUNK = 200  # traces per transaction, so that what arrives meanwhile is not held up
 
@@ -37,23 +36,24 @@ def remove(appender: Appender, gone: Gone, db: sqlite3.Connection) -> tuple[int,
     """
     rows = find_many(db, "SELECT id, tags, session_id FROM traces WHERE trace_id IN (%s)", gone.traces)
     keys = [row[0] for row in rows]
-    judgements = _judgements(db, "trace", keys)
+    linked = _linked(db, "trace", keys)
     _take_out(appender, db, keys)
     appender.tombstones.put(gone.traces)
+    appender.evict(gone.traces)
     ended = _ended(db, {row[2] for row in rows if row[2] is not None})
-    judgements |= _judgements(db, "session_id", ended)
+    linked |= _linked(db, "session_id", ended)
     delete_many(db, "feedback", "session_id", ended)
-    _take_out(appender, db, list(judgements))
-    appender.tombstones.put(judgements.values())
-    appender.evict([*gone.traces, *judgements.values()])
+    judgements(appender, db, linked)
     return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}
 
 
 def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -> None:
-    """Remove those of the traces that are evaluators' own."""
-    gone = _evaluators_own(db, ids)
+    """Remove those of the traces that are evaluators' own, and keep away those that are still on their way."""
+    ids = set(ids)
+    here = find_many(db, "SELECT id, trace_id, judgement FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
+    gone = {key: trace_id for key, trace_id, judgement in here if judgement}
     _take_out(appender, db, list(gone))
-    appender.tombstones.put(gone.values())
+    appender.tombstones.put([*gone.values(), *(ids - {row[1] for row in here})])
     appender.evict(gone.values())
 
 
@@ -66,15 +66,13 @@ def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -
     delete_many(db, "traces", "id", keys)
 
 
-def _judgements(db: sqlite3.Connection, column: str, values: Iterable[int | str]) -> dict[int, str]:
-    """The traces of evaluators to which feedback leads, by key; what else feedback may name is no judgement."""
-    linked = f"SELECT judge_trace_id FROM feedback WHERE {column} IN (%s) AND judge_trace_id IS NOT NULL"
-    return _evaluators_own(db, {row[0] for row in find_many(db, linked, values)})
-
-
-def _evaluators_own(db: sqlite3.Connection, ids: Iterable[str]) -> dict[int, str]:
-    sql = f"SELECT t.id, t.trace_id FROM traces t WHERE t.trace_id IN (%s) AND NOT {SHOWN.format('t')}"
-    return dict(find_many(db, sql, ids))
+def _linked(db: sqlite3.Connection, column: str, values: Iterable[int | str]) -> set[str]:
+    """The traces that feedback names as its judgements; people may name anything, so of theirs those that are here."""
+    linked = (
+        "SELECT judge_trace_id FROM feedback f WHERE %s IN (%%s) AND judge_trace_id IS NOT NULL AND (source <> 'human'"
+        " OR EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = f.judge_trace_id))"
+    )
+    return {row[0] for row in find_many(db, linked % column, values)}
 
 
 def _ended(db: sqlite3.Connection, sessions: set[str]) -> set[str]:

@@ -62,7 +62,8 @@ def newest(
     db: sqlite3.Connection, rules: Sequence[Rule], verdict: str | None, limit: int, cursor: str | None
 ) -> Page[Decision]:
     """What has one of some versions and a verdict: index entries are merged, and only what is shown is read."""
-    below, kinds = _below(cursor), dict[tuple[int, str], set[bool]]()
+    below = _below(cursor)
+    kinds: dict[tuple[int, str], set[bool]] = {}
     for rule, word, open in _wanted(rules, verdict):
         kinds.setdefault((rule, word), set()).add(open)
     runs = [_run(db, *of, opens, below, limit + 1) for of, opens in kinds.items()]

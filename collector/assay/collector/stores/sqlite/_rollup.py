@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from assay.collector.filters import EVALUATOR
 from assay.collector.stores.sqlite._codec import Counts, Fact
+from assay.collector.stores.sqlite._said import OURS
 from assay.collector.stores.sqlite._values import dumps
 
 
@@ -68,7 +69,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
     with_model: list[Fact] = []
     errors = size = 0
     start_ns, end_ns = facts[0].start_ns, facts[0].end_ns
-    tagged = counted = marked = rooted = False
+    tagged = counted = marked = False
     for fact in facts:
         by_id[fact.span_id] = fact
         names[fact.name] = kinds[fact.kind] = None
@@ -83,8 +84,8 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
             with_model.append(fact)
         tagged = tagged or bool(fact.tags)
         counted = counted or fact.local_root is not None
-        marked = marked or fact.said.judgement
-        rooted = rooted or fact.parent_id is None
+        if fact.said is not OURS:
+            marked = marked or fact.said.judgement
     position = _root(facts, by_id)
     root = facts[position]
     experiment_id = root.experiment_id or next((f.experiment_id for f in facts if f.experiment_id), None)
@@ -118,7 +119,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
         size=size,
         probability=root.said.probability,
         partial=root.said.partial,
-        rooted=rooted,
+        rooted=root.parent_id is None,  # else it would not be the root
         judgement=marked or (root.kind == EVALUATOR and experiment_id is None),
         dropped=dropped,
         calls_sent=calls_sent,
@@ -188,6 +189,8 @@ _NOT_SAID = Counts(started=0, open=1)
 def _latest(members: Sequence[Fact]) -> Counts:
     """What was said last; counts never fall, but for that of the open ones."""
     counts = [fact.counts for fact in members if fact.counts is not None]
+    if len(counts) == 1:
+        return counts[0]
     return max(counts, key=lambda c: (c.started, -c.open, c.dropped, c.calls_sent)) if counts else _NOT_SAID
 
 

@@ -59,8 +59,8 @@ class Row(NamedTuple):
     due_ns: int | None
 
     def may_reopen(self, now: int) -> bool:
-        """Whether a change of its runs opens it anew: once for a version; for a session, on which later turns follow for
-        as long as it likes, once a day.
+        """Whether a change of its runs opens it anew: once for a version; a session, to which later turns may come for
+        long, once a day.
         """
         days = (now - self.created_ns) // DAY if self.target.startswith("/") else 0
         return self.reopened <= days

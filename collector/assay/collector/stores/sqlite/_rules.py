@@ -15,6 +15,7 @@ from assay.collector.stores.sqlite._records import from_text, to_text
 
 HISTORY = 20_000  # settings of one rule: two weeks of a rate that is paced anew every minute
 _FIELDS = "id, state, active_from, off, data"
+_SETTINGS = "SELECT version, from_change, created_ns, data FROM settings WHERE project = ? AND name = ?"
 
 
 class Kept(NamedTuple):
@@ -58,12 +59,16 @@ class Rules(Half):
 
     @reads
     def settings(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> list[Setting]:
-        sql = "SELECT version, from_change, created_ns, data FROM settings WHERE project = ? AND name = ?"
-        rows = db.execute(f"{sql} ORDER BY id DESC", (project, name)).fetchall()
-        return [
-            Setting(version=row[0], from_change=row[1], created_ns=row[2], settings=from_text(RuleSettings, row[3]))
-            for row in rows
-        ]
+        return list(map(_setting, db.execute(f"{_SETTINGS} ORDER BY id DESC", (project, name)).fetchall()))
+
+    @reads
+    def setting_at(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> Setting | None:
+        """As `assay.collector.rules.setting_at` of a version's history, of which there may be a lot."""
+        of = f"{_SETTINGS} AND version = ?"
+        values = (rule.project, rule.name, rule.version)
+        row = db.execute(f"{of} AND from_change <= ? ORDER BY id DESC LIMIT 1", (*values, change)).fetchone()
+        row = row or db.execute(f"{of} ORDER BY id LIMIT 1", values).fetchone()
+        return _setting(row) if row else None
 
     @writes
     def alter_rule(
@@ -87,6 +92,10 @@ class Rules(Half):
     def delete_rule(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> bool:
         sql = "UPDATE rules SET state = 'removed' WHERE project = ? AND name = ? AND state = 'in force'"
         return db.execute(sql, (project, name)).rowcount > 0
+
+
+def _setting(row: Sequence[Any]) -> Setting:
+    return Setting(version=row[0], from_change=row[1], created_ns=row[2], settings=from_text(RuleSettings, row[3]))
 
 
 def _changed(rule: Rule, fields: Mapping[str, JSON]) -> Rule:

@@ -24,16 +24,16 @@ class Said(NamedTuple):
     judgement: bool
 
 
-_OURS = Said(1.0, False, False)
+OURS = Said(1.0, False, False)
 _UNKNOWN = Said(None, False, False)
-_NAMES = frozenset((SAMPLE_RATE, names.PARTIAL, names.MONITOR, TRACE_STATE))
+_NAMES = (SAMPLE_RATE, names.PARTIAL, names.MONITOR, TRACE_STATE)
 
 
 def said(attributes: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Said:
     """Of a span with these attributes and this resource."""
     ours = names.LOCAL_ROOT in attributes
-    if names.MONITOR not in resource and _NAMES.isdisjoint(attributes):
-        return _OURS if ours else _UNKNOWN
+    if names.MONITOR not in resource and attributes.keys().isdisjoint(_NAMES):  # looks these few up, not all of theirs
+        return OURS if ours else _UNKNOWN
     state = attributes.get(TRACE_STATE)
     entries = _entries(state) if isinstance(state, str) else {}
     partial = attributes.get(names.PARTIAL) is True
