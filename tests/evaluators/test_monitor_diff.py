@@ -10,6 +10,7 @@ from assay.collector.errors import NotFound, Refused
 from assay.collector.records import Claim, Decided, Decision, Feedback, Finish, Run, Target
 from assay.evaluators import get, monitor
 from assay.evaluators.monitors import SHADOW, diff
+from evaluators.watched import rule, scores, watching, whole
 
 
 def record(name, **options):
@@ -96,3 +97,18 @@ def test_beyond_chance_is_an_interval_without_zero(store):
     assert made.beyond_chance
     assert not replace(made, change=replace(mean, low=-0.1)).beyond_chance
     assert not replace(made, change=replace(mean, low=None, high=None)).beyond_chance
+
+
+def test_what_a_shadow_says_is_in_no_mean_of_the_rule(store):
+    def length(outputs):
+        return 0.5
+
+    rules = [rule("old"), rule("new", evaluators=[length], shadow_of="old")]
+    with watching(store, *rules) as worker:
+        worker.step()
+        store.append([whole(number) for number in range(1, 7)])
+        worker.step()
+    assert scores(store, 1) == {"length": 2.0, f"{SHADOW}length": 0.5}
+    assert {one.rule for one in store.feedbacks(key="length")} == {"old"}
+    [found] = diff(store, "old").differences
+    assert (found.key, found.change.n, found.change.mean) == ("length", 6, -1.5)

@@ -1,9 +1,10 @@
 """Rules on live traffic: what `monitor` says, and who carries it out."""
 
 from assay.evaluators.monitors._check import Check, Tried, check
-from assay.evaluators.monitors._diff import SHADOW, Diff, Difference, diff
+from assay.evaluators.monitors._diff import Diff, Difference, diff
 from assay.evaluators.monitors._file import BrokenRules, load
 from assay.evaluators.monitors._guard import usual_memory
+from assay.evaluators.monitors._outcome import SHADOW
 from assay.evaluators.monitors._process import Loaded, Plan
 from assay.evaluators.monitors._rule import Monitored, monitor
 from assay.evaluators.monitors._run import Stuck
@@ -12,7 +13,6 @@ from assay.evaluators.monitors._supervise import Supervisor
 from assay.evaluators.monitors._worker import Monitor
 
 __all__ = [
-    "SHADOW",
     "BrokenRules",
     "Check",
     "Diff",
@@ -21,6 +21,7 @@ __all__ = [
     "Monitor",
     "Monitored",
     "Plan",
+    "SHADOW",
     "Stuck",
     "Supervisor",
     "Tried",

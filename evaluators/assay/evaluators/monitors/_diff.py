@@ -11,8 +11,8 @@ from assay.collector.errors import NotFound, Refused
 from assay.collector.records import Decision, Page, Rule, WeightedScore, paged
 from assay.collector.statistics import SampledMean, sampled_means
 from assay.collector.stores import Store
+from assay.evaluators.monitors._outcome import SHADOW
 
-SHADOW = "shadow:"  # before the keys of a shadow's feedback, which no mean of the rule's own key is to have
 COMPARED = 50_000  # scores of each rule, the newest
 _Place = tuple[str | None, str | None, str]
 
