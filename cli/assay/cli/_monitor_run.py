@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli._common import notes, opened
+from assay.cli._common import harmless, notes, opened
 from assay.cli._options import StoreOption
 from assay.collector import describe
 from assay.collector.errors import Refused
@@ -68,7 +68,7 @@ def planned(
 
 def say(text: str) -> None:
     """A line on stderr."""
-    notes.print(f"monitor: {text}", markup=False, highlight=False, soft_wrap=True)
+    notes.print(harmless(f"monitor: {text}"), markup=False, highlight=False, soft_wrap=True)
 
 
 def show(loaded: Loaded) -> None:
@@ -80,10 +80,16 @@ def show(loaded: Loaded) -> None:
 
 
 def _line(rule: Mapping[str, Any]) -> str:
-    strata = f", {len(rule['strata'])} strata at {', '.join(map(_percent, rule['strata']))}" if rule["strata"] else ""
+    strata = (
+        f", {_counted(len(rule['strata']))} at {', '.join(map(_percent, rule['strata']))}" if rule["strata"] else ""
+    )
     budget = "".join(f", at most {_limit(name, most)}" for name, most in rule["budget"].items())
     what = f"{', '.join(rule['evaluators'])} on {_percent(rule['rate'])} of {rule['target']}s{strata}{budget}"
     return f"rule {rule['name']!r} of project {rule['project']!r}, version {rule['version']}: {what}"
+
+
+def _counted(strata: int) -> str:
+    return "1 stratum" if strata == 1 else f"{strata} strata"
 
 
 def _percent(rate: float) -> str:
