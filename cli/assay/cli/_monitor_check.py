@@ -131,8 +131,9 @@ def diff(
         return
     typer.echo(harmless(f"{found.old.name} and {found.new.name}: {found.both} scored by both, {_alone(found)}"))
     table(("key", "n", found.old.name, found.new.name, "change"), map(_row, found.differences))
-    cost = f"{_usd(found.cost_old)} with {found.old.name}, {_usd(found.cost_new)} with {found.new.name}"
-    typer.echo(harmless(f"a target costs {cost}"))
+    if found.cost_old is not None or found.cost_new is not None:
+        cost = f"{_usd(found.cost_old)} with {found.old.name}, {_usd(found.cost_new)} with {found.new.name}"
+        typer.echo(harmless(f"a target costs {cost}"))
     if not found.differences:
         notes.print("no key has scores of both yet", highlight=False)
 

@@ -64,6 +64,6 @@ def _condition(one: Condition) -> str:
 
 def _decision(one: Decision, now_ns: int) -> Iterator[str]:
     head = [verdicts.target(one), verdicts.WORDS[one.verdict], one.reason, *verdicts.facts(one, now_ns)]
-    yield ", ".join(filter(None, head))
+    yield ", ".join(dict.fromkeys(filter(None, head)))
     for key, state, error in verdicts.states(one):
         yield f"  {key}: {state}" + (f", {error}" if error else "")
