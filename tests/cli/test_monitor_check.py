@@ -78,3 +78,9 @@ def test_documents_are_told_by_span_and_number(place):
 
 def test_a_difference_needs_a_shadow(place):
     assert "no rule 'x'" in str(assay("diff", "x", "--store", place).exception)
+
+
+def test_a_misspelt_command_is_no_file(place):
+    said = assay("chek", "rules.py")
+    assert said.exit_code == 2
+    assert "No such command 'chek'" in said.output

@@ -137,7 +137,8 @@ def test_several_targets_are_counted_and_the_worst_is_told(store: Store) -> None
 
 
 @pytest.mark.parametrize(
-    ("verdict", "reason", "said"), [("scored", "scored", "scored"), ("failed", "concise: boom", "failed: concise: boom")]
+    ("verdict", "reason", "said"),
+    [("scored", "scored", "scored"), ("failed", "concise: boom", "failed: concise: boom")],
 )
 def test_nothing_is_said_twice(store: Store, verdict: Any, reason: str, said: str) -> None:
     heads = waiting(store, 2)

@@ -4,7 +4,6 @@ from assay.evaluators.monitors._check import Check, Tried, check
 from assay.evaluators.monitors._diff import Diff, Difference, diff
 from assay.evaluators.monitors._file import BrokenRules, load
 from assay.evaluators.monitors._guard import usual_memory
-from assay.evaluators.monitors._outcome import SHADOW
 from assay.evaluators.monitors._process import Loaded, Plan
 from assay.evaluators.monitors._rule import Monitored, monitor
 from assay.evaluators.monitors._run import Stuck
@@ -21,7 +20,6 @@ __all__ = [
     "Monitor",
     "Monitored",
     "Plan",
-    "SHADOW",
     "Stuck",
     "Supervisor",
     "Tried",
