@@ -84,3 +84,7 @@ def test_a_misspelt_command_is_no_file(place):
     said = assay("chek", "rules.py")
     assert said.exit_code == 2
     assert "No such command 'chek'" in said.output
+
+
+def test_a_missing_file_is_told_before_a_missing_server(place):
+    assert "there is no file of rules 'nix.py'" in str(assay("nix.py").exception)

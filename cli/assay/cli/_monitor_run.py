@@ -39,6 +39,7 @@ def run(
     """
     from assay.evaluators.monitors import Supervisor
 
+    _refuse_absent(file)
     url = _collector(at)
     plan = planned(file, url, workers=workers, activate=activate, memory=memory)
     with until_told() as stop:
@@ -60,10 +61,15 @@ def planned(
     """What is to run. Raises `Refused` where there is no such file."""
     from assay.evaluators.monitors import Plan, usual_memory
 
-    if not Path(file).is_file():
-        raise Refused(f"there is no file of rules {file!r}")
+    _refuse_absent(file)
     bytes_ = usual_memory(workers) if memory is None else int(memory * 2**30) or None
     return Plan(file=Path(file), url=url, key=key, workers=workers, memory=bytes_, activate=activate)
+
+
+def _refuse_absent(file: str) -> None:
+    """Raises `Refused` where there is no such file."""
+    if not Path(file).is_file():
+        raise Refused(f"there is no file of rules {file!r}")
 
 
 def say(text: str) -> None:
