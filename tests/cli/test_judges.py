@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from assay.cli._app import app
-from assay.cli._label import harmless
+from assay.cli._common import harmless
 from assay.collector.records import Feedback, Target
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import corrected

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from assay.cli._app import app
-from assay.collector.records import Run
+from assay.collector.records import Document, Run
 from assay.collector.stores.sqlite import SQLiteStore
 
 RULES = """
@@ -62,5 +63,28 @@ def test_an_unknown_rule_or_file_is_one_line(place):
     assert "there is no file 'nix.py'" in str(assay("check", "nix.py", "--store", place).exception)
 
 
+def test_documents_are_told_by_span_and_number(place):
+    rule = 'monitor("each", evaluators=[short], target="document", filter="name=search")'
+    Path("each.py").write_text(RULES.split("monitor(")[0] + rule)
+    with SQLiteStore(place) as store:
+        documents = (Document("a"), Document("b"))
+        store.append(
+            [Run(trace_id="a" * 32, span_id="b" * 16, name="search", start_ns=time.time_ns(), documents=documents)]
+        )
+    said = assay("check", "each.py", "--try", "9", "--store", place).stdout
+    assert "in these about 2 documents are scored" in said
+    assert [line.split()[3:7:2] for line in said.splitlines() if "b" * 16 in line] == [["b" * 16, "1"], ["b" * 16, "2"]]
+
+
 def test_a_difference_needs_a_shadow(place):
     assert "no rule 'x'" in str(assay("diff", "x", "--store", place).exception)
+
+
+def test_a_misspelt_command_is_no_file(place):
+    said = assay("chek", "rules.py")
+    assert said.exit_code == 2
+    assert "No such command 'chek'" in said.output
+
+
+def test_a_missing_file_is_told_before_a_missing_server(place):
+    assert "there is no file of rules 'nix.py'" in str(assay("nix.py").exception)

@@ -191,3 +191,9 @@ def test_tail_shows_every_new_trace_of_a_burst(tmp_path: Path) -> None:
             limit.cancel()
             tail.kill()
     assert set(told) == {"burst"}
+
+
+def test_a_list_steers_no_terminal(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "a.db") as store:
+        store.append([run("a\x1b[2Jb", trace_id="b" * 32)])
+    assert r"a\x1b[2Jb" in assay("traces", "list", "--store", str(tmp_path / "a.db")).stdout

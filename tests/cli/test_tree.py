@@ -101,3 +101,13 @@ def test_what_is_missing_is_said() -> None:
 
 def test_nothing_missing_is_not_mentioned() -> None:
     assert len(printed(Trace(ROOT, (ROOT,), complete=True)).splitlines()) == 4
+
+
+def test_what_a_trace_holds_steers_no_terminal():
+    evil = "\x1b[2J\u202e\x9b"
+    root = replace(
+        ROOT, name=evil, error=evil, model=evil, outputs=evil, project=evil, documents=(Document(evil, evil),)
+    )
+    shown = printed(Trace(root, (root,), (feedback(score=1.0, comment=evil, author=evil),)), whole=True)
+    assert [letter for letter in shown if not letter.isprintable() and letter != "\n"] == []
+    assert shown.count(r"\x1b[2J\u202e\x9b") == 9

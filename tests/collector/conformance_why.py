@@ -136,6 +136,19 @@ def test_several_targets_are_counted_and_the_worst_is_told(store: Store) -> None
     assert len(why(store, head.trace_id).decisions) == 3
 
 
+@pytest.mark.parametrize(
+    ("verdict", "reason", "said"),
+    [("scored", "scored", "scored"), ("failed", "concise: boom", "failed: concise: boom")],
+)
+def test_nothing_is_said_twice(store: Store, verdict: Any, reason: str, said: str) -> None:
+    heads = waiting(store, 2)
+    states = {"concise": {"state": verdict, **({"error": "boom"} if verdict == "failed" else {})}}
+    for row in claim(store, limit=2):
+        store.finish(finish(row, verdict=verdict, reason=reason, states=states, reported=(), feedback=()))
+    assert because(store, heads[0].trace_id) == (verdict, said)
+    assert store.status()[0].errors == ((said,) if verdict == "failed" else ())
+
+
 def test_what_an_earlier_version_did_is_told_as_its_own(store: Store) -> None:
     [head] = waiting(store)
     store.finish(finish(claim(store)[0]))

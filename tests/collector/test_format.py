@@ -56,7 +56,10 @@ def test_scores(value, text):
     assert format.number(value) == text
 
 
-@pytest.mark.parametrize(("usd", "text"), [(None, ""), (0.0, "$0.00"), (0.00016, "$0.00016"), (12.5, "$12.50")])
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [(None, ""), (0.0, "$0.00"), (0.00016, "$0.00016"), (0.00008, "$0.000080"), (-1.0, "$-1"), (12.5, "$12.50")],
+)
 def test_costs(usd, text):
     assert format.cost(usd) == text
 

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from assay.collector.filters import Filter
-from assay.collector.records import Run
+from assay.collector.records import Document, Run
 from assay.collector.statistics import u
 from assay.evaluators import evaluator, get, judge, monitor, scripted
 from assay.evaluators.monitors import check
+from evaluators.watched import decisions, span, watching, whole
 
 HOUR = 3_600_000_000_000
 
@@ -115,3 +116,44 @@ def test_more_than_can_be_looked_at_is_extrapolated(store, monkeypatch):
     found = check(monitor("r", evaluators=[short], sample_rate=0.5), store)
     assert (found.matched, found.exact) == (80, False)
     assert found.sampled % 4 == 0
+
+
+def with_documents(number):
+    documents = (Document("a"), Document("long document"))
+    return [
+        whole(number, started=3),
+        span(number, 2, parent=1, kind="retriever", documents=documents),
+        span(number, 3, parent=1, kind="llm"),
+    ]
+
+
+@pytest.mark.parametrize(("options", "each"), [({"target": "span", "kind": "llm"}, 1), ({"target": "document"}, 2)])
+def test_spans_and_documents_are_counted_and_tried_as_the_worker_takes_them(store, options, each):
+    def seen(documents):
+        return len(documents) <= 1
+
+    made = monitor("r", evaluators=[seen], **options)
+    with watching(store, made) as worker:
+        worker.step()
+        store.append([one for number in range(1, 7) for one in with_documents(number)])
+        worker.step()
+    found = check(made, store, tries=100)
+    taken = {decision.target for decision in decisions(store)}
+    assert (found.sampled, found.targets, len(taken)) == (6, 6 * each, 6 * each)
+    assert {tried.target for tried in found.tried} == taken
+
+
+def test_calls_are_counted_by_target(store):
+    asked = judge("polite", "Polite? {outputs}", judge=scripted({"rationale": "", "rating": 5}))
+    store.append([one for number in range(1, 61) for one in [whole(number, started=2), span(number, 2, parent=1)]])
+    found = check(monitor("r", evaluators=[asked], target="span"), store)
+    assert (found.targets, found.priced, found.calls) == (120, 50, 120)
+
+
+def test_turns_of_another_project_are_no_part_of_a_session(store):
+    def turns(history):
+        return len(history)
+
+    store.append([run(session_id="s"), run(session_id="s"), run(session_id="s", project="other")])
+    of_one = check(monitor("r", evaluators=[turns], target="session"), store, tries=1)
+    assert [tried.feedback[0].score for tried in of_one.tried] == [4.0]

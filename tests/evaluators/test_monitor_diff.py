@@ -9,7 +9,9 @@ import pytest
 from assay.collector.errors import NotFound, Refused
 from assay.collector.records import Claim, Decided, Decision, Feedback, Finish, Run, Target
 from assay.evaluators import get, monitor
-from assay.evaluators.monitors import SHADOW, diff
+from assay.evaluators.monitors import diff
+from assay.evaluators.monitors._outcome import SHADOW
+from evaluators.watched import rule, scores, watching, whole
 
 
 def record(name, **options):
@@ -70,7 +72,7 @@ def test_the_change_is_that_on_the_targets_of_both(store):
 
 def test_a_rule_without_a_shadow_says_how_to_make_one(store):
     store.save_rule(record("old"))
-    with pytest.raises(Refused, match="say shadow_of='old' in one"):
+    with pytest.raises(Refused, match="no shadow: another rule with shadow_of='old' is one"):
         diff(store, "old")
 
 
@@ -96,3 +98,23 @@ def test_beyond_chance_is_an_interval_without_zero(store):
     assert made.beyond_chance
     assert not replace(made, change=replace(mean, low=-0.1)).beyond_chance
     assert not replace(made, change=replace(mean, low=None, high=None)).beyond_chance
+
+
+def test_what_a_shadow_says_is_in_no_mean_of_the_rule(store):
+    def length(outputs):
+        return 0.5
+
+    rules = [rule("old"), rule("new", evaluators=[length], shadow_of="old")]
+    with watching(store, *rules) as worker:
+        worker.step()
+        store.append([whole(number) for number in range(1, 7)])
+        worker.step()
+    assert scores(store, 1) == {"length": 2.0, f"{SHADOW}length": 0.5}
+    assert {one.rule for one in store.feedbacks(key="length")} == {"old"}
+    [found] = diff(store, "old").differences
+    assert (found.key, found.change.n, found.change.mean) == ("length", 6, -1.5)
+
+
+def test_a_rule_is_not_its_own_shadow():
+    with pytest.raises(ValueError, match="rule 'r' cannot be its own shadow"):
+        rule(shadow_of="r")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from assay.cli._common import harmless
 from assay.collector.records import Document, Feedback, Target
 from assay.collector.statistics import DRAWN, Drawn, Sample
 from assay.collector.stores import Store
@@ -25,7 +25,6 @@ Worth = float | bool | str  # of a vote: a score, or a label
 LONGEST = 4_000  # characters of one value that are shown
 SHOWN = ("history", "inputs", "documents", "outputs", "reference_outputs")
 _YES_NO: Mapping[str, tuple[str, Worth]] = {"y": ("yes", True), "n": ("no", False)}
-_KEPT = frozenset({"\n", "\t"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +145,6 @@ def case_at(store: Store, target: Target) -> Case | None:
     ids = [trace.trace_id for trace in store.traces(session=target.session_id, limit=200)]
     traces = store.many(ids)
     return case_of(traces) if traces else None
-
-
-def harmless(text: str) -> str:
-    """The text without what would steer a terminal, or turn the order of letters round: each such character as its
-    escape.
-    """
-    return "".join(letter if letter in _KEPT or letter.isprintable() else _escaped(letter) for letter in text)
-
-
-def _escaped(letter: str) -> str:
-    return letter if unicodedata.category(letter) == "Zs" else letter.encode("unicode_escape").decode()
 
 
 def shortened(text: str) -> str:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli._common import emit, notes, opened, short, table
+from assay.cli._common import emit, harmless, notes, opened, short, table
 from assay.cli._options import JsonOption, StoreOption
 from assay.cli.feedback import value_of
 from assay.collector.querystring import duration
 
 if TYPE_CHECKING:
+    from assay.collector.records import Target
     from assay.collector.statistics import SampledMean
     from assay.evaluators.monitors import Check, Diff, Difference
 
@@ -51,15 +52,18 @@ def check(
 def _show(found: Check, since: str) -> None:
     typer.echo(f"{found.rule.name} ({found.rule.project}, version {found.rule.version})")
     for line in _lines(found, since):
-        typer.echo(f"  {line}")
+        typer.echo(harmless(f"  {line}"))
     if found.tried:
-        head = ("session" if found.rule.target == "session" else "trace", "key", "outcome", "score", "comment")
+        place = {"session": ("session",), "span": ("trace", "span"), "document": ("trace", "span", "document")}
+        head = (*place.get(found.rule.target, ("trace",)), "key", "outcome", "score", "comment")
         table(head, _cells(found))
 
 
 def _lines(found: Check, since: str) -> Iterator[str]:
     about = "" if found.exact else "about "
     yield f"of {found.traces} traces in {since}, {about}{found.matched} match and {about}{found.sampled} are taken"
+    if found.rule.target in ("span", "document"):
+        yield f"in these about {found.targets} {found.rule.target}s are scored"
     counted = found.estimate.total
     if counted.calls or counted.cached:
         to = " and ".join(found.estimate.where)
@@ -71,14 +75,21 @@ def _lines(found: Check, since: str) -> Iterator[str]:
         yield f"{key} fails before it asks anything: {error}"
     for key, skipped in found.estimate.skipped.items():
         if skipped:
-            yield f"{key} skips {skipped} of the {found.priced} newest that are taken"
+            yield f"{key} skips {skipped} of the {found.priced} newest targets"
 
 
 def _cells(found: Check) -> Iterator[tuple[str, ...]]:
     for tried in found.tried:
         for it in tried.feedback:
-            about = tried.target.trace_id or tried.target.session_id or ""
-            yield about, it.key, it.outcome, value_of(it), short(it.error or it.comment or "")
+            yield *_where(tried.target), it.key, it.outcome, value_of(it), short(it.error or it.comment or "")
+
+
+def _where(target: Target) -> tuple[str, ...]:
+    """The target as cells, below the words of `_show`."""
+    if target.span_id is None:
+        return (target.trace_id or target.session_id or "",)
+    document = () if target.document is None else (str(target.document + 1),)
+    return target.trace_id or "", target.span_id, *document
 
 
 def _as_data(found: Check) -> dict[str, Any]:
@@ -90,6 +101,7 @@ def _as_data(found: Check) -> dict[str, Any]:
         "traces": found.traces,
         "matched": found.matched,
         "sampled": found.sampled,
+        "targets": found.targets,
         "exact": found.exact,
         "calls": found.calls,
         "usd": found.usd,
@@ -117,11 +129,11 @@ def diff(
     if as_json:
         emit([asdict(found)])
         return
-    typer.echo(f"{found.old.name} and {found.new.name}: {found.both} scored by both, {_alone(found)}")
+    typer.echo(harmless(f"{found.old.name} and {found.new.name}: {found.both} scored by both, {_alone(found)}"))
     table(("key", "n", found.old.name, found.new.name, "change"), map(_row, found.differences))
-    typer.echo(
-        f"a target costs {_usd(found.cost_old)} with {found.old.name}, {_usd(found.cost_new)} with {found.new.name}"
-    )
+    if found.cost_old is not None or found.cost_new is not None:
+        cost = f"{_usd(found.cost_old)} with {found.old.name}, {_usd(found.cost_new)} with {found.new.name}"
+        typer.echo(harmless(f"a target costs {cost}"))
     if not found.differences:
         notes.print("no key has scores of both yet", highlight=False)
 

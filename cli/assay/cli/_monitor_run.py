@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli._common import notes, opened
+from assay.cli._common import harmless, notes, opened
 from assay.cli._options import StoreOption
 from assay.collector import describe
 from assay.collector.errors import Refused
@@ -39,6 +39,7 @@ def run(
     """
     from assay.evaluators.monitors import Supervisor
 
+    _refuse_absent(file)
     url = _collector(at)
     plan = planned(file, url, workers=workers, activate=activate, memory=memory)
     with until_told() as stop:
@@ -60,15 +61,20 @@ def planned(
     """What is to run. Raises `Refused` where there is no such file."""
     from assay.evaluators.monitors import Plan, usual_memory
 
-    if not Path(file).is_file():
-        raise Refused(f"there is no file of rules {file!r}")
+    _refuse_absent(file)
     bytes_ = usual_memory(workers) if memory is None else int(memory * 2**30) or None
     return Plan(file=Path(file), url=url, key=key, workers=workers, memory=bytes_, activate=activate)
 
 
+def _refuse_absent(file: str) -> None:
+    """Raises `Refused` where there is no such file."""
+    if not Path(file).is_file():
+        raise Refused(f"there is no file of rules {file!r}")
+
+
 def say(text: str) -> None:
     """A line on stderr."""
-    notes.print(f"monitor: {text}", markup=False, highlight=False, soft_wrap=True)
+    notes.print(harmless(f"monitor: {text}"), markup=False, highlight=False, soft_wrap=True)
 
 
 def show(loaded: Loaded) -> None:
@@ -80,10 +86,16 @@ def show(loaded: Loaded) -> None:
 
 
 def _line(rule: Mapping[str, Any]) -> str:
-    strata = f", {len(rule['strata'])} strata at {', '.join(map(_percent, rule['strata']))}" if rule["strata"] else ""
+    strata = (
+        f", {_counted(len(rule['strata']))} at {', '.join(map(_percent, rule['strata']))}" if rule["strata"] else ""
+    )
     budget = "".join(f", at most {_limit(name, most)}" for name, most in rule["budget"].items())
     what = f"{', '.join(rule['evaluators'])} on {_percent(rule['rate'])} of {rule['target']}s{strata}{budget}"
     return f"rule {rule['name']!r} of project {rule['project']!r}, version {rule['version']}: {what}"
+
+
+def _counted(strata: int) -> str:
+    return "1 stratum" if strata == 1 else f"{strata} strata"
 
 
 def _percent(rate: float) -> str:

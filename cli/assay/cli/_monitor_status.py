@@ -12,8 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from assay.cli._common import console, emit, notes, opened
-from assay.cli._label import harmless
+from assay.cli._common import console, emit, harmless, notes, opened
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector import format, verdicts
 from assay.collector.records import RuleStatus
@@ -96,7 +95,7 @@ def shown(found: Sequence[tuple[RuleStatus, list[SampledMean]]]) -> Group:
 def _rule(status: RuleStatus, means: list[SampledMean], now_ns: int) -> Iterator[Text | Table]:
     standing, right = verdicts.standing(status, now_ns)
     name = (harmless(status.rule.name), "bold")
-    yield Text.assemble(name, f"  {status.rule.project}  ", (standing, "green" if right else "yellow"))
+    yield Text.assemble(name, f"  {harmless(status.rule.project)}  ", (standing, "green" if right else "yellow"))
     counts = [f"{stage.name} {format.count(stage.count)}" for stage in verdicts.funnel(status)]
     others = [name for name in verdicts.STORED if name != "scored" and status.counts.get(name)]
     yield Text("  " + " → ".join(counts))

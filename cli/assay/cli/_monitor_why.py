@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from assay.cli._common import console, emit, notes, opened, whole_id
-from assay.cli._label import harmless
+from assay.cli._common import console, emit, harmless, notes, opened, whole_id
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector import verdicts
 from assay.collector.records import Condition, Decision, Why
@@ -39,7 +38,7 @@ def why(trace_id: Id, at: StoreOption = None, as_json: JsonOption = False) -> No
 def told(one: Why, now_ns: int) -> Text:
     """One rule's answer: a line with the verdict and the reason, and what there is to know of it below."""
     text = Text.assemble(
-        (one.rule.name, "bold"), "  ", (verdicts.WORDS[one.verdict], STYLES.get(one.verdict, "yellow"))
+        (harmless(one.rule.name), "bold"), "  ", (verdicts.WORDS[one.verdict], STYLES.get(one.verdict, "yellow"))
     )
     if reason := verdicts.reason(one):
         text.append(f"  {harmless(reason)}")
@@ -65,6 +64,6 @@ def _condition(one: Condition) -> str:
 
 def _decision(one: Decision, now_ns: int) -> Iterator[str]:
     head = [verdicts.target(one), verdicts.WORDS[one.verdict], one.reason, *verdicts.facts(one, now_ns)]
-    yield ", ".join(filter(None, head))
+    yield ", ".join(dict.fromkeys(filter(None, head)))
     for key, state, error in verdicts.states(one):
         yield f"  {key}: {state}" + (f", {error}" if error else "")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 from rich.tree import Tree
 
+from assay.cli._common import harmless
 from assay.collector import format
 from assay.collector.gaps import gaps, open_runs
 from assay.collector.records import JSON, Feedback, OpenRun, Run, Trace
@@ -20,9 +21,9 @@ def tree(trace: Trace, *, whole: bool = False) -> Tree:
     """The tree. Texts are cut unless `whole`; nothing in them is taken for markup."""
     limit = 10**9 if whole else SHORT
     head = f"trace {trace.trace_id}  {trace.root.project}  {format.to_the_second(trace.root.start_ns)}"
-    top = Tree(Text(head + ("" if trace.complete else "  (not complete)"), "dim"))
+    top = Tree(_line((head + ("" if trace.complete else "  (not complete)"), "dim")))
     for sentence in gaps(trace):
-        top.add(Text(sentence, "yellow"))
+        top.add(_line((sentence, "yellow")))
     _feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None))
     placed: set[str] = set()
     # A run whose parent never arrived stands at the top, and so does one of a circle of parents
@@ -38,9 +39,9 @@ def tree(trace: Trace, *, whole: bool = False) -> Tree:
 def under_way(runs: Sequence[OpenRun]) -> Tree:
     """A trace of which nothing has ended yet: its open runs (at least one)."""
     first = min(runs, key=lambda run: run.start_ns)
-    top = Tree(Text(f"trace {first.trace_id}  {first.project}  {format.to_the_second(first.start_ns)}", "dim"))
+    top = Tree(_line((f"trace {first.trace_id}  {first.project}  {format.to_the_second(first.start_ns)}", "dim")))
     for sentence in ("nothing of it has ended yet", *open_runs(runs)):
-        top.add(Text(sentence, "yellow"))
+        top.add(_line((sentence, "yellow")))
     return top
 
 
@@ -59,9 +60,9 @@ def _grow(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str]) -
 
 def _head(run: Run) -> Text:
     took = format.duration(run.duration_ns)
-    head = Text.assemble((run.name or "(no name)", STYLES[run.status]), f"  {run.kind}  {took}")
+    head = _line((run.name or "(no name)", STYLES[run.status]), f"  {run.kind}  {took}")
     if run.model:
-        head.append(f"  {run.model}", "cyan")
+        head.append(harmless(f"  {run.model}"), "cyan")
     if run.usage:
         head.append(f"  {run.usage.input_tokens} → {run.usage.output_tokens} tokens", "cyan")
     if run.cost is not None:
@@ -71,21 +72,21 @@ def _head(run: Run) -> Text:
 
 def _details(branch: Tree, run: Run, limit: int) -> None:
     if run.error:
-        branch.add(Text(_cut(run.error, limit), "red"))
+        branch.add(_line((_cut(run.error, limit), "red")))
     for name, value in (("in", run.inputs), ("out", run.outputs)):
         if value is not None:
-            branch.add(Text.assemble((f"{name}: ", "dim"), _cut(_text(value), limit)))
+            branch.add(_line((f"{name}: ", "dim"), _cut(_text(value), limit)))
     for place, document in enumerate(run.documents):
         score = "" if document.score is None else f" {document.score:.3f}"
         content = _cut(document.content, DOCUMENT if limit == SHORT else limit)
-        branch.add(Text.assemble((f"[{place}] {document.id or ''}{score}  ", "green"), content))
+        branch.add(_line((f"[{place}] {document.id or ''}{score}  ", "green"), content))
 
 
 def _feedback(branch: Tree, feedbacks: Iterable[Feedback]) -> None:
     for feedback in feedbacks:
         who = feedback.author or feedback.evaluator or feedback.source
         value = (f"★ {feedback.key} = {_value(feedback)}", "yellow")
-        branch.add(Text.assemble(value, f"  {who}  {feedback.comment or ''}"))
+        branch.add(_line(value, f"  {who}  {feedback.comment or ''}"))
 
 
 def _value(feedback: Feedback) -> str:
@@ -94,6 +95,11 @@ def _value(feedback: Feedback) -> str:
     if feedback.outcome == "skip":
         return "skipped"
     return (feedback.label or "") if feedback.score is None else format.number(feedback.score)
+
+
+def _line(*parts: str | tuple[str, str]) -> Text:
+    """Texts, some with a style, one after the other: what a trace holds must not steer the terminal."""
+    return Text.assemble(*(harmless(part) if isinstance(part, str) else (harmless(part[0]), part[1]) for part in parts))
 
 
 def _text(value: JSON) -> str:

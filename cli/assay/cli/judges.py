@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli._common import conditions, console, emit, notes, opened, short, table
+from assay.cli._common import conditions, console, emit, harmless, notes, opened, short, table
 from assay.cli._judges import is_file, judge, tell
 from assay.cli._options import JsonOption, StoreOption, WhereOption
 from assay.collector.errors import Refused
@@ -110,7 +110,6 @@ def calibrate(
 
     Example: `assay judges calibrate evals/mine.py:polite --differing 5`
     """
-    from assay.cli._label import harmless
     from assay.evaluators import calibrate, corrected
 
     key, evaluator = _known(named)
@@ -131,7 +130,7 @@ def calibrate(
     if differing and found.differing:
         rows = found.differing[:differing]
         cells = [(_about(it.target), f"{it.judged}", f"{it.people}", short(it.why or "", 200)) for it in rows]
-        table(("trace", "judge", "people", "the judge's reasons"), [tuple(map(harmless, row)) for row in cells])
+        table(("trace", "judge", "people", "the judge's reasons"), cells)
 
 
 def _known(named: str) -> tuple[str, Evaluator | None]:

@@ -5,6 +5,7 @@ The commands stand in modules of their own, `_monitor_*.py`; each has a line her
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,13 +17,17 @@ _RUN = "run"
 
 
 class _Group(TyperGroup):
-    """`assay monitor rules.py` is `assay monitor run rules.py`: what names no command goes to `run`."""
+    """`assay monitor rules.py` is `assay monitor run rules.py`: a file or an option goes to `run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before what is neither a command nor a question for help."""
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+        """Put `run` before what is neither a command, nor a misspelt one, nor a question for help."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names and _is_for_run(args[0]):
             args = [_RUN, *args]
         return super().parse_args(ctx, args)
+
+
+def _is_for_run(word: str) -> bool:
+    return word.startswith("-") or word.endswith(".py") or Path(word).exists()
 
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from math import floor, log10
 
 from assay.collector.records import Experiment
 
@@ -126,7 +127,11 @@ def cost(usd: float | None) -> str:
     """US dollars, with two significant digits when small; "" if unknown."""
     if usd is None:
         return ""
-    return f"${usd:,.2f}" if usd >= 0.1 or usd == 0 else f"${usd:.2g}"
+    if usd >= 0.1 or usd == 0:
+        return f"${usd:,.2f}"
+    if 0 < usd < 0.0001:  # 8e-05 is no price
+        return f"${usd:.{min(12, 1 - floor(log10(usd)))}f}"
+    return f"${usd:.2g}"
 
 
 def characters(length: int) -> str:

@@ -455,7 +455,7 @@ class Both:
             lag_s=0.0 if oldest_ns is None else max(0.0, (now_ns - oldest_ns) / 1e9),
             rate=rate_of(rule.settings, ())[0],
             booked=_of_rule(rule, booked),
-            errors=tuple(map(_why.told, self._control.failed(rule))),
+            errors=tuple(dict.fromkeys(map(_why.told, self._control.failed(rule)))),
             workers=tuple(one for one in workers if one.project == rule.project and rule.name in one.rules),
         )
 

@@ -71,10 +71,11 @@ def from_stored(seen: Seen, stored: Sequence[Decision]) -> Why:
 
 def told(decision: Decision) -> str:
     """A decision as a sentence: what became of it, why, what went wrong, and when it is tried next."""
-    parts = [f"{_words(decision.verdict)}: {decision.reason}" if decision.reason else _words(decision.verdict)]
+    word = _words(decision.verdict)
+    parts = [word if decision.reason in ("", word) else f"{word}: {decision.reason}"]
     if decision.verdict == "running":
         parts.append(f"claim {decision.claim} of {decision.holder!r}, until {_moment(decision.until_ns)}")
-    parts += [f"{key}: {error}" for key, error in errors(decision.states)]
+    parts += [f"{key}: {error}" for key, error in errors(decision.states) if error not in decision.reason]
     if decision.attempts > 1 or decision.deaths:
         died = f", of which {decision.deaths} ended their worker" if decision.deaths else ""
         parts.append(f"attempts: {decision.attempts}{died}")

@@ -1,7 +1,7 @@
 """Rules on live traffic: what `monitor` says, and who carries it out."""
 
 from assay.evaluators.monitors._check import Check, Tried, check
-from assay.evaluators.monitors._diff import SHADOW, Diff, Difference, diff
+from assay.evaluators.monitors._diff import Diff, Difference, diff
 from assay.evaluators.monitors._file import BrokenRules, load
 from assay.evaluators.monitors._guard import usual_memory
 from assay.evaluators.monitors._process import Loaded, Plan
@@ -11,7 +11,7 @@ from assay.evaluators.monitors._summary import summary
 from assay.evaluators.monitors._supervise import Supervisor
 from assay.evaluators.monitors._worker import Monitor
 
-__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+__all__ = [
     "BrokenRules",
     "Check",
     "Diff",
@@ -20,7 +20,6 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Monitor",
     "Monitored",
     "Plan",
-    "SHADOW",
     "Stuck",
     "Supervisor",
     "Tried",

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from assay.collector.filters import Filter, combined
-from assay.collector.records import Feedback, Rule, Target, Trace, TraceSummary, paged
+from assay.collector.records import Case, Feedback, Rule, Target, TraceSummary, paged
 from assay.collector.statistics import u
 from assay.collector.stores import Store
+from assay.evaluators.monitors._load import lots
 from assay.evaluators.monitors._rule import Monitored
-from assay.evaluators.protocol import Evaluator, Untraced, finish, judging
-from assay.evaluators.scoring import Estimate, ascore, case_of, estimate
+from assay.evaluators.monitors._targets import case_at, chosen
+from assay.evaluators.protocol import Untraced, finish, judging
+from assay.evaluators.scoring import Estimate, Scoring, case_of, estimate, turns_of
 
 LOOKED = 20_000  # traces that are counted one by one, the newest; of more the share of these stands for all
 LOT = 500  # ids in one question
-PRICED = 50  # of the sampled ones, how many are rehearsed for what judges would cost
+PRICED = 50  # traces that are read for their targets, and targets that are rehearsed for what judges would cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What a rule's evaluators say of one trace or session; nothing of it is stored."""
+    """What a rule's evaluators say of one target; nothing of it is stored."""
 
     target: Target
     feedback: tuple[Feedback, ...]
@@ -33,9 +34,10 @@ class Tried:
 class Check:
     """What a rule would have done over some time: of `traces` there, `matched` pass and `sampled` are taken.
 
-    Where `exact` is false, more matched than are looked at one by one, and what is said is extrapolated. `estimate` is
-    of the `priced` newest of the sampled, `usd` of all of them (None: some judge has no known price). `paced` is the
-    factor on the rates that a budget in US dollars a day asks for.
+    `targets` are what of these is scored: the traces (sessions) themselves, or spans or documents in them, by the mean
+    of the newest `PRICED` traces. Where `exact` is false, more matched than are looked at one by one, and what is said
+    is extrapolated. `estimate` is of the `priced` newest targets, `usd` of all of them (None: some judge has no known
+    price). `paced` is the factor on the rates that a budget in US dollars a day asks for.
     """
 
     rule: Rule
@@ -43,6 +45,7 @@ class Check:
     traces: int
     matched: int
     sampled: int
+    targets: int
     exact: bool
     estimate: Estimate
     priced: int
@@ -62,9 +65,10 @@ def check(rule: Monitored, store: Store, *, seconds: float = 86_400.0, tries: in
     matched, looked = _count(store, wanted), _looked(rule.record, store, wanted)
     taken = [summary for summary, is_taken in looked if is_taken]
     share = matched / len(looked) if len(looked) >= LOOKED and matched > len(looked) else 1.0
-    cases = store.many([summary.trace_id for summary in taken[:PRICED]])
-    estimated = estimate(rule.evaluators, map(case_of, cases))
-    scale = len(taken) * share / len(cases) if cases else 0.0
+    seen = list(_seen(rule.record, store, taken[:PRICED]))
+    targets = len(seen) * len(taken) / min(len(taken), PRICED) * share if taken else 0.0
+    estimated = estimate(rule.evaluators, [case for _, case in seen[:PRICED]])
+    scale = targets / estimated.cases if estimated.cases else 0.0
     usd = None if estimated.total.usd is None else estimated.total.usd * scale
     return Check(
         rule=rule.record,
@@ -72,9 +76,10 @@ def check(rule: Monitored, store: Store, *, seconds: float = 86_400.0, tries: in
         traces=_count(store, Filter(project=rule.record.project, since_ns=since_ns, experiment=wanted.experiment)),
         matched=round(len(looked) * share),
         sampled=round(len(taken) * share),
+        targets=round(targets),
         exact=share == 1.0,
         estimate=estimated,
-        priced=len(cases),
+        priced=estimated.cases,
         usd=usd,
         calls=round(estimated.total.calls * scale),
         paced=_paced(rule.record, usd, seconds),
@@ -136,22 +141,26 @@ def _paced(rule: Rule, usd: float | None, seconds: float) -> float | None:
     return min(1.0, limit / daily) if daily else 1.0
 
 
+def _seen(rule: Rule, store: Store, taken: Sequence[TraceSummary]) -> Iterator[tuple[Target, Case]]:
+    """What a worker would score of traces, or of the sessions that they stand for, each with what evaluators see."""
+    if rule.target == "session":
+        for session in (summary.session_id or "" for summary in taken):
+            yield Target(session_id=session), case_of(turns_of(session, store, rule.project))
+        return
+    for lot in lots((summary.trace_id, None) for summary in taken):
+        for trace in store.many(lot):
+            targets = [Target(trace_id=trace.trace_id)] if rule.target == "trace" else chosen(rule, trace)[0]
+            cases = ((target, case_at(target, trace)) for target in targets)
+            yield from ((target, case) for target, case in cases if case is not None)
+
+
 def _tried(rule: Monitored, store: Store, taken: Sequence[TraceSummary], tries: int) -> Iterator[Tried]:
     """Really scored, newest first. What judges do meanwhile leaves no trace: nothing would lead to it."""
-    for summary in taken[:tries]:
+    scoring = Scoring(rule.evaluators)
+    for target, case in islice(_seen(rule.record, store, taken[: max(tries, PRICED)]), tries):
         with judging(judgements=Untraced()):
-            yield finish(_one(rule, store, summary))
+            yield Tried(target=target, feedback=finish(_said(scoring, case, target)))
 
 
-async def _one(rule: Monitored, store: Store, summary: TraceSummary) -> Tried:
-    session = summary.session_id if rule.record.target == "session" else None
-    trace = None if session else await asyncio.to_thread(store.trace, summary.trace_id)
-    said = [await _said(evaluator, trace, session, store) for evaluator in rule.evaluators]
-    target = Target(session_id=session) if session else Target(trace_id=summary.trace_id)
-    return Tried(target=target, feedback=tuple(one for some in said for one in some))
-
-
-async def _said(evaluator: Evaluator, trace: Trace | None, session: str | None, store: Store) -> list[Feedback]:
-    if session is not None:
-        return await ascore(evaluator, session=session, store=store)
-    return await ascore(evaluator, trace)
+async def _said(scoring: Scoring, case: Case, target: Target) -> tuple[Feedback, ...]:
+    return (*await scoring.on_loop(case, target), *await scoring.later(case, target))

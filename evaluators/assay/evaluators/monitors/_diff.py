@@ -11,8 +11,8 @@ from assay.collector.errors import NotFound, Refused
 from assay.collector.records import Decision, Page, Rule, WeightedScore, paged
 from assay.collector.statistics import SampledMean, sampled_means
 from assay.collector.stores import Store
+from assay.evaluators.monitors._outcome import SHADOW
 
-SHADOW = "shadow:"  # before the keys of a shadow's feedback, which no mean of the rule's own key is to have
 COMPARED = 50_000  # scores of each rule, the newest
 _Place = tuple[str | None, str | None, str]
 
@@ -78,7 +78,11 @@ def _rules(store: Store, rule: str, shadow: str | None, project: str) -> tuple[R
         if name not in rules:
             raise NotFound(f"there is no rule {name!r} in project {project!r}; it has {', '.join(rules) or 'none'}")
     if len(names) != 1:
-        told = f"has the shadows {', '.join(names)}: name one" if names else f"has none: say shadow_of={rule!r} in one"
+        told = (
+            f"has the shadows {', '.join(names)}: name one"
+            if names
+            else f"has no shadow: another rule with shadow_of={rule!r} is one"
+        )
         raise Refused(f"rule {rule!r} {told}")
     return rules[rule], rules[names[0]]
 

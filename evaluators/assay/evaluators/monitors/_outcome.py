@@ -15,6 +15,7 @@ from assay.evaluators.monitors._pauses import Pauses
 from assay.evaluators.protocol import may_pass, retry_after, status_of, wait_before
 
 WORST: tuple[Verdict, ...] = ("failed", "skipped", "scored")
+SHADOW = "shadow:"  # before the keys of a shadow's feedback, which no mean of the rule's own key is to have
 WAIT_AGAIN = 1.0  # seconds, for what was not even begun
 
 
@@ -116,7 +117,8 @@ class Outcome:
 
     def _own(self, feedback: Feedback) -> Feedback:
         row = self._job.row
-        return replace(feedback, rule=row.rule, claim=row.claim, id="")
+        key = SHADOW + feedback.key if self._job.held.in_force.shadow_of else feedback.key
+        return replace(feedback, key=key, rule=row.rule, claim=row.claim, id="")
 
     def _reason(self, verdict: str) -> str:
         told = [

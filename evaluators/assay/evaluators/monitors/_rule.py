@@ -70,7 +70,7 @@ def monitor(
     tried. Raises `ValueError` for what cannot be.
     """
     made = tuple(map(as_evaluator, [evaluators] if callable(evaluators) else evaluators))
-    _check(name, made, target, kind, scope)
+    _check(name, made, target, kind, scope, shadow_of)
     settings = RuleSettings(
         sample_rate=_rate(name, sample_rate),
         strata=tuple(Stratum(filter=_filter(name, one), rate=_rate(name, rate)) for one, rate in strata),
@@ -106,7 +106,9 @@ def monitor(
     return rule
 
 
-def _check(name: str, evaluators: Sequence[Evaluator], target: str, kind: str | None, scope: str) -> None:
+def _check(
+    name: str, evaluators: Sequence[Evaluator], target: str, kind: str | None, scope: str, shadow_of: str | None
+) -> None:
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"a rule has a name, such as 'grounded', not {name!r}")
     if not evaluators:
@@ -115,6 +117,8 @@ def _check(name: str, evaluators: Sequence[Evaluator], target: str, kind: str | 
         raise ValueError(
             f"rule {name!r}: {sets[0]!r} looks at a whole set of cases, which traffic has not; leave it out"
         )
+    if shadow_of == name:
+        raise ValueError(f"rule {name!r} cannot be its own shadow; give the one that is tried another name")
     keys = [evaluator.key for evaluator in evaluators]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ValueError(f"rule {name!r} has two evaluators with the key {twice!r}; give one of them another key=")
