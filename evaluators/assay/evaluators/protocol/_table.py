@@ -25,5 +25,6 @@ _HELD = {  # module below `assay.evaluators` → ids
     "judges.pipeline": "pipeline_judge",
     "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
     "faithfulness ragas",
+    "models.embeddings": "semantic_similarity",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}
