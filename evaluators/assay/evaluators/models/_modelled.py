@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import orjson
 
 from assay.collector.records import Case
 from assay.evaluators.models._embedder import Embedder, embedder
+from assay.evaluators.protocol import Metric
+from assay.evaluators.protocol._own import entry_of
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vector
@@ -26,8 +28,12 @@ Steps: TypeAlias = "Generator[Sequence[str], Mapping[str, Vector], Any]"
 class Embedding:
     """Base of the frozen dataclasses: `model` is whatever names an embedder (None: all-MiniLM-L6-v2).
 
-    A class implements `_steps(case)`; one with a `__post_init__` of its own calls `Embedding.__post_init__(self)` first.
+    A class implements `_steps(case)`, and calls `Embedding.__post_init__(self)` in one of its own. `DOCUMENT` names the
+    model of the document: its thresholds are that model's, and with another one nothing passes or fails until one is
+    given (`threshold=`) or fitted.
     """
+
+    DOCUMENT: ClassVar[str | None] = None
 
     model: Any = None
     _embedder: Embedder = field(init=False, repr=False, compare=False)
@@ -48,6 +54,22 @@ class Embedding:
             vectors = self._embedder.by_text([text for _, texts in going.values() for text in texts])
             for place, (steps, texts) in list(going.items()):
                 _advance(going, came, place, steps, {text: vectors[text] for text in texts})
+        return came
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """With the document's thresholds where the model is the document's."""
+        known = entry_of(self)
+        metrics = known.spec.metrics if known else ()
+        if self.DOCUMENT in (None, self._embedder.name):
+            return metrics
+        return tuple(replace(metric, threshold=None) for metric in metrics)
+
+    def _one(self, case: Case) -> Any:
+        """What a batch of one comes to. Raises what the case raises."""
+        [came] = self.batch([case])
+        if isinstance(came, BaseException):
+            raise came
         return came
 
     @property
