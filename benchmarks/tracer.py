@@ -1,9 +1,10 @@
 """What a traced call costs its caller, next to a hand-written decorator on the raw OpenTelemetry SDK.
 
-    python benchmarks/tracer.py [calls|import|memory|lag] [--quick]
+    python benchmarks/tracer.py [calls|unsampled|import|memory|lag] [--quick]
 
 `calls`: CPU time of the calling thread per call, the bare call subtracted; both in one process, in alternating blocks,
 both exporting OTLP/HTTP to a collector in another process that accepts everything. The ratio is the median over pairs.
+`unsampled`: a call that head sampling leaves out, over one that it takes.
 `import`: a fresh process, bare interpreter subtracted. `memory`: resident memory over 1,000,000 calls.
 `lag`: how long an event loop stands still while a traced coroutine takes and returns large values.
 """
@@ -205,6 +206,31 @@ def _one(name: str, sides: Any, pairs: int) -> None:
     print(f"{name:>10} {raw - bare:8.1f} {ours - bare:8.1f} {statistics.median(ratios):6.2f} {spread:>13} {budget:>7}")
 
 
+def compare_unsampled(pairs: int) -> None:
+    """A call that head sampling leaves out, over one that it takes, in alternating blocks."""
+    from assay.tracer import _runtime, configure, flush, trace
+
+    with Collector() as url:
+        runtimes = {}
+        for rate in (1.0, 0.0):
+            configure(url=url, sample_rate=rate)
+            runtimes[rate] = _runtime.replace(None)
+        calls = workloads(lambda function, kind: trace(function))
+        for name in ("sync", "async", "nested"):
+            found: dict[float, list[float]] = {rate: [] for rate in runtimes}
+            for i in range(pairs + 1):
+                for rate in sorted(runtimes, reverse=bool(i % 2)):
+                    _runtime.replace(runtimes[rate])
+                    cost = cpu_per_call(*calls[name])
+                    if i:
+                        found[rate].append(cost)
+                    flush()
+                    gc.collect()
+            ratio = statistics.median(o / s for o, s in zip(found[0.0], found[1.0], strict=True))
+            sampled, left_out = (statistics.median(found[rate]) * 1e6 for rate in (1.0, 0.0))
+            print(f"{name:>10} sampled {sampled:6.1f} µs, left out {left_out:6.1f} µs, ratio {ratio:.2f} (budget 1.00)")
+
+
 RAW_IMPORT = (
     "from opentelemetry.sdk.trace import TracerProvider; from opentelemetry.sdk.trace.export import BatchSpanProcessor;"
     " from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter"
@@ -336,7 +362,7 @@ def serve() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", nargs="?", default="all", choices=["all", "calls", "import", "memory", "lag", "collector"]
+        "what", nargs="?", default="all", choices=["all", "calls", "unsampled", "import", "memory", "lag", "collector"]
     )
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
@@ -344,6 +370,8 @@ def main() -> None:
         return serve()
     if args.what in ("all", "calls"):
         compare_calls(7 if args.quick else 31)
+    if args.what in ("all", "unsampled"):
+        compare_unsampled(7 if args.quick else 31)
     if args.what in ("all", "import"):
         compare_imports(5 if args.quick else 21)
     if args.what in ("all", "lag"):

@@ -40,6 +40,7 @@ def addresses(store: Store) -> dict[str, str]:
     return {
         "traces": "/?traffic=all",
         "trace": f"/traces/{trace.trace_id}?run={retriever.span_id}",
+        "rules": "/rules",
         "compare": f"/compare?ids={older.id},{newer.id}",
         "compare-dark": f"/compare?ids={older.id},{newer.id}",
     }

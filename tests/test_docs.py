@@ -1,6 +1,17 @@
-"""Every Python block of the README and of the docs runs, page by page, in an empty directory beside a real server."""
+"""Every Python block of the README and of the docs runs, page by page, in an empty directory beside a real server.
 
+A block that begins with the name of a file, as `# rules.py`, becomes that file instead. Lines of a shell block below
+`<!-- run -->` are run as well; one that ends with `&` goes on until the page has ended.
+"""
+
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,10 +19,13 @@ import pytest
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.tracer import _delivery, _runtime, _spool
+from integration.serving import COMMAND
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?:```python|<!-- run -->\n```sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"\s*# (\w+\.py)\n")
+LONGEST = 300  # seconds for a page
 
 
 def blocks(page: Path) -> list[str]:
@@ -42,8 +56,42 @@ def test_blocks_run(page, server, tmp_path, monkeypatch):
     _delivery._live.clear()
     _spool.forget()
     namespace: dict[str, object] = {"__name__": "__docs__"}
-    for block in blocks(page):
-        exec(compile(block, str(page), "exec"), namespace)
+    with ExitStack() as stack, no_longer_than(LONGEST):
+        for block in blocks(page):
+            if commands := re.findall(r"^assay .*", block, re.MULTILINE):
+                for command in commands:
+                    shell(command, stack)
+            elif named := FILE.match(block):
+                Path(named[1]).write_text(block)
+            else:
+                exec(compile(block, str(page), "exec"), namespace)
+
+
+def shell(command: str, stack: ExitStack) -> None:
+    """Run a line as a shell would, with this Python's `assay`."""
+    words, place = [*COMMAND, *shlex.split(command.removesuffix("&"))[1:]], os.pathsep.join(sys.path)
+    running = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": place})
+    if not command.endswith("&"):
+        assert running.wait(LONGEST) == 0
+        return
+    stack.callback(running.wait)
+    stack.callback(running.terminate)
+
+
+@contextmanager
+def no_longer_than(seconds: int) -> Iterator[None]:
+    """A page that waits for ever fails."""
+
+    def fail(*_: object) -> None:
+        raise TimeoutError(f"the page has not ended after {seconds} s")
+
+    before: Callable[..., object] | int | None = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_relative_links_lead_somewhere():

@@ -23,6 +23,8 @@ NOT_OURS = {
     "_TooLarge",
     "NoReply",
     "NotOurs",
+    "NoSource",
+    "OverBudget",
     "_Dearer",
 }  # signals within the house, or pytest's to show
 

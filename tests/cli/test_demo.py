@@ -61,6 +61,18 @@ def test_forty_questions_come_in_as_live_traffic():
     assert len(whole.documents) == 5
 
 
+def test_rules_score_the_traffic_while_it_comes_in():
+    shown = demo("--port", "0")
+    assert re.search(r"http://127\.0\.0\.1:\d+/rules", shown.stdout)
+    with SQLiteStore("assay-demo.db") as store:
+        counts = {one.rule.name: one.counts for one in store.status(project="demo")}
+        live = store.aggregate(project="demo", experiment="")[0].feedback
+    assert counts["answers"]["scored"] == 40
+    assert 10 < counts["on topic"]["scored"] < 40
+    assert counts["on topic"]["scored"] + counts["on topic"]["sampled_out"] == 40
+    assert {one.key: one.n for one in live} == {"answered": 40, "length": 40, "on_topic": counts["on topic"]["scored"]}
+
+
 def test_every_row_is_scored_under_every_key():
     demo("--port", "0")
     with SQLiteStore("assay-demo.db") as store:

@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from assay.cli._app import app
 from assay.cli._common import failing_in_one_line
-from assay.collector.records import Document, Feedback, Target, Usage
+from assay.collector.client import HTTPStore
+from assay.collector.records import Document, Feedback, OpenRun, Target, Usage
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
@@ -70,6 +72,33 @@ def test_show(url: str) -> None:
     assert {one["name"] for one in found["runs"]} == {"answer", "search", "chat"}
 
 
+def begin(url: str, **fields: Any) -> OpenRun:
+    """A run that has started, as the collector at `url` has heard of it."""
+    given = {"trace_id": "b" * 32, "span_id": "c" * 16, "name": "slow", "start_ns": time.time_ns() - 10**9}
+    begun = OpenRun(**{**given, **fields})
+    with HTTPStore(url) as store:
+        store.add_running([begun])
+    return begun
+
+
+def test_show_of_a_trace_of_which_nothing_has_ended(url: str) -> None:
+    begin(url)
+    shown = assay("traces", "show", "bbb", "--store", url).stdout
+    assert ("nothing of it has ended yet" in shown, "slow is running since" in shown) == (True, True)
+    [found] = map(json.loads, assay("traces", "show", "b" * 32, "--store", url, "--json").stdout.splitlines())
+    assert (found["running"], found["name"], found["span_id"]) == (True, "slow", "c" * 16)
+    assert "there is no trace" in refusal("traces", "show", "d" * 32, "--store", url)
+
+
+def test_list_says_what_is_running_and_what_was_dropped(url: str) -> None:
+    begin(url, trace_id=ROOT.trace_id)
+    counts = {"assay.local_root": "e" * 16, "assay.spans.started": 5, "assay.spans.open": 0, "assay.spans.dropped": 4}
+    with HTTPStore(url) as store:
+        store.append([run("leaky", span_id="e" * 16, attributes=counts)])
+    listed = assay("traces", "list", "--store", url).stdout
+    assert ("3, 1 running" in listed, "1, 4 dropped" in listed) == (True, True)
+
+
 def test_show_stands_circles_of_parents(tmp_path: Path) -> None:
     first = replace(ROOT, parent_id=SEARCH.span_id)
     with SQLiteStore(tmp_path / "a.db") as store:
@@ -120,6 +149,28 @@ def test_a_port_that_cannot_be(tmp_path: Path) -> None:
     result = assay("serve", "--port", "99999", "--store", str(tmp_path / "a.db"))
     assert result.exit_code == 2
     assert "--port" in result.stderr
+
+
+def test_tail_shows_what_is_under_way_once_and_then_its_trace(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as server:
+        begun = begin(server.url)
+        ended = run("slow", trace_id=begun.trace_id, span_id=begun.span_id, start_ns=begun.start_ns)
+        store.append([child(ended, "first to end")])
+        command = [*COMMAND, "traces", "tail", "--every", "0.1", "--store", server.url]
+        with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as tail:
+            limit = threading.Timer(30, tail.kill)  # rather than wait for ever
+            limit.start()
+            assert tail.stdout is not None
+            first = tail.stdout.readline()
+            store.append([ended])
+            second = tail.stdout.readline()
+            store.append([run("other", start_ns=time.time_ns())])
+            third = tail.stdout.readline()
+            limit.cancel()
+            tail.kill()
+    assert ("running" in first, "slow" in first, begun.trace_id in first) == (True, True, True)
+    assert ("slow" in second, "  ok  " in second, begun.trace_id in second) == (True, True, True)
+    assert "other" in third
 
 
 def test_tail_shows_every_new_trace_of_a_burst(tmp_path: Path) -> None:

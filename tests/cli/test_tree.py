@@ -1,12 +1,13 @@
 """A trace as a tree in the terminal."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from assay.cli._tree import tree
-from assay.collector.records import Document, Feedback, Target, Trace, Usage
+from assay.collector.records import Document, Feedback, OpenRun, Target, Trace, Usage
 from collector.making import SECOND, START, child, run
 
 ROOT = run("answer", trace_id="a" * 32, inputs="why?", outputs={"text": "because"}, start_ns=START, project="p")
@@ -84,3 +85,19 @@ def test_documents_are_cut_sooner(whole, shown):
 def test_a_trace_that_is_not_complete_says_so():
     assert "(not complete)" in printed(Trace(ROOT, (ROOT,), complete=False))
     assert "(not complete)" not in printed(Trace(ROOT, (ROOT,), complete=True))
+
+
+def test_what_is_missing_is_said() -> None:
+    begun = [OpenRun(trace_id="a" * 32, span_id=f"{n:016x}", name=f"slow{n}", start_ns=START + n) for n in range(7)]
+    answer = child(ROOT, "remote")
+    answer = replace(answer, attributes={"assay.local_root": answer.span_id})
+    shown = printed(Trace(ROOT, (ROOT, answer), dropped=3, calls_sent=2, running=tuple(begun)))
+    for words in ("3 spans were dropped by the sender", "slow0 is running since", "unless its process has died"):
+        assert words in shown
+    assert "2 more are running" in shown
+    assert "2 calls were sent out, 1 of them answered by a traced process" in shown
+    assert "Some spans are still open" in printed(Trace(ROOT, (ROOT,)))
+
+
+def test_nothing_missing_is_not_mentioned() -> None:
+    assert len(printed(Trace(ROOT, (ROOT,), complete=True)).splitlines()) == 4

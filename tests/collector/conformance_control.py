@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from assay.collector.errors import NotFound, Refused
-from assay.collector.records import Decision, Document, Example, Experiment, Key, QueueItem, Rule, Target
+from assay.collector.records import Document, Example, Experiment, Key, QueueItem, Rule, Target
 from assay.collector.stores import Store
 
 
@@ -118,97 +118,11 @@ def test_an_experiment_changes_in_part(store: Store) -> None:
         store.change_experiment("zzz", status="finished")
 
 
-def test_a_rule_is_switched_off(store: Store) -> None:
-    for version in ("1", "2"):
-        store.save_rule(Rule(name="r", version=version, evaluators=()))
-    made = store.change_rule("r", enabled=False, metadata={"why": "costs"})
-    assert [made] == store.rules()
-    assert (made.version, made.enabled, made.metadata) == ("2", False, {"why": "costs"})
-    with pytest.raises(Refused, match="sample_rate"):
-        store.change_rule("r", sample_rate=0.5)
-    with pytest.raises(NotFound, match="'none'"):
-        store.change_rule("none", enabled=True)
-
-
 def test_rules_and_experiments_are_saved_in_batches(store: Store) -> None:
     store.save_rule(*(Rule(name=name, version="1", evaluators=()) for name in "ab"))
     assert [rule.name for rule in store.rules()] == ["a", "b"]
     store.save_experiment(*(Experiment(id=id, name="n", dataset="d") for id in "xy"))
     assert {one.id for one in store.experiments()} == {"x", "y"}
-
-
-def test_rules_have_versions(store: Store) -> None:
-    for version in ("1", "2"):
-        store.save_rule(Rule(name="r", version=version, evaluators=({"key": "pii"},), budget={"usd_per_day": 5}))
-    assert [rule.version for rule in store.rules()] == ["2"]
-    assert store.delete_rule("r")
-    assert store.rules() == []
-    assert [rule.version for rule in store.rules(all_versions=True)] == ["2", "1"]
-
-
-def test_one_decision_per_trace_and_rule(store: Store) -> None:
-    made = [
-        Decision(trace_id=f"{n}" * 32, rule="r", rule_version="1", verdict="pending", created_ns=n) for n in range(3)
-    ]
-    store.save_decisions(made)
-    store.save_decisions([done := replace(made[1], verdict="done", reason="scored", created_ns=9)])
-    assert list(store.decisions(trace_id="1" * 32)) == [done]
-    assert [one.created_ns for one in store.decisions(rule="r")] == [9, 2, 0]
-    page = store.decisions(limit=2)
-    assert [one.created_ns for one in store.decisions(limit=2, cursor=page.next)] == [0]
-    assert len(store.decisions(verdict="pending")) == 2
-
-
-def test_decisions_that_are_removed_can_be_made_anew(store: Store) -> None:
-    pairs = [(trace, rule) for trace in "12" for rule in ("a", "b")]
-    store.save_decisions([Decision(trace_id=t * 32, rule=r, rule_version="1", verdict="done") for t, r in pairs])
-    assert store.delete_decisions(trace_id="1" * 32, rule="a") == 1
-    assert store.delete_decisions(rule="b") == 2
-    assert [one.trace_id[0] + one.rule for one in store.decisions()] == ["2a"]
-    with pytest.raises(Refused, match="name the trace or the rule"):
-        store.delete_decisions()
-
-
-def test_a_lease_has_one_holder(store: Store) -> None:
-    lease = store.acquire("monitor", "one", 60)
-    assert lease is not None
-    assert store.acquire("monitor", "two", 60) is None
-    assert store.acquire("monitor", "one", 60) is not None
-    assert not store.release("monitor", "two")
-    assert store.release("monitor", "one")
-    assert store.acquire("monitor", "two", 60) is not None
-
-
-def test_a_lease_that_has_run_out_is_free(store: Store) -> None:
-    store.acquire("monitor", "one", -1)
-    assert store.acquire("monitor", "two", 60) is not None
-
-
-def test_leases_that_are_held_are_listed_and_can_be_taken_away(store: Store) -> None:
-    held = [store.acquire(name, "one", 60) for name in ("rules/b", "a")]
-    store.acquire("gone", "one", -1)
-    assert store.leases() == held[::-1]
-    assert store.delete_lease("rules/b")
-    assert not store.delete_lease("rules/b")
-    assert not store.delete_lease("gone")
-    assert store.acquire("rules/b", "two", 60) is not None
-
-
-def test_what_was_booked_can_be_forgotten(store: Store) -> None:
-    for budget, period in (("usd", 0), ("usd", 1), ("usd", 2), ("usd/day", 0)):
-        store.spend(budget, 1, limit=5, period_start_ns=period)
-    assert store.delete_budget("usd", before_ns=2) == 2
-    assert [store.spent("usd", period) for period in (0, 1, 2)] == [0, 0, 1]
-    assert (store.delete_budget("usd/day"), store.delete_budget("usd/day")) == (1, 0)
-    assert store.delete_budget("usd") == 1
-
-
-def test_a_budget_is_never_overspent(store: Store) -> None:
-    assert store.spend("usd", 3, limit=5, period_start_ns=0) == 3
-    assert store.spend("usd", 3, limit=5, period_start_ns=0) is None
-    assert store.spend("usd", -1, limit=5, period_start_ns=0) == 2
-    assert store.spend("usd", 3, limit=5, period_start_ns=1) == 3
-    assert (store.spent("usd", 0), store.spent("usd", 1), store.spent("other", 0)) == (2, 3, 0)
 
 
 def test_keys(store: Store) -> None:

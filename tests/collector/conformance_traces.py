@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import monotonic, sleep
@@ -11,12 +12,13 @@ import pytest
 
 from assay.collector.errors import AssayError, NotFound, Refused
 from assay.collector.records import (
-    Decision,
     Document,
     Event,
     Experiment,
     Feedback,
     Link,
+    OpenRun,
+    ProcessReport,
     QueueItem,
     Retention,
     Run,
@@ -25,6 +27,7 @@ from assay.collector.records import (
     Usage,
 )
 from assay.collector.stores import Store
+from collector.deciding import on, ruled, slice
 from collector.making import SECOND, START, child, run
 
 
@@ -215,9 +218,120 @@ def test_a_span_open_at_the_end_of_its_root_is_waited_for(store: Store) -> None:
     assert store.trace(root.trace_id).complete
 
 
+def test_a_trace_with_drops_is_not_called_complete(store: Store) -> None:
+    root = run()
+    counts = {"assay.spans.started": 3, "assay.spans.open": 0, "assay.spans.dropped": 2, "assay.calls.sent": 1}
+    store.append([replace(root, attributes={"assay.local_root": root.span_id, **counts})])
+    [summary] = store.traces(complete=False)
+    assert (summary.complete, summary.dropped, summary.calls_sent, summary.running) == (False, 2, 1, 0)
+    assert not store.traces(complete=True).items
+    assert not store.trace(root.trace_id).complete
+
+
 def test_foreign_traces_are_complete_after_a_quiet_period_only(store: Store) -> None:
     store.append([run()])
     assert not store.traces().items[0].complete
+
+
+# what has not come
+
+
+def opened(name: str = "slow", **fields: Any) -> OpenRun:
+    at = run()
+    given = {"trace_id": at.trace_id, "span_id": at.span_id, "start_ns": at.start_ns}
+    return OpenRun(name=name, **{**given, **fields})
+
+
+def test_a_run_that_has_started_is_no_run(store: Store) -> None:
+    begun = opened(kind="tool", project="p", environment="e", instance="i", parent_id="a" * 16, local_root="b" * 16)
+    store.add_running([begun])
+    assert store.running() == store.running(trace_id=begun.trace_id, project="p") == [begun]
+    assert (store.traces().items, store.many([begun.trace_id]), store.aggregate()) == ((), [], [])
+    assert store.count() == {"spans": 0, "traces": 0, "feedbacks": 0}
+    assert store.running(project="q") == store.running(environment="d") == store.running(trace_id="1" * 32) == []
+
+
+def test_a_trace_with_an_open_run_is_not_complete(store: Store) -> None:
+    root = run()
+    only = replace(root, attributes={"assay.local_root": root.span_id, "assay.spans.started": 1, "assay.spans.open": 0})
+    begun = opened(trace_id=root.trace_id, parent_id=root.span_id, local_root="b" * 16)
+    store.append([only])
+    store.add_running([begun])
+    [summary] = store.traces(complete=False)
+    assert (summary.running, summary.span_count, summary.complete) == (1, 1, False)
+    assert store.trace(root.trace_id).running == (begun,)
+    assert store.running() == [begun]
+
+
+def test_its_span_takes_its_place_whichever_comes_first(store: Store) -> None:
+    early, late = run(), run()
+    store.add_running([opened(trace_id=early.trace_id, span_id=early.span_id)])
+    store.append([early, late])
+    store.add_running([opened(trace_id=late.trace_id, span_id=late.span_id)])
+    assert store.running() == []
+    assert [trace.running for trace in store.traces()] == [0, 0]
+
+
+def test_a_run_that_is_said_twice_to_have_started_is_open_once(store: Store) -> None:
+    root = run()
+    begun = opened(trace_id=root.trace_id)
+    store.append([root])
+    store.add_running([begun, begun])
+    store.add_running([begun])
+    assert store.traces().items[0].running == 1
+    store.append([replace(root, span_id=begun.span_id)])
+    assert store.traces().items[0].running == 0
+
+
+@pytest.mark.parametrize("first", ["span", "start"])
+def test_a_run_that_its_process_has_dropped_is_not_open(store: Store, first: str) -> None:
+    root = run()
+    counts = {"assay.spans.started": 2, "assay.spans.open": 0, "assay.spans.dropped": 1}
+    whole = replace(root, attributes={"assay.local_root": root.span_id, **counts})
+    begun = opened(trace_id=root.trace_id, local_root=root.span_id)
+    steps = [lambda: store.append([whole]), lambda: store.add_running([begun])]
+    for step in steps if first == "span" else reversed(steps):
+        step()
+    assert (store.running(), store.traces().items[0].dropped) == ([], 1)
+
+
+def test_open_runs_go_with_their_trace(store: Store) -> None:
+    root = run()
+    store.append([root])
+    store.add_running([opened(trace_id=root.trace_id)])
+    store.delete(trace_ids=root.trace_id)
+    assert store.running() == []
+    store.add_running([opened(trace_id=root.trace_id)])
+    assert store.running() == []
+
+
+def test_retention_takes_open_runs_that_are_alone(store: Store) -> None:
+    old, young = opened(start_ns=1, project="p"), opened(start_ns=time.time_ns())
+    store.add_running([young, old])
+    store.prune(Retention(project="q", max_age_ns=10**9))
+    store.prune(Retention(project=None, max_age_ns=3600 * 10**9))
+    assert store.running() == [young]
+
+
+def test_what_a_process_said_last_is_kept(store: Store) -> None:
+    first = ProcessReport(instance="i", reported_ns=5, started=3, open=1, pending=2, pid=7, service="s", project="p")
+    last = replace(first, reported_ns=9, started=4, open=0, delivered=2, spilled=1, pending=0, dropped={"full": 1})
+    store.add_reports([last])
+    store.add_reports([first])
+    [process] = store.processes()
+    assert (process.instance, process.pid, process.service, process.project) == ("i", 7, "s", "p")
+    assert (process.report, process.stored) == (last, 0)
+    assert store.processes(since_ns=process.seen_ns + 1) == []
+
+
+def test_spans_are_counted_once_with_their_process(store: Store) -> None:
+    root = run(resource={"service.instance.id": "i", "service.name": "s", "process.pid": 7}, project="p")
+    store.append([root, child(root, resource=root.resource)])
+    store.append([root, replace(root, end_ns=root.end_ns + 1), run(resource={"service.instance.id": 3}), run()])
+    store.delete(project="p")
+    [process] = store.processes()
+    assert (process.instance, process.stored, process.report) == ("i", 2, None)
+    assert (process.service, process.pid, process.project) == ("s", 7, "p")
 
 
 # what is said later
@@ -665,7 +779,9 @@ def test_deleting_takes_everything_that_speaks_of_a_trace(store: Store) -> None:
     store.append([gone, child(gone), stays])
     store.feedback(gone.trace_id, "good", 1)
     store.feedback(Target(session_id="s"), "resolved", 1)
-    store.save_decisions([Decision(trace_id=gone.trace_id, rule="r", rule_version="1", verdict="done")])
+    ruled(store)
+    [head] = [one for one in store.changes().heads if one.trace_id == gone.trace_id]
+    store.decide(slice(on(head), upto=head.cursor))
     assert eventually(lambda: len(store.traces(text="secret")), 2)
     assert store.delete(session="s") == 1
     assert names(store.traces()) == names(store.traces(text="secret")) == ["stays"]
@@ -673,11 +789,15 @@ def test_deleting_takes_everything_that_speaks_of_a_trace(store: Store) -> None:
     assert len(store.decisions()) == 0
 
 
-def test_a_deleted_trace_may_come_again(store: Store) -> None:
-    store.append([root := run()])
-    store.delete(trace_ids=(root.trace_id,))
-    store.append([root])
-    assert store.trace(root.trace_id).runs == (root,)
+def test_nothing_brings_a_deleted_trace_back(store: Store) -> None:
+    store.append([root := run(), other := run()])
+    assert store.delete(trace_ids=(root.trace_id,)) == 1
+    store.append([root, child(root), child(other)])
+    store.append([child(root)], [Feedback(target=Target(trace_id=root.trace_id), key="k", score=1)])
+    store.feedback(root.trace_id, "k", 1.0)
+    assert store.amend(root.trace_id, root.span_id, {"outputs": "late"})  # acknowledged as all the others are
+    assert store.count() == {"spans": 2, "traces": 1, "feedbacks": 0}
+    assert store.delete(trace_ids=(root.trace_id,)) == 0
 
 
 def test_pruning_by_age(store: Store) -> None:

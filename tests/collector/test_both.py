@@ -10,7 +10,7 @@ import pytest
 
 from assay.collector.errors import Unavailable
 from assay.collector.filters import Filter
-from assay.collector.records import Decision, Experiment, Retention, Target
+from assay.collector.records import Experiment, Retention, Target
 from assay.collector.stores import Serving, Store
 from assay.collector.stores._both import Both, Gone
 from assay.collector.stores.sqlite import SQLiteStore
@@ -27,6 +27,7 @@ from collector.conformance_traces import (  # noqa: F401  run here over two file
     test_pruning_by_age,
     test_rules_of_retention_and_space,
 )
+from collector.deciding import on, ruled, slice
 from collector.making import SECOND, run
 
 
@@ -65,7 +66,9 @@ def test_two_halves_say_where_they_are_and_one_file_once(store: Store, tmp_path:
 
 def test_a_deletion_that_was_cut_off_is_done_by_repeating_it(store: Store, stumbling: Store) -> None:
     store.append([gone := run("gone"), run("stays")])
-    store.save_decisions([Decision(trace_id=gone.trace_id, rule="r", rule_version="1", verdict="done")])
+    ruled(store)
+    [head] = [one for one in store.changes().heads if one.trace_id == gone.trace_id]
+    store.decide(slice(on(head), upto=head.cursor))
     with pytest.raises(Unavailable):
         stumbling.delete(name="gone")
     assert (names(store.traces()), len(store.decisions())) == (["stays", "gone"], 0)

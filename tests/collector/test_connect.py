@@ -11,12 +11,11 @@ from assay.collector import aio, connect, describe
 from assay.collector.client import HTTPStore
 from assay.collector.errors import NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
-from assay.collector.querystring import to_filter
+from assay.collector.querystring import to_filter, to_items
 from assay.collector.server import Server
 from assay.collector.stores import Serving
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
-from collector.querystrings import to_items
 
 
 def test_a_path_is_a_file(tmp_path: Path) -> None:

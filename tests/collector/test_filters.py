@@ -4,8 +4,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from assay.collector.filters import Filter, combined
-from assay.collector.querystring import bound, duration, field_of, moment, parse, term, to_filter
-from collector.querystrings import to_items
+from assay.collector.querystring import bound, duration, field_of, moment, parse, term, to_filter, to_items
 
 
 def test_conditions_in_short_forms():

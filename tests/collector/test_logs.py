@@ -19,7 +19,7 @@ from assay.collector.errors import Refused
 from assay.collector.intake import Receiver
 from assay.collector.intake._http import Route
 from assay.collector.intake._logs import LOGS, read_item
-from assay.collector.records import Feedback, Target
+from assay.collector.records import Feedback, ProcessReport, Run, Target
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
@@ -170,3 +170,70 @@ def test_content_of_a_span_that_is_not_here_is_refused() -> None:
 
 def test_content_that_the_store_refuses_costs_its_neighbours_nothing() -> None:
     assert amend(ROOT.span_id, "bad", "good") == ({"outputs": "good"}, (1, "1 × outputs cannot be 'bad'"))
+
+
+# what our tracer says beside its spans
+
+
+def say(server: Server, event: str, attributes: dict[str, Any], span: Run | None = None, **resource: str) -> Any:
+    """Send an event, and return what the answer says: status, header, what was refused."""
+    request = ExportLogsServiceRequest()
+    group = request.resource_logs.add()
+    group.resource.attributes.extend(attribute(name.replace("__", "."), value) for name, value in resource.items())
+    record = group.scope_logs.add().log_records.add(event_name=event, time_unix_nano=5)
+    if span is not None:
+        record.trace_id, record.span_id = bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id)
+    for name, value in attributes.items():
+        given = AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value)
+        record.attributes.append(attribute(name, given))
+    headers = {"content-type": PROTOBUF}
+    response = httpx.post(f"{server.url}/v1/logs", content=request.SerializeToString(), headers=headers)
+    return response.status_code, response.headers["assay-collector"], rejected_logs(response.content)
+
+
+def test_a_run_that_has_started_is_kept_beside_the_runs(server: Server) -> None:
+    begun = run()
+    told = {"assay.span.name": "slow", "openinference.span.kind": "TOOL", "assay.span.parent": "ab" * 8}
+    told["assay.local_root"] = "cd" * 8
+    answer = say(server, "assay.span.started", told, begun, service__instance__id="i", service__name="shop")
+    assert answer == (200, "1", (0, ""))
+    [kept] = server.store.running()
+    assert (kept.trace_id, kept.span_id, kept.name, kept.kind) == (begun.trace_id, begun.span_id, "slow", "tool")
+    assert (kept.parent_id, kept.local_root, kept.start_ns) == ("ab" * 8, "cd" * 8, 5)
+    assert (kept.instance, kept.project) == ("i", "shop")
+
+
+def test_a_start_without_a_span_and_with_odd_values(server: Server) -> None:
+    assert say(server, "assay.span.started", {})[2][0] == 1
+    request = logs_request(log_record(ROOT.trace_id, "", event_name="assay.span.started"))
+    response = httpx.post(f"{server.url}/v1/logs", content=request, headers={"content-type": PROTOBUF})
+    assert rejected_logs(response.content)[0] == 1
+    odd = {"assay.span.name": 7, "openinference.span.kind": 3, "assay.span.parent": "no id", "assay.local_root": 9}
+    assert say(server, "assay.span.started", odd, run())[2] == (0, "")
+    [kept] = server.store.running()
+    assert (kept.name, kept.kind, kept.parent_id, kept.local_root) == ("7", "3", None, None)
+
+
+def test_what_a_process_says_of_its_spans_needs_no_trace(server: Server) -> None:
+    counts = {f"assay.process.{name}": n for n, name in enumerate(("started", "open", "delivered", "spilled"))}
+    told = {**counts, "assay.process.pending": 4, "assay.process.dropped": '{"queue_full": 5, "odd": "x"}'}
+    answer = say(server, "assay.process.report", {**told, "process.pid": 77}, service__instance__id="i")
+    assert answer == (200, "1", (0, ""))
+    [process] = server.store.processes()
+    assert process.report == ProcessReport(
+        instance="i", reported_ns=5, open=1, delivered=2, spilled=3, pending=4, dropped={"queue_full": 5}, pid=77
+    )
+    assert server.store.count()["feedbacks"] == 0
+
+
+def test_a_report_of_nobody_is_refused_and_odd_counts_are_none(server: Server) -> None:
+    assert "'service.instance.id' says which process" in say(server, "assay.process.report", {})[2][1]
+    odd = {"assay.process.started": "many", "assay.process.open": -1, "assay.process.dropped": "[1"}
+    assert say(server, "assay.process.report", odd, service__instance__id="i")[2] == (0, "")
+    assert server.store.processes()[0].report == ProcessReport(instance="i", reported_ns=5)
+
+
+def test_every_answer_says_whose_collector_it_is(server: Server) -> None:
+    for path in ("traces", "logs"):
+        for response in (httpx.post(f"{server.url}/v1/{path}"), httpx.get(f"{server.url}/v1/{path}")):
+            assert (response.status_code >= 400, response.headers["assay-collector"]) == (True, "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,9 +25,10 @@ def rolled(*runs: Run) -> RollUp:
     return roll_up([facts(one) for one in runs])[0]
 
 
-def own(one: Run, root: Run, **counts: int) -> Run:
+def own(one: Run, root: Run, calls: int = 0, **counts: int) -> Run:
     names = {f"assay.spans.{name}": value for name, value in counts.items()}
-    return replace(one, attributes={"assay.local_root": root.span_id, **names})
+    sent = {"assay.calls.sent": calls} if calls else {}
+    return replace(one, attributes={"assay.local_root": root.span_id, **names, **sent})
 
 
 # strategies: a tree as the position of each span's parent (-1: none; one that never comes: 99), and an order of arrival
@@ -54,9 +56,18 @@ def traces(draw: st.DrawFn) -> list[Run]:
                 tags=tuple(draw(st.lists(st.sampled_from("xyz"), max_size=2, unique=True))),
                 status=draw(st.sampled_from(["ok", "error"])),
                 session_id=draw(st.sampled_from([None, "s"])),
+                attributes=draw(st.just({}) | said(position)),
             )
         )
     return found
+
+
+def said(position: int) -> st.SearchStrategy[dict[str, Any]]:
+    """Counts, as a local root has them or a span that ends after one."""
+    few = st.integers(0, 3)
+    root = st.sampled_from([f"{position:016x}", f"{0:016x}"])
+    names = ("assay.spans.started", "assay.spans.open", "assay.spans.dropped", "assay.calls.sent")
+    return st.fixed_dictionaries({"assay.local_root": root}, optional=dict.fromkeys(names, few))
 
 
 @given(found=traces(), data=st.data())
@@ -176,9 +187,52 @@ def test_a_local_root_below_a_parent_that_has_not_arrived_needs_a_quiet_period()
     assert rolled(own(remote, remote, started=1, open=0)).complete is None
 
 
-def test_dropped_spans_are_not_waited_for() -> None:
+def test_dropped_spans_are_not_waited_for_and_counted_once() -> None:
     root = run()
-    assert rolled(own(root, root, started=3, open=0, dropped=2)).complete == 1
+    before = own(root, root, started=4, open=1, dropped=1)
+    last = own(child(root), root, started=4, open=0, dropped=2)
+    assert (rolled(before, last).complete, rolled(before, last).dropped) == (1, 2)
+
+
+def test_what_two_processes_have_dropped_adds_up() -> None:
+    root = run()
+    remote = child(root)
+    first, second = own(root, root, started=2, open=0, dropped=1), own(remote, remote, started=3, open=0, dropped=2)
+    assert rolled(first, second).dropped == 3
+
+
+def test_a_call_that_went_out_is_waited_for_in_quiet() -> None:
+    root = run()
+    caller, answered = own(root, root, started=1, open=0, calls=2), child(root)
+    remote = own(answered, answered, started=1, open=0)
+    second = child(root)
+    assert (rolled(caller).complete, rolled(caller).calls_sent) == (None, 2)
+    assert rolled(caller, remote).complete is None
+    assert rolled(caller, remote, own(second, second, started=1, open=0)).complete == 1
+
+
+def test_a_call_of_one_process_is_not_answered_below_another() -> None:
+    root = run()
+    remote = child(root)
+    further = child(remote)
+    first, second = own(root, root, started=1, open=0, calls=2), own(remote, remote, started=1, open=0, calls=1)
+    assert rolled(first, second, own(further, further, started=1, open=0)).complete is None
+
+
+def test_an_open_span_tells_more_than_a_call_that_was_not_answered() -> None:
+    root = run()
+    assert rolled(own(root, root, started=2, open=1, calls=1)).complete == 0
+
+
+@pytest.mark.parametrize("odd", [-1, 2**70, True, "3", None, 1.5])
+def test_odd_counts_do_no_harm(tmp_path: Path, odd: object) -> None:
+    names = ("assay.spans.started", "assay.spans.open", "assay.spans.dropped", "assay.calls.sent")
+    root = run()
+    root = replace(root, attributes={"assay.local_root": root.span_id, **dict.fromkeys(names, odd)})
+    with SQLiteStore(tmp_path / "odd.db") as store:
+        store.append([root])
+        [summary] = store.traces()
+    assert summary.dropped in (0, 1, 2**31)
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -1,11 +1,16 @@
 """What aggregates of a store count: the newest of each place, as `statistics.newest` says."""
 
+import itertools
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from assay.collector.records import Feedback, Target
+from assay.collector.statistics import newest
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 
@@ -69,7 +74,7 @@ def test_of_experiments_and_sessions_the_same_counts(tmp_path, target):
             )
     with closing(sqlite3.connect(tmp_path / "assay.db")) as db:
         rows = db.execute("SELECT coalesce(rule, id), standing FROM feedback ORDER BY 1, created_ns")
-        assert list(rows) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("x", 1), ("y", 1)]
+        assert list(rows) == [("a", 1), ("b", 1), ("x", 1), ("y", 1)]
 
 
 def test_a_vote_where_no_judge_has_spoken_counts(store: SQLiteStore) -> None:
@@ -83,3 +88,55 @@ def test_a_run_of_an_experiment_has_no_score_of_its_documents(store: SQLiteStore
     document = Target(trace_id=root.trace_id, span_id=root.span_id, document=0)
     store.add_feedback([Feedback(target=document, key="k", score=1)])
     assert [row.scores for row in store.scores("e")] == [{}]
+
+
+TARGETS = (
+    Target(trace_id="a" * 32),
+    Target(trace_id="a" * 32, span_id="b" * 16),
+    Target(trace_id="a" * 32, span_id="b" * 16, document=0),
+    Target(session_id="s"),
+    Target(experiment_id="e"),
+)
+SAID = st.builds(
+    Feedback,
+    target=st.sampled_from(TARGETS),
+    key=st.sampled_from(["k", "l"]),
+    score=st.just(1.0),
+    source=st.sampled_from(["code", "model", "human"]),
+    author=st.sampled_from([None, "ann"]),
+    evaluator=st.sampled_from([None, "e", "f"]),
+    rule=st.sampled_from([None, "r", "s"]),
+    version=st.sampled_from([None, "1"]),
+    created_ns=st.integers(1, 3),
+)
+
+
+@pytest.fixture(scope="module")
+def shared_file(tmp_path_factory):
+    with SQLiteStore(tmp_path_factory.mktemp("standing") / "assay.db") as store:
+        yield store
+
+
+def elsewhere(feedback, place):
+    """The same about targets of another example."""
+    target = feedback.target
+    moved = {name: f"{getattr(target, name)}{place}" for name in WHERE if getattr(target, name) is not None}
+    return replace(feedback, target=replace(target, **moved), id="")
+
+
+WHERE = ("trace_id", "session_id", "experiment_id")
+PLACES = itertools.count()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rounds=st.lists(st.lists(SAID, max_size=5), max_size=3))
+def test_what_counts_is_the_newest_of_each_place_whatever_was_said(shared_file, rounds):
+    place = next(PLACES)
+    rounds = [[elsewhere(feedback, place) for feedback in said] for said in rounds]
+    for said in rounds:
+        shared_file.add_feedback(said)
+    by_id = {feedback.id: feedback for said in rounds for feedback in said}
+    with closing(sqlite3.connect(shared_file.path)) as db:
+        stored = db.execute("SELECT id, standing FROM feedback ORDER BY rowid").fetchall()
+    rows = [(id, standing) for id, standing in stored if id in by_id]
+    assert {id for id, standing in rows if standing} == {one.id for one in newest(by_id[id] for id, _ in rows)}

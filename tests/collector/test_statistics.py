@@ -12,6 +12,7 @@ from assay.collector.statistics import (
     haystack_results,
     newest,
     summarise,
+    u,
 )
 
 
@@ -208,3 +209,15 @@ def test_results_under_haystacks_names():
         "score": 0.75,
     }
     assert haystack_results([], "k") == {"individual_scores": [], "score": None}
+
+
+def test_u_is_fixed_even_and_free_of_the_bits_that_head_sampling_reads() -> None:
+    assert u("default/a") == u("default/a") != u("default/b")
+    kept = [u(f"{7:016x}{number:016x}") for number in range(2000)]  # the head keeps low ones alone
+    assert all(0 <= value < 1 for value in (*kept, u("\ud800")))
+    assert abs(sum(kept) / len(kept) - 0.5) < 0.03
+    assert abs(sum(value < 0.1 for value in kept) / len(kept) - 0.1) < 0.03
+
+
+def test_u_is_what_it_was_in_every_version() -> None:
+    assert u("0af7651916cd43dd8448eb211c80319c") == 0.52800064361768  # stored decisions were made with it

@@ -363,7 +363,7 @@ def test_every_verb_of_a_store_is_a_row(table: type, protocol: type) -> None:
     assert names == {call.name for call in calls(table)}
 
 
-@pytest.mark.parametrize("name", ["traces", "dataset", "spend"])
+@pytest.mark.parametrize("name", ["traces", "dataset", "claim"])
 def test_a_method_of_the_client_looks_like_the_verb(name: str) -> None:
     protocol = TraceStore if hasattr(TraceStore, name) else ControlStore
     method, promised = getattr(HTTPStore, name), getattr(protocol, name)

@@ -12,6 +12,7 @@ from assay.evaluators import Judge, as_evaluator, from_dict, get
 from assay.evaluators.judges import Ask, judge_of, scripted
 from assay.evaluators.judges._ask import NoJudge
 from assay.evaluators.testing import scripted as public
+from evaluators.judge_server import serving
 
 ASK = Ask(messages=({"role": "user", "content": "?"},))
 
@@ -37,6 +38,32 @@ def test_what_is_given_wins_over_the_judges_variables_and_these_over_openais(mon
     assert (judge_of("m").base_url, judge_of("m").api_key) == ("http://two/v1", "second")
     given = Judge(model="m", base_url="http://three/v1", api_key="third")
     assert (given.base_url, given.api_key) == ("http://three/v1", "third")
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("http://two/v1", "second"),
+        ("http://two/v1/", "second"),
+        ("http://one/v1", "first"),
+        ("https://api.openai.com/v1", None),  # where the environment's requests do not go
+        ("http://two/v1/further", None),
+        ("http://two.evil/v1", None),
+    ],
+)
+def test_the_environments_key_goes_to_the_environments_address_alone(url, key, monkeypatch):
+    for name, value in {"OPENAI_BASE_URL": "http://one/v1", "OPENAI_API_KEY": "first"}.items():
+        monkeypatch.setenv(name, value)
+    for name, value in {"ASSAY_JUDGE_URL": "http://two/v1", "ASSAY_JUDGE_KEY": "second"}.items():
+        monkeypatch.setenv(name, value)
+    assert Judge(model="m", base_url=url).api_key == judge_of({"model": "m", "base_url": url}).api_key == key
+
+
+def test_an_address_in_data_is_asked_without_the_environments_key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    with serving(["yes"]) as server:
+        asyncio.run(judge_of({"model": "m", "base_url": server.url, "cache": False}).answering.complete(ASK))
+    assert "sk-mine" not in str(server.requests[0].headers)
 
 
 def test_a_model_comes_from_the_environment_or_from_nowhere(monkeypatch):

@@ -362,7 +362,7 @@ def test_head_sampling_takes_whole_traces_and_agrees_across_processes() -> None:
         for i in range(500):
             middle(i)
         with span("again") as run:
-            sampled = run.span.is_recording()
+            sampled = run.span.get_span_context().trace_flags.sampled
             headers = inject()
         with extract(headers):
             middle(1)

@@ -151,7 +151,8 @@ def test_a_redactor_that_hangs_is_told_of_and_holds_up_no_end(sink: Sink, tmp_pa
 
 OWN_HANDLER = """
 import os, signal, time
-from assay.tracer import trace
+from assay.tracer import _post, trace
+_post.load()
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 work = trace(lambda n: n)
@@ -171,3 +172,66 @@ def test_a_program_that_ends_by_sigterm_a_moment_after_its_own_handler_loses_not
 ) -> None:
     done = run(OWN_HANDLER, sink, tmp_path)
     assert (done.returncode, len(sink.spans())) == (-signal.SIGTERM, 2), done.stderr
+
+
+IMPORTED = """
+import sys
+from assay.tracer import _post, configure, flush, span, trace
+configure(redact=["x"])
+_post.load()
+loaded = set(sys.modules)
+for _ in range(3):
+    with span("s", inputs={"x": 1}) as run: run.feedback("a", 1)
+    flush(10)
+print(*sorted(set(sys.modules) - loaded))
+"""
+
+
+def test_delivery_imports_nothing_while_a_fork_may_come_in_between(sink: Sink, tmp_path: Path) -> None:
+    statuses = [200, 200, 503]
+    sink.answer = lambda path, body: (statuses.pop() if statuses else 200, {}, b"\x0a\x00")
+    done = run(IMPORTED, sink, tmp_path)
+    assert (done.stdout.strip(), len(sink.spans()), len(sink.logs())) == ("", 3, 3)
+
+
+INTERRUPTED = """
+import signal
+from assay.tracer import _delivery, flush, stats, trace
+@trace
+def work(n): return n
+calls = []
+def interrupt(*_):
+    if len(calls) < 10:
+        calls.append(1)
+        work(len(calls))
+signal.signal(signal.SIGPROF, interrupt)
+signal.setitimer(signal.ITIMER_PROF, 0.002, 0.002)  # seconds of CPU
+work(0)
+while len(calls) < 10: pass
+signal.setitimer(signal.ITIMER_PROF, 0)
+print(len(_delivery._live), bool(flush(10)), stats().delivered)
+"""
+
+
+def test_signals_amid_the_first_call_make_no_second_set_up(sink: Sink, tmp_path: Path) -> None:
+    done = run(INTERRUPTED, sink, tmp_path)
+    assert done.stdout.split() == ["1", "True", "11"], done
+
+
+TERMINATED = """
+import os, signal, threading, time
+from assay.tracer import trace
+@trace
+def work(n): return n
+thread = threading.Thread(target=work, args=(0,))
+thread.start()
+thread.join()
+for n in range(1, 100): work(n)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(10)
+"""
+
+
+def test_sigterm_loses_nothing_where_another_thread_was_the_first_to_trace(sink: Sink, tmp_path: Path) -> None:
+    assert run(TERMINATED, sink, tmp_path).returncode == -signal.SIGTERM
+    assert len(sink.spans()) + sum(count for _, _, count in spooled(tmp_path / "spool")) == 100

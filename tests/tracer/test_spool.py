@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -316,3 +317,25 @@ def test_a_length_that_is_torn_asks_for_no_more_than_there_is(tmp_path: Path) ->
         file.write(b"\xff\xff\xff\xff")
     lost = Spool(tmp_path).replay(lambda path, body, count: "ok")
     assert lost == {"torn": 1}
+
+
+def test_what_is_begun_while_another_process_looks_is_not_taken_for_done(tmp_path: Path) -> None:
+    sent: list[bytes] = []
+    done = threading.Event()
+
+    def looks() -> None:
+        other = Spool(tmp_path)
+        while not done.is_set():
+            other.replay(lambda path, body, count: sent.append(body) or "ok")  # type: ignore[func-returns-value]
+
+    thread = threading.Thread(target=looks)
+    thread.start()
+    bodies = [b"%d" % n for n in range(500)]
+    for body in bodies:
+        mine = Spool(tmp_path)
+        mine.keep(TRACES, body, 1)
+        mine.rest()
+    done.set()
+    thread.join()
+    Spool(tmp_path).replay(lambda path, body, count: sent.append(body) or "ok")  # type: ignore[func-returns-value]
+    assert sorted(sent) == sorted(bodies)

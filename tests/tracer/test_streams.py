@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import inspect
+import types
+import weakref
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
@@ -483,3 +486,52 @@ def test_a_loop_that_ends_closes_what_was_left_open_once(
     gc.collect()
     assert (closed(traced, "tidy"), traced.one("tidy").status.status_code) == (True, StatusCode.UNSET)
     assert caplog.records == []
+
+
+class Steps:
+    """A stream as a client library has it."""
+
+    def __init__(self) -> None:
+        self.left = 2
+
+    def __iter__(self) -> Steps:
+        return self
+
+    def __next__(self) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise StopIteration
+        return self.left
+
+
+@pytest.mark.parametrize("made", [count, acount, trace(lambda n: map(str, range(n))), trace(lambda n: Steps())])
+def test_what_a_caller_holds_of_a_stream_says_which_trace_it_is(traced: Spans, made: Any) -> None:
+    handle = made(2)
+    told = handle.trace_id
+    asyncio.run(_drained(handle)) if made is acount else list(handle)
+    [span] = traced.spans
+    assert told == f"{span.context.trace_id:032x}"
+
+
+async def _drained(items: Any) -> list[Any]:
+    return [item async for item in items]
+
+
+def test_a_handle_is_a_generator_in_all_else(traced: Spans) -> None:
+    handle = count(3)
+    assert isinstance(handle, types.GeneratorType)
+    assert isinstance(acount(0), AsyncIterator)
+    assert (next(handle), handle.send(None), inspect.getgeneratorstate(handle)) == (0, 1, "GEN_SUSPENDED")
+    assert weakref.ref(handle)() is handle
+    assert [*iter(handle)] == [2]
+    with pytest.raises(TypeError, match="generator"):
+        copy.copy(handle)
+
+
+def test_a_traced_function_that_passes_on_a_traced_generator_follows_it(traced: Spans) -> None:
+    @trace
+    def outer(n: int) -> Any:
+        return count(n)
+
+    assert list(outer(3)) == [0, 1, 2]
+    assert traced.outputs("outer") == traced.outputs("count") == [0, 1, 2]

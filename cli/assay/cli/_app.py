@@ -5,7 +5,20 @@ from typing import Annotated
 
 import typer
 
-from assay.cli import cache, datasets, db, eval_, evaluators, experiments, feedback, judges, serve, traces
+from assay.cli import (
+    cache,
+    datasets,
+    db,
+    eval_,
+    evaluators,
+    experiments,
+    feedback,
+    judges,
+    monitor,
+    serve,
+    spool,
+    traces,
+)
 from assay.cli._common import failing_in_one_line
 from assay.cli.demo import command
 
@@ -26,6 +39,8 @@ app.add_typer(evaluators.app, name="evaluators")
 app.add_typer(experiments.app, name="experiments")
 app.add_typer(feedback.app, name="feedback")
 app.add_typer(judges.app, name="judges")
+app.add_typer(monitor.app, name="monitor")
+app.add_typer(spool.app, name="spool")
 app.add_typer(traces.app, name="traces")
 
 

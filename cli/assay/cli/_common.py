@@ -65,7 +65,7 @@ def whole_id(store: Store, given: str) -> str:
     """An id as it is; the beginning of one is looked for among the latest traces, judges' own among them."""
     if len(given) >= 32:
         return given
-    latest = [*store.traces(limit=1000), *store.traces(limit=1000, kind=EVALUATOR)]
+    latest = [*store.traces(limit=1000), *store.traces(limit=1000, kind=EVALUATOR), *store.running()]
     ids = list({trace.trace_id: None for trace in latest if trace.trace_id.startswith(given.lower())})
     if len(ids) > 1:
         raise Refused(f"{given!r} begins the ids of {len(ids)} traces: {ids[0]!r}, {ids[1]!r}, …; give more of it")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 from rich.tree import Tree
 
 from assay.collector import format
-from assay.collector.records import JSON, Feedback, Run, Trace
+from assay.collector.gaps import gaps, open_runs
+from assay.collector.records import JSON, Feedback, OpenRun, Run, Trace
 
 SHORT, DOCUMENT = 400, 120  # characters
 STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
@@ -20,6 +21,8 @@ def tree(trace: Trace, *, whole: bool = False) -> Tree:
     limit = 10**9 if whole else SHORT
     head = f"trace {trace.trace_id}  {trace.root.project}  {format.to_the_second(trace.root.start_ns)}"
     top = Tree(Text(head + ("" if trace.complete else "  (not complete)"), "dim"))
+    for sentence in gaps(trace):
+        top.add(Text(sentence, "yellow"))
     _feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None))
     placed: set[str] = set()
     # A run whose parent never arrived stands at the top, and so does one of a circle of parents
@@ -29,6 +32,15 @@ def tree(trace: Trace, *, whole: bool = False) -> Tree:
     for run in trace.runs:
         if run.span_id not in placed:
             _grow(top, trace, run, limit, placed)
+    return top
+
+
+def under_way(runs: Sequence[OpenRun]) -> Tree:
+    """A trace of which nothing has ended yet: its open runs (at least one)."""
+    first = min(runs, key=lambda run: run.start_ns)
+    top = Tree(Text(f"trace {first.trace_id}  {first.project}  {format.to_the_second(first.start_ns)}", "dim"))
+    for sentence in ("nothing of it has ended yet", *open_runs(runs)):
+        top.add(Text(sentence, "yellow"))
     return top
 
 

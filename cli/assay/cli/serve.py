@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.cli._common import notes
 from assay.cli._options import FileStoreOption, HostOption
+from assay.cli._pick_up import PickUp
 from assay.collector.errors import Refused
+
+if TYPE_CHECKING:
+    from assay.collector.stores import Store
 
 Port = Annotated[
     int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. 4318 is where OpenTelemetry sends.")
+]
+Rules = Annotated[
+    str | None,
+    typer.Option("--monitor", metavar="RULES.PY", help="Evaluate what comes in by the rules of this file, too."),
 ]
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
@@ -22,25 +33,61 @@ SWITCH = 0.001
 YOUNG = 10_000  # objects made since, before Python looks for cycles among them; its own 700 come every few spans
 
 
-def serve(host: HostOption = "127.0.0.1", port: Port = 4318, path: FileStoreOption = "assay.db") -> None:
-    """Receive traces, serve the API and the pages, until Ctrl-C.
+def serve(
+    host: HostOption = "127.0.0.1", port: Port = 4318, path: FileStoreOption = "assay.db", rules: Rules = None
+) -> None:
+    """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
+
+    The monitor is in processes of its own: whatever evaluators do, traces are received.
 
     Example: `assay serve --port 4318 --store assay.db`
     """
     from assay.collector.server import serve as run
     from assay.collector.stores.sqlite import SQLiteStore
 
+    if rules is not None and not Path(rules).is_file():
+        raise Refused(f"there is no file of rules {rules!r}")
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
     sys.setswitchinterval(SWITCH)
     with SQLiteStore(path) as store:
+        pick_up = PickUp()
 
         def ready(url: str) -> None:
             _settle()
             notes.print(f"[bold]{url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
+            pick_up.begin(url)
 
-        run(store, host=host, port=port, ready=ready)
+        try:
+            if rules is None:
+                run(store, host=host, port=port, ready=ready)
+            else:
+                _with_monitor(store, host, port, rules, ready)
+        finally:
+            pick_up.end()
         notes.print("stopped; everything that was acknowledged is kept")
+
+
+def _with_monitor(store: Store, host: str, port: int, rules: str, ready: Callable[[str], None]) -> None:
+    """The server in a thread, so that the monitor ends first and can give back what it holds."""
+    from assay.cli._monitor_run import planned, say, show, until_told
+    from assay.collector.api import is_loopback
+    from assay.collector.server import Server
+    from assay.evaluators.monitors import Supervisor
+
+    key = os.environ.get("ASSAY_API_KEY") or (None if is_loopback(host) else _key_of_one_run(store))
+    with Server(store, host=host, port=port, api_key=key) as server, until_told() as stop:
+        ready(server.url)
+        try:
+            Supervisor(planned(rules, server.url, key=key), say, show).run(stop, patient=True)
+        except Exception as error:  # the server's work goes on
+            say(f"ended by {type(error).__name__}: {error}; traces are received as before")
+        stop.wait()
+
+
+def _key_of_one_run(store: Store) -> str | None:
+    """A key for the monitor alone, where others have keys; without any, a server that is open is refused anyway."""
+    return secrets.token_urlsafe(32) if store.keys() else None
 
 
 def _settle() -> None:

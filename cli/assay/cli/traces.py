@@ -1,25 +1,29 @@
-"""`assay traces`: list, show, follow and delete traces."""
+"""`assay traces`: list, show, follow, reconcile and delete traces."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from assay.cli._common import conditions, console, emit, notes, opened, table, whole_id
 from assay.cli._options import JsonOption, StoreOption, WhereOption, YesOption
-from assay.cli._tree import tree
-from assay.collector import format
-from assay.collector.errors import Refused
+from assay.cli._reconcile import Balance, balance, by_process, spooled_by_process
+from assay.cli._tree import tree, under_way
+from assay.collector import format, stores
+from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter, combined
-from assay.collector.records import TraceSummary
+from assay.collector.querystring import moment
+from assay.collector.records import OpenRun, Trace, TraceSummary
 from assay.collector.stores import Store
+from assay.tracer import spool
 
 app = typer.Typer(
-    help="List, show, follow and delete traces.",
+    help="List, show, follow, reconcile and delete traces.",
     no_args_is_help=True,
     epilog="Example: `assay traces list --where name=answer --since 1d`",
 )
@@ -31,6 +35,8 @@ Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks."
 Since = Annotated[str | None, typer.Option(help="Traces from then on: 2h, 7d, or a date.")]
 Text = Annotated[str | None, typer.Option(help="Words in inputs or outputs.")]
 Whole = Annotated[bool, typer.Option("--whole", help="Do not cut long texts.")]
+Active = Annotated[str | None, typer.Option("--since", help="Processes of which something came since: 2h, 7d, a date.")]
+COUNTED = ("started", "stored", "on disk", "dropped", "in memory", "open", "unaccounted")
 HEAD = ("trace", "start", "name", "status", "latency", "spans", "tokens", "inputs", "feedback")
 
 
@@ -56,16 +62,26 @@ def list_(
 
 @app.command()
 def show(trace_id: Id, whole: Whole = False, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """One trace as a tree: times, inputs, outputs, documents, feedback.
+    """One trace as a tree: times, inputs, outputs, documents, feedback, and what is missing of it.
 
     Example: `assay traces show 0af7651916cd43dd8448eb211c80319c`
     """
     with opened(at) as store:
-        trace = store.trace(whole_id(store, trace_id))
+        trace = _asked(store, whole_id(store, trace_id))
     if as_json:
-        emit([msgspec.to_builtins(trace)])
+        emit([msgspec.to_builtins(trace)] if isinstance(trace, Trace) else map(_running, trace))
     else:
-        console.print(tree(trace, whole=whole), soft_wrap=True)
+        console.print(tree(trace, whole=whole) if isinstance(trace, Trace) else under_way(trace), soft_wrap=True)
+
+
+def _asked(store: Store, trace_id: str) -> Trace | list[OpenRun]:
+    """The trace, or its open runs where nothing has ended. Raises `NotFound`."""
+    try:
+        return store.trace(trace_id)
+    except NotFound:
+        if runs := store.running(trace_id=trace_id):
+            return runs
+        raise
 
 
 @app.command()
@@ -76,7 +92,7 @@ def tail(
     as_json: JsonOption = False,
     every: Every = 1.0,
 ) -> None:
-    """New traces as they arrive, until Ctrl-C.
+    """New traces as they arrive, and those under way once one of their runs takes more than a second, until Ctrl-C.
 
     Example: `assay traces tail --where status=error --json`
     """
@@ -87,11 +103,30 @@ def tail(
         if there.next:  # what is older is not among `seen`
             wanted = combined(wanted, {"since_ns": there.items[-1].start_ns + 1})
         seen = {trace.trace_id for trace in there}
+        begun = set[str]()
         while True:
-            time.sleep(every)
-            new = _new(store, wanted, seen)
-            _print(new[::-1], as_json, head=False)
+            running = {run.trace_id: run for run in stores.under_way(store, wanted)}
+            _print_running([run for run in running.values() if run.trace_id not in begun], as_json)
+            ended = tuple(begun - running.keys())
+            new = _new(store, wanted, seen | running.keys())
             seen.update(trace.trace_id for trace in new)
+            new += store.traces(combined(wanted, {"trace_ids": ended}), limit=1000).items if ended else ()
+            _print(list({trace.trace_id: trace for trace in new[::-1]}.values()), as_json, head=False)
+            begun = set(running)
+            time.sleep(every)
+
+
+def _print_running(runs: Iterable[OpenRun], as_json: bool) -> None:
+    if as_json:
+        emit(map(_running, runs))
+        return
+    for run in runs:
+        cells = (run.trace_id, format.to_the_second(run.start_ns), run.name, "running", format.ago(run.start_ns))
+        console.print("  ".join(cells), markup=False, highlight=False, soft_wrap=True)
+
+
+def _running(run: OpenRun) -> dict[str, Any]:
+    return {"running": True, **msgspec.to_builtins(run)}
 
 
 def _new(store: Store, wanted: Filter, seen: set[str]) -> list[TraceSummary]:
@@ -105,6 +140,42 @@ def _new(store: Store, wanted: Filter, seen: set[str]) -> list[TraceSummary]:
         cursor = page.next
         if not of_page or cursor is None:
             return new
+
+
+@app.command()
+def reconcile(since: Active = None, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Whether anything was lost: per process, spans started against stored, on disk, dropped, in memory and open.
+
+    Processes say themselves what they have started, every few seconds and when they end; the disk is this machine's.
+    Exit status 1 if a span is unaccounted for.
+
+    Example: `assay traces reconcile --since 1h`
+    """
+    spooled = spooled_by_process()
+    with opened(at) as store:
+        processes = store.processes(since_ns=None if since is None else moment(since))
+        begun = by_process(store.running(limit=10_000))
+    found = [balance(one, None if spooled is None else spooled[one.instance], begun[one.instance]) for one in processes]
+    if as_json:
+        emit(map(asdict, found))
+    elif found:
+        table(("process", "service", "reported", *COUNTED, "verdict"), map(_balance, found))
+    looked = "nothing on this machine's disk is for us to read" if spooled is None else f"on disk: {spool.place()}"
+    notes.print(looked, markup=False, highlight=False, soft_wrap=True)
+    missing = sum(one.unaccounted or 0 for one in found)
+    started = sum(one.started or 0 for one in found)
+    notes.print(f"{len(found)} processes, {started:,} spans started, {missing:,} unaccounted for", markup=False)
+    if missing:
+        raise typer.Exit(1)
+
+
+def _balance(one: Balance) -> tuple[str, ...]:
+    said = "none" if one.reported_ns is None else format.ago(one.reported_ns)
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in one.dropped.items()) or "0"
+    whose = f"{one.service or '?'} {one.pid or ''}".strip()
+    numbers = (one.started, one.stored, one.spooled, dropped, one.pending, one.open, one.unaccounted)
+    shown = ("?" if number is None else number if isinstance(number, str) else f"{number:,}" for number in numbers)
+    return one.instance[:8], whose, said, *shown, one.verdict
 
 
 @app.command()
@@ -154,8 +225,14 @@ def _cells(trace: TraceSummary) -> tuple[str, ...]:
         trace.name,
         trace.status,
         format.duration(trace.duration_ns),
-        str(trace.span_count),
+        _spans(trace),
         str(trace.input_tokens + trace.output_tokens),
         trace.inputs[:60],
         " ".join(f"{key}={value if isinstance(value, str) else format.number(value)}" for key, value in values),
     )
+
+
+def _spans(trace: TraceSummary) -> str:
+    """How many are here, and what is known of others."""
+    others = ((trace.dropped, "dropped"), (trace.running, "running"))
+    return ", ".join([str(trace.span_count), *(f"{count} {what}" for count, what in others if count)])

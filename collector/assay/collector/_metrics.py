@@ -93,6 +93,14 @@ class Metrics:
                 yield from histogram.lines(name, labels)
 
 
+def gauge_lines(name: str, help: str, values: Iterable[tuple[Labels, float]]) -> Iterable[str]:
+    """One gauge with labels, described."""
+    yield f"# HELP {name} {help}"
+    yield f"# TYPE {name} gauge"
+    for labels, value in values:
+        yield f"{name}{_braces(labels)} {float(value)!r}"
+
+
 def _head(name: str, kind: str) -> Iterable[str]:
     if name in HELP:
         yield f"# HELP {name} {HELP[name]}"

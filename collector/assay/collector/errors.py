@@ -19,6 +19,8 @@
         NoEmbed(ValueError)          no function that makes vectors is named, and none is guessed
       TaskError(ValueError)          a task cannot be called with the inputs of an example
       CannotResume(ValueError)       the runs that an experiment has stored do not count any more
+      BrokenRules(ValueError)        a file of rules does not run, or holds none
+      Stuck(RuntimeError)            evaluators that hang hold every slot of a rule in this process
       BadRow(ValueError)             a row of a data file cannot become an example
       SchemaError(ValueError)        an example does not follow its dataset's schema, or the schema is none
       ModelSaid(ValueError)          a model's reply holds no examples

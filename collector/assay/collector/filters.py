@@ -59,7 +59,7 @@ class Filter:
     experiments: tuple[str, ...] | None = None  # any of these ids
     dataset: str | None = None  # name of the dataset of the trace's experiment
     example: str | None = None
-    complete: bool | None = None
+    complete: bool | None = None  # what the summary says: a trace of which something was dropped is not
     trace_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +110,15 @@ def deletable(filter: Filter) -> Filter:
         raise Refused(f"text {filter.text!r} holds no word, so that every trace would pass; name one")
     if filter.error is not None and not filter.error.split():
         raise Refused(f"error {filter.error!r} holds no word, so that every trace with an error would pass; name one")
+    return filter
+
+
+def timeless(filter: Filter) -> Filter:
+    """The same filter. Raises `Refused` for one that a trace may pass later though nothing was written meanwhile."""
+    if filter.complete is not None:
+        raise Refused(
+            "`complete` changes with time alone, which nothing tells; rules wait for whole traces by themselves"
+        )
     return filter
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
-from assay.collector.filters import COMPARISONS, LISTS, Filter, combined
+from assay.collector.filters import COMPARISONS, CONDITIONS, LISTS, Filter, combined
 
 Condition: TypeAlias = tuple[str, Any]  # a field of `Filter`, and its value there: a list of one, where it is a list
 
@@ -74,6 +74,32 @@ def term(text: str) -> Condition:
     if key is None:
         return condition(name, value if operator == "=" else operator + value)
     return (name, {key: value}) if name == "metadata" else condition(name, f"{key}{operator}{value}")
+
+
+def to_items(filter: Filter) -> list[tuple[str, str]]:
+    """The pairs that say a filter: `to_filter` of them is the filter again.
+
+    What the grammar cannot say does not survive: a comparison within a key of feedback or metadata, a label of
+    feedback that reads as a number, and an empty list of `experiments`.
+    """
+    return [(name, text) for field in CONDITIONS for name, text in _items(field, getattr(filter, field))]
+
+
+def _items(field: str, value: Any) -> Iterator[tuple[str, str]]:
+    if value is None:
+        return
+    if field in LISTS:
+        yield from ((field, text) for text in value)
+    elif field == "feedback":
+        yield from ((field, f"{key}{operator}{bound}") for key, operator, bound in value)
+    elif field == "metadata":
+        yield from (
+            (f"metadata.{key}", text) if ":" in key else (field, f"{key}:{text}") for key, text in value.items()
+        )
+    elif field in COMPARISONS:
+        yield field, f"{value[0]}{value[1]!r}"
+    else:
+        yield field, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def field_of(name: str) -> str | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from assay.collector.records import OpenRun
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 from collector.pages.scene import experiment, outcomes, rag
+from collector.ruled import monitored
 
 pytestmark = pytest.mark.browser
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -48,13 +52,17 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
     for _ in range(20):
         deep.append(child(deep[-1], "step", kind="tool"))
     kept.append(deep)
+    opened = OpenRun(trace_id="e" * 32, span_id="e" * 16, name="a rather long name " * 9, start_ns=time.time_ns())
+    kept.add_running([opened, replace(opened, trace_id=root.trace_id, name="slow")])
     for name, scores in (("first", (1.0, None)), ("second", (0.0, 1.0))):
         experiment(kept, name, scores)
+    watched = monitored(kept)[0]
     paths = {
         "traces": "/",
         "filtered": "/?kind=chain&latency_ms=x",
         "nothing": "/?name=none",
         "trace": f"/traces/{root.trace_id}",
+        "under way": f"/traces/{opened.trace_id}",
         "failing": f"/traces/{failing.trace_id}",
         "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
         "sessions": "/sessions",
@@ -64,6 +72,9 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
         "experiments": "/experiments",
         "experiment": "/experiments/id-first",
         "compare": "/compare?ids=id-first,id-second",
+        "rules": "/rules",
+        "rule": "/rules/short",
+        "why": f"/traces/{watched}#rules",
         "missing": "/traces/none",
         "long": "/?since=2025-01-01",
     }
@@ -97,6 +108,7 @@ NAMES = (
     "filtered",
     "nothing",
     "trace",
+    "under way",
     "failing",
     "deep",
     "sessions",
@@ -106,6 +118,9 @@ NAMES = (
     "experiments",
     "experiment",
     "compare",
+    "rules",
+    "rule",
+    "why",
     "missing",
 )
 
@@ -181,6 +196,22 @@ def test_a_live_list_shows_what_arrives(open_page, kept):
     page.get_by_role("button", name="Live").click()
     kept.append([run("just_arrived")])
     page.get_by_role("link", name="just_arrived").wait_for()
+
+
+def test_why_is_opened_by_keyboard(open_page):
+    page = open_page("why")
+    told = page.get_by_text("Sample: u 0.2500 is below 0.5")
+    assert not told.is_visible()
+    page.locator("#rules summary", has_text="short").focus()
+    page.keyboard.press("Enter")
+    told.wait_for()
+
+
+def test_a_rule_leads_to_its_decisions_and_these_to_traces(open_page):
+    page = open_page("rules")
+    page.get_by_role("link", name="failed 1").first.click()
+    page.locator("tbody a.row-link").click()
+    page.wait_for_url("**/traces/*#rules")
 
 
 def test_everything_can_be_read_without_javascript(open_page):

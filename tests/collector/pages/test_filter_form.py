@@ -6,8 +6,7 @@ from hypothesis import given, settings, strategies
 
 from assay.collector.filters import OPERATORS, Filter
 from assay.collector.pages.kit import filter_form
-from assay.collector.querystring import to_filter
-from collector.querystrings import to_items
+from assay.collector.querystring import to_filter, to_items
 
 
 def read(fields=(), **settings):

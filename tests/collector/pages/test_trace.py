@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
-from assay.collector.records import Decision, Feedback, Target
+from assay.collector.records import Feedback, OpenRun, Target
+from collector.deciding import on, ruled, slice
 from collector.making import child, run
 from collector.pages.scene import STACK, experiment, outcomes, rag
 
@@ -45,12 +48,12 @@ def test_feedback_shows_comment_error_and_source(store, client):
 
 def test_rules_say_what_they_did_with_a_trace(store, client):
     root = rag(store)
-    decision = Decision(
-        trace_id=root.trace_id, rule="no-pii", rule_version="1", verdict="sampled_out", reason="rate 0.1"
-    )
-    store.save_decisions([decision])
+    ruled(store, name="no-pii")
+    [head] = store.changes().heads
+    row = on(head, rule="no-pii", verdict="failed", reason="the judge is away")
+    store.decide(replace(slice(row, upto=head.cursor), rule="no-pii"))
     text = client.get(f"/traces/{root.trace_id}").text
-    for words in ("no-pii", "sampled out", "rate 0.1"):
+    for words in ("no-pii", "failed", "the judge is away"):
         assert words in text
 
 
@@ -143,3 +146,39 @@ def test_a_trace_of_very_many_runs_is_cut_with_a_word_about_it(store, client):
     text = client.get(f"/traces/{root.trace_id}").text
     assert text.count("data-run") == 2_000
     assert "And 101 more spans" in text
+
+
+def leaky(store):
+    """A trace of which its sender has dropped three spans, and of which one runs."""
+    root = run("leaky")
+    counts = {"assay.spans.started": 4, "assay.spans.open": 0, "assay.spans.dropped": 3, "assay.calls.sent": 1}
+    root = replace(root, attributes={"assay.local_root": root.span_id, **counts})
+    store.append([root])
+    return root
+
+
+def test_what_is_missing_is_said_in_words(store, client):
+    root = leaky(store)
+    text = client.get(f"/traces/{root.trace_id}").text
+    assert "<li>3 spans were dropped by the sender</li>" in text
+    assert "<li>1 call was sent out, none of them answered by a traced process</li>" in text
+    assert ">complete</span>" not in text
+
+
+def test_an_open_run_is_said_to_run(store, client):
+    root = rag(store)
+    store.add_running([OpenRun(trace_id=root.trace_id, span_id="e" * 16, name="<slow>", start_ns=root.start_ns)])
+    text = client.get(f"/traces/{root.trace_id}").text
+    assert "&lt;slow&gt; is running since" in text
+    assert ">running</span>" in text
+
+
+def test_a_trace_of_which_nothing_has_ended_has_a_page(store, client):
+    above = OpenRun(trace_id="a" * 32, span_id="b" * 16, name="outer", start_ns=5)
+    below = OpenRun(trace_id="a" * 32, span_id="c" * 16, name="", parent_id="b" * 16, start_ns=6)
+    store.add_running([below, above])
+    page = client.get(f"/traces/{'a' * 32}")
+    assert (page.status_code, "Nothing of this trace has ended yet" in page.text) == (200, True)
+    assert page.text.index(">outer") < page.text.index("(no name)")
+    store.append([run("outer", trace_id="a" * 32, span_id="b" * 16)])
+    assert "Nothing of this trace" not in client.get(f"/traces/{'a' * 32}").text

@@ -1,8 +1,9 @@
 import html
 import re
 import time
+from dataclasses import replace
 
-from assay.collector.records import Feedback, Link, Target
+from assay.collector.records import Feedback, Link, OpenRun, Target
 from collector.making import run
 from collector.pages.scene import experiment, outcomes, rag
 
@@ -128,3 +129,32 @@ def test_charts_over_a_long_time_do_not_hold_up_the_list(store, client):
 
 def test_charts_need_a_stretch_of_time(client):
     assert client.get("/charts").status_code == 400
+
+
+def test_traces_under_way_stand_above_the_list(store, client):
+    begun = [
+        OpenRun(trace_id=f"{n:032x}", span_id="b" * 16, name=f"slow{n}", start_ns=n, project="p") for n in range(9)
+    ]
+    judge = OpenRun(trace_id="c" * 32, span_id="c" * 16, name="judging", kind="evaluator", start_ns=50)
+    inner = OpenRun(trace_id=f"{8:032x}", span_id="d" * 16, parent_id="b" * 16, name="inner", start_ns=60, project="p")
+    store.add_running([*begun, judge, inner])
+    text = client.get("/?project=p").text
+    assert f'<a href="/traces/{8:032x}">slow8</a>' in text
+    assert "and 1 more" in text
+    assert not any(name in text for name in (">slow0<", ">inner<", ">judging<"))
+    store.append([run("first to end", trace_id=inner.trace_id, parent_id="b" * 16)])
+    assert ">slow8<" in client.get("/").text
+    for address in ("/?project=q", "/?text=word", "/?status=error", "/?cursor=1.1"):
+        assert ">slow8<" not in client.get(address).text
+
+
+def test_a_mark_says_what_is_missing_of_a_trace(store, client):
+    first, second = run(), run()
+    counts = {"assay.spans.started": 3, "assay.spans.open": 0, "assay.spans.dropped": 2}
+    store.append([replace(first, attributes={"assay.local_root": first.span_id, **counts}), second])
+    store.add_running([OpenRun(trace_id=second.trace_id, span_id="b" * 16, name="slow")])
+    marks = re.findall(r'<span class="open" title="([^"]*)">([^<]*)</span>', client.get("/").text)
+    assert marks == [
+        ("runs of it have started and not ended: 1", "running"),
+        ("2 spans were dropped by the sender", "2 dropped"),
+    ]

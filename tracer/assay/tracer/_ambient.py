@@ -8,11 +8,14 @@ from typing import Any
 from urllib.parse import quote
 
 from opentelemetry import baggage
+from opentelemetry.context.context import Context
 
 from assay.tracer import _context
 from assay.tracer import attributes as names
 from assay.tracer._errors import ours
 from assay.tracer._runtime import current
+
+_MARK = {names.MONITOR: True}
 
 
 @contextmanager
@@ -47,8 +50,21 @@ def _below(attributes: dict[str, Any]) -> Iterator[None]:
         _context.detach(token)
 
 
-def _context_with(attributes: dict[str, Any]) -> Any:
-    ctx = _context.get_current()
+@contextmanager
+def marked() -> Iterator[None]:
+    """All spans started inside, in this process and in those that we call, are a monitor's: no rule looks at them."""
+    with _below(_MARK):
+        yield
+
+
+def apart() -> Context:
+    """A context with nothing in it, but for the mark of a monitor where there is one."""
+    is_marked = names.MONITOR in _context.ambient(_context.get_current())
+    return _context_with(_MARK, Context()) if is_marked else Context()
+
+
+def _context_with(attributes: dict[str, Any], ctx: Context | None = None) -> Context:
+    ctx = _context.get_current() if ctx is None else ctx
     new = _context.with_value(ctx, _context.AMBIENT_KEY, {**_context.ambient(ctx), **attributes})
     with ours("baggage"):
         for key, value in attributes.items():

@@ -18,12 +18,18 @@ from opentelemetry.context.context import Context
 from opentelemetry.trace import SpanContext
 
 from assay.tracer import attributes as names
-from assay.tracer._span import VENDOR, LiveSpan, Unsampled
+from assay.tracer._sampling import KEY
+from assay.tracer._span import MARKED, SAMPLED, VENDOR, LiveSpan
 
 # OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.
 OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())))
 OWN_KEY = otel_context.create_key("assay-span")
-BAGGAGE = {names.SESSION: "assay.session", names.USER: "assay.user", names.TAGS: "assay.tags"}
+BAGGAGE = {
+    names.SESSION: "assay.session",
+    names.USER: "assay.user",
+    names.TAGS: "assay.tags",
+    names.MONITOR: names.MONITOR,
+}
 AMBIENT_KEY = otel_context.create_key("assay-ambient")  # attributes for all spans below: session, user, tags
 
 # The variable behind OpenTelemetry's context, learnt in the same way: it is three times as fast as the functions.
@@ -32,6 +38,7 @@ _variable = _token.var
 _variable.reset(_token)
 get_current = _variable.get
 attach = _variable.set
+reset = _variable.reset
 
 
 class Remote(NamedTuple):
@@ -40,33 +47,35 @@ class Remote(NamedTuple):
     trace_id: int
     span_id: int
     sampled: bool
+    ot: str = ""  # OpenTelemetry's member of the tracestate
+    marked: bool = False  # a monitor's
 
 
 class Hidden(NamedTuple):
     """A current span of ours beside a foreign one; `outer` is OpenTelemetry's current span when ours became current."""
 
-    span: LiveSpan | Unsampled
+    span: LiveSpan
     outer: object
 
 
-def parent(ctx: Context) -> LiveSpan | Unsampled | Remote | None:
+def parent(ctx: Context) -> LiveSpan | Remote | None:
     """The nearest span of ours in a context."""
     other = ctx.get(OTEL_KEY)
-    if isinstance(other, (LiveSpan, Unsampled)):
+    if isinstance(other, LiveSpan):
         return other
     remote = _entry(other.get_span_context()) if isinstance(other, otel.Span) else None
     own = ctx.get(OWN_KEY)
     if not isinstance(own, Hidden):
         return remote
     # A foreign span that was started after ours may be the child of a deeper one of ours: its tracestate says so.
-    newer = other is not own.outer and remote is not None and remote.trace_id == _trace_id(own.span)
+    newer = other is not own.outer and remote is not None and remote.trace_id == own.span.local.trace_id
     return remote if newer else own.span
 
 
 def foreign(ctx: Context) -> SpanContext | None:
     """The context of a current span that is not ours."""
     other = ctx.get(OTEL_KEY)
-    if not isinstance(other, otel.Span) or isinstance(other, (LiveSpan, Unsampled)):
+    if not isinstance(other, otel.Span) or isinstance(other, LiveSpan):
         return None
     context = other.get_span_context()
     entry = _entry(context)
@@ -74,25 +83,25 @@ def foreign(ctx: Context) -> SpanContext | None:
     return context if context.is_valid and not is_ours else None
 
 
-def _trace_id(span: LiveSpan | Unsampled) -> int:
-    return span.local.trace_id if isinstance(span, LiveSpan) else span.get_span_context().trace_id
-
-
 def _entry(context: SpanContext) -> Remote | None:
-    text = context.trace_state.get(VENDOR) if context.trace_state else None
-    return None if text is None else parse_entry(text)
+    state = context.trace_state
+    remote = parse_entry(state[VENDOR]) if state and VENDOR in state else None
+    if remote is not None and remote[:2] == (context.trace_id, context.span_id):  # else `ot` is that of a foreign trace
+        return remote._replace(ot=state.get(KEY, ""))
+    return remote
 
 
 def parse_entry(text: str) -> Remote | None:
-    """Our tracestate entry, `trace id-span id-flags` in hex; None if it is malformed."""
+    """Our tracestate entry, `trace id-span id-flags` in hex, and `-ot` inside a foreign trace; None if malformed."""
+    head, ot = text.split("-", 3)[:3], "".join(text.split("-", 3)[3:])
     try:
-        trace_id, span_id, flags = (int(part, 16) for part in text.split("-"))
+        trace_id, span_id, flags = (int(part, 16) for part in head)
     except ValueError:
         return None
-    return Remote(trace_id, span_id, bool(flags & 1)) if trace_id and span_id else None
+    return Remote(trace_id, span_id, bool(flags & SAMPLED), ot, bool(flags & MARKED)) if trace_id and span_id else None
 
 
-def with_span(ctx: Context, span: LiveSpan | Unsampled, hidden: bool) -> Context:
+def with_span(ctx: Context, span: LiveSpan, hidden: bool) -> Context:
     """A context in which the span is the current one."""
     new = Context(ctx)
     if hidden:
@@ -115,8 +124,10 @@ def ambient(ctx: Context) -> Mapping[str, Any]:
 
 def from_baggage(entries: Mapping[str, object]) -> dict[str, Any]:
     """Attributes that a calling process of ours sent along."""
-    attributes = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
+    attributes: dict[str, Any] = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
     tags = attributes.pop(names.TAGS, "")
+    if names.MONITOR in attributes:
+        attributes[names.MONITOR] = True
     return {**attributes, names.TAGS: tuple(unquote(t) for t in tags.split(";"))} if tags else dict(attributes)
 
 

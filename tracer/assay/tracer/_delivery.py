@@ -22,10 +22,13 @@ from typing import Any
 from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import ReadableSpan
 
-from assay.tracer import _errors, _spool
+from assay.tracer import _account, _errors, _spool
+from assay.tracer._account import account_of
 from assay.tracer._encode import LOGS, TRACES, FeedbackEvent, feedback_body, rejected
 from assay.tracer._finish import Finisher
+from assay.tracer._hanging import LONG, Flight, Watch
 from assay.tracer._post import Answer, Post, load
+from assay.tracer._presence import Presence
 from assay.tracer._queue import Item, Queue
 from assay.tracer._settings import Settings
 from assay.tracer._tally import FlushResult, Tally
@@ -34,6 +37,7 @@ from assay.tracer.backoff import pause
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
 EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
+_SIGN = 0.2  # seconds of that after which what a request holds up goes to the disk
 _PATIENCE = 5.0  # seconds, for a delivery thread that is busy with a batch
 _LONGEST_EXIT = 5.0  # seconds, if it goes on giving such signs
 _INTERVAL = 0.5  # between two rounds
@@ -41,6 +45,7 @@ _HURRIED, _HURRIED_FOR = 0.02, 30.0  # the same once the process was told to end
 _BATCH_SPANS = 512
 _BATCH_BYTES = 4 << 20  # of values
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+before_exit: list[Callable[[], None]] = []  # to be called before a process delivers for the last time
 _live: weakref.WeakSet[Delivery] = weakref.WeakSet()
 
 
@@ -63,24 +68,32 @@ class Delivery:
         self.queue = Queue()
         self.spool = _spool.Spool(_spool.folder_of(self.settings), about=_spool.about(self.settings))
         self._post = Post(self.settings)
+        self.account = account_of(self.settings.url)
+        self.account.folders.add(self.spool.folder)
+        self._presence = Presence(self.account, self.finisher, self._post)
         # No `Event`: its lock is one that a signal handler would wait for in the very thread that holds it.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._settled = threading.Condition()
         self._asked = self._done = 0  # flushes
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
-        self._closed = self._exiting = False
+        self._closed = self._exiting = self._loaded = False
         self._deadline, self._hurried_until = float("inf"), 0.0
         self._failures, self._not_before = 0, 0.0  # in a row
         # What was taken from the queue and is not settled is in these three. Who works on them holds the lock, but for
         # the time of a request; who takes over says so.
-        self._in_flight: tuple[str, bytes, int] | None = None
+        self._flight: Flight | None = None
         self._batches: deque[Sequence[ReadableSpan]] = deque()
         self._events: list[FeedbackEvent] = []
         self._at_work: dict[int, int] = {}  # by thread: items in its hands
         self._patience = _PATIENCE
         self._work = threading.RLock()
         self._taken_over = False
+        self._watch = self._watched()
+
+    def _watched(self) -> Watch:
+        work = self._work
+        return Watch(lambda: self._flight is not None, lambda: self._survive(self._secure, work))
 
     def put(self, item: Item) -> None:
         """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
@@ -96,6 +109,12 @@ class Delivery:
         except Exception as error:
             _errors.note("queue", error)
 
+    def begin(self) -> None:
+        """Be ready: a trace has begun, and may go on for long."""
+        if self._thread is None and not self._exiting:
+            with _errors.ours("queue"):
+                self._start()
+
     def _start(self) -> None:
         with self._starting:
             if sys.is_finalizing():  # a generator that is collected last: no thread would run any more
@@ -106,6 +125,7 @@ class Delivery:
             self._thread = thread
             self._closed, self._deadline, self._not_before = False, float("inf"), 0.0
             self._work, self._taken_over = threading.RLock(), False
+            self._watch = self._watched()
             try:
                 thread.start()
             except RuntimeError:
@@ -122,16 +142,22 @@ class Delivery:
     def _run(self) -> None:
         otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
         self._survive(lambda _: load(), None)
-        work = self._work
+        self._loaded = True
+        work, watch = self._work, self._watch
+        try:
+            self._rounds(work)
+        except _TakenOver:
+            pass
+        finally:
+            watch.end()
+
+    def _rounds(self, work: threading.RLock) -> None:
         while True:
             with suppress(queue.Empty):
                 self._wake.get(timeout=_HURRIED if time.monotonic() < self._hurried_until else _INTERVAL)
             asked, closed = self._asked, self._closed
-            try:
-                with work:
-                    self._survive(self._round, asked > self._done)
-            except _TakenOver:
-                return
+            with work:
+                self._survive(self._round, asked > self._done)
             with self._settled:
                 self._done = asked
                 self._settled.notify_all()
@@ -156,6 +182,19 @@ class Delivery:
             self._settle(self._feedback, events)
         if self._reachable():
             self._survive(self._replay_all, self._replay)
+        if self._reachable():
+            self._survive(self._tell, urgent)
+
+    def _tell(self, urgent: bool) -> None:
+        pending = self._pending() - len(self._events)
+        self._presence.tell(self._send_aside, pending, self.queue.dropped, urgent)
+
+    def _send_aside(self, path: str, body: bytes) -> Answer:
+        """Send what is not worth keeping."""
+        answer = self._answer(Flight(path, None, 0), body)
+        if answer.verdict == "later":
+            self._back_off(answer)
+        return answer
 
     def _settle(self, deliver: Callable[[Any], object], items: Sequence[Item]) -> None:
         """Deliver items; whatever happens on the way, each of them is counted in the end."""
@@ -171,7 +210,7 @@ class Delivery:
             self._at_work.pop(threading.get_ident(), None)
             missing = len(items) - (self.tally.settled_here - before)
             if missing > 0 and not taken_over:
-                self._drop("delivery_failed", missing)
+                self._drop("delivery_failed", missing, path=LOGS if isinstance(items[0], FeedbackEvent) else TRACES)
 
     def _survive(self, step: Callable[[Any], object], argument: Any) -> None:
         """Do something that may run what is not ours (redactors, instrumented clients): no error ends the thread."""
@@ -186,13 +225,41 @@ class Delivery:
 
     def _relieve(self) -> None:
         """The queue grows faster than it can be delivered: who makes it grow takes some of it to the disk."""
-        if self.spool.folder is None:
+        if not self.spool.works:
             return  # it grows up to its second bound
         spans, events = _apart(self.queue.take_some(_BATCH_SPANS))
         for batch in _batches(spans):
             self._settle(self._shelve, batch)
         if events:
             self._settle(self._shelve_feedback, events)
+
+    def _secure(self, work: threading.RLock, after: float = LONG) -> None:
+        """A request waits for its answer: what it sends, and what waits behind it, goes to the disk.
+
+        Batch by batch, so that nobody waits long for the lock: neither its answer, nor the end of the process.
+        """
+        flight = self._flight
+        while flight is not None and flight.is_late(after) and self.spool.works:
+            with work:
+                if self._flight is not flight or work is not self._work or not self._secure_some(flight):
+                    return
+
+    def _secure_some(self, flight: Flight) -> bool:
+        """Whether there was anything."""
+        self.queue.is_held_up = True
+        if flight.copy is None and flight.body is not None:
+            flight.copy = self.spool.copy(flight.path, flight.body, flight.count)
+            return flight.copy is not None
+        if self._batches:
+            self._settle(self._shelve, self._batches.popleft())
+        elif self._events:
+            events, self._events = self._events, []
+            self._settle(self._shelve_feedback, events)
+        elif len(self.queue):
+            self._relieve()
+        else:
+            return False
+        return True
 
     def _shelve(self, spans: Sequence[ReadableSpan]) -> None:
         finished = self._finished(spans)
@@ -254,65 +321,88 @@ class Delivery:
         if not self._reachable():
             self._keep(path, body, count, "end" if self._taken_over else "")
             return "later"
-        self._in_flight = path, body, count
-        answer = self._answer(path, body)
-        self._in_flight = None
+        flight = Flight(path, body, count)
+        answer = self._answer(flight, body)
+        if answer.verdict == "later":
+            self._back_off(answer)
+            self._ground(flight, answer.reason)
+            return "later"
+        flight.landed()
         if answer.verdict == "ok":
             self._acknowledged(path, answer, count)
-        elif answer.verdict == "later":
-            self._back_off(answer)
-            self._keep(path, body, count, answer.reason)
         elif answer.verdict == "refused" or path == LOGS:
-            self._drop(answer.reason, count)
+            self._drop(answer.reason, count, path=path)
         return answer.verdict
 
+    def _ground(self, flight: Flight, reason: str) -> None:
+        """A body that was sent without an answer, or with none that counts, waits on the disk."""
+        copy, flight.copy = flight.copy, None
+        if copy is not None:
+            copy.leave()
+            self._kept(flight.count, reason)
+        elif flight.body is not None:
+            self._keep(flight.path, flight.body, flight.count, reason)
+
     def _replay_all(self, send: Callable[[str, bytes, int], str]) -> None:
+        held, dropped = _spool.held(self.spool.folder), self.account.dropped.total()
         for reason, count in self.spool.replay(send).items():
             self._drop(reason, count, earlier=True)
+        sent = held - _spool.held(self.spool.folder) - (self.account.dropped.total() - dropped)
+        self.account.delivered += max(0, sent)  # what other processes had left there is no business of this account
 
     def _replay(self, path: str, body: bytes, count: int) -> str:
         """Send a body from the disk."""
-        answer = self._answer(path, body)
+        answer = self._answer(Flight(path, None, count), body)
         if answer.verdict == "ok":
-            self._acknowledged(path, answer, count)
+            self._acknowledged(path, answer, count, earlier=True)
         elif answer.verdict == "later":
             self._back_off(answer)
         else:
-            self._drop(answer.reason, count)
+            self._drop(answer.reason, count, path=path)
         return answer.verdict
 
-    def _answer(self, path: str, body: bytes) -> Answer:
+    def _answer(self, flight: Flight, body: bytes) -> Answer:
         """What comes of a request; what nobody expected leaves it to be sent later, from the disk."""
-        work = self._work
+        work, self._flight = self._work, flight
+        self._watch.begin()
         work.release()
         try:
-            return self._post.send(path, body, self._timeout())
+            return self._post.send(flight.path, body, self._timeout())
         except Exception as error:
             _errors.note("delivery", error)
             return Answer("later", type(error).__name__)
         finally:
+            flight.answered = True
+            self.queue.is_held_up = False
             work.acquire()
             if self._taken_over or work is not self._work:
                 raise _TakenOver
+            self._flight = None
 
-    def _acknowledged(self, path: str, answer: Answer, count: int) -> None:
+    def _acknowledged(self, path: str, answer: Answer, count: int, earlier: bool = False) -> None:
         self._failures = 0
         refused = min(rejected(path, answer.body), count)
         self.tally.add(delivered=count - refused)
         if refused:
-            self._drop("rejected", refused)
+            self._drop("rejected", refused, path=path)
+        if path == TRACES and not earlier:
+            self.account.delivered += count - refused
 
     def _keep(self, path: str, body: bytes, count: int, reason: str = "") -> None:
         kept, lost = self.spool.keep(path, body, count)
-        self.tally.add(spilled=kept)
-        if kept and reason not in ("queue", "end"):  # no fault of the collector's
-            self._say(reason)
+        self._kept(kept, reason)
         for why, items in lost.items():
             self._drop(
                 reason if why == "collector_away" and reason.startswith("http_") else why,
                 items,
                 earlier=why not in ("collector_away", "disk"),
+                path=path,
             )
+
+    def _kept(self, count: int, reason: str) -> None:
+        self.tally.add(spilled=count)
+        if count and reason not in ("queue", "end"):  # no fault of the collector's
+            self._say(reason)
 
     def _say(self, reason: str) -> None:
         url = self.settings.shown_url
@@ -322,12 +412,16 @@ class Delivery:
         else:
             _errors.say_once("spilled", f"no collector answers at {url}: spans wait on disk until one does")
 
-    def _drop(self, reason: str, count: int, earlier: bool = False) -> None:
+    def _drop(self, reason: str, count: int, earlier: bool = False, path: str = TRACES) -> None:
         self.tally.add(dropped=count, reason=reason, earlier=earlier)
+        if path == TRACES:
+            self.account.dropped[reason] += count
         _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.shown_url})")
 
     def _reachable(self) -> bool:
-        return time.monotonic() >= self._not_before
+        """Whether to send now; not when the process ends before there could be an answer: it would be sent again."""
+        now = time.monotonic()
+        return now >= self._not_before and self._deadline - now >= _SIGN
 
     def _back_off(self, answer: Answer) -> None:
         longest = pause(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE)
@@ -346,6 +440,10 @@ class Delivery:
         """Whether nothing waits."""
         return not self._pending()
 
+    def lose(self, reason: str, count: int) -> None:
+        """Count spans that were dropped before they came here."""
+        self._drop(reason, count, earlier=True)
+
     def dropped(self) -> Counter[str]:
         """Drops by reason, those at the queue included."""
         return self.tally.dropped + self.queue.dropped
@@ -359,18 +457,27 @@ class Delivery:
         """Deliver what is queued now, waiting at most `timeout` seconds."""
         before = self.tally.delivered, self.dropped().total()
         self.pick_up()
-        if self._thread is not None and self._thread.is_alive():
-            with self._settled:
-                self._asked += 1
-                wanted = self._asked
-                self._awake()
-                self._settled.wait_for(lambda: self._done >= wanted, timeout)
+        self._is_done(self._ask(), timeout)
         return FlushResult(
             self.tally.delivered - before[0],
             _spool.held(self.spool.folder),
             self.dropped().total() - before[1],
             self._pending(),
         )
+
+    def _ask(self) -> int:
+        """Ask for a round now; returns its number."""
+        with self._settled:
+            self._asked += 1
+            self._awake()
+            return self._asked
+
+    def _is_done(self, asked: int, timeout: float) -> bool:
+        """Whether a round that was asked for has ended, waiting for that at most `timeout` seconds."""
+        if self._thread is None or not self._thread.is_alive():
+            return True  # nobody to wait for
+        with self._settled:
+            return self._settled.wait_for(lambda: self._done >= asked, timeout)
 
     def _pending(self) -> int:
         waiting = len(self.queue) + sum(map(len, tuple(self._batches))) + len(self._events)
@@ -383,21 +490,35 @@ class Delivery:
         atexit.unregister(self._exit)
         if self._closed or (self._thread is None and not len(self.queue)):
             return
-        longest = time.monotonic() + max(timeout, _LONGEST_EXIT)
-        while True:
-            delivered, now = self.tally.delivered, time.monotonic()
-            self._deadline = end = min(now + timeout, longest)
-            flushed = self.flush(end - now)
-            if not flushed.pending or self.tally.delivered == delivered or end == longest:
-                break
+        end = self._last_rounds(timeout)
         thread, self._thread, self._closed = self._thread, None, True
         self._awake()
         if thread is not None:
             thread.join(max(0.0, end - time.monotonic()))
         self._rescue()
 
+    def _last_rounds(self, timeout: float) -> float:
+        """Wait for the delivery thread as long as there are signs of the collector; returns when that ends.
+
+        Meanwhile what a request holds up is written to the disk: most of it is there when the time is up.
+        """
+        longest = time.monotonic() + max(timeout, _LONGEST_EXIT)
+        delivered = -1
+        self.pick_up()
+        wanted = self._ask()
+        while True:
+            if self.tally.delivered > delivered or not self._loaded:  # nobody has been asked yet
+                delivered = self.tally.delivered
+                self._deadline = end = min(time.monotonic() + timeout, longest)
+            self._secure(self._work, _SIGN)
+            left = end - time.monotonic()
+            if self._is_done(wanted, min(left, _SIGN)) or left <= _SIGN:
+                return end
+
     def _exit(self) -> None:
         """The process ends. What other exit handlers still trace goes to the disk: no thread would come to send it."""
+        for end in before_exit:
+            self._survive(lambda step: step(), end)
         self.close()
         self._exiting = True
 
@@ -407,20 +528,34 @@ class Delivery:
 
     def _rescue(self) -> None:
         """The time is up: write what is left to the disk, also what the delivery thread was at."""
-        held = self._work.acquire(timeout=self._patience)  # it has it but for the time of a request
-        if not held:
+        self._not_before = float("inf")
+        if not self._has_work():
             return self._give_up()
         try:
             self._taken_over, self._not_before = True, float("inf")
             self._at_work.clear()
-            flying, self._in_flight = self._in_flight, None
-            if flying:
-                self._keep(*flying)
+            flight, self._flight = self._flight, None
+            if flight:
+                self._ground(flight, "")
             if len(self.queue) or self._batches or self._events:
                 self._round(False)
             self.spool.rest()
         finally:
             self._work.release()
+
+    def _has_work(self) -> bool:
+        """Take the lock of the delivery thread, which has it but for the time of a request, or while it gets on."""
+        settled = self.tally.settled
+        while True:
+            if not self._work.acquire(timeout=self._patience):
+                before, settled = settled, self.tally.settled
+                if settled == before:
+                    return False
+            elif self._flight is not None and self._flight.answered:  # it is about to note what the answer was
+                self._work.release()
+                time.sleep(0.001)
+            else:
+                return True
 
     def _give_up(self) -> None:
         """The delivery thread is stuck in what is not ours, a redactor: whoever did its work would be stuck as well."""
@@ -473,6 +608,7 @@ def _at_exit(close: Callable[[], None]) -> None:
 
 def _after_fork() -> None:
     _spool.forget()
+    _account.forget()
     for delivery in _live:
         delivery.spool.abandon()
         delivery._fresh()

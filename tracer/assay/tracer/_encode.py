@@ -1,4 +1,4 @@
-"""Feedback as OTLP log events. Protobuf is imported by the delivery thread, not with the package."""
+"""Feedback, and what a process says of itself, as OTLP log events. Protobuf is imported by the delivery thread."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ TRACES, LOGS = "/v1/traces", "/v1/logs"
 
 @dataclass(frozen=True, slots=True)
 class FeedbackEvent:
-    """Feedback on its way out: what `current_run().feedback(…)` was given."""
+    """An event on its way out: what `current_run().feedback(…)` was given, mostly."""
 
     trace_id: int
     span_id: int
     time_ns: int
     attributes: Mapping[str, Any]
     resource: Mapping[str, Any] = field(default_factory=dict)
+    event: str = names.EVALUATION_EVENT  # or one of those that a process sends of itself
 
 
 def feedback_body(events: Iterable[FeedbackEvent]) -> bytes:
@@ -50,8 +51,8 @@ def _record(event: FeedbackEvent) -> LogRecord:
     return LogRecord(
         time_unix_nano=event.time_ns,
         observed_time_unix_nano=event.time_ns,
-        event_name=names.EVALUATION_EVENT,
-        trace_id=event.trace_id.to_bytes(16, "big"),
+        event_name=event.event,
+        trace_id=event.trace_id.to_bytes(16, "big") if event.trace_id else b"",
         span_id=event.span_id.to_bytes(8, "big") if event.span_id else b"",  # of the trace as a whole
         attributes=_pairs(event.attributes),
     )

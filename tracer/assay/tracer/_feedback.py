@@ -69,5 +69,6 @@ def said_of(
 def _id(name: str, given: object, digits: int) -> int:
     text = str(given).replace("-", "").lower()  # a UUID's form is another way to write it
     if len(text) != digits or not _HEX.fullmatch(text):
-        raise ValueError(f"{name} is {digits} hex digits that are not all zeros, not {given!r}")
+        out = f"take current_run().{name} inside of the run, or .{name} of a streamed answer"
+        raise ValueError(f"{name} is {digits} hex digits that are not all zeros, not {given!r}: {out}")
     return int(text, 16)

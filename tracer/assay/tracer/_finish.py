@@ -67,6 +67,10 @@ class Finisher:
         clean = {k: known[k] if k in known else self._redaction.attribute(k, v) for k, v in event.attributes.items()}
         return replace(event, attributes=clean)
 
+    def name(self, name: str) -> str:
+        """The name of a run, redacted."""
+        return (self._redaction.text(_utf8(name)) or "") if self._redaction else _utf8(name)
+
     def scope(self, scope: InstrumentationScope | None) -> InstrumentationScope | None:
         """The scope, its name redacted."""
         if not self._redaction or scope is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import functools
 import os
 import signal
@@ -12,36 +11,19 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from assay.tracer import _threads
 from assay.tracer._errors import ours
 
-_ready = threading.Lock()
-_threads_done = _sigterm_done = False
+_sigterm_done = False
 
 
-def carry_context_into_threads() -> None:
-    """Let `threading.Thread`, `Timer` and `ThreadPoolExecutor` hand the current context on, if nobody does so yet.
-
-    The instrumentation takes 50 ms to import, which is why it is not imported with the package (but see `preload`).
-    """
-    global _threads_done
-    if _threads_done or not threading.main_thread().is_alive():  # after that, nothing prepares for threads any more
-        return
-    with _ready:
-        if _threads_done:
-            return
-        _threads_done = True
-        with ours("threads"):
-            from opentelemetry.instrumentation.threading import ThreadingInstrumentor
-
-            instrumentor = ThreadingInstrumentor()
-            if not instrumentor.is_instrumented_by_opentelemetry:
-                instrumentor.instrument()
-
-
-def preload() -> None:
-    """Import the instrumentation of threads now: for those that would pay for it amid the first thing they time."""
-    with contextlib.suppress(Exception):  # `carry_context_into_threads` meets the same trouble and notes it
-        import opentelemetry.instrumentation.threading  # noqa: F401
+def carry_context_into_threads(carried: bool = True) -> None:
+    """Let threads and pools of threads hand the current context on, or no longer."""
+    with ours("threads"):
+        if not carried:
+            _threads.restore()
+        elif threading.main_thread().is_alive():  # after that, nothing prepares for threads any more
+            _threads.carry()
 
 
 def flush_on_sigterm(flush: Callable[[], object], hurry: Callable[[], object]) -> None:

@@ -24,6 +24,10 @@ _BODY = "body_iterator"  # of Starlette's streaming responses
 class Follower(Protocol):
     """What is told of an iteration (see `Stream`)."""
 
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits."""
+
     def step(self, take: Callable[[], Any]) -> Any:
         """Take an item in the stream's context, and note it."""
 
@@ -77,6 +81,10 @@ class _Both:
     def __init__(self, inner: Follower, outer: Follower) -> None:
         self._inner, self._outer = inner, outer
 
+    @property
+    def trace_id(self) -> str:
+        return self._outer.trace_id
+
     def step(self, take: Callable[[], Any]) -> Any:
         return self._outer.step(lambda: self._inner.step(take))
 
@@ -102,12 +110,14 @@ def set_body(response: Any, body: AsyncIterator[Any]) -> None:
 def _told(kind: Any) -> type:
     """The class below `kind` whose instances tell their stream what passes."""
     methods = {name: make(getattr(kind, name)) for name, make in _METHODS.items() if hasattr(kind, name)}
-    hidden = {
+    hidden: dict[str, Any] = {
         "__slots__": (),
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
     }
+    if not hasattr(kind, "trace_id"):
+        hidden["trace_id"] = property(lambda self: self.__dict__[_STREAM].trace_id)
     return type(kind.__name__, (kind,), {**hidden, **methods, "__reduce_ex__": _reduce_ex})
 
 

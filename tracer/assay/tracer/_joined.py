@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from assay.tracer import attributes as names
 from assay.tracer._errors import ours
 from assay.tracer._span import Local, count_ended, count_started, new_local, open_local
+from assay.tracer._undecided import Outlet
 
 Put = Callable[[ReadableSpan], None]
 
@@ -19,11 +20,15 @@ Put = Callable[[ReadableSpan], None]
 class JoinedProcessor(SpanProcessor):
     """Hands a copy of every span of the joined provider to delivery, with the counts of its trace."""
 
-    def __init__(self, put: Put, resource: Resource, active: bool = True) -> None:
-        self._put = put
+    def __init__(self, put: Put, outlet: Outlet, resource: Resource, active: bool = True) -> None:
+        self._put, self._outlet = put, outlet
+        self.identify(resource)
+        self.active = active  # a provider cannot forget a processor; `configure` switches an old one off
+
+    def identify(self, resource: Resource) -> None:
+        """Say which process it is."""
         self._resource = resource
         self._merged: tuple[Resource, Resource] | None = None  # the provider's; with our identity: one for all
-        self.active = active  # a provider cannot forget a processor; `configure` switches an old one off
 
     @ours("joined")
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
@@ -32,15 +37,19 @@ class JoinedProcessor(SpanProcessor):
             context = span.get_span_context()
             local = open_local(context.trace_id)
             if local is None:
-                local = new_local(context.trace_id, self._put, self._resource)
-            count_started(local, context.span_id)
+                local = new_local(context.trace_id, self._put, self._identified(span.resource))
+                local.account = self._outlet.account
+                self._outlet.begin()
             span._assay_local = local  # type: ignore[attr-defined]
+            count_started(local, context.span_id)
+            self._outlet.account.young.add(span)
 
     @ours("joined")
     def _on_ending(self, span: Span) -> None:
         """Nothing can be changed any more, but the live span is at hand: remember what to add to its copy."""
         local = getattr(span, "_assay_local", None)
         if local is not None:
+            self._outlet.account.young.discard(span)
             self._put_copy(span._readable_span(), local)
 
     def _put_copy(self, span: ReadableSpan, local: Local) -> None:
@@ -52,8 +61,10 @@ class JoinedProcessor(SpanProcessor):
         merged = self._merged
         if merged is None or merged[0] is not resource:
             own = self._resource.attributes
-            identity = {key: own[key] for key in (names.PROJECT, names.ENVIRONMENT) if key in own}
-            merged = self._merged = resource, resource.merge(Resource(identity))
+            kept = [key for key in (names.PROJECT, names.ENVIRONMENT) if key in own]
+            kept += [names.INSTANCE] if names.INSTANCE not in resource.attributes else []
+            merged = self._merged = resource, resource.merge(Resource({key: own[key] for key in kept}))
+            self._outlet.account.resource = merged[1]
         return merged[1]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from assay.tracer import attributes as names
 from assay.tracer._encode import TRACES
 from assay.tracer._settings import Settings
 from assay.tracer.backoff import seconds_until
@@ -28,14 +29,17 @@ _LONGEST_LOAD = 5.0  # seconds that a fork waits for it; more can only be a dead
 
 
 def load() -> None:
-    """Import what delivery needs, on its own thread, for it takes a tenth of a second.
+    """Import all that delivery needs, on its own thread, for it takes a tenth of a second.
 
     No fork comes in between: a child would inherit modules that are half imported, or locked for ever.
     """
     with _loading:
         import encodings.idna  # noqa: F401  (imported by the first connection)
+        import netrc  # noqa: F401  (by the first request)
 
         import requests  # noqa: F401
+        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: F401  (`_encode`)
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: F401
 
 
 def _before_fork() -> None:
@@ -72,6 +76,7 @@ class Post:
         near = (urlsplit(settings.url).hostname or "") in _NEAR
         self._packs = settings.compression == "gzip" or (settings.compression is None and not near)
         self._session: requests.Session | None = None
+        self.is_assay: bool | None = None  # whether the collector is one of Assay's; None: it has not said
 
     def send(self, path: str, body: bytes, timeout: float) -> Answer:
         """POST a protobuf body to the address of the signal, `<url><path>`."""
@@ -89,6 +94,8 @@ class Post:
             )
         except requests.RequestException as error:
             return Answer("later", type(error).__name__)
+        if response.ok or names.COLLECTOR_HEADER in response.headers:
+            self.is_assay = response.headers.get(names.COLLECTOR_HEADER) == "1"
         return _meaning(response)
 
     def _address(self, path: str) -> str:

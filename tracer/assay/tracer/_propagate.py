@@ -25,7 +25,7 @@ from assay.tracer import _context
 from assay.tracer._context import Remote, from_baggage
 from assay.tracer._errors import ours
 from assay.tracer._runtime import current
-from assay.tracer._span import VENDOR, span_context
+from assay.tracer._span import VENDOR, LiveSpan, Local, count_sent, entry, open_local, span_context
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,29 +42,45 @@ def inject(carrier: MutableMapping[str, str] | None = None) -> MutableMapping[st
     headers: MutableMapping[str, str] = {} if carrier is None else carrier
     with ours("inject"):
         ctx = _context.get_current()
-        context = _outgoing(ctx)
-        if context is not None:
-            _TRACE.inject(headers, otel.set_span_in_context(NonRecordingSpan(context), Context()))
-        _BAGGAGE.inject(headers, ctx)
+        _write(headers, ctx)
+        if (local := _local(ctx)) is not None:
+            count_sent(local)
     return headers
+
+
+def _write(headers: MutableMapping[str, str], ctx: Context) -> None:
+    context = _outgoing(ctx)
+    if context is not None:
+        _TRACE.inject(headers, otel.set_span_in_context(NonRecordingSpan(context), Context()))
+    _BAGGAGE.inject(headers, ctx)
+
+
+def _local(ctx: Context) -> Local | None:
+    """This process's part of the trace that a call goes out from."""
+    own = _context.parent(ctx)
+    if isinstance(own, LiveSpan):
+        return own.local
+    joined = otel.get_current_span(ctx).get_span_context() if own is None and current().joined else None
+    return open_local(joined.trace_id) if joined is not None else None
 
 
 def _outgoing(ctx: Context) -> SpanContext | None:
     own = _context.parent(ctx)
     if own is None:
         return _context.foreign(ctx)
-    context = (
-        span_context(own.trace_id, own.span_id, sampled=own.sampled)
-        if isinstance(own, Remote)
-        else own.get_span_context()
-    )
+    if isinstance(own, LiveSpan):
+        own = Remote(own.local.trace_id, own.span_id, own.local.sampled, own.local.ot, own.marked)
     foreign = _context.foreign(ctx)
-    return context if foreign is None else _with_entry(foreign, context.trace_state[VENDOR])
+    if foreign is None:
+        return span_context(own.trace_id, own.span_id, sampled=own.sampled, ot=own.ot, marked=own.marked)
+    return _with_entry(foreign, own)
 
 
-def _with_entry(context: SpanContext, entry: str) -> SpanContext:
+def _with_entry(context: SpanContext, own: Remote) -> SpanContext:
+    """A foreign context beside which ours travels. The member `ot` there is that of the foreign trace."""
     others = [(k, v) for k, v in context.trace_state.items() if k != VENDOR]
-    state = TraceState([(VENDOR, entry), *others])
+    ours = entry(own.trace_id, own.span_id, own.sampled, own.marked) + (f"-{own.ot}" if own.ot else "")
+    state = TraceState([(VENDOR, ours), *others])
     return SpanContext(context.trace_id, context.span_id, context.is_remote, context.trace_flags, state)
 
 
@@ -89,11 +105,19 @@ def _incoming(carrier: Mapping[str, str], ctx: Context) -> Context:
 
 
 class carry(Generic[P, R]):
-    """A picklable callable that runs a function in another process as part of the run that is current now."""
+    """A picklable callable that runs a function in another process as part of the run that is current now.
+
+    Each time that it is pickled counts as a call sent out.
+    """
 
     def __init__(self, function: Callable[P, R]) -> None:
         self._function = function
-        self._carrier = dict(inject())
+        self._carrier: dict[str, str] = {}
+        self._local: Local | None = None
+        with ours("inject"):
+            ctx = _context.get_current()
+            _write(self._carrier, ctx)
+            self._local = _local(ctx)
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -108,4 +132,6 @@ class carry(Generic[P, R]):
             return await cast(Any, self._function(*args, **kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_function": self._function, "_carrier": self._carrier}
+        if self._local is not None:
+            count_sent(self._local)
+        return {"_function": self._function, "_carrier": self._carrier, "_local": None}

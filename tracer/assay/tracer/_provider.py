@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -17,12 +16,13 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind
 
-from assay.tracer import _context
+from assay.tracer import _context, _sampling
 from assay.tracer import attributes as names
 from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, Remote, from_baggage
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._errors import ours
-from assay.tracer._span import Clock, LiveSpan, Unsampled, new_local, open_local, span_context
+from assay.tracer._span import Clock, LiveSpan, Local, new_local, open_local
+from assay.tracer._undecided import Outlet, Undecided
 
 Sink = Callable[[ReadableSpan], None]
 
@@ -40,13 +40,18 @@ class CaptureSink(Protocol):
 class Spans:
     """Starts spans: decides whose child each one is, and where it goes when it ends."""
 
-    def __init__(self, sink: Sink, resource: Resource, sample_rate: float, off: bool = False) -> None:
-        self.sink = sink
+    def __init__(self, outlet: Outlet, resource: Resource, sample_rate: float, off: bool = False) -> None:
+        self.lead_to(outlet)
         self.resource = resource
-        self.sample_rate = sample_rate
+        self._threshold = _sampling.threshold(sample_rate)
+        self._ot = _sampling.member(self._threshold)
         self.off = off  # instrumentations that hold our provider get spans that record nothing
         self.extra: list[SpanProcessor] = []  # a user's own processors
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
+
+    def lead_to(self, outlet: Outlet) -> None:
+        """Say where spans go that end."""
+        self._outlet, self.sink = outlet, outlet.put
 
     def start(
         self,
@@ -55,7 +60,7 @@ class Spans:
         scope: InstrumentationScope,
         ctx: Context,
         start_time: int | None = None,
-    ) -> LiveSpan | Unsampled:
+    ) -> LiveSpan:
         """A started span, child of the nearest span of ours in the context. `attributes` becomes the span's own."""
         given = ctx.get(AMBIENT_KEY)
         if given is not None:
@@ -67,16 +72,14 @@ class Spans:
 
     def _start(
         self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context, start_time: int | None
-    ) -> LiveSpan | Unsampled:
+    ) -> LiveSpan:
         parent = _context.parent(ctx)
-        if isinstance(parent, Unsampled):
-            return parent
         if isinstance(parent, LiveSpan) and parent.local.epoch == Clock.epoch:
             span = self._child(parent, name, attributes, scope, start_time)
             span.hidden = parent.hidden
             return span
         if isinstance(parent, LiveSpan):  # of the process that forked us
-            parent = Remote(parent.local.trace_id, parent.span_id, True)
+            parent = Remote(parent.local.trace_id, parent.span_id, parent.local.sampled, parent.local.ot)
         return self._local_root(name, attributes, scope, ctx, start_time, parent)
 
     def _child(
@@ -102,20 +105,18 @@ class Spans:
         ctx: Context,
         start_time: int | None,
         remote: Remote | None,
-    ) -> LiveSpan | Unsampled:
+    ) -> LiveSpan:
         trace_id = remote.trace_id if remote else Clock.bits(128) or 1
         foreign = _context.foreign(ctx)
         hidden = foreign is not None or _foreign_provider(self)
-        if not (remote.sampled if remote else self.sampled(trace_id)):
-            return _unsampled(trace_id, hidden)
         local = open_local(trace_id) if remote else None
         if local is None:
-            local = new_local(trace_id, self.sink_of(trace_id), self.resource)
+            local = self._local(trace_id, remote, foreign)
         given = from_baggage(baggage.get_all(ctx)) if remote else None
+        if remote and remote.marked:
+            given = {**(given or {}), names.MONITOR: True}
         if given:
             attributes = merged(given, attributes)
-        if self.sample_rate < 1:
-            attributes[names.SAMPLE_RATE] = self.sample_rate
         span = LiveSpan(name, local, remote.span_id if remote else 0, attributes, scope, start_time)
         span.hidden = hidden
         span.parent_remote, span.ambient = remote is not None, given or None
@@ -123,29 +124,42 @@ class Spans:
             _note_foreign(span, foreign)
         return span
 
-    def sink_of(self, trace_id: int) -> Sink:
-        """Where the spans of a trace go when they end."""
-        captured = self.captures.get(trace_id)
+    def _local(self, trace_id: int, remote: Remote | None, foreign: SpanContext | None) -> Local:
+        """Begin this process's part of a trace."""
+        captured = self.captures.get(trace_id) if remote is not None else None
         if captured is not None:
-            return captured.add_span
-        return self._ended if self.extra else self.sink
+            return new_local(trace_id, captured.add_span, self.resource)
+        sampled, ot = True, _sampling.ALWAYS
+        if self._threshold or remote is not None or foreign is not None:
+            sampled, ot = self._sampled(trace_id, remote, foreign)
+        local = new_local(trace_id, self._ended if self.extra else self.sink, self.resource, sampled, ot)
+        if sampled:
+            local.account = self._outlet.account
+            self._outlet.begin()
+        else:
+            local.undecided = undecided = Undecided(self._outlet)
+            local.sink = undecided.put if not self.extra else lambda span: self._ended(span, undecided.put)
+        return local
+
+    def _sampled(self, trace_id: int, remote: Remote | None, foreign: SpanContext | None) -> tuple[bool, str]:
+        """Whether the head takes a trace, and the member `ot` that says so."""
+        if remote is not None:
+            return remote.sampled, _sampling.inherited(remote.sampled, trace_id, remote.ot)
+        ot = foreign.trace_state.get(_sampling.KEY, "") if foreign is not None and foreign.trace_state else ""
+        if ot:
+            return _sampling.decided(self._threshold, trace_id, ot)
+        sampled = _sampling.randomness(trace_id) >= self._threshold
+        return sampled, self._ot if sampled else ""
 
     def announce(self, span: LiveSpan, ctx: Context) -> None:
         """Tell the user's own processors of a started span."""
         for processor in self.extra:
             processor.on_start(span, ctx)  # type: ignore[arg-type]
 
-    def _ended(self, span: ReadableSpan) -> None:
+    def _ended(self, span: ReadableSpan, sink: Sink | None = None) -> None:
         for processor in self.extra:
             processor.on_end(span)
-        self.sink(span)
-
-    def sampled(self, trace_id: int) -> bool:
-        """Head sampling: a hash of the trace id, so that every process decides alike."""
-        if self.sample_rate >= 1:
-            return True
-        digest = sha256(trace_id.to_bytes(16, "big")).digest()
-        return int.from_bytes(digest[:8], "big") < self.sample_rate * 2**64
+        (sink or self.sink)(span)
 
 
 def merged(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -154,12 +168,6 @@ def merged(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     if names.TAGS in given and names.TAGS in attributes:
         both[names.TAGS] = tuple(dict.fromkeys((*given[names.TAGS], *attributes[names.TAGS])))
     return both
-
-
-def _unsampled(trace_id: int, hidden: bool) -> Unsampled:
-    span = Unsampled(span_context(trace_id, Clock.bits(64) or 1, sampled=False))
-    span.hidden = hidden
-    return span
 
 
 def _note_foreign(span: LiveSpan, context: SpanContext) -> None:
@@ -206,11 +214,10 @@ class Tracer(sdk.Tracer):
             return otel.INVALID_SPAN
         ctx = context if context is not None else _context.get_current()
         span = spans.start(name, dict(attributes or {}), self.scope, ctx, start_time)
-        if isinstance(span, LiveSpan):
-            span.hidden = False
-            span._kind = kind
-            span._links = (*span._links, *(link for link in links or () if link.context.is_valid))
-            spans.announce(span, ctx)
+        span.hidden = False
+        span._kind = kind
+        span._links = (*span._links, *(link for link in links or () if link.context.is_valid))
+        spans.announce(span, ctx)
         return span
 
 

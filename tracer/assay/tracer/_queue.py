@@ -19,6 +19,7 @@ from assay.tracer._span import LiveSpan, count_dropped
 
 Item: TypeAlias = ReadableSpan | FeedbackEvent
 HIGH_BYTES = 64 * MIB  # from here on to the disk
+_HELD_UP_BYTES = MIB  # the same while nothing gets on: what is left when the process ends then is soon written
 MAX_BYTES = 256 * MIB  # dropped beyond
 _OWN_BYTES = 1_500  # of a span without its texts
 _ROOT, _INNER, _LEAF = 0, 1, 2
@@ -30,6 +31,7 @@ class Queue:
     def __init__(self, high_bytes: int = HIGH_BYTES, max_bytes: int = MAX_BYTES) -> None:
         self.dropped: Counter[str] = Counter()
         self.high = high_bytes
+        self.is_held_up = False
         self._max = max_bytes
         # Whoever holds a lock of ours may be interrupted by a signal handler, or by the garbage collector that ends a
         # generator: what is traced there passes here a second time, in the same thread.
@@ -42,7 +44,7 @@ class Queue:
 
     def put(self, item: Item) -> int:
         """Queue an item, or drop the least needed one; returns how many are queued."""
-        rank, weight = _rank(item), _weight(item)
+        rank, weight = _rank(item), weight_of(item)
         with self._lock:
             self._ranks[rank].append((item, weight))
             self._count += 1
@@ -54,7 +56,7 @@ class Queue:
     @property
     def is_high(self) -> bool:
         """Whether there is more than should be in memory."""
-        return self._bytes > self.high
+        return self._bytes > self.high or (self.is_held_up and self._bytes > _HELD_UP_BYTES)
 
     def take_some(self, most: int) -> list[Item]:
         """The oldest items, those without children first."""
@@ -95,7 +97,7 @@ def _rank(item: Any) -> int:
     return _ROOT if item.span_id == item.local.root_id else _INNER if item.has_children else _LEAF
 
 
-def _weight(item: Any) -> int:
+def weight_of(item: Any) -> int:
     """About how many bytes an item holds: its text."""
     weight = _OWN_BYTES
     for value in (item.attributes if isinstance(item, FeedbackEvent) else item._attributes or {}).values():

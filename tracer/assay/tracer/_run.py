@@ -19,7 +19,7 @@ from assay.tracer._errors import ours, say_once
 from assay.tracer._feedback import said_of
 from assay.tracer._json import cut_text, to_json
 from assay.tracer._runtime import Runtime, current
-from assay.tracer._span import Clock, LiveSpan, Unsampled
+from assay.tracer._span import Clock, LiveSpan
 
 JSON_MIME, TEXT_MIME = "application/json", "text/plain"
 
@@ -137,14 +137,18 @@ class Run:
         self, key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any
     ) -> None:
         context = self._span.get_span_context()
-        if context.is_valid and not isinstance(self._span, Unsampled):
+        if context.is_valid:
             said = said_of(key, value, comment, label, source, author, metadata, limit=self._runtime.limit)
             resource = self._runtime.resource.attributes
             self._deliver(FeedbackEvent(context.trace_id, context.span_id, Clock.now(), said, resource))
 
     def _deliver(self, event: FeedbackEvent) -> None:
         captured = self._runtime.spans.captures.get(event.trace_id)
-        (captured.add_feedback if captured is not None else self._runtime.delivery.put)(event)
+        undecided = self._span.local.undecided if isinstance(self._span, LiveSpan) else None
+        if captured is not None:
+            captured.add_feedback(event)
+        else:
+            (self._runtime.delivery if undecided is None else undecided).put(event)
 
     def _content(self, key: str, mime: str, value: object) -> None:
         if self._runtime.content and self._span.is_recording():
@@ -181,7 +185,7 @@ def current_run() -> Run:
     """The run that is going on here. Outside of any it is a handle that does nothing."""
     own = _context.parent(_context.get_current())
     runtime = current()
-    if isinstance(own, (LiveSpan, Unsampled)):
+    if isinstance(own, LiveSpan):
         return Run(own, runtime)
     return Run(otel.get_current_span() if runtime.joined else otel.INVALID_SPAN, runtime)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  (see `Runtime`)
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
@@ -28,28 +30,53 @@ SCOPE = InstrumentationScope("assay", "0.1.0")
 
 
 class Runtime:
-    """What one `configure` makes."""
+    """What one `configure` makes.
 
-    def __init__(self, settings: Settings, joined: TracerProvider | None = None) -> None:
+    OpenTelemetry's provider begins threads of an executor in forked children. That module has to be imported before: in
+    a child its own handler, which frees its lock, must run before the provider's.
+    """
+
+    def __init__(
+        self, settings: Settings, joined: TracerProvider | None = None, resource: Resource | None = None
+    ) -> None:
         self.settings = settings
         self.delivery = Delivery(settings)
-        self.resource = self.delivery.finisher.resource(_resource(settings))
+        self._resource = resource or _resource(settings)
+        self.resource = self.delivery.finisher.resource(self._resource)
         self.off = settings.capture == "none"
-        self.spans = Spans(self.delivery.put, self.resource, settings.sample_rate, self.off)
+        self.spans = Spans(self.delivery, self.resource, settings.sample_rate, self.off)
         self.provider = Provider(self.spans)
         self.content = settings.capture == "full"
         self.limit = settings.max_value_bytes
-        self.may_skip = joined is not None or settings.sample_rate < 1  # whether a span may turn out not to record
+        self.may_skip = joined is not None  # whether a span may turn out not to record
         self.joined = joined
         self._joined_tracer: otel.Tracer | None = None
         if joined is not None:
-            self._processor = JoinedProcessor(self._put_joined, self.resource, active=not self.off)
+            self._processor = JoinedProcessor(self._put_joined, self.delivery, self.resource, active=not self.off)
             joined.add_span_processor(self._processor)
             self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
+        self._be(self._resource)
+
+    def complete(self) -> None:
+        """What takes its time: ask the detectors what else the resource is, and prepare the process."""
+        self._be(_resource(self.settings))
+        _prepared(self)
 
     def _put_joined(self, span: ReadableSpan) -> None:
         captured = self.spans.captures.get(span.context.trace_id)
         (captured.add_span if captured is not None else self.delivery.put)(span)
+
+    def renew(self) -> None:
+        """In a forked child: it is a process of its own."""
+        self._be(_with_instance(self._resource, self.settings))
+
+    def _be(self, resource: Resource) -> None:
+        self._resource = resource
+        self.resource = self.spans.resource = self.delivery.finisher.resource(resource)
+        if self.joined is None:
+            self.delivery.account.resource = self.resource
+        else:
+            self._processor.identify(self.resource)
 
     def take_over(self, provider: Provider) -> None:
         """Instrumentations hold the provider of the set-up before: what they record goes where this one says."""
@@ -67,7 +94,7 @@ class Runtime:
         if self._joined_tracer is not None and not isinstance(ctx.get(_context.OTEL_KEY), LiveSpan):
             return self._open_joined(self._joined_tracer, name, attributes, ctx)
         span = self.spans.start(name, attributes, SCOPE, ctx)
-        if self.spans.extra and isinstance(span, LiveSpan):
+        if self.spans.extra:
             self.spans.announce(span, ctx)
         return span, _context.with_span(ctx, span, span.hidden)
 
@@ -97,36 +124,74 @@ class Runtime:
 
 
 def _resource(settings: Settings) -> Resource:
-    ours = {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
     try:
-        return Resource.create(ours)
+        return _with_instance(Resource.create(_own(settings)), settings)
     except RuntimeError:  # the main thread has ended: detectors run in an executor, and none can begin
-        return OTELResourceDetector().detect().merge(Resource(ours))
+        return _known(settings)
+
+
+def _known(settings: Settings) -> Resource:
+    """The resource without what detectors would say."""
+    return _with_instance(OTELResourceDetector().detect().merge(Resource(_own(settings))), settings)
+
+
+def _own(settings: Settings) -> dict[str, Any]:
+    return {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
+
+
+def _with_instance(resource: Resource, settings: Settings) -> Resource:
+    """The resource of this very process, unless the user has said which it is."""
+    if names.INSTANCE in settings.resource or names.INSTANCE in OTELResourceDetector().detect().attributes:
+        return resource
+    return resource.merge(Resource({names.INSTANCE: _instance}))
 
 
 _lock = threading.RLock()
 _current: Runtime | None = None
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_ready: Runtime | None = None  # the same, as soon as the main thread has traced: it alone can prepare for signals
+_making: Runtime | None = None  # not complete yet: for signal handlers that interrupt the thread that makes it
+_instance = str(uuid4())
+
+
+def _after_fork() -> None:
+    global _instance
+    _lock.release()
+    _instance = str(uuid4())
+    with _errors.ours("fork"):
+        for runtime in filter(None, (_current, _making)):
+            runtime.renew()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
 def current() -> Runtime:
     """The live set-up, made from the environment if nobody called `configure`. Never raises."""
-    return _current or _first()
+    return _ready or _first()
 
 
 def _first() -> Runtime:
-    global _current
-    with _lock:
-        if _current is None:
-            _current = _from_environment()
+    global _ready
+    in_main = threading.get_ident() == threading.main_thread().ident
+    if _current is not None and not in_main:
         return _current
+    with _lock:
+        if _current is None and _making is None:
+            _make(_settings_of_environment())
+        if in_main and _current is not None:
+            _ready = _with_signals(_current)
+        return _current or _making or _first()
 
 
-def _from_environment() -> Runtime:
-    runtime = Runtime(_settings_of_environment())
-    with _errors.ours("settings"):
-        return _prepared(runtime)
-    return runtime
+def _make(settings: Settings) -> None:
+    """Called again, from a signal handler, before `_making` is set, it is that one's set-up which remains."""
+    global _current, _making
+    made = Runtime(settings, resource=_known(settings))
+    if _current is None and _making is None:
+        _making = made
+        with _errors.ours("settings"):
+            made.complete()
+        _current, _making = _current or made, None
 
 
 def _settings_of_environment() -> Settings:
@@ -137,9 +202,9 @@ def _settings_of_environment() -> Settings:
 
 def replace(runtime: Runtime | None) -> Runtime | None:
     """Put another set-up in place and return the one that was there."""
-    global _current
+    global _current, _ready
     with _lock:
-        previous, _current = _current, runtime
+        previous, _current, _ready = _current, runtime, None
     return previous
 
 
@@ -193,8 +258,12 @@ def configure(
 
 def _prepared(runtime: Runtime) -> Runtime:
     """Do what is done once to the host process."""
-    if runtime.settings.threads and not runtime.off:
-        carry_context_into_threads()
+    carry_context_into_threads(runtime.settings.threads and not runtime.off)
+    return _with_signals(runtime)
+
+
+def _with_signals(runtime: Runtime) -> Runtime:
+    """What the main thread alone can do, when it comes along."""
     if runtime.settings.sigterm and not runtime.off:
         flush_on_sigterm(lambda: current().close(), lambda: current().delivery.hurry())
     return runtime

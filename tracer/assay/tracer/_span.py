@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace as otel
 from opentelemetry.sdk.resources import Resource
@@ -24,8 +24,14 @@ from opentelemetry.trace.span import TraceState
 
 from assay.tracer import _errors
 from assay.tracer import attributes as names
+from assay.tracer._sampling import ALWAYS, KEY
+
+if TYPE_CHECKING:
+    from assay.tracer._account import Account
+    from assay.tracer._undecided import Undecided
 
 VENDOR = "assay"  # our key in the W3C tracestate
+SAMPLED, MARKED = 1, 2  # bits of the flags there
 MAX_ATTRIBUTES = 10_000
 MAX_EVENTS = 1_000
 _UNSET = Status(StatusCode.UNSET)
@@ -54,15 +60,42 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 class Local:
-    """This process's part of one trace: how many of its spans were started, are open, and were dropped."""
+    """This process's part of one trace: how many of its spans were started, are open, and were dropped, and how many
+    calls it has sent out.
+    """
 
-    __slots__ = ("closed", "dropped", "epoch", "open", "resource", "root_id", "sink", "started", "trace_id")
+    __slots__ = (
+        *(
+            "account",
+            "booked_open",
+            "booked_started",
+            "closed",
+            "dropped",
+            "epoch",
+            "open",
+            "ot",
+            "resource",
+            "root_id",
+        ),
+        *("sampled", "sent", "sink", "started", "trace_id", "undecided"),
+    )
 
-    def __init__(self, trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource) -> None:
+    def __init__(
+        self,
+        trace_id: int,
+        sink: Callable[[Any], None],
+        resource: Resource,
+        sampled: bool = True,
+        ot: str = "",
+    ) -> None:
         self.trace_id = trace_id
         self.sink = sink
         self.resource = resource
-        self.root_id = self.started = self.open = self.dropped = 0
+        self.undecided: Undecided | None = None
+        self.sampled, self.ot = sampled, ot  # by the head; its member of the tracestate (see `_sampling`)
+        self.root_id = self.started = self.open = self.dropped = self.sent = 0
+        self.account: Account | None = None  # of what is delivered
+        self.booked_started = self.booked_open = 0  # there
         self.closed = False  # whether the local root has ended
         self.epoch = Clock.epoch
 
@@ -77,12 +110,37 @@ def open_local(trace_id: int) -> Local | None:
     return local if local is not None and local.epoch == Clock.epoch and not local.closed else None
 
 
-def new_local(trace_id: int, sink: Callable[[ReadableSpan], None], resource: Resource) -> Local:
+def new_local(
+    trace_id: int, sink: Callable[[Any], None], resource: Resource, sampled: bool = True, ot: str = ""
+) -> Local:
     """Begin this process's part of a trace."""
-    local = _locals[trace_id] = Local(trace_id, sink, resource)
+    local = _locals[trace_id] = Local(trace_id, sink, resource, sampled, ot)
     if len(_locals) > _MAX_LOCALS:  # spans that are never ended must not fill the memory
-        _locals.pop(next(iter(tuple(_locals))), None)
+        forgotten = _locals.pop(next(iter(tuple(_locals))), None)
+        if forgotten is not None:
+            book(forgotten)
     return local
+
+
+def book(local: Local) -> None:
+    """Bring the account up to date with what was started, and is open, in this trace."""
+    with _lock:
+        _book(local)
+
+
+def _book(local: Local) -> None:
+    account, started, open = local.account, local.started, local.open
+    if account is not None:
+        account.started += started - local.booked_started
+        account.open += open - local.booked_open
+        local.booked_started, local.booked_open = started, open
+
+
+def book_open(account: Account) -> None:
+    """The same for all traces whose local root is open."""
+    for local in tuple(_locals.values()):
+        if local.account is account:
+            book(local)
 
 
 class LiveSpan(ReadableSpan, otel.Span):
@@ -125,6 +183,14 @@ class LiveSpan(ReadableSpan, otel.Span):
             local.open += 1
             if local.root_id == 0:
                 local.root_id = self.span_id
+        account = local.account
+        if account is not None:
+            account.young.add(self)
+
+    @property
+    def marked(self) -> bool:
+        """Whether a monitor has made it."""
+        return names.MONITOR in self._attributes
 
     # -- what exporters and propagators read --
 
@@ -132,7 +198,11 @@ class LiveSpan(ReadableSpan, otel.Span):
     def _context(self) -> SpanContext:  # type: ignore[override]
         context = self.__dict__.get("_own_context")
         if context is None:
-            context = self._own_context = span_context(self.local.trace_id, self.span_id)
+            local = self.local
+            plain = span_context(local.trace_id, self.span_id, sampled=local.sampled, ot=local.ot, marked=self.marked)
+            state = _Outgoing(local, plain.trace_state)
+            context = SpanContext(plain.trace_id, plain.span_id, False, plain.trace_flags, state)
+            self._own_context = context
         return context
 
     @property
@@ -147,7 +217,16 @@ class LiveSpan(ReadableSpan, otel.Span):
     @property
     def parent(self) -> SpanContext | None:
         """The parent's context, None for the root of a trace."""
-        return span_context(self.local.trace_id, self.parent_id, self.parent_remote) if self.parent_id else None
+        local = self.local
+        if not self.parent_id:
+            return None
+        return span_context(local.trace_id, self.parent_id, self.parent_remote, local.sampled, local.ot)
+
+    @property
+    def ot(self) -> str:
+        """Its member `ot` of the tracestate as it leaves: where nothing was left out, on local roots alone."""
+        local = self.local
+        return local.ot if local.ot != ALWAYS or self.span_id == local.root_id else ""
 
     @property
     def resource(self) -> Resource:
@@ -218,6 +297,9 @@ class LiveSpan(ReadableSpan, otel.Span):
             local.open -= 1
             if self.span_id == local.root_id or local.closed:
                 self._attributes.update(_close(local))
+        account = local.account
+        if account is not None:
+            account.young.discard(self)
         if local.epoch == Clock.epoch:  # else the parent process has this span, and will end it
             local.sink(self)
 
@@ -245,11 +327,13 @@ def _close(local: Local) -> dict[str, Any]:
     """The local root has ended: what it carries, and every span that ends after it. Called under the lock."""
     local.closed = True
     _locals.pop(local.trace_id, None)
-    return {
+    _book(local)
+    told = {
         names.LOCAL_ROOT: f"{local.root_id:016x}",
         names.SPANS_STARTED: local.started,
         names.SPANS_OPEN: local.open,
     }
+    return {**told, names.CALLS_SENT: local.sent} if local.sent else told
 
 
 def count_started(local: Local, span_id: int) -> None:
@@ -267,17 +351,38 @@ def count_ended(local: Local, span_id: int) -> dict[str, Any]:
         return _close(local) if span_id == local.root_id or local.closed else {}
 
 
-class Unsampled(otel.NonRecordingSpan):
-    """Stands for every span of a trace that head sampling left out."""
-
-    hidden = False
-
-
-def span_context(trace_id: int, span_id: int, remote: bool = False, sampled: bool = True) -> SpanContext:
-    """A context that bears our tracestate entry, by which other processes recognise us."""
-    flag = "01" if sampled else "00"
-    state = TraceState([(VENDOR, f"{trace_id:032x}-{span_id:016x}-{flag}")])
+def span_context(
+    trace_id: int, span_id: int, remote: bool = False, sampled: bool = True, ot: str = "", marked: bool = False
+) -> SpanContext:
+    """A context that bears our tracestate entry, by which other processes recognise us, and OpenTelemetry's."""
+    own = [(VENDOR, entry(trace_id, span_id, sampled, marked))]
+    state = TraceState([*own, (KEY, ot)] if ot else own)
     return SpanContext(trace_id, span_id, remote, _SAMPLED if sampled else _NOT_SAMPLED, state)
+
+
+def entry(trace_id: int, span_id: int, sampled: bool, marked: bool = False) -> str:
+    """Our tracestate entry; `marked`: a monitor's."""
+    return f"{trace_id:032x}-{span_id:016x}-{SAMPLED * sampled + MARKED * marked:02x}"
+
+
+class _Outgoing(TraceState):
+    """The tracestate of a span of ours: propagators write it into a carrier, and nobody else writes it."""
+
+    def __init__(self, local: Local, state: TraceState) -> None:
+        super().__init__()
+        self._dict = dict(state)
+        self._local = local
+
+    def to_header(self) -> str:
+        """The header `tracestate`; the call that takes it along is counted."""
+        count_sent(self._local)
+        return super().to_header()
+
+
+def count_sent(local: Local) -> None:
+    """Count a call to another process, which may have a local root of its own below this one."""
+    with _lock:
+        local.sent += 1
 
 
 def count_dropped(span: LiveSpan) -> None:

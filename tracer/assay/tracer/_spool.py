@@ -2,7 +2,8 @@
 
 A segment `<time>-<pid>-<serial>.spool` grows, record by record: a head, and the body of a request. Who writes or sends
 a segment holds a lock on it, which the system takes back when the process ends, so that there is no claim that could
-grow old; a child that was forked has no part in it. A record that is settled is marked as such where it stands, and a
+grow old; a child that was forked has no part in it. What is being sent and not answered yet is a segment of its own,
+locked as long. A record that is settled is marked as such where it stands, and a
 segment without others goes. What is torn (its writer was killed) is counted by what its head says; files that are none
 of ours are left alone.
 """
@@ -37,6 +38,7 @@ MAX_BYTES = 256 * MIB  # per folder
 MAX_AGE_S = 7 * 86_400
 ABOUT = "about.json"  # whose it is: {"url", "project"}
 _SEGMENT_BYTES = 8 * MIB
+_BROKEN_S = 10.0  # that a disk is left alone which could not be written, where memory will do
 _SEGMENT_S = 3_600.0  # after which a segment is not added to: it goes by the age of its beginning
 _HEAD = Struct("<4sBBxxIII")  # mark, state, signal, items, length of the body, its CRC
 _MARK = b"asy1"
@@ -91,6 +93,7 @@ class Spool:
         self._own: tuple[Path, int] | None = None  # the segment that grows, and its descriptor
         self._began = 0.0
         self._size = 0
+        self._broken_until = 0.0
         self._unchecked = max_bytes  # bytes written since the folder was measured
 
     def keep(self, path: str, body: bytes, count: int) -> tuple[int, Mapping[str, int]]:
@@ -102,8 +105,33 @@ class Spool:
                 self._add(self._folder, path, body, count)
                 return count, self._trim(self._folder)
         except OSError as error:
-            _errors.note("spill", error)
+            self._fails(error)
             return 0, {"disk": count}
+
+    def copy(self, path: str, body: bytes, count: int) -> Copy | None:
+        """Write a body that is being sent, for the case that this process does not live to see the answer.
+
+        Until it does, the segment is locked. None where it cannot be written.
+        """
+        if self._folder is None:
+            return None
+        try:
+            made = Copy(*self._new(self._folder), count)
+            made.write(_record(path, body, count))
+        except OSError as error:
+            self._fails(error)
+            return None
+        self._unchecked += len(body)
+        return made
+
+    def _fails(self, error: OSError) -> None:
+        self._broken_until = time.monotonic() + _BROKEN_S
+        _errors.note("spill", error)
+
+    @property
+    def works(self) -> bool:
+        """Whether something can be kept, as far as is known: a disk that was full may be so for a while."""
+        return self._folder is not None and time.monotonic() >= self._broken_until
 
     def replay(self, send: Callable[[str, bytes, int], str]) -> Mapping[str, int]:
         """Send what waits, oldest first, until a send says `later`: `send(path, body, count)` returns a verdict.
@@ -151,15 +179,15 @@ class Spool:
             self._begin(folder)
         assert self._own is not None
         file, descriptor = self._own
-        head = _HEAD.pack(_MARK, 0, _SIGNALS.index(path), count, len(body), zlib.crc32(body))
+        record = _record(path, body, count)
         before = os.fstat(descriptor).st_size
         try:
-            _write(descriptor, head + body)
+            _write(descriptor, record)
         except OSError:
             os.ftruncate(descriptor, before)
             raise
-        self._size = before + len(head) + len(body)
-        self._unchecked += len(head) + len(body)
+        self._size = before + len(record)
+        self._unchecked += len(record)
         _ours[file] = _ours.get(file, 0) + count
 
     @property
@@ -167,12 +195,18 @@ class Spool:
         return min(_SEGMENT_BYTES, self._max_bytes // 8)
 
     def _begin(self, folder: Path) -> None:
+        self._own, self._began, self._size = self._new(folder), time.monotonic(), 0
+
+    def _new(self, folder: Path) -> tuple[Path, int]:
+        """An empty segment, locked for us."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._describe(folder)
-        file = folder / f"{time.time_ns():020d}-{os.getpid()}-{next(_serial)}.spool"
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _NOFOLLOW, 0o600)
-        _locked(descriptor)
-        self._own, self._began, self._size = (file, descriptor), time.monotonic(), 0
+        while True:
+            file = folder / f"{time.time_ns():020d}-{os.getpid()}-{next(_serial)}.spool"
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _NOFOLLOW, 0o600)
+            if _locked(descriptor) and file.exists():
+                return file, descriptor
+            os.close(descriptor)  # who looked at it before it was locked has found it empty, and removes it
 
     def _describe(self, folder: Path) -> None:
         if folder.stat().st_mode & 0o077:
@@ -214,6 +248,36 @@ class Spool:
         return True
 
 
+class Copy:
+    """A segment with one body that is being sent."""
+
+    def __init__(self, file: Path, descriptor: int, count: int) -> None:
+        self._file, self._descriptor, self._count = file, descriptor, count
+        _at_work.add(descriptor)
+
+    def write(self, record: bytes) -> None:
+        """Raises OSError, and leaves nothing then."""
+        try:
+            _write(self._descriptor, record)
+        except OSError:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """The body was answered, for good."""
+        self._file.unlink(missing_ok=True)
+        self._close()
+
+    def leave(self) -> None:
+        """It was not: the copy waits like anything else on disk."""
+        _ours[self._file] = self._count
+        self._close()
+
+    def _close(self) -> None:
+        _at_work.discard(self._descriptor)
+        _let_go(self._descriptor)
+
+
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
 
@@ -249,15 +313,27 @@ def opened(path: Path) -> Iterator[int | None]:
 
 def records(descriptor: int) -> Iterator[Record]:
     """What waits in an open segment, in order."""
-    place, size = 0, os.fstat(descriptor).st_size
+    size = os.fstat(descriptor).st_size
+    for place, signal, count, length, crc in _heads(descriptor, size):
+        body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)  # the length may be torn, too
+        whole = len(body) == length and zlib.crc32(body) == crc
+        yield Record(place, _SIGNALS[signal], body if whole else None, count)
+
+
+def items(descriptor: int) -> int:
+    """How many items wait in an open segment, by what its heads say."""
+    return sum(count for _, _, count, _, _ in _heads(descriptor, os.fstat(descriptor).st_size))
+
+
+def _heads(descriptor: int, size: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of each record that waits its place, signal, items, length and CRC."""
+    place = 0
     while place + _HEAD.size <= size:
         mark, state, signal, count, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, place))
         if mark != _MARK or signal >= len(_SIGNALS):
             return  # not written by us: where the next one begins cannot be told
         if not state:
-            body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)  # the length may be torn, too
-            whole = len(body) == length and zlib.crc32(body) == crc
-            yield Record(place, _SIGNALS[signal], body if whole else None, count)
+            yield place, signal, count, length, crc
         place += _HEAD.size + length
 
 
@@ -278,12 +354,15 @@ def remove(path: Path) -> int:
 
 
 def _locked(descriptor: int) -> bool:
+    """Whether it is ours now; so it is where files cannot be locked at all."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return True
 
 
 def _let_go(descriptor: int, keep: bool = False) -> None:
@@ -291,8 +370,13 @@ def _let_go(descriptor: int, keep: bool = False) -> None:
     lives: the lock is given up as well, but where it is somebody else's to `keep`.
     """
     if fcntl is not None and not keep:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+def _record(path: str, body: bytes, count: int) -> bytes:
+    return _HEAD.pack(_MARK, 0, _SIGNALS.index(path), count, len(body), zlib.crc32(body)) + body
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -11,16 +11,20 @@ import atexit
 import sys
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from itertools import count
 from threading import get_ident
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 import orjson
+from opentelemetry.context.context import Context
 
 from assay.tracer import _errors
 from assay.tracer import attributes as names
 from assay.tracer._call import Call, Spec, fail, finish, put_outputs, set_outputs
-from assay.tracer._context import attach, detach, get_current
+from assay.tracer._context import attach, detach, get_current, reset
+from assay.tracer._delivery import before_exit
+from assay.tracer._handle import AsyncGeneratorHandle, GeneratorHandle
 from assay.tracer._iterators import body_of, followed, has_body, is_built_in, is_stream, set_body
 from assay.tracer._json import to_json
 from assay.tracer._run import JSON_MIME
@@ -31,21 +35,25 @@ _MOST_KINDS = 1_000  # types that are remembered
 
 
 _SETTLED: set[type] = {str, int, float, bool, type(None), dict, list, tuple, bytes}  # whose values are there at once
-_live: weakref.WeakSet[Stream] = weakref.WeakSet()
-
-
-def _finish_at_exit() -> None:
-    """What is open when the process ends is ended then: later, when modules go, nothing can be delivered any more."""
-    atexit.unregister(_finish)
-    atexit.register(_finish)
+_live: dict[int, weakref.ref[Stream]] = {}  # what is open, by id: a `WeakSet` would cost a twentieth of a generator
 
 
 def _finish() -> None:
-    open_still = [stream for stream in tuple(_live) if stream._open]
-    for stream in open_still:
-        stream.end(closed=True)
-    if open_still:
+    """What is open when the process ends is ended then: later, when modules go, nothing can be delivered any more."""
+    for stream in [reference() for reference in tuple(_live.values())]:
+        if stream is not None:
+            stream.end(closed=True)
+
+
+def _finish_alone() -> None:
+    """The same, where no delivery has begun that would do it before its own end."""
+    if _live:
+        _finish()
         current().delivery.close()
+
+
+before_exit.append(_finish)
+atexit.register(_finish_alone)
 
 
 def follow(spec: Spec, call: Call, result: Any) -> Any:
@@ -53,10 +61,10 @@ def follow(spec: Spec, call: Call, result: Any) -> Any:
     any other result, whose span is still to be ended.
     """
     kind = type(result)
-    if kind is GeneratorType:
-        return _generator(result, Stream(spec, call))
-    if kind is AsyncGeneratorType:
-        return _async_generator(result, Stream(spec, call))
+    if kind is GeneratorType or kind is GeneratorHandle:
+        return GeneratorHandle(_generator(result, Stream(spec, call)), call.span)
+    if kind is AsyncGeneratorType or kind is AsyncGeneratorHandle:
+        return AsyncGeneratorHandle(_async_generator(result, Stream(spec, call)), call.span)
     if kind is CoroutineType:
         return _coroutine(result, Stream(spec, call))
     try:
@@ -68,7 +76,7 @@ def follow(spec: Spec, call: Call, result: Any) -> Any:
 
 def _iterated(spec: Spec, call: Call, result: Any) -> Any:
     if is_built_in(result):
-        return _items(result, Stream(spec, call))
+        return GeneratorHandle(_items(result, Stream(spec, call)), call.span)
     if is_stream(result):
         return followed(result, Stream(spec, call))
     if has_body(result):
@@ -104,34 +112,38 @@ class Stream:
         self._spec, self._call = spec, call
         self.inside = call.inside  # its context; what the generator does to it between two steps is kept
         self._records = spec.outputs and call.runtime.content
-        self._items: list[Any] = []
-        self._room = call.runtime.limit
-        self._seen = 0
+        self.items: list[Any] = []
+        self.room = call.runtime.limit if self._records else 0
+        self._missing = 0
         self._open = True
         self._inside: set[int] = set()  # threads
-        if not _live:
-            _finish_at_exit()
-        _live.add(self)
+        _live[id(self)] = weakref.ref(self)
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits."""
+        return f"{self._call.span.get_span_context().trace_id:032x}"
 
     def record(self, item: object) -> None:
         """Note what was yielded, as it is now."""
-        self._seen += 1
-        if self._room <= 0 or self._seen > MAX_ITEMS or not self._records:
+        if self.room <= 0 or len(self.items) >= MAX_ITEMS:
+            self._missing += 1
             return
         if type(item) is str:
-            self._room -= len(item)
-            self._items.append(item)
+            self.room -= len(item)
+            self.items.append(item)
             return
         try:  # not `ours`: it would add a tenth to the cost of an item
-            self._items.append(self._snapshot(item))
+            self.items.append(self._snapshot(item))
         except Exception as error:
+            self._missing += 1
             _errors.note("stream", error)
 
     def _snapshot(self, item: object) -> Any:
         if self._spec.reduce is not None:
             return item
-        text = to_json(item, self._room)
-        self._room -= len(text)
+        text = to_json(item, self.room)
+        self.room -= len(text)
         return orjson.Fragment(text)
 
     def step(self, take: Callable[[], Any]) -> Any:
@@ -178,11 +190,16 @@ class Stream:
         else:
             self.fail(error)
 
+    def _closes(self) -> bool:
+        """Whether it was open until now."""
+        was_open, self._open = self._open, False
+        _live.pop(id(self), None)
+        return was_open
+
     @_errors.ours("stream")
     def end(self, closed: bool = False) -> None:
         """End the span with what was yielded; `closed` notes that the consumer stopped before the generator did."""
-        if self._open:
-            self._open = False
+        if self._closes():
             try:
                 if closed:
                     self._call.span.set_attribute(names.STREAM_CLOSED, True)
@@ -193,8 +210,7 @@ class Stream:
     @_errors.ours("stream")
     def fail(self, error: BaseException) -> None:
         """End the span as failed, with what was yielded until then."""
-        if self._open:
-            self._open = False
+        if self._closes():
             try:
                 self._set_outputs()
             finally:
@@ -202,12 +218,11 @@ class Stream:
 
     def finish(self, value: object) -> None:
         """End the span with what a coroutine returned as its outputs."""
-        if self._open:
-            self._open = False
+        if self._closes():
             finish(self._spec, self._call, value)
 
     def _set_outputs(self) -> None:
-        known = getattr(self._call.span, "attributes", None) or {}
+        known = getattr(self._call.span, "_attributes", None) or ()
         if self._records and self._spec.reduce is not None:
             self._reduced(self._spec.reduce)
         elif self._records and names.OUTPUT_VALUE not in known:
@@ -215,15 +230,15 @@ class Stream:
 
     def _reduced(self, reduce: Any) -> None:
         try:
-            value = reduce(self._items)
+            value = reduce(self.items)
         except Exception as error:
             _errors.user("reduce", error)
             value = f"[reduce raised {_errors.describe(error)}]"
         set_outputs(self._spec, self._call, value)
 
     def _listed(self) -> str:
-        missing = self._seen - len(self._items)
-        items = [*self._items, f"…[cut: {missing:,} more items]"] if missing else self._items
+        missing = self._missing
+        items = [*self.items, f"…[cut: {missing:,} more items]"] if missing else self.items
         try:
             return orjson.dumps(items).decode()
         except TypeError:  # a text with lone surrogates
@@ -234,20 +249,32 @@ class Stream:
 
 
 def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any, Any, Any]:
-    action, argument = inner.send, None
+    # Every item passes here: what `detach` and `record` do for nearly all of them is written out.
+    send, items, inside, room = inner.send, stream.items, stream.inside, stream.room
+    action, argument = send, None
     try:
-        while True:
-            token = attach(stream.inside)
+        for seen in count():
+            token = attach(inside)
             try:
                 item = action(argument)
             finally:
-                stream.inside = get_current()
-                detach(token)
-            stream.record(item)
+                inside = get_current()
+                try:
+                    reset(token)
+                except ValueError:
+                    detach(token)
+            if type(item) is str and room > 0 and seen < MAX_ITEMS:
+                items.append(item)
+                room -= len(item)
+            else:
+                stream.room = room
+                stream.record(item)
+                room = stream.room
             try:
-                action, argument = inner.send, (yield item)
+                argument = yield item
+                action = send
             except GeneratorExit:
-                if (returned := _close(inner, stream)) is None:
+                if (returned := _close(inner, stream, inside)) is None:
                     raise  # also thrown, by a `contextmanager` in a generator that is closed: swallowed, it would go on
                 return returned
             except BaseException as error:
@@ -262,9 +289,9 @@ def _generator(inner: Generator[Any, Any, Any], stream: Stream) -> Generator[Any
         raise
 
 
-def _close(inner: Any, stream: Stream) -> Any:
+def _close(inner: Any, stream: Stream, inside: Context) -> Any:
     """Close a generator; gives what it returned, as `close()` does since Python 3.13."""
-    token = attach(stream.inside)
+    token = attach(inside)
     try:
         returned = inner.close()
     finally:

@@ -41,6 +41,11 @@ class Tally:
             if dropped:
                 self.dropped[reason] += dropped
 
+    @property
+    def settled(self) -> int:
+        """How many were counted; what went to the disk first counts again when that is."""
+        return self.delivered + self.spilled + sum(tuple(self.dropped.values()))
+
     def set_aside(self, count: int) -> None:
         """What this thread is to settle later counts as settled for now."""
         self._here.settled = self.settled_here + count

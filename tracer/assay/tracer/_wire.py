@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, Status
 
+from assay.tracer._sampling import KEY
 from assay.tracer._span import LiveSpan
 
 _fixed64, _fixed32, _double = Struct("<Q").pack, Struct("<I").pack, Struct("<d").pack
@@ -82,12 +83,17 @@ def _ids(span: ReadableSpan) -> list[bytes]:
         flags = _HAS_REMOTE | (_IS_REMOTE if span.parent_id and span.parent_remote else 0)
         parent = b"\x22\x08" + span.parent_id.to_bytes(8, "big") if span.parent_id else b""
         own = b"\x0a\x10" + span.local.trace_id.to_bytes(16, "big") + b"\x12\x08" + span.span_id.to_bytes(8, "big")
-        return [own, parent, b"\x85\x01", _fixed32(flags)]
+        return [own, _ot(span.ot), parent, b"\x85\x01", _fixed32(flags)]
     context, above = span.context, span.parent
     own = b"\x0a\x10" + context.trace_id.to_bytes(16, "big") + b"\x12\x08" + context.span_id.to_bytes(8, "big")
     state = _field(b"\x1a", _utf8(context.trace_state.to_header())) if context.trace_state else b""
     parent = b"\x22\x08" + above.span_id.to_bytes(8, "big") if above else b""
     return [own, state, parent, b"\x85\x01", _fixed32(_HAS_REMOTE | (_IS_REMOTE if above and above.is_remote else 0))]
+
+
+@functools.lru_cache(maxsize=64)
+def _ot(member: str) -> bytes:
+    return _field(b"\x1a", _utf8(f"{KEY}={member}")) if member else b""
 
 
 def _span(span: ReadableSpan) -> bytes:

@@ -21,6 +21,7 @@ METADATA: Final = "metadata"  # a JSON object as a string
 TAGS: Final = "tag.tags"  # list of strings
 PROJECT: Final = "openinference.project.name"  # on the resource
 ENVIRONMENT: Final = "deployment.environment.name"  # on the resource
+INSTANCE: Final = "service.instance.id"  # on the resource: a random UUID per process, a forked child's is its own
 
 # OpenTelemetry GenAI
 OPERATION: Final = "gen_ai.operation.name"
@@ -36,6 +37,7 @@ LOCAL_ROOT: Final = "assay.local_root"  # span id (16 hex digits) of this proces
 SPANS_STARTED: Final = "assay.spans.started"  # int, spans started under that local root so far
 SPANS_OPEN: Final = "assay.spans.open"  # int, of those, still open
 SPANS_DROPPED: Final = "assay.spans.dropped"  # int, of those, dropped by the tracer
+CALLS_SENT: Final = "assay.calls.sent"  # int, calls sent out under that local root so far: context put into a carrier
 EXPERIMENT: Final = "assay.experiment.id"  # on the root span of an experiment's run
 EXAMPLE: Final = "assay.example.id"
 REPETITION: Final = "assay.repetition"
@@ -43,7 +45,26 @@ ATTEMPT: Final = "assay.attempt"  # int, from 1: on the root of a run that was t
 FOREIGN_TRACE: Final = "assay.foreign.trace_id"  # the trace of a current span that is not ours
 FOREIGN_SPAN: Final = "assay.foreign.span_id"
 STREAM_CLOSED: Final = "assay.stream.closed"  # true: the consumer of a generator stopped before its end
-SAMPLE_RATE: Final = "assay.sample_rate"  # float in (0, 1], on a local root when head sampling is below 1
+
+PARTIAL: Final = "assay.partial"  # true, on a local root: not sampled, kept for an error in it; never weighted up
+MONITOR: Final = "assay.monitor"  # true, on the resource of a monitor or on a span below it: no rule takes such a trace
+
+# A run that has been open for more than a second: an OTLP log event with its ids and start, to Assay's collectors only
+STARTED_EVENT: Final = "assay.span.started"  # beside these: KIND, LOCAL_ROOT
+STARTED_NAME: Final = "assay.span.name"
+STARTED_PARENT: Final = "assay.span.parent"  # 16 hex digits, left out for roots
+
+# What a process says of all its spans, since its start: an OTLP log event without ids, to Assay's collectors only
+REPORT_EVENT: Final = "assay.process.report"
+REPORT_STARTED: Final = "assay.process.started"  # int, as are those that follow
+REPORT_OPEN: Final = "assay.process.open"
+REPORT_DELIVERED: Final = "assay.process.delivered"
+REPORT_SPILLED: Final = "assay.process.spilled"
+REPORT_PENDING: Final = "assay.process.pending"
+REPORT_DROPPED: Final = "assay.process.dropped"  # a JSON object as a string: reason → count
+REPORT_PID: Final = "process.pid"
+
+COLLECTOR_HEADER: Final = "Assay-Collector"  # of the answers of Assay's collectors: "1"
 
 # Feedback: attributes of the OTLP log event; the log record's span context is what it speaks of
 EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
@@ -62,6 +83,7 @@ FEEDBACK_AUTHOR: Final = "assay.feedback.author"
 FEEDBACK_EVALUATOR: Final = "assay.feedback.evaluator"
 FEEDBACK_VERSION: Final = "assay.feedback.version"
 FEEDBACK_RULE: Final = "assay.feedback.rule"
+FEEDBACK_CLAIM: Final = "assay.feedback.claim"  # int
 FEEDBACK_METADATA: Final = "assay.feedback.metadata"  # a JSON object as a string
 FEEDBACK_ID: Final = "assay.feedback.id"  # left out: derived by the collector
 

@@ -20,14 +20,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from assay.tracer import _context
 from assay.tracer._decorate import MARK
 from assay.tracer._encode import FeedbackEvent
-from assay.tracer._host import preload
 from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
-from assay.tracer._span import LiveSpan
+from assay.tracer._span import LiveSpan, book
 
 __all__ = ["Captured", "FeedbackEvent", "capture", "is_traced", "is_wrapped"]
 
-preload()
 _making = threading.Lock()  # of the conditions on which captures wait
 
 
@@ -66,7 +64,8 @@ class Captured:
         """Let all that was kept, and all that is still to come, go the way of every other span of this process."""
         put = self._runtime.delivery.put
         if self._root is not None:
-            self._root.local.sink = put
+            self._root.local.sink, self._root.local.account = put, self._runtime.delivery.account
+            book(self._root.local)
             self._runtime.spans.captures.pop(self._root.local.trace_id, None)
         for kept in (self._ended, self._feedback):
             while kept:

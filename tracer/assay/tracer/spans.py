@@ -3,8 +3,9 @@
 Users have no need of it; everything else of the tracer that begins with an underscore is its own affair.
 """
 
+from assay.tracer._ambient import apart, marked
 from assay.tracer._json import to_json
 from assay.tracer._runtime import SCOPE, current
 from assay.tracer._span import LiveSpan
 
-__all__ = ["SCOPE", "LiveSpan", "current", "to_json"]
+__all__ = ["SCOPE", "LiveSpan", "apart", "current", "marked", "to_json"]

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from assay.tracer import _errors, _runtime, _settings
 from assay.tracer import attributes as names
+from assay.tracer._account import Account
 from assay.tracer._delivery import Delivery
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._host import carry_context_into_threads
@@ -33,8 +34,12 @@ class Spans(Delivery):
 
     def __init__(self, settings: _settings.Settings) -> None:
         super().__init__(settings)
+        self.account = Account()
         self.ended: list[ReadableSpan] = []
         self.feedback: list[FeedbackEvent] = []
+
+    def begin(self) -> None:
+        """There is no thread to begin."""
 
     def put(self, item: ReadableSpan | FeedbackEvent) -> None:
         """Keep an ended span or a feedback."""
@@ -91,7 +96,8 @@ def capture_spans(**settings: Any) -> Iterator[Spans]:
     kept = Spans(runtime.settings)
     if runtime.settings.threads:
         carry_context_into_threads()
-    runtime.delivery, runtime.spans.sink = kept, kept.put
+    runtime.delivery = kept
+    runtime.spans.lead_to(kept)
     previous, strict = _runtime.replace(runtime), _errors.strict
     _errors.strict = True
     try:

@@ -38,11 +38,12 @@ def demo(
     Example: `assay demo --port 8000 --open`
     """
     from assay.cli.demo.show import show
+    from assay.cli.demo.watching import watching
     from assay.collector.stores.sqlite import SQLiteStore
 
     if "://" in path:
         raise Refused(f"--store {path!r}: the demo keeps a SQLite file of its own; name its path")
-    with SQLiteStore(path) as store, _server(store, host, port) as server:
+    with SQLiteStore(path) as store, _server(store, host, port) as server, watching(store):
         notes.print(f"[bold]{server.url}[/]  keeps {path}", soft_wrap=True)
         show(store, server.url, models=models)
         if browse:

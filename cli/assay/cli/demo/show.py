@@ -1,4 +1,4 @@
-"""What the demo does: index the text, trace the questions as live traffic, evaluate twice, compare."""
+"""What the demo does: index the text, trace the questions, which rules score, evaluate twice, compare."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from assay.cli._common import console, notes
 from assay.cli.demo.application import Read, application, reader
 from assay.cli.demo.corpus import Passage, passages
 from assay.cli.demo.retrieval import MODEL, BM25Index, EmbeddingIndex, Index, load_model
+from assay.cli.demo.rules import LONGEST, PROJECT
+from assay.cli.demo.watching import wait
 from assay.collector.records import Example
 from assay.collector.stores import Store
 from assay.evaluators import Experiment, compare, datasets, evaluate, get
 from assay.tracer import configure, flush, tags
 
-PROJECT, DATASET = "demo", "python-reference"
+DATASET = "python-reference"
 FEW, MANY = 1, 5  # passages per question in the two experiments
-LONGEST = 450  # characters of an answer that passes for short
 
 
 def show(store: Store, url: str, *, models: bool = True) -> None:
@@ -32,6 +33,8 @@ def show(store: Store, url: str, *, models: bool = True) -> None:
     _ask(application(index, MANY, read), examples)
     few, many = [_experiment(store, index, k, read) for k in (FEW, MANY)]
     console.print(compare(few, many))
+    if not wait(store):
+        _note("the rules have not caught up with the traffic yet")
     _say_where(url, few, many)
 
 
@@ -86,6 +89,7 @@ def _experiment(store: Store, index: Index, k: int, read: Read) -> Experiment:
 
 def _say_where(url: str, few: Experiment, many: Experiment) -> None:
     console.print(f"\ntraces      {url}/?project={PROJECT}", soft_wrap=True)
+    console.print(f"rules       {url}/rules", soft_wrap=True)
     console.print(f"experiments {url}/compare?ids={few.id},{many.id}", soft_wrap=True)
 
 

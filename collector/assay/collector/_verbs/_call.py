@@ -6,7 +6,8 @@ The function takes the store first: a verb of a Protocol, or a handler of the AP
 - of a GET or DELETE in the query string: a record as JSON, a list by repeating the name, None by leaving it out (or by
   an empty text, if the default is not None); a `Filter` and its `**conditions` as the conditions of a query string;
 - of a POST or PATCH in the body: a record, a list or a mapping that is the only argument is the body, others are fields
-  of it by name. `*records` is one record or a list of them, `**fields` are the changes that the returned record allows.
+  of it by name. `*records` is one record or a list of them, `**fields` are the changes that the returned record allows:
+  these are the body, and what else there is goes in the query string.
 """
 
 from __future__ import annotations
@@ -202,10 +203,11 @@ def _sent(
     parameters: Sequence[inspect.Parameter], method: Method, path: str, alias: Mapping[str, str], returns: Any
 ) -> tuple[Sent, ...]:
     in_path = PLACEHOLDER.findall(path)
-    alone = len(parameters) - len(in_path) == 1
+    spread = any(parameter.kind in _SPREAD for parameter in parameters)
+    alone = spread or len(parameters) - len(in_path) == 1
     sent = []
     for parameter in parameters:
-        place = "path" if parameter.name in in_path else _place(parameter, method, alone)
+        place = "path" if parameter.name in in_path else _place(parameter, method, alone, spread)
         kind = _body(parameter, returns) if place == "body" else parameter.annotation
         default = REQUIRED if parameter.default is parameter.empty else parameter.default
         name = alias.get(parameter.name, parameter.name)
@@ -213,11 +215,13 @@ def _sent(
     return tuple(sent)
 
 
-def _place(parameter: inspect.Parameter, method: Method, alone: bool) -> Place:
+def _place(parameter: inspect.Parameter, method: Method, alone: bool, spread: bool) -> Place:
     if method in ("GET", "DELETE"):
         if parameter.kind in _SPREAD:
             return "conditions"
         return "filter" if Filter in kinds(parameter.annotation) else "query"
+    if spread and parameter.kind not in _SPREAD:
+        return "query"
     whole = parameter.kind in _SPREAD or not all(map(_is_scalar, kinds(parameter.annotation)))
     return "body" if alone and whole else "field"
 

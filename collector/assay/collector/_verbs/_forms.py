@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, cast, get_type_hints
 
@@ -28,13 +29,18 @@ def change_of(record: type) -> type[Change]:
     kinds, unset = get_type_hints(record), msgspec.UNSET
     made = msgspec.defstruct(
         f"{record.__name__}Change",
-        [(name, kinds[name] | msgspec.UnsetType, unset) for name in CHANGEABLE[record]],
+        [(name, _part(kinds[name]) | msgspec.UnsetType, unset) for name in CHANGEABLE[record]],
         bases=(Change,),
         forbid_unknown_fields=True,
         module=__name__,
         namespace={"__doc__": f"Fields of a {record.__name__.lower()} that may change."},
     )
     return cast(type[Change], made)
+
+
+def _part(kind: Any) -> Any:
+    """What a field may be changed by: another value, or, where it is a record itself, some fields of it."""
+    return dict[str, Any] if is_dataclass(kind) else kind
 
 
 def given(change: Change) -> dict[str, Any]:

@@ -47,7 +47,14 @@ class Traces:
     sessions = verb(TraceStore.sessions, "GET /api/sessions", tag="traces")
     aggregate = verb(TraceStore.aggregate, "GET /api/aggregate", tag="traces")
     values = verb(TraceStore.values, "GET /api/values/{field}", tag="traces")
+    changes = verb(TraceStore.changes, "POST /api/changes", tag="traces", needs="read")
+    explain = verb(TraceStore.explain, "POST /api/explain/{trace_id}", tag="traces", needs="read")
     count = verb(TraceStore.count, "GET /api/count", tag="traces")
+
+    running = verb(TraceStore.running, "GET /api/running", tag="traces")
+    add_running = verb(TraceStore.add_running, "POST /api/running", tag="traces", batch=BATCH)
+    processes = verb(TraceStore.processes, "GET /api/processes", tag="traces")
+    add_reports = verb(TraceStore.add_reports, "POST /api/processes", tag="traces", batch=BATCH)
 
     feedbacks = verb(
         TraceStore.feedbacks,
@@ -105,12 +112,39 @@ class Control:
         ControlStore.save_rule,
         "POST /api/rules",
         tag="monitor",
-        says="Create or overwrite, by name: one, or all of a list or none; older versions stay readable.",
+        says="Put rules in force, by project and name, all or none; a new version supersedes the one before.",
     )
+    settings = verb(ControlStore.settings, "GET /api/settings/{name:path}", tag="monitor")
     change_rule = verb(ControlStore.change_rule, "PATCH /api/rules/{name:path}", tag="monitor")
     delete_rule = verb(ControlStore.delete_rule, "DELETE /api/rules/{name:path}", tag="monitor")
+
+    cursor = verb(ControlStore.cursor, "GET /api/cursor", tag="monitor")
+    decide = verb(
+        ControlStore.decide,
+        "POST /api/decide",
+        tag="monitor",
+        says="Keep what was decided, each in one transaction with the rule's cursor; whether it was kept.",
+    )
     decisions = verb(ControlStore.decisions, "GET /api/decisions", tag="monitor")
     delete_decisions = verb(ControlStore.delete_decisions, "DELETE /api/decisions", tag="monitor")
+    claim = verb(
+        ControlStore.claim,
+        "POST /api/claim",
+        tag="monitor",
+        says="Take what is due of a rule, oldest first, to be run within some seconds; durable when it is answered.",
+    )
+    renew = verb(
+        ControlStore.renew,
+        "POST /api/renew",
+        tag="monitor",
+        says="Hold claims some seconds longer; false for those that somebody else has by now.",
+    )
+    finish = verb(
+        ControlStore.finish,
+        "POST /api/finish",
+        tag="monitor",
+        says="Keep what came of claims, feedback first; of each finished, waiting, or refused and why.",
+    )
 
     acquire = verb(
         ControlStore.acquire,
@@ -126,7 +160,24 @@ class Control:
     )
     leases = verb(ControlStore.leases, "GET /api/leases", tag="monitor")
     delete_lease = verb(ControlStore.delete_lease, "DELETE /api/leases/{name:path}", tag="monitor")
+    book = verb(
+        ControlStore.book,
+        "POST /api/budgets/book",
+        tag="monitor",
+        says="Reserve amounts, each unless it would pass its limit; whether it is reserved. An id books once.",
+    )
+    settle = verb(
+        ControlStore.settle,
+        "POST /api/budgets/settle",
+        tag="monitor",
+        says="Put in the place of what was reserved, by id, what it came to.",
+    )
+    booked = verb(ControlStore.booked, "GET /api/budgets", tag="monitor")
     delete_budget = verb(ControlStore.delete_budget, "DELETE /api/budgets/{budget:path}", tag="monitor")
+    why = verb(ControlStore.why, "GET /api/why/{trace_id}", tag="monitor")
+    status = verb(ControlStore.status, "GET /api/status", tag="monitor")
+    report = verb(ControlStore.report, "POST /api/workers", tag="monitor")
+    weighted = verb(ControlStore.weighted, "GET /api/weighted", tag="monitor")
 
     retention = verb(ControlStore.retention, "GET /api/retention", tag="keeping")
     set_retention = verb(ControlStore.set_retention, "POST /api/retention", tag="keeping", needs="admin")

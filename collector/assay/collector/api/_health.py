@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from assay.collector._access import store_of
 from assay.collector._metrics import Metrics
 from assay.collector.api._http import reply
+from assay.collector.api._rule_metrics import RuleMetrics
 from assay.collector.errors import Closed
 from assay.collector.stores import Serving, Store
 
@@ -22,7 +23,7 @@ def install(app: FastAPI, metrics: Metrics, ready: Callable[[], bool]) -> None:
     """Give the routes what they tell: the server's numbers, and whether it takes requests."""
     started = time.time()
     metrics.gauge("assay_start_time_seconds", lambda: started)
-    app.state.metrics, app.state.ready = metrics, ready
+    app.state.metrics, app.state.ready, app.state.rule_metrics = metrics, ready, RuleMetrics()
 
 
 async def healthz(request: Request) -> Response:
@@ -41,7 +42,9 @@ async def readyz(request: Request) -> Response:
 def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     numbers: Metrics = request.app.state.metrics
-    return Response(numbers.text(_stored(store_of(request))), media_type=TEXT)
+    rules: RuleMetrics = request.app.state.rule_metrics
+    store = store_of(request)
+    return Response(numbers.text(_stored(store)) + rules.text(store), media_type=TEXT)
 
 
 def _writable(store: Store) -> bool:

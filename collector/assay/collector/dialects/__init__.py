@@ -3,7 +3,7 @@
 from assay.collector.dialects._draft import Dialect, Draft, Fields
 from assay.collector.dialects._faults import Fault, log_fault, log_once
 from assay.collector.dialects._feedback import read_feedback
-from assay.collector.dialects._log import Amendment, LogDialect, read_log
+from assay.collector.dialects._log import Amendment, LogDialect, LogItem, read_log
 from assay.collector.dialects._prices import cost
 from assay.collector.dialects._raw import RawLog, RawSpan
 from assay.collector.dialects._read import read
@@ -16,6 +16,7 @@ __all__ = [
     "Fault",
     "Fields",
     "LogDialect",
+    "LogItem",
     "RawLog",
     "RawSpan",
     "cost",

@@ -34,6 +34,8 @@ def read_feedback(log: RawLog) -> Feedback:
     fields |= _outcome(attributes)
     if (source := attributes.pop(names.FEEDBACK_SOURCE, None)) in SOURCES:
         fields["source"] = source
+    if type(attributes.get(names.FEEDBACK_CLAIM)) is int:
+        fields["claim"] = attributes.pop(names.FEEDBACK_CLAIM)
     return Feedback(
         target=_target(log, attributes),
         key=as_text(attributes.pop(names.EVALUATION_NAME, "")),

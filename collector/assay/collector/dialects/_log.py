@@ -1,4 +1,4 @@
-"""Log records: a convention makes feedback of them, or content of a span that came before."""
+"""Log records: a convention makes feedback of them, content of a span that came before, or what stands beside spans."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluation
+from assay.collector.dialects._process import report, started
 from assay.collector.dialects._raw import RawLog
-from assay.collector.records import Feedback
+from assay.collector.records import Feedback, OpenRun, ProcessReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +22,15 @@ class Amendment:
     fields: Mapping[str, Any]  # those of `Fields`, as records or as JSON
 
 
+LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
 # Gives None for a record that is not its own; raises `ValueError`, which the sender is told, for one that is but makes
 # no sense
-LogDialect: TypeAlias = Callable[[RawLog], Feedback | Amendment | None]
+LogDialect: TypeAlias = Callable[[RawLog], LogItem | None]
 
-LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation,)
+LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report)
 
 
-def read_log(
-    log: RawLog, fault: Fault = log_fault, dialects: Sequence[LogDialect] | None = None
-) -> Feedback | Amendment | None:
+def read_log(log: RawLog, fault: Fault = log_fault, dialects: Sequence[LogDialect] | None = None) -> LogItem | None:
     """What the first dialect that knows this record makes of it, None if none does.
 
     Raises `ValueError` for a record that makes no sense; what else a dialect raises only if no other knows the record.

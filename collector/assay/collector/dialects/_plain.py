@@ -18,7 +18,7 @@ from assay.tracer import attributes as names
 from assay.tracer.spans import LiveSpan
 
 _KINDS = {kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")}  # without documents
-_COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED))
+_COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT))
 _COUNTS_AND_NULL = _COUNTS | {names.OUTPUT_VALUE, names.OUTPUT_MIME}  # see `_openinference`
 _READ = frozenset((names.KIND, names.INPUT_VALUE, names.INPUT_MIME, names.OUTPUT_VALUE, names.OUTPUT_MIME))
 _EXPERIMENT = frozenset((names.EXPERIMENT, names.EXAMPLE, names.REPETITION))
@@ -32,7 +32,7 @@ def plain(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
     kind = _KINDS.get(attributes.get(names.KIND, ""))
     if kind is None or code is StatusCode.ERROR or span._kind is not SpanKind.INTERNAL:
         return None
-    if not attributes.keys() <= _KNOWN or span._events or span._links:
+    if not attributes.keys() <= _KNOWN or span._events or span._links or span.local.ot:
         return None
     try:
         fields = _of_experiment(attributes)

@@ -59,7 +59,7 @@ def _place(span: ReadableSpan) -> tuple[str, str, str | None, str]:
     """
     if isinstance(span, LiveSpan):
         parent = f"{span.parent_id:016x}" if span.parent_id else None
-        return f"{span.local.trace_id:032x}", f"{span.span_id:016x}", parent, ""
+        return f"{span.local.trace_id:032x}", f"{span.span_id:016x}", parent, f"ot={span.ot}" if span.ot else ""
     context = span.get_span_context()
     if context is None:
         raise ValueError(f"span {span.name!r} has no context, so neither trace nor span id")

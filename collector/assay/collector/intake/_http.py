@@ -18,9 +18,11 @@ from assay.collector.intake._logs import LOGS
 from assay.collector.intake._signal import Request, Signal
 from assay.collector.intake._traces import TRACES
 from assay.collector.stores import Store
+from assay.tracer import attributes as names
 
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+OURS = (names.COLLECTOR_HEADER.lower().encode(), b"1")  # to our tracer: what it says beside its spans is kept here
 HUGE = 4 * 1024 * 1024  # after a body of this size the memory that it took is given back to the system
 
 
@@ -99,6 +101,6 @@ async def _send_error(send: Send, content_type: bytes, refused: Permanent | Retr
 async def _send(
     send: Send, status: int, content_type: bytes, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(extra or ())]
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), OURS, *(extra or ())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from assay.collector.dialects import Amendment
+from assay.collector.dialects import Amendment, LogItem
 from assay.collector.errors import Closed, Refused
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._signal import Request
-from assay.collector.records import Feedback, Run
+from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import Serving, Store
 
 MANY = 500  # runs, from which on they are encoded beside the event loop
@@ -26,7 +26,7 @@ class Keeper(Protocol):
 
 
 class StoreKeeper:
-    """Keeps runs, feedback and amendments in a store."""
+    """Keeps runs, feedback, amendments and what is said beside spans in a store."""
 
     def __init__(self, store: Store, beside: Beside) -> None:
         self._store, self._beside = store, beside
@@ -38,7 +38,7 @@ class StoreKeeper:
         }
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """Runs are appended; of logs feedback is added first, then runs are amended, one by one."""
+        """Runs are appended; of logs feedback is added first, then runs are amended, one by one, then the rest."""
         return await self._kinds[request.signal.name](items) if items else ()
 
     async def _runs(self, runs: Sequence[Run]) -> Refusals:
@@ -49,14 +49,18 @@ class StoreKeeper:
             await asyncio.wrap_future(self._append(runs) if few else await self._beside(self._append, runs))
         return ()
 
-    async def _logs(self, items: Sequence[Feedback | Amendment]) -> Refusals:
-        return await asyncio.to_thread(self._feedback_and_content, items)
+    async def _logs(self, items: Sequence[LogItem]) -> Refusals:
+        return await asyncio.to_thread(self._beside_spans, items)
 
-    def _feedback_and_content(self, items: Sequence[Feedback | Amendment]) -> Refusals:
-        feedback = [item for item in items if isinstance(item, Feedback)]
-        if feedback:
-            self._store.add_feedback(feedback)
-        refusals = (self._amend(item) for item in items if isinstance(item, Amendment))
+    def _beside_spans(self, items: Sequence[LogItem]) -> Refusals:
+        store = self._store
+        if feedback := [item for item in items if isinstance(item, Feedback)]:
+            store.add_feedback(feedback)
+        refusals = [self._amend(item) for item in items if isinstance(item, Amendment)]
+        if running := [item for item in items if isinstance(item, OpenRun)]:
+            store.add_running(running)
+        if reports := [item for item in items if isinstance(item, ProcessReport)]:
+            store.add_reports(reports)
         return [refusal for refusal in refusals if refusal]
 
     def _amend(self, content: Amendment) -> ItemRefused | None:

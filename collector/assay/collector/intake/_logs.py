@@ -1,4 +1,5 @@
-"""`/v1/logs`: events named `gen_ai.evaluation.result` become feedback; records that no dialect knows are not for us.
+"""`/v1/logs`: events named `gen_ai.evaluation.result` become feedback, what our tracer says beside its spans is kept;
+records that no dialect knows are not for us.
 
 Source of the names: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`; what they lack
 (source, author, …) travels under `assay.feedback.*`.
@@ -8,36 +9,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from assay.collector.dialects import Amendment, Fault, LogDialect, RawLog, read_log
+from assay.collector.dialects import Fault, LogDialect, LogItem, RawLog, read_log
 from assay.collector.intake import _json, _protobuf
 from assay.collector.intake._decode import Codec, Group
 from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._signal import Signal
-from assay.collector.records import Feedback
+from assay.collector.records import ProcessReport
 from assay.tracer import attributes as names
 
-Item: TypeAlias = Feedback | Amendment
 SOME_SPAN = "1" * 16
 
 
-def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None = None) -> Item:
+def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None = None) -> LogItem:
     """What is kept of a log record. Raises `ItemRefused` for one that no dialect knows, or that makes no sense."""
     log.time_ns = log.time_ns or time.time_ns()
     try:
         item = read_log(log, fault, dialects)
     except ValueError as error:
-        _check(log)
+        if log.event != names.REPORT_EVENT:
+            _check(log)
         raise ItemRefused("value", str(error)) from error
     if item is None:
         told = f"event {log.event[:64]!r} is not kept: of logs only {names.EVALUATION_EVENT!r} is"
         raise ItemRefused("not_an_evaluation", told)
-    _check(log)
+    if not isinstance(item, ProcessReport):  # which speaks of no trace
+        _check(log)
     return item
 
 
@@ -53,7 +54,7 @@ def _parse(body: bytes) -> Iterable[Group]:
     ]
 
 
-PROTOBUF: Codec[Item] = Codec(
+PROTOBUF: Codec[LogItem] = Codec(
     errors=_protobuf.ERRORS,
     parse=_parse,
     split=_protobuf.split,
@@ -62,6 +63,6 @@ PROTOBUF: Codec[Item] = Codec(
     raw=_protobuf.raw_log,
     read=read_item,
 )
-JSON_: Codec[Item] = _json.codec("Logs", "logRecords", _json.JSONRecord, _json.raw_log, read_item)
+JSON_: Codec[LogItem] = _json.codec("Logs", "logRecords", _json.JSONRecord, _json.raw_log, read_item)
 
 LOGS = Signal("logs", PROTOBUF, JSON_, ExportLogsServiceResponse, "rejected_log_records")

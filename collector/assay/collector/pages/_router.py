@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from assay.collector._access import store_of
 from assay.collector.errors import Closed, NotFound, Refused, StoreError, Unavailable
-from assay.collector.pages import _compare, _datasets, _experiments, _forms, _sessions, traces
+from assay.collector.pages import _compare, _datasets, _experiments, _forms, _rules, _sessions, traces
 from assay.collector.pages.kit import render
 from assay.collector.stores import Store
 
@@ -30,6 +30,8 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/experiments", _experiments.experiments, "read"),
     ("/experiments/{experiment_id:path}", _experiments.experiment, "read"),
     ("/compare", _compare.compare, "read"),
+    ("/rules", _rules.rules, "read"),
+    ("/rules/{name:path}", _rules.rule, "read"),
     ("/static/{name}", render.static, "read"),
 )
 

@@ -32,7 +32,8 @@ from assay.collector.records._monitor import (
     WorkerReport,
 )
 from assay.collector.records._numbering import Numbering, distinct
-from assay.collector.records._run import Document, Event, Link, Run, Trace, Usage
+from assay.collector.records._process import Process, ProcessReport
+from assay.collector.records._run import Document, Event, Link, OpenRun, Run, Trace, Usage
 from assay.collector.records._values import (
     JSON,
     DatasetKind,
@@ -72,9 +73,12 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Lease",
     "Link",
     "Numbering",
+    "OpenRun",
     "Outcome",
     "Page",
     "Period",
+    "Process",
+    "ProcessReport",
     "QueueItem",
     "QueueStatus",
     "Retention",

@@ -17,7 +17,7 @@ R = TypeVar("R", Feedback, Experiment, Rule)
 CHANGEABLE: Mapping[type, tuple[str, ...]] = {
     Feedback: ("score", "label", "comment", "metadata"),
     Experiment: ("name", "status", "metadata", "ended_ns", "example_count", "seen_ns"),
-    Rule: ("enabled", "metadata"),
+    Rule: ("enabled", "settings", "metadata"),
 }
 
 

@@ -38,8 +38,11 @@ class Feedback:
 
     `score` is a float or bool, `label` a string; an outcome of "score" has one of them. An error says what happened in
     `error`, a skip says what was missing in `comment`. The `id` derives from (target, key, source, author or
-    evaluator + version + rule), so that a repeat overwrites itself and two people's votes do not; it is derived when
-    it is first asked for.
+    evaluator + version), so that a repeat overwrites itself and two people's votes do not; that of a rule's feedback
+    from (target, key, source, evaluator, rule). It is derived when it is first asked for.
+
+    `claim` numbers the rule's evaluations of this target; of one (rule, target, evaluator) only what the highest claim
+    said stands.
     """
 
     target: Target
@@ -54,6 +57,7 @@ class Feedback:
     evaluator: str | None = None
     version: str | None = None
     rule: str | None = None
+    claim: int | None = None
     judge_trace_id: str | None = None
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     created_ns: int = field(default_factory=time.time_ns)
@@ -108,6 +112,7 @@ def scored(
     made.target, made.key, made.score, made.label, made.comment = target, key, score, label, comment
     made.outcome, made.error, made.source, made.author = "score", None, source, None
     made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, None, None
+    made.claim = None
     made.metadata, made.created_ns = {} if metadata is None else metadata, time.time_ns()
     made.__class__ = Feedback  # the slots are the same
     return cast(Feedback, made)
@@ -127,6 +132,7 @@ def restored(
     evaluator: str | None,
     version: str | None,
     rule: str | None,
+    claim: int | None,
     judge_trace_id: str | None,
     metadata: Mapping[str, JSON],
     created_ns: int,
@@ -136,14 +142,14 @@ def restored(
     made.target, made.id, made.key, made.score, made.label, made.comment = target, id, key, score, label, comment
     made.outcome, made.error, made.source, made.author = outcome, error, source, author
     made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, rule, judge_trace_id
-    made.metadata, made.created_ns = metadata, created_ns
+    made.claim, made.metadata, made.created_ns = claim, metadata, created_ns
     made.__class__ = Feedback  # the slots are the same
     return cast(Feedback, made)
 
 
 def feedback_id(feedback: Feedback) -> str:
     """32 hex digits over what makes two feedbacks the same one."""
-    target = feedback.target
+    target, ruled = feedback.target, feedback.rule is not None
     parts = (
         target.trace_id,
         target.span_id,
@@ -152,9 +158,9 @@ def feedback_id(feedback: Feedback) -> str:
         target.experiment_id,
         feedback.key,
         feedback.source,
-        feedback.author,
+        None if ruled else feedback.author,
         feedback.evaluator,
-        feedback.version,
+        None if ruled else feedback.version,
         feedback.rule,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -32,10 +32,13 @@ class TraceSummary:
     session_id: str | None
     user_id: str | None
     tags: tuple[str, ...]
-    complete: bool
+    complete: bool  # nothing was dropped, and nothing is on its way, as far as anyone can tell
     experiment_id: str | None
     example_id: str | None
     repetition: int = 0
+    dropped: int = 0  # spans that their sender has dropped, as far as it could say so
+    calls_sent: int = 0  # calls that went out with the trace's context in them, answered here or not
+    running: int = 0  # runs that were said to have started and have not ended
     inputs: str = ""  # the beginning of the root's inputs, for display
     outputs: str = ""
     feedback: Mapping[str, float | str | None] = field(default_factory=dict)  # newest score (or label) per key

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from assay.collector.records._feedback import Feedback, Target
-from assay.collector.records._values import JSON, Period, RuleTarget, Scope, Verdict
+from assay.collector.records._values import JSON, Outcome, Period, RuleTarget, Scope, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Rule:
     owner: str = "api"
     shadow_of: str | None = None  # name of the rule beside which it is tried
     since_ns: int | None = None  # also traces that began since then; None: what changes after the activation
-    active_from: int = 0  # the change after which it takes what comes; given by the store at its first activation
+    active_from: int = 0  # the change after which it takes what comes; given by the store when it is put in force
     enabled: bool = True
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     created_ns: int = field(default_factory=time.time_ns)
@@ -84,7 +84,8 @@ class Decision:
     `probability` is the inclusion probability, head × rule or stratum; None where the head's is unknown. `states` says
     of each evaluator `{"state": "waiting" | "scored" | "skipped" | "failed", "error": …, "attempts": …}`.
     `change` is the change of the trace that was decided on, `runs_change` that in which its runs last changed,
-    `read_change` that whose runs were evaluated. A claim is the number of times that it was taken to be run.
+    `read_change` that whose runs were evaluated. Each time that it is taken to be run `claim` rises, to a number that
+    is given out once only.
     """
 
     project: str = "default"
@@ -238,7 +239,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One condition of a filter on one trace: what it wants, what was seen, whether that passes (None: not yet told)."""
+    """One condition of a filter on one trace: what it wants, what was seen, if that passes (None: not yet told)."""
 
     name: str
     wanted: JSON
@@ -263,7 +264,12 @@ class Why:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a monitor's worker says of itself, the newest of each holder."""
+    """What a monitor's worker says of itself, the newest of each holder.
+
+    `data` has, as far as it is known: `finished_per_s` and `decided_per_s` of all rules; and by a rule's name
+    `evaluators`, which are by key `{"looked": …, "failed": …, "p95_s": …}`, `idle`, why it does nothing for it, and
+    `paused`, why it does not ask some evaluators, by key.
+    """
 
     holder: str
     project: str
@@ -289,11 +295,15 @@ class RuleStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedScore:
-    """A score that a rule gave, with the probability of having been looked at (None: unknown; 0: no longer counts)."""
+    """An outcome that a rule gave, with the probability of having been looked at (None: unknown; 0: no longer counts).
+
+    `score` is None for errors and skips, which are counted beside a mean, and for a label without a score.
+    """
 
     trace_id: str | None
     session_id: str | None
     key: str
-    score: float | bool
+    score: float | bool | None
     probability: float | None
     created_ns: int
+    outcome: Outcome = "score"

@@ -90,6 +90,25 @@ class Run:
         return max(0, self.end_ns - self.start_ns)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run that was said to have started and of which no end has come: it runs, or ended with its process.
+
+    It is no `Run`: in no count, no sum, no list of runs. Its span takes its place.
+    """
+
+    trace_id: str
+    span_id: str
+    name: str
+    parent_id: str | None = None
+    kind: str = "chain"
+    start_ns: int = 0
+    local_root: str | None = None  # its process's root of the trace
+    project: str = "default"
+    environment: str = "default"
+    instance: str | None = None  # its process (see `Process`)
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A whole trace: its root run, all runs by start time, and all feedback on it or on its spans.
@@ -101,6 +120,9 @@ class Trace:
     runs: tuple[Run, ...]
     feedback: tuple[Feedback, ...] = ()
     complete: bool = False
+    dropped: int = 0  # as in `TraceSummary`
+    calls_sent: int = 0
+    running: tuple[OpenRun, ...] = ()  # by start time; none of `runs`
 
     @property
     def trace_id(self) -> str:

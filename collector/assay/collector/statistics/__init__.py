@@ -13,12 +13,14 @@ from assay.collector.statistics._compare import (
 )
 from assay.collector.statistics._corrected import Corrected, corrected_mean
 from assay.collector.statistics._draw import Drawn, Sample, draw
+from assay.collector.statistics._estimates import SampledMean, sampled_means
 from assay.collector.statistics._families import Family, boolean_family
 from assay.collector.statistics._forms import databricks_results, databricks_table, haystack_results
 from assay.collector.statistics._keys import summarise
 from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import percentile
+from assay.collector.statistics._sampling import u
 from assay.collector.statistics._student import quantile
 from assay.collector.statistics._tally import Passes, Tally
 from assay.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
@@ -35,6 +37,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Paired",
     "Passes",
     "Sample",
+    "SampledMean",
     "Scores",
     "TASK_OK",
     "Tally",
@@ -58,7 +61,9 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "percentile",
     "place_of",
     "quantile",
+    "sampled_means",
     "scores_of",
     "summarise",
+    "u",
     "value_of",
 ]

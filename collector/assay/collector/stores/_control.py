@@ -118,7 +118,11 @@ class ControlStore(Protocol):
         """What a rule's settings have been, newest first; the present ones are in force for what is decided now."""
 
     def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
-        """Change `enabled`, `settings` or `metadata` of a rule; what decides is a new version's. Raises `NotFound`."""
+        """Change `enabled`, `settings` (all, or some by name) or `metadata` of a rule; what decides is a new version's.
+
+        A rule that was switched off so stays off, whatever its file says, until it is switched on so. Raises
+        `NotFound`.
+        """
 
     def delete_rule(self, name: str, *, project: str = "default") -> bool:
         """Remove a rule; its feedback and decisions stay."""
@@ -129,9 +133,9 @@ class ControlStore(Protocol):
     def decide(self, *decided: Decided) -> list[bool]:
         """Keep what was decided, each in one transaction with the rule's cursor; whether it was kept.
 
-        False, and nothing changed, where the cursor is neither `after` nor `upto`, the version is not the rule's, or
-        the token is older than the lease's. With the cursor at `upto` it was kept before: True, nothing changed. Of a
-        row that is there already u, rate, stratum, probability and change are rewritten; its verdict goes back to
+        False, and nothing changed, where the cursor is neither `after` nor `upto`, the version is not in force, or
+        somebody with a higher token has decided. With the cursor at `upto` it was kept before: True, nothing changed.
+        Of a row that is there already u, rate, stratum, probability and change are rewritten; its verdict goes back to
         waiting if its runs changed since they were read and it was not reopened before (while it runs: `finish` does
         that). With a verdict of sampled_out or filtered a row that is there gets the probability 0 and keeps what it
         says; a row that waits goes. Rows of targets that were deleted are left out.
@@ -153,16 +157,20 @@ class ControlStore(Protocol):
     def delete_decisions(
         self, *, trace_id: str | None = None, rule: str | None = None, project: str | None = None
     ) -> int:
-        """Remove decisions; returns how many. Neither a trace nor a rule is refused."""
+        """Remove decisions; returns how many. Neither a trace nor a rule is refused. A rule of which no trace is named
+        begins anew: it decides on all that has changed since it was put in force.
+        """
 
     def claim(
         self, rule: str, version: str, holder: str, seconds: float, *, project: str = "default", limit: int = 1
     ) -> list[Decision]:
         """Take what is due of a rule, oldest first, to be run within some seconds (see `renew`); durable on return.
 
-        Due are rows that wait, are throttled or over budget and whose `next_ns` has come, and those whose holder let the
-        time pass: of these `deaths` rises, and once it is above 0 the row is given out alone, with no other. At three
-        deaths it is failed, "ended the worker". Raises `Refused` where the version is not in force any more.
+        Due are rows that wait or are throttled and whose `next_ns` has come, those whose holder let the time pass, and
+        after them those over budget, newest first. Of what its holder let go `deaths` rises, and once it is above 0 the
+        row is given out alone, with no other. At three deaths it is failed, "ended the worker", with an error of each
+        evaluator that has no outcome. A rule that is switched off gives out nothing. Raises `Refused` where the version
+        is not in force any more.
         """
 
     def renew(self, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
@@ -174,8 +182,9 @@ class ControlStore(Protocol):
         "finished"; "waiting" (kept, and to be run again as the trace changed meanwhile); or "refused: …", with nothing
         kept, where the claim is not the newest, the version not in force, or the target deleted. The same finish again
         changes nothing. For each evaluator in `reported` its whole set of feedback on (rule, target) is replaced; all
-        feedback of (rule, target) is where the inputs' hash or the version is another than the decision's. Of one (rule,
-        target, evaluator) only the set of the highest claim stands.
+        feedback of (rule, target) is where the inputs' hash or the version is another than the decision's. Of one
+        (rule, target, evaluator) only the set of the highest claim stands. Of what is over budget the newest 10,000 of
+        a rule are offered again, for 24 hours; what falls out stays over budget for good.
         """
 
     def why(self, trace_id: str) -> list[Why]:
@@ -199,7 +208,9 @@ class ControlStore(Protocol):
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Page[WeightedScore]:
-        """A rule's scores with the probabilities of its decisions, newest first: what estimates are made of."""
+        """A rule's scores, errors and skips with the probabilities of its decisions, newest first: what estimates are
+        made of.
+        """
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
         """Take or renew a lease; None while another holder has it. Each acquire that is no renewal raises the token,
@@ -216,10 +227,14 @@ class ControlStore(Protocol):
         """Take a lease from whoever holds it, as from a process that hangs; False if nobody does."""
 
     def book(self, *bookings: Booking) -> list[bool]:
-        """Reserve amounts, each unless it would pass its limit; whether it is reserved. The same id books once."""
+        """Reserve amounts, each unless it would pass its limit; whether it is reserved. The same id books once, also
+        when it was settled; for two days.
+        """
 
     def settle(self, actual: Mapping[str, float]) -> None:
-        """Put in the place of what was reserved, by id, what it came to; 0 gives it back. Unknown ids change nothing."""
+        """Put in the place of what was reserved, by id, what it came to; 0 gives it back. Ids that are unknown, or
+        settled, change nothing.
+        """
 
     def booked(self, budget: str | None = None) -> list[Booked]:
         """What was settled and reserved, of one budget or all, newest period first."""

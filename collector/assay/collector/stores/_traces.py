@@ -12,7 +12,10 @@ from assay.collector.records import (
     Changes,
     Condition,
     Feedback,
+    OpenRun,
     Page,
+    Process,
+    ProcessReport,
     Retention,
     Run,
     RunScores,
@@ -132,15 +135,17 @@ class TraceStore(Protocol):
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
         """The feed: heads of all traces that changed after a position, in the order of their changes.
 
-        New or replaced runs, amendments and feedback without a rule are changes; the same run sent again and a rule's
-        feedback are none. A trace stands where it last changed. Every change is seen at least once by whoever reads on
-        from `cursor`, across restarts and beside any number of writers; None begins with the first trace. `filters` are
-        answered in `Head.passes`; a filter that is relative to now is refused.
+        New or replaced runs, amendments, runs that have started, and feedback without a rule are changes; the same run
+        or feedback sent again and a rule's feedback are none. A trace stands where it last changed. Every change is
+        seen at least once by whoever reads on from `cursor`, across restarts and beside any number of writers; None
+        begins with the first trace. Numbers of changes rise, with gaps. `filters` are answered in `Head.passes` as
+        rules read them: conditions on feedback see only what no rule gave. A filter whose answer changes with time
+        alone is refused.
         """
         ...
 
     def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
-        """Condition by condition with the value seen, why a trace passes a filter or not: by the compiler of `traces`.
+        """Condition by condition with the value seen, why a trace passes a filter or not, as `changes` reads filters.
 
         Raises `NotFound`.
         """
@@ -149,8 +154,33 @@ class TraceStore(Protocol):
     def count(self) -> Mapping[str, int]:
         """How many spans, traces and feedbacks are stored and visible; evaluators' own traces among them."""
 
+    def add_running(self, runs: Sequence[OpenRun]) -> None:
+        """Keep that runs have started: each until its span arrives, or its trace says that it was dropped.
+
+        One whose span is here changes nothing, nor does one said twice. Kept are the latest 10,000, for seven days.
+        """
+
+    def running(
+        self,
+        *,
+        trace_id: str | None = None,
+        project: str | None = None,
+        environment: str | None = None,
+        limit: int = 1000,
+    ) -> list[OpenRun]:
+        """Runs that have started and not ended, latest start first."""
+
+    def add_reports(self, reports: Sequence[ProcessReport]) -> None:
+        """Keep what processes say of all their spans: the newest report of each of the latest 10,000."""
+
+    def processes(self, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
+        """Processes of which something has come (since a time), the latest first."""
+
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
+
+        For eight days nothing brings them back: what is appended of them, or said about them, is acknowledged, counted
+        and not kept.
 
         Evaluators' own traces pass as others do, and those that feedback leads to which goes are removed with it
         (uncounted). An empty filter is refused, and so is a text without a word.

@@ -8,6 +8,7 @@ from assay.evaluators.engine._experiment import Experiment, Failure, Row
 from assay.evaluators.engine._prepare import CannotResume
 from assay.evaluators.engine._progress import go_on, run_again
 from assay.evaluators.engine._recorder import OpenRun, Recorder, finish_stored
+from assay.evaluators.engine._spent import Spent
 from assay.evaluators.engine._spool import deliver_spool
 from assay.evaluators.engine._summary import KeySummary, Summary
 from assay.evaluators.engine._task import TaskError
@@ -23,6 +24,7 @@ __all__ = [
     "OpenRun",
     "Recorder",
     "Row",
+    "Spent",
     "Summary",
     "TaskError",
     "aevaluate",

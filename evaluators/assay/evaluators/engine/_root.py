@@ -8,7 +8,7 @@ from dataclasses import replace
 from assay.collector.records import JSON, Run
 from assay.tracer import attributes as names
 
-_COUNTS = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED)
+_COUNTS = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT)
 
 
 def own_root(

@@ -11,6 +11,7 @@ from assay.evaluators.judges._ask import (
     ParseFailure,
     Token,
 )
+from assay.evaluators.judges._budget import Amount, Ledger, charged
 from assay.evaluators.judges._judge import Judge, judge_of
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._own import judge
@@ -19,6 +20,7 @@ from assay.evaluators.judges._prompts import Prompt, prompt
 from assay.evaluators.judges._scripted import scripted
 
 __all__ = [
+    "Amount",
     "Answer",
     "Ask",
     "Backend",
@@ -27,10 +29,12 @@ __all__ = [
     "Declined",
     "Judge",
     "Judgement",
+    "Ledger",
     "NoJudge",
     "ParseFailure",
     "Prompt",
     "Token",
+    "charged",
     "judge",
     "judge_of",
     "panel",

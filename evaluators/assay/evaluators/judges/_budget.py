@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import orjson
@@ -35,6 +38,24 @@ class Ledger(Protocol):
 
     async def settle(self, id: str, actual: Amount) -> None:
         """Put in the place of what was reserved what it came to. An id that is not booked changes nothing."""
+
+
+_charged: ContextVar[Ledger | None] = ContextVar("assay-charged", default=None)
+
+
+@contextmanager
+def charged(ledger: Ledger | None) -> Iterator[None]:
+    """Calls of judges inside are booked there, beside each judge's own budget."""
+    token = _charged.set(ledger)
+    try:
+        yield
+    finally:
+        _charged.reset(token)
+
+
+def ledgers_of(judge: Judge) -> list[Ledger]:
+    """Where a judge's calls are booked."""
+    return [ledger for ledger in (judge.budget, _charged.get()) if ledger is not None]
 
 
 class Budget:

@@ -30,7 +30,8 @@ class Judge:
     """A model behind an OpenAI-compatible endpoint, or any `backend`.
 
     What is not given comes from the environment, when the judge is made: `model` from ASSAY_JUDGE, `base_url` from
-    ASSAY_JUDGE_URL, else OPENAI_BASE_URL, else it is OpenAI's, `api_key` from ASSAY_JUDGE_KEY, else OPENAI_API_KEY.
+    ASSAY_JUDGE_URL, else OPENAI_BASE_URL, else it is OpenAI's, `api_key` from ASSAY_JUDGE_KEY, else OPENAI_API_KEY. A
+    key of the environment goes to the address of the environment alone: with another `base_url` give its `api_key`.
 
     `price` is US dollars per million tokens, of input and of output; None: what genai-prices knows. `temperature` and
     `seed` are left out where a model refuses them. `max_tokens` bound a reply; a model that thinks gets up to 16 times
@@ -183,12 +184,26 @@ def _check(judge: Judge) -> None:
 
 
 def _of_environment(judge: Judge) -> dict[str, Any]:
-    url = judge.base_url or _first("ASSAY_JUDGE_URL", "OPENAI_BASE_URL") or OPENAI
+    url = check_address(judge.base_url or _own_addresses()[0])
     return {
         "model": judge.model or _first("ASSAY_JUDGE") or "",
-        "base_url": check_address(url),
-        "api_key": check_key(judge.api_key) or check_key(_first("ASSAY_JUDGE_KEY", "OPENAI_API_KEY")),
+        "base_url": url,
+        "api_key": check_key(judge.api_key) or check_key(_own_key(url)),
     }
+
+
+def _own_addresses() -> tuple[str, str]:
+    """Where the environment says that judges are, and where it says that OpenAI's API is."""
+    openai = _first("OPENAI_BASE_URL") or OPENAI
+    return _first("ASSAY_JUDGE_URL") or openai, openai
+
+
+def _own_key(url: str) -> str | None:
+    """The environment's key for an address; none for one that it does not name, or whoever names one would get it."""
+    judges, openai = _own_addresses()
+    if url == check_address(judges):
+        return _first("ASSAY_JUDGE_KEY", "OPENAI_API_KEY")
+    return _first("OPENAI_API_KEY") if url == check_address(openai) else None
 
 
 def _of_backend(judge: Judge) -> dict[str, Any]:

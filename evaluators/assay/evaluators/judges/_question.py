@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from assay.collector.records import Usage
 from assay.evaluators.judges._ask import KEPT, Answer, Ask, Completion, CutOff, ParseFailure
-from assay.evaluators.judges._budget import Amount, most
+from assay.evaluators.judges._budget import Amount, ledgers_of, most
 from assay.evaluators.judges._endpoint import Endpoint, loaded
 from assay.evaluators.judges._limits import limiter_of
 from assay.evaluators.judges._prices import cost_of
@@ -113,19 +113,21 @@ class Question:
     async def _booked(self, ask: Ask) -> AsyncIterator[_Booking]:
         """Room in the budget for one call; what it came to is settled, whatever comes of it."""
         booking = _Booking(self._judge, most(self._judge, ask))
-        ledger, id = self._judge.budget, uuid4().hex
-        if ledger is None:
+        ledgers, id = ledgers_of(self._judge), uuid4().hex
+        if not ledgers:
             yield booking
             return
         try:
             async with asyncio.timeout(self._deadline.left):
-                await ledger.book(id, booking.amount)
+                for ledger in ledgers:
+                    await ledger.book(id, booking.amount)
             yield booking
         except BaseException as error:
             booking.fail(error)
             raise
         finally:
-            await ledger.settle(id, booking.amount)
+            for ledger in ledgers:
+                await ledger.settle(id, booking.amount)
 
     async def _called(self, ask: Ask) -> Completion:
         seconds = self._deadline.of_attempt

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import orjson
 from opentelemetry.context import attach, detach
-from opentelemetry.context.context import Context
 from opentelemetry.trace import SpanContext
 
 from assay.collector.dialects import from_readable
@@ -23,7 +22,7 @@ from assay.evaluators.judges._prompts import Prompt
 from assay.evaluators.protocol import Judgements, Skip, Untraced, judging, no_trace, surroundings
 from assay.tracer import Run, span
 from assay.tracer.capture import Captured, capture
-from assay.tracer.spans import current, to_json
+from assay.tracer.spans import apart, current, to_json
 
 JUDGED = ("inputs", "outputs", "reference_outputs")
 LONGEST = 4_000  # bytes of each of these on the root: the questions below it have them whole
@@ -49,7 +48,7 @@ class Traced:
             self.id = known.inside.id
             self._run = self._stack.enter_context(span(evaluator, kind="evaluator", inputs=_judged(case)))
             return
-        before = attach(Context())
+        before = attach(apart())
         self._stack.callback(detach, before)
         target = known.target or _target_of(case)
         metadata = {"evaluator": known.evaluator or evaluator, "version": known.version, **_named(target)}

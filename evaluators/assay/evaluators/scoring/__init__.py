@@ -6,6 +6,7 @@ from assay.evaluators.scoring._corrected import corrected
 from assay.evaluators.scoring._estimate import Estimate, estimate
 from assay.evaluators.scoring._score import ascore, score
 from assay.evaluators.scoring._scoring import Scoring, of_failed
+from assay.evaluators.scoring._sessions import turns_of
 
 __all__ = [
     "Bias",
@@ -20,4 +21,5 @@ __all__ = [
     "of_failed",
     "retrieved",
     "score",
+    "turns_of",
 ]

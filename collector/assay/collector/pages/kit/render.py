@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from assay.collector import format
+from assay.collector import format, gaps
 from assay.collector.pages.kit import chart, filter_form, payload
 from assay.collector.pages.kit.text import breakable, visible
 from assay.collector.stores import Store
@@ -64,6 +64,7 @@ def environment() -> Environment:
     }
     made.filters |= dict(getmembers(format, isfunction))  # each under its own name
     made.filters |= {"glimpse": payload.glimpse, "gist": payload.gist}
+    made.filters |= {"gaps": gaps.gaps, "dropped": gaps.dropped, "since": gaps.since}
     made.filters |= {"path": path, "breakable": breakable, "tame": dict}
     return made
 

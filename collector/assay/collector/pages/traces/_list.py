@@ -13,8 +13,8 @@ from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.pages.kit import chart, chips, filter_form, render
 from assay.collector.pages.kit.judges import of_chips
-from assay.collector.records import Bucket, TraceSummary
-from assay.collector.stores import Checks, Store
+from assay.collector.records import Bucket, OpenRun, TraceSummary
+from assay.collector.stores import Checks, Store, under_way
 
 PAGE = 50
 _SHORT = 6 * 3_600 * 10**9
@@ -44,6 +44,7 @@ def traces(store: Store, request: Request) -> Response:
         status=422 if query.problems else 200,
         query=query,
         page=page,
+        running=running(store, query),
         chips=of_traces,
         columns=chips.columns(of_traces),
         times=times,
@@ -65,6 +66,12 @@ def charts(store: Store, request: Request) -> Response:
     judges = of_chips(chips.by_trace(store, store.traces(query.filter, limit=PAGE).items))
     found = overview(store, query.filter, since, until)
     return render.html(request, "charts.html", query=query, overview=found, trust=Checks(store).said(judges))
+
+
+def running(store: Store, query: filter_form.Query) -> list[OpenRun]:
+    """Traces under way of which the list can show nothing yet, on its first page."""
+    first = not query.fields.get("cursor") and query.fields.get("traffic") != "judges"
+    return under_way(store, query.filter) if first else []
 
 
 def choices(store: Store) -> dict[str, list[str]]:

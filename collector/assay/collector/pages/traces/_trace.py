@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from assay.collector import verdicts
 from assay.collector.errors import NotFound
 from assay.collector.pages._experiments import known_examples
 from assay.collector.pages.kit import chips, payload, render
@@ -16,8 +19,11 @@ _PARTS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource"
 
 
 def trace(store: Store, request: Request) -> Response:
-    """`GET /traces/{trace_id}?run={span_id}`; the root run is shown if none is named."""
-    asked = store.trace(request.path_params["trace_id"])
+    """`GET /traces/{trace_id}?run={span_id}`; the root is shown if no run is named, open runs if none has ended."""
+    try:
+        asked = store.trace(request.path_params["trace_id"])
+    except NotFound:
+        return under_way(store, request)
     run = chosen(asked, request.query_params.get("run"))
     rows = _tree.rows(asked)
     start, end = _tree.span_of(asked.runs)
@@ -35,9 +41,21 @@ def trace(store: Store, request: Request) -> Response:
         of_run=chips.voices(feedback for feedback in asked.feedback if feedback.target.span_id == run.span_id),
         experiment=experiment,
         example=example_of(store, asked, experiment),
-        decisions=store.decisions(trace_id=asked.trace_id).items,
+        why=store.why(asked.trace_id),
+        verdicts=verdicts,
+        now=time.time_ns(),
         links=[link for link in run.links if link.trace_id != asked.trace_id],
     )
+
+
+def under_way(store: Store, request: Request) -> Response:
+    """A trace of which nothing has ended. Raises `NotFound` if nothing has begun."""
+    trace_id = request.path_params["trace_id"]
+    runs = store.running(trace_id=trace_id)[::-1]
+    if not runs:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    names = {run.span_id: run.name for run in runs}
+    return render.html(request, "running.html", trace_id=trace_id, runs=runs, names=names)
 
 
 def part(store: Store, request: Request) -> Response:

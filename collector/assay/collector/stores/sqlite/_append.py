@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from assay.collector.records import JSON
+from assay.collector.records import JSON, OpenRun
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _words
+from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
+from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
+from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
 
 CACHED_SPANS = 20_000  # remembered at most
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS])
-TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", *RollUp._fields)
+TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change", "changed_ns", *RollUp._fields)
 
 
 _KEYS = "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)"
@@ -49,19 +53,29 @@ class _Row(NamedTuple):
     payload: bytes  # as JSON
 
 
+class Written(NamedTuple):
+    """What a write has changed: keys of traces."""
+
+    new: dict[str, int]  # by id, those of which the file has had nothing before
+    changed: set[int]  # those with a new place in the feed
+
+
 class Appender:
     """Writes batches for the one writer, on whose connection `reader` is.
 
     Remembers the traces that were written last, so that a late span is cheap.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader, self.db = reader, reader.db
+    def __init__(self, reader: Reader, clock: Clock) -> None:
+        self.reader, self.db, self._clock = reader, reader.db, clock
+        self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._cached_spans, self.bound = 0, CACHED_SPANS
         self._resources: dict[str, int] = {}
+        self._origins: dict[int, Origin | None] = {}  # by key of the resource
+        self.running, self.processes = Running(self.db), Processes(self.db)
         self._values: set[tuple[str, str]] = set()
         self.forget()
 
@@ -70,7 +84,10 @@ class Appender:
         self._cache.clear()
         self._cached_spans = 0
         self._resources.clear()
+        self._origins.clear()
+        self.running.forget()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
+        self.tombstones.forget()
         self._next_trace = self._highest("traces") + 1
         self._next_span = self._highest("spans") + 1
 
@@ -82,10 +99,14 @@ class Appender:
         return int(self.db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
 
     def keys(self, trace_ids: Iterable[str]) -> dict[str, int]:
-        """Integer keys of traces; those that are new get a row without spans, which no list shows."""
+        """Integer keys of traces; those that are new get a row without spans, which no list shows. Those that were
+        deleted get none.
+        """
         wanted = list(dict.fromkeys(trace_ids))
         stored = dict(find_many(self.db, _KEYS, wanted))
-        new = [(trace_id, self._take_trace()) for trace_id in wanted if trace_id not in stored]
+        unknown = [trace_id for trace_id in wanted if trace_id not in stored]
+        gone = self.tombstones.among(unknown)
+        new = [(trace_id, self._take_trace()) for trace_id in unknown if trace_id not in gone]
         insert_many(self.db, "traces", ("trace_id", "id"), new)
         return {**stored, **dict(new)}
 
@@ -94,35 +115,49 @@ class Appender:
         return self._next_trace - 1
 
     def evict(self, trace_ids: Iterable[str]) -> None:
-        """Drop what is remembered of these traces."""
+        """Drop what is remembered of traces that went."""
+        trace_ids = list(trace_ids)
+        self.running.evict(trace_ids)
         for trace_id in trace_ids:
             if state := self._cache.pop(trace_id, None):
                 self._cached_spans -= len(state.facts)
 
-    def write(self, batches: Sequence[Batch]) -> dict[str, int]:
-        """Insert or merge the runs of batches, all of them by the same few statements.
-
-        Returns the keys of traces of which the file has had nothing before.
-        """
-        before = self._next_trace
+    def write(self, batches: Sequence[Batch]) -> Written:
+        """Insert or merge the runs of batches, all of them by the same few statements."""
+        before, first = self._next_trace, self._next_span
         known = self._known({trace_id: None for batch in batches for trace_id in batch.traces})
         spans: list[_Row] = []
         touched: dict[str, Known] = {}
         for batch in batches:
             resources = [self._resource(blob) for blob in batch.resource_blobs]
             for trace_id, positions in batch.traces.items():
-                if self._merge(known[trace_id], batch, positions, resources, spans):
+                if trace_id not in known:
+                    self.tombstones.late += len(positions)
+                elif self._merge(known[trace_id], batch, positions, resources, spans):
                     touched[trace_id] = known[trace_id]
         self._insert_spans(spans)
         self._insert_traces(touched)
         self._keep_values([row.fact for row in spans])
+        self._count(row for row in spans if row.id >= first)
         self._trim()
-        return {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
+        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
+        return Written(new, {state.key for state in touched.values()})
+
+    def move(self, keys: Iterable[int]) -> None:
+        """Put traces at the end of the feed, as something but their runs has changed; those without runs stay out."""
+        moved = sorted(keys)
+        if not moved:
+            return
+        numbers, now = self._clock.take(self.db, len(moved))
+        rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
+        self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        """Fill in fields of a stored run (see `_amend`); whether it is here."""
+        """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted."""
         if not find_many(self.db, _KEYS, [trace_id]):
-            return False
+            gone = bool(self.tombstones.among([trace_id]))
+            self.tombstones.late += gone
+            return gone
         state = self._known([trace_id])[trace_id]
         row = state.rows.get(span_id)
         if row is None:
@@ -140,6 +175,16 @@ class Appender:
         self._trim()
         return True
 
+    def start(self, runs: Sequence[OpenRun]) -> None:
+        """Keep that runs have started."""
+        gone = self.tombstones.among({run.trace_id for run in runs})
+        begun, freed = self.running.add([run for run in runs if run.trace_id not in gone])
+        self.tombstones.late += sum(run.trace_id in gone for run in runs)
+        stored = dict(find_many(self.db, _KEYS + " AND span_count > 0", begun | freed))
+        self.move(stored[trace_id] for trace_id in begun - freed if trace_id in stored)
+        self._insert_traces(self._known([trace_id for trace_id in freed if trace_id in stored]))
+        self._trim()
+
     def _insert_spans(self, rows: Sequence[_Row]) -> None:
         payloads = self._compressor.all([row.payload for row in rows])
         values = [
@@ -149,11 +194,16 @@ class Appender:
         insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
     def _insert_traces(self, touched: Mapping[str, Known]) -> None:
-        now = time.time_ns()
-        rows = []
-        for trace_id, state in touched.items():
+        if not touched:
+            return
+        now, rows = time.time_ns(), []
+        numbers, changed_ns = self._clock.take(self.db, len(touched))
+        for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
             rolled, root = roll_up(list(state.facts.values()))
-            rows.append((state.key, trace_id, now, list(state.rows.values())[root], *rolled))
+            if running := self.running.left(trace_id, state.facts, settled=rolled.complete == 1):
+                rolled = rolled._replace(running=running, complete=0)
+            change = (number, number, changed_ns)
+            rows.append((state.key, trace_id, now, list(state.rows.values())[root], *change, *rolled))
         insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
@@ -193,13 +243,16 @@ class Appender:
         return encode_amended(run, fields, fact.size)
 
     def _known(self, trace_ids: Iterable[str]) -> dict[str, Known]:
-        """What is known of these traces: remembered, read from the file, or new."""
+        """What is known of these traces: remembered, read from the file, or new; nothing of those that were deleted."""
         known = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
         for trace_id in known:
             self._cache.move_to_end(trace_id)
         missing = [trace_id for trace_id in trace_ids if trace_id not in known]
         keys = dict(find_many(self.db, _KEYS, missing))
+        gone = self.tombstones.among(trace_id for trace_id in missing if trace_id not in keys)
         for trace_id in missing:
+            if trace_id in gone:
+                continue
             key = keys.get(trace_id)
             state = Known(self._take_trace()) if key is None else self._load(trace_id, key)
             self._cached_spans += len(state.facts)
@@ -223,6 +276,16 @@ class Appender:
             insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
+    def _count(self, rows: Iterable[_Row]) -> None:
+        """Count spans that have come for the first time with the processes that they are of."""
+        counts = Counter([(row.resource, row.fact.project, row.fact.environment) for row in rows])
+        arrived: Counter[tuple[Origin, str, str]] = Counter()
+        for (resource, project, environment), count in counts.items():
+            if whose := self._origins.get(resource):
+                arrived[whose, project, environment] += count
+        if arrived:
+            self.processes.count(arrived)
+
     def _trim(self) -> None:
         while self._cached_spans > self.bound and len(self._cache) > 1:
             _, state = self._cache.popitem(last=False)
@@ -233,7 +296,7 @@ class Appender:
         if key is None:
             self.db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
             key = int(self.db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
-            self._resources[blob] = key
+            self._resources[blob], self._origins[key] = key, origin(loads(blob))
         return key
 
 

@@ -106,6 +106,8 @@ class Behind:
         if time.monotonic() >= self._next_prune:
             self._next_prune = time.monotonic() + PRUNE_EVERY
             self._prune()
+            while self._writer.call(lambda _: self._appender.tombstones.prune()):
+                pass
 
     def _train(self) -> None:
         with self._file.read() as reader:

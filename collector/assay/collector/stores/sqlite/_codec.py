@@ -12,11 +12,22 @@ import orjson
 import zstandard
 
 from assay.collector.records import JSON, Document, Event, Link, Run, Usage
+from assay.collector.stores.sqlite._said import Said, said
 from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 from assay.tracer import attributes as names
 
 LEVEL = 3  # measured with a dictionary: a sixth smaller than level 1, 2 us a span dearer; 4 and 5 gain nothing
 TOKENS_MAX = 2**40  # of one run; no model has it, and sums over many traces still fit into 64 bits
+COUNT_MAX = 2**31
+
+
+class Counts(NamedTuple):
+    """What was under a local root as of the end of one of its spans."""
+
+    started: int
+    open: int
+    dropped: int = 0
+    calls_sent: int = 0
 
 
 class Fact(NamedTuple):
@@ -45,7 +56,8 @@ class Fact(NamedTuple):
     tags: tuple[str, ...]
     metadata: str | None  # JSON object of its plain values
     local_root: str | None
-    counts: tuple[int, int, int] | None  # spans started, open and dropped under the local root, as of this span's end
+    counts: Counts | None  # what its process said at this span's end
+    said: Said  # of head sampling, and whether a monitor made it
     sent: int | None = None  # of a run that was amended: `size` as it was sent
 
 
@@ -141,6 +153,7 @@ def _fast(run: Run) -> tuple[Fact, bytes]:
         run.tags,
         _plain_metadata(run.metadata) if run.metadata else None,
         *(_counts(attributes) if names.LOCAL_ROOT in attributes else _UNCOUNTED),
+        said(attributes, run.resource),
     ), payload
 
 
@@ -157,14 +170,22 @@ def _check(run: Run) -> None:
         texts.encode()
 
 
-def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, tuple[int, int, int] | None]:
-    root, started = attributes.get(names.LOCAL_ROOT), attributes.get(names.SPANS_STARTED)
-    opened, dropped = attributes.get(names.SPANS_OPEN), attributes.get(names.SPANS_DROPPED)
+def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, Counts | None]:
+    root = attributes.get(names.LOCAL_ROOT)
     if not isinstance(root, str):
         return None, None
-    if not isinstance(started, int) or not isinstance(opened, int):
+    started, still_open = attributes.get(names.SPANS_STARTED), attributes.get(names.SPANS_OPEN)
+    if not isinstance(started, int) or not isinstance(still_open, int):
         return root, None
-    return root, (started, opened, dropped if isinstance(dropped, int) else 0)
+    return root, Counts(
+        started, still_open, _count(attributes, names.SPANS_DROPPED), _count(attributes, names.CALLS_SENT)
+    )
+
+
+def _count(attributes: Mapping[str, JSON], name: str) -> int:
+    """A count that is left out where it is 0, within what columns and their sums can hold."""
+    value = attributes.get(name)
+    return max(0, min(value, COUNT_MAX)) if isinstance(value, int) else 0
 
 
 def _plain_metadata(metadata: Mapping[str, JSON]) -> str | None:
@@ -285,4 +306,4 @@ class Decoder:
         return self._by_id[number]
 
 
-__all__ = ["COLUMNS", "Batch", "Compressor", "Decoder", "Fact", "decode", "encode", "encode_amended", "facts"]
+__all__ = ["COLUMNS", "Batch", "Compressor", "Counts", "Decoder", "Fact", "decode", "encode", "encode_amended", "facts"]

@@ -11,15 +11,20 @@ from typing import Any, get_args
 from assay.collector.errors import Refused
 from assay.collector.records import Key, QueueItem, QueueStatus, Retention
 from assay.collector.stores._both import Gone
+from assay.collector.stores.sqlite._claiming import Claims
 from assay.collector.stores.sqlite._datasets import Datasets
+from assay.collector.stores.sqlite._decisions import Decisions, forget_sessions, forget_traces
 from assay.collector.stores.sqlite._experiments import Experiments
 from assay.collector.stores.sqlite._half import reads, writes
-from assay.collector.stores.sqlite._monitor import Monitor, forget_decisions
+from assay.collector.stores.sqlite._leases import Leases
+from assay.collector.stores.sqlite._money import Money
 from assay.collector.stores.sqlite._records import from_text, to_text
+from assay.collector.stores.sqlite._rules import Rules
 from assay.collector.stores.sqlite._sql import delete_many
+from assay.collector.stores.sqlite._workers import Workers
 
 
-class SQLiteControl(Datasets, Experiments, Monitor):
+class SQLiteControl(Datasets, Experiments, Rules, Decisions, Claims, Leases, Money, Workers):
     """Implements `ControlStore` on a file, and what `Both` asks of such a half."""
 
     @writes
@@ -79,7 +84,8 @@ class SQLiteControl(Datasets, Experiments, Monitor):
     @writes
     def forget(self, db: sqlite3.Connection, /, gone: Gone) -> None:
         """Remove decisions and items of queues about traces and sessions that go."""
-        forget_decisions(db, gone.traces)
+        forget_traces(db, gone.traces)
+        forget_sessions(db, gone.sessions)
         delete_many(db, "queue", "json_extract(data, '$.target.trace_id')", gone.traces)
         delete_many(db, "queue", "json_extract(data, '$.target.session_id')", gone.sessions)
 

@@ -39,10 +39,12 @@ def remove(appender: Appender, gone: Gone, db: sqlite3.Connection) -> tuple[int,
     keys = [row[0] for row in rows]
     judgements = _judgements(db, "trace", keys)
     _take_out(appender, db, keys)
+    appender.tombstones.put(gone.traces)
     ended = _ended(db, {row[2] for row in rows if row[2] is not None})
     judgements |= _judgements(db, "session_id", ended)
     delete_many(db, "feedback", "session_id", ended)
     _take_out(appender, db, list(judgements))
+    appender.tombstones.put(judgements.values())
     appender.evict([*gone.traces, *judgements.values()])
     return len(rows), {tag for row in rows if row[1] is not None for tag in loads(row[1])}
 
@@ -51,6 +53,7 @@ def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -
     """Remove those of the traces that are evaluators' own."""
     gone = _evaluators_own(db, ids)
     _take_out(appender, db, list(gone))
+    appender.tombstones.put(gone.values())
     appender.evict(gone.values())
 
 
@@ -59,6 +62,7 @@ def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -
     _words.remove(appender.reader, keys)
     for table in ("unindexed", "feedback", "spans"):
         delete_many(db, table, "trace", keys)
+    delete_many(db, "open_runs", "(SELECT id FROM traces t WHERE t.trace_id = open_runs.trace_id)", keys)
     delete_many(db, "traces", "id", keys)
 
 

@@ -19,18 +19,21 @@ from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Feedback, Target, changed, restored
 from assay.collector.statistics import nameless
 from assay.collector.stores.sqlite import _delete
-from assay.collector.stores.sqlite._append import Appender
+from assay.collector.stores.sqlite._append import Appender, Written
+from assay.collector.stores.sqlite._claims import Ruled, stored, weighed
 from assay.collector.stores.sqlite._codec import Batch
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
-from assay.collector.stores.sqlite._values import clean, dumps, loads
+from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 
 COLUMNS = (
     "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
-    " author evaluator version rule judge_trace_id metadata created_ns standing"
+    " author evaluator version rule claim judge_trace_id metadata created_ns standing"
 ).split()
-_ID, _TRACE, _TRACE_ID, _KEY, _SOURCE, _JUDGE = map(
-    COLUMNS.index, ("id", "trace", "trace_id", "key", "source", "judge_trace_id")
+_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _STANDING = map(
+    COLUMNS.index,
+    "id trace trace_id session_id experiment_id key source rule claim judge_trace_id standing".split(),
 )
+_RULED = tuple(map(COLUMNS.index, Ruled._fields))
 _OTHERS = ("session_id", "experiment_id", "key", "source", "author", "rule")
 _KIND_OF_OTHERS = tuple(map(COLUMNS.index, _OTHERS))
 _OVERWRITE = f"{overwrite(COLUMNS)} WHERE " + " AND ".join(
@@ -44,11 +47,14 @@ CHECKS = (
 SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
 
 
+NOTHING_WRITTEN = Written({}, set())
+
+
 def append(appender: Appender, batches: Sequence[Batch]) -> None:
     """Write batches for the one writer: their runs, then their feedback."""
-    new = appender.write(batches)
+    written = appender.write(batches)
     if rows := [row for batch in batches for row in batch.feedback]:
-        _write(appender, rows, new)
+        write(appender, rows, written)
 
 
 def rows(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
@@ -56,28 +62,89 @@ def rows(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
     return [_row(outcome) for outcome in feedback]
 
 
-def _write(appender: Appender, rows: Sequence[list[Any]], new: Mapping[str, int]) -> None:
+def write(appender: Appender, rows: Sequence[list[Any]], written: Written = NOTHING_WRITTEN) -> None:
     """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these.
 
-    `new` are the keys of traces of which the file has had nothing so far: there a row that is alone with its key stands
-    as it is.
+    What is about a deleted trace, or of an older claim than what is there, is left out. On a trace of which the file
+    has had nothing so far a row that is alone with its key stands as it is.
     """
-    db = appender.db
-    by_id = {row[_ID]: row for row in rows}
-    elsewhere = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
-    keys = {**appender.keys(elsewhere), **new} if elsewhere else new
-    for row in by_id.values():
-        if row[_TRACE_ID] is not None:
-            row[_TRACE] = keys[row[_TRACE_ID]]
+    db, new = appender.db, written.new
+    by_id = _placed(appender, {row[_ID]: row for row in rows}, new)
+    overtaken = _yield_to_claims(appender, by_id, set(new.values()))
+    elsewhere = {id: row for id, row in by_id.items() if row[_TRACE] not in written.changed}
+    moved = _moved(db, elsewhere) - written.changed
     replaced = _judgements(db, [id for id, row in by_id.items() if row[_SOURCE] == "model"])
     if not _insert(db, by_id.values()):
         _remove(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
         _insert(db, by_id.values())
     _settle_all(db, list(_unsettled(by_id.values(), set(new.values()))))
+    appender.move(moved)
+    if overtaken:
+        delete(db, appender, list(overtaken))
     if replaced:
-        _let_go(
-            db, appender, replaced, [row[_TRACE] for row in by_id.values()], {row[_JUDGE] for row in by_id.values()}
-        )
+        let_go(appender, replaced, {row[_TRACE] for row in by_id.values()}, {row[_JUDGE] for row in by_id.values()})
+
+
+def _placed(appender: Appender, by_id: dict[str, list[Any]], new: Mapping[str, int]) -> dict[str, list[Any]]:
+    """The rows with the keys of their traces, without those about a trace that was deleted."""
+    known = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
+    keys = {**(appender.keys(known) if known else {}), **new}
+    late = [id for id, row in by_id.items() if row[_TRACE_ID] is not None and row[_TRACE_ID] not in keys]
+    appender.tombstones.late += len(late)
+    _leave_out(appender, by_id, late)
+    for row in by_id.values():
+        if row[_TRACE_ID] is not None:
+            row[_TRACE] = keys[row[_TRACE_ID]]
+    return by_id
+
+
+def _leave_out(appender: Appender, by_id: dict[str, list[Any]], ids: Iterable[str]) -> None:
+    """Drop rows, and the judgements that would have led to nothing."""
+    out = [by_id.pop(id) for id in ids]
+    if judged := {row[_JUDGE] for row in out} - {None}:
+        let_go(appender, judged, {row[_TRACE] for row in out}, {row[_JUDGE] for row in by_id.values()})
+
+
+def _yield_to_claims(appender: Appender, by_id: dict[str, list[Any]], new: Collection[int]) -> set[str]:
+    """Take out the rows of claims that higher ones have overtaken; the ids of stored ones that these overtake."""
+    ruled = [row for row in by_id.values() if row[_RULE] is not None]
+    if not ruled:
+        return set()
+    before = _ruled(appender.db, [row for row in ruled if row[_TRACE] not in new])
+    late, overtaken = weighed([_as_ruled(row) for row in ruled], before)
+    _leave_out(appender, by_id, late)
+    return overtaken
+
+
+def _ruled(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> list[Ruled]:
+    """What rules have said on the traces, sessions and experiments of rows."""
+    columns = {"trace": _TRACE, "session_id": _SESSION, "experiment_id": _EXPERIMENT}
+    values = {name: {row[place] for row in rows} - {None} for name, place in columns.items()}
+    return [row for name, some in values.items() if some for row in stored(db, name, some)]
+
+
+def _as_ruled(row: Sequence[Any]) -> Ruled:
+    made = Ruled(*(row[place] for place in _RULED))
+    return made._replace(claim=made.claim or 0)
+
+
+def _moved(db: sqlite3.Connection, by_id: Mapping[str, Sequence[Any]]) -> set[int]:
+    """Traces of which feedback without a rule changes by these rows; what is there already, word for word, changes
+    nothing.
+    """
+    stored = {row[_ID]: row for row in find_many(db, SELECT + " WHERE f.id IN (%s)", by_id)}
+    changed = [
+        row
+        for id, new in by_id.items()
+        if (old := stored.get(id)) is None or list(old[:_STANDING]) != new[:_STANDING]
+        for row in (old, new)
+    ]
+    return _of_traces(row for row in changed if row is not None)
+
+
+def _of_traces(rows: Iterable[Sequence[Any]]) -> set[int]:
+    """Traces on which some of the feedback has no rule."""
+    return {row[_TRACE] for row in rows if row[_RULE] is None and row[_TRACE] is not None}
 
 
 def _judgements(db: sqlite3.Connection, ids: Sequence[str]) -> set[str]:
@@ -86,15 +153,13 @@ def _judgements(db: sqlite3.Connection, ids: Sequence[str]) -> set[str]:
     return {row[0] for row in find_many(db, sql, ids)} if ids else set()
 
 
-def _let_go(
-    db: sqlite3.Connection, appender: Appender, ids: set[str], traces: Iterable[int | None], kept: set[str | None]
-) -> None:
+def let_go(appender: Appender, ids: set[str], traces: Iterable[int | None], kept: Collection[str | None] = ()) -> None:
     """Remove judgements to which no feedback on these traces leads any more: they quote what was judged, and who
-    deletes that would not find them.
+    deletes that would not find them. Those that are kept are led to by what is yet to be written.
     """
     sql = "SELECT judge_trace_id FROM feedback WHERE trace IN (%s) AND judge_trace_id IS NOT NULL"
-    linked = {row[0] for row in find_many(db, sql, list({trace for trace in traces if trace is not None}))}
-    _delete.judgements(appender, db, ids - linked - kept)
+    linked = {row[0] for row in find_many(appender.db, sql, set(traces) - {None})}
+    _delete.judgements(appender, appender.db, ids.difference(linked, kept))
 
 
 def _unsettled(rows: Collection[Sequence[Any]], new: Collection[int]) -> Iterator[Sequence[Any]]:
@@ -145,6 +210,7 @@ def _row(feedback: Feedback) -> list[Any]:
         feedback.evaluator,
         feedback.version,
         feedback.rule,
+        None if feedback.claim is None else max(0, min(feedback.claim, INT_MAX)),
         feedback.judge_trace_id,
         dumps(feedback.metadata) if feedback.metadata else None,
         feedback.created_ns,
@@ -208,15 +274,16 @@ def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Map
         if id not in stored:
             raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
     made = [changed(stored[id], fields) for id, fields in changes.items()]
-    _write(appender, rows(made), {})
+    write(appender, rows(made))
     return made
 
 
 def delete(db: sqlite3.Connection, appender: Appender, ids: Sequence[str]) -> int:
     """Remove by id, and judgements that nothing leads to then; what they stood in front of takes their place."""
     gone = _remove(db, ids)
+    appender.move(_of_traces(gone))
     if judged := {row[_JUDGE] for row in gone} - {None}:
-        _let_go(db, appender, judged, [row[_TRACE] for row in gone], set())
+        let_go(appender, judged, {row[_TRACE] for row in gone})
     return len(gone)
 
 
@@ -252,8 +319,8 @@ def _target(about: Sequence[Any]) -> Target:
 
 def _read(row: Sequence[Any], target: Target) -> Feedback:
     score = bool(row[8]) if row[9] and row[8] is not None else row[8]
-    metadata = loads(row[20]) if row[20] else {}
-    label, comment, outcome, error, source, author, evaluator, version, rule, judge = row[10:20]
+    metadata = loads(row[21]) if row[21] else {}
+    label, comment, outcome, error, source, author, evaluator, version, rule, claim, judge = row[10:21]
     return restored(
         target,
         row[0],
@@ -268,7 +335,8 @@ def _read(row: Sequence[Any], target: Target) -> Feedback:
         evaluator,
         version,
         rule,
+        claim,
         judge,
         metadata,
-        row[21],
+        row[22],
     )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from assay.collector.stores.sqlite import _feedback, _maintenance
 from assay.collector.stores.sqlite._append import Appender
+from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._errors import explained
 from assay.collector.stores.sqlite._lock import Lock
 from assay.collector.stores.sqlite._open import open_writable
@@ -39,7 +40,8 @@ class File:
             self._db = opened.enter_context(closing(open_writable(self.path)))
             self._readers = opened.enter_context(closing(Readers(self.path)))
             with explained(self.path):
-                self.appender = Appender(Reader(self._db))
+                self.clock = Clock(self._db)
+                self.appender = Appender(Reader(self._db), self.clock)
             opened.pop_all()
         self.announce = self._lock.announce
         self.writer = Writer(self._db, partial(_feedback.append, self.appender), self.appender.forget)
@@ -63,6 +65,7 @@ class File:
             "writable": int(self.writer.writable),
             "text_index_waiting_traces": waiting,
             "text_index_lag_seconds": max(0.0, (time.time_ns() - since) / 1e9) if since else 0.0,
+            "came_after_deletion_total": self.appender.tombstones.late,
             "file_bytes": os.path.getsize(self.path),
         }
 

@@ -41,7 +41,37 @@ def feedbacks(
     sql = f"{_feedback.SELECT.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
     by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few: its own index, then sorting
     fetched = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
-    rows, next = page(fetched, limit, time=21, key=-1)
+    rows, next = page(fetched, limit, time=_feedback.COLUMNS.index("created_ns"), key=-1)
+    return Page(items=tuple(map(_feedback.read, rows)), next=next)
+
+
+_BY_RULE = (
+    _feedback.SELECT.replace(" FROM", ", f.created_ns, f.rowid FROM")
+    + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND f.standing >= 1"
+    " AND (f.outcome <> 'score' OR f.score IS NOT NULL) AND (f.trace IS NULL OR t.project = ?)"
+)
+
+
+def scored_by(
+    db: sqlite3.Connection,
+    rule: str,
+    project: str,
+    key: str | None,
+    since_ns: int | None,
+    until_ns: int | None,
+    limit: int,
+    cursor: str | None,
+) -> Page[Feedback]:
+    """A rule's scores, errors and skips, newest first."""
+    given = (("f.key = ?", key), ("f.created_ns >= ?", since_ns), ("f.created_ns < ?", until_ns))
+    wanted = [(sql, [value]) for sql, value in given if value is not None]
+    if cursor is not None:
+        wanted.append(("(f.created_ns, f.rowid) < (?, ?)", [*position(cursor)]))
+    sql = " AND ".join([_BY_RULE, *(one for one, _ in wanted)])
+    values = [value for _, values in wanted for value in values]
+    order = "ORDER BY f.created_ns DESC, f.rowid DESC LIMIT ?"
+    fetched = db.execute(f"{sql} {order}", (rule, project, *values, limit + 1)).fetchall()
+    rows, next = page(fetched, limit, time=-2, key=-1)
     return Page(items=tuple(map(_feedback.read, rows)), next=next)
 
 

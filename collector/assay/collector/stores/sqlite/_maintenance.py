@@ -109,12 +109,25 @@ _INVARIANTS = (
         " AND NOT EXISTS (SELECT 1 FROM unindexed WHERE trace = t.id)",
     ),
 )
+_SINCE_VERSION_5 = (
+    (
+        "traces that stand nowhere in the feed of changes, or beyond its end",
+        "SELECT count(*) FROM traces t WHERE span_count > 0"
+        " AND (change IS NULL OR runs_change IS NULL OR change < runs_change OR change > (SELECT change FROM feed))",
+    ),
+    (
+        "traces whose number of open runs is wrong",
+        "SELECT count(*) FROM traces t WHERE span_count > 0"
+        " AND running <> (SELECT count(*) FROM open_runs o WHERE o.trace_id = t.trace_id)",
+    ),
+)
 
 
 def check(reader: Reader, deep: bool) -> list[str]:
     """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
     problems = [row[0] for row in reader.db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
-    for name, sql in _INVARIANTS:
+    of_version = _SINCE_VERSION_5 if reader.db.execute("PRAGMA user_version").fetchone()[0] >= 5 else ()
+    for name, sql in (*_INVARIANTS, *of_version):
         if count := reader.db.execute(sql).fetchone()[0]:
             problems.append(f"{count} {name}")
     return problems + (_unreadable(reader) if deep else [])

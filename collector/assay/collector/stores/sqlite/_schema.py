@@ -11,6 +11,8 @@ import sqlite3
 from collections.abc import Callable
 
 from assay.collector.errors import Refused
+from assay.collector.stores.sqlite._codec import Decoder
+from assay.collector.stores.sqlite._said import said
 
 APPLICATION_ID = 0x41535359  # "ASSY"
 PAGE_SIZE = 16384  # measured: half the CPU time and four fifths of the disk of 4 KiB pages
@@ -161,15 +163,108 @@ def _lead_to_votes(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'")
 
 
-# Settled traces that are not whole, open runs, and what processes say of themselves
-_COMPLETENESS: tuple[str, ...] = ()
+# Settled traces that are not whole, open runs, and what processes say of themselves. What was dropped of traces that
+# are here already stands in payloads alone: these say 0 until a span of theirs comes.
+_COMPLETENESS: tuple[str, ...] = (
+    "ALTER TABLE traces ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN calls_sent INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN running INTEGER NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE open_runs (
+      trace_id TEXT NOT NULL, span_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL, kind TEXT NOT NULL,
+      start_ns INTEGER NOT NULL, local_root TEXT, project TEXT NOT NULL, environment TEXT NOT NULL, instance TEXT,
+      seen_ns INTEGER NOT NULL, PRIMARY KEY (trace_id, span_id)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE processes (
+      instance TEXT PRIMARY KEY, stored INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, service TEXT,
+      project TEXT NOT NULL, environment TEXT NOT NULL, pid INTEGER, reported_ns INTEGER, progress INTEGER, report TEXT
+    ) WITHOUT ROWID
+    """,
+)
 
-# The feed of changes, rules with versions and settings, decisions with claims, leases, bookings, tombstones
-_MONITOR: tuple[str, ...] = ()
+# The feed of changes, tombstones, and what feedback says of the claim it came from
+_MONITOR_TRACES: tuple[str, ...] = (
+    "CREATE TABLE feed (id INTEGER PRIMARY KEY CHECK (id = 1), change INTEGER NOT NULL, clock_ns INTEGER NOT NULL)",
+    "INSERT INTO feed SELECT 1, coalesce(max(id), 0), coalesce(max(updated_ns), 0) FROM traces",
+    "ALTER TABLE traces ADD COLUMN change INTEGER",
+    "ALTER TABLE traces ADD COLUMN runs_change INTEGER",
+    "ALTER TABLE traces ADD COLUMN changed_ns INTEGER",
+    "ALTER TABLE traces ADD COLUMN probability REAL",
+    "ALTER TABLE traces ADD COLUMN partial INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN rooted INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN judgement INTEGER NOT NULL DEFAULT 0",
+    # In the order in which they came, each once; what has only feedback so far stands nowhere
+    "UPDATE traces SET change = id, runs_change = id, changed_ns = updated_ns,"
+    " rooted = EXISTS (SELECT 1 FROM spans s WHERE s.trace = traces.id AND s.parent_id IS NULL),"
+    " judgement = (kind = 'evaluator' AND experiment_id IS NULL),"
+    " probability = said_probability((SELECT payload FROM spans s WHERE s.id = traces.root)) WHERE span_count > 0",
+    "CREATE INDEX feedback_of_rules ON feedback (rule, created_ns) WHERE rule IS NOT NULL",
+    "ALTER TABLE feedback ADD COLUMN claim INTEGER",
+    # By rising `until_ns`, for the store's time never falls
+    "CREATE TABLE tombstones (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL UNIQUE, until_ns INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX traces_by_change ON traces (change) WHERE change IS NOT NULL",
+)
+
+# Rules with versions and settings, decisions with claims, leases, bookings
+_MONITOR_CONTROL: tuple[str, ...] = (
+    *(f"DROP TABLE {table}" for table in ("rules", "decisions", "leases", "budgets")),  # they never held anything
+    "CREATE TABLE rules (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL,"
+    " state TEXT NOT NULL, owner TEXT NOT NULL, active_from INTEGER NOT NULL, off INTEGER NOT NULL,"
+    " cursor TEXT, token INTEGER NOT NULL DEFAULT 0, data TEXT NOT NULL)",
+    "CREATE UNIQUE INDEX rules_by_version ON rules (project, name, version)",
+    "CREATE UNIQUE INDEX rules_in_force ON rules (project, name) WHERE state = 'in force'",
+    "CREATE TABLE settings (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL,"
+    " from_change INTEGER NOT NULL, created_ns INTEGER NOT NULL, data TEXT NOT NULL)",
+    "CREATE INDEX settings_by_rule ON settings (project, name)",
+    "CREATE TABLE decisions (id INTEGER PRIMARY KEY, rule INTEGER NOT NULL, target TEXT NOT NULL,"
+    " verdict TEXT NOT NULL, reason TEXT NOT NULL, probability REAL, u REAL, rate REAL, stratum INTEGER,"
+    " incomplete INTEGER NOT NULL, change INTEGER NOT NULL, runs_change INTEGER NOT NULL, read_change INTEGER NOT NULL,"
+    " claim INTEGER NOT NULL, holder TEXT, until_ns INTEGER, attempts INTEGER NOT NULL, deaths INTEGER NOT NULL,"
+    " reopened INTEGER NOT NULL, next_ns INTEGER, states TEXT, inputs_hash TEXT, cost REAL,"
+    " created_ns INTEGER NOT NULL, updated_ns INTEGER NOT NULL, due_ns INTEGER)",
+    "CREATE UNIQUE INDEX decisions_by_target ON decisions (target, rule)",
+    "CREATE INDEX decisions_by_rule ON decisions (rule, verdict)",
+    "CREATE INDEX decisions_due ON decisions (rule, due_ns) WHERE due_ns IS NOT NULL AND verdict <> 'over_budget'",
+    "CREATE INDEX decisions_over_budget ON decisions (rule, created_ns, due_ns)"
+    " WHERE due_ns IS NOT NULL AND verdict = 'over_budget'",
+    "CREATE TABLE counts (rule INTEGER NOT NULL, hour_ns INTEGER NOT NULL, filtered INTEGER NOT NULL,"
+    " sampled_out INTEGER NOT NULL, PRIMARY KEY (rule, hour_ns)) WITHOUT ROWID",
+    "CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, expires_ns INTEGER NOT NULL,"
+    " token INTEGER NOT NULL) WITHOUT ROWID",
+    # Of leases and claims alike: none comes twice, even if what bore it is gone
+    "CREATE TABLE numbers (last INTEGER NOT NULL)",
+    "INSERT INTO numbers VALUES (0)",
+    "CREATE TABLE budgets (budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"
+    " settled REAL NOT NULL, reserved REAL NOT NULL, PRIMARY KEY (budget, period, start_ns)) WITHOUT ROWID",
+    "CREATE TABLE bookings (id TEXT PRIMARY KEY, budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"
+    " amount REAL NOT NULL, settled REAL, made_ns INTEGER NOT NULL)",
+    "CREATE INDEX bookings_by_time ON bookings (made_ns)",
+    "CREATE INDEX bookings_reserved ON bookings (budget, period, start_ns, made_ns) WHERE settled IS NULL",
+    "CREATE TABLE workers (holder TEXT PRIMARY KEY, project TEXT NOT NULL, seen_ns INTEGER NOT NULL,"
+    " data TEXT NOT NULL) WITHOUT ROWID",
+)
+
+_MONITOR = (*_MONITOR_TRACES, *_MONITOR_CONTROL)
+
+
+def _reading(db: sqlite3.Connection) -> Callable[[bytes], float | None]:
+    """What a root's payload says of head sampling; None for one that cannot be read."""
+    decoder = Decoder(dict(db.execute("SELECT id, data FROM dictionaries").fetchall()))
+
+    def probability(payload: bytes) -> float | None:
+        try:
+            return said(decoder.payload(payload).get("attributes", {}), {}).probability
+        except Exception:  # of zstd, JSON or a type: a damaged row stops no migration
+            return None
+
+    return probability
 
 
 def _watch(db: sqlite3.Connection) -> None:
     """Version 5: what tells that nothing is missing, and what monitors keep."""
+    db.create_function("said_probability", 1, _reading(db))
     for statement in (*_COMPLETENESS, *_MONITOR):
         db.execute(statement)
 

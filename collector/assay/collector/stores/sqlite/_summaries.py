@@ -8,7 +8,7 @@ from typing import Any
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.records import JSON, Feedback, Page, Trace, TraceSummary
-from assay.collector.stores.sqlite import _feedback, _lists, _sql
+from assay.collector.stores.sqlite import _feedback, _lists, _running, _sql
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._sql import find_many, position
@@ -20,7 +20,8 @@ PREVIEW = 300  # characters of inputs and outputs in a summary
 _SUMMARY = (
     "t.id, t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
     " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
-    f" t.example_id, t.repetition, t.root, {complete_sql()}"
+    f" t.example_id, t.repetition, t.root, {complete_sql()}, t.dropped,"
+    " t.calls_sent, t.running"
 )
 
 
@@ -64,6 +65,9 @@ def _summary(row: Sequence[Any], root: dict[str, JSON], latest: dict[str, float 
         example_id=row[19],
         repetition=row[20],
         complete=bool(row[22]),
+        dropped=row[23],
+        calls_sent=row[24],
+        running=row[25],
         inputs=preview(root.get("inputs")),
         outputs=preview(root.get("outputs")),
         feedback=latest,
@@ -88,17 +92,28 @@ def one(reader: Reader, trace_id: str) -> Trace:
 
 def many(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
     """Several traces in the order asked."""
-    sql = f"SELECT t.trace_id, t.id, t.root, {complete_sql()} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
+    columns = f"t.trace_id, t.id, t.root, {complete_sql()}, t.dropped, t.calls_sent"
+    sql = f"SELECT {columns} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
     rows = {row[0]: row[1:] for row in find_many(reader.db, sql, dict.fromkeys(trace_ids))}
     runs = reader.runs_of({row[0]: trace_id for trace_id, row in rows.items()})
     roots = dict(find_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [r[1] for r in rows.values()]))
     feedback = _feedback_of(reader, [row[0] for row in rows.values()])
+    running = _running.of_traces(reader.db, rows)
     traces = []
     for trace_id in dict.fromkeys(trace_ids):
         if trace_id in rows:
-            key, root, complete = rows[trace_id]
-            top = next(run for run in runs[key] if run.span_id == roots[root])
-            traces.append(Trace(top, tuple(runs[key]), tuple(feedback.get(key, ())), bool(complete)))
+            key, root, complete, dropped, calls_sent = rows[trace_id]
+            traces.append(
+                Trace(
+                    next(run for run in runs[key] if run.span_id == roots[root]),
+                    tuple(runs[key]),
+                    tuple(feedback.get(key, ())),
+                    bool(complete),
+                    dropped,
+                    calls_sent,
+                    tuple(running.get(trace_id, ())),
+                )
+            )
     return traces
 
 

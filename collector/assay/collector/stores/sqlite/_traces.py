@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -11,8 +11,14 @@ from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
     Bucket,
+    Changes,
+    Condition,
     Feedback,
+    Head,
+    OpenRun,
     Page,
+    Process,
+    ProcessReport,
     Retention,
     Run,
     RunScores,
@@ -23,10 +29,23 @@ from assay.collector.records import (
     TraceSummary,
 )
 from assay.collector.stores import _amend
-from assay.collector.stores._both import Gone
-from assay.collector.stores.sqlite import _aggregate, _delete, _feedback, _lists, _maintenance, _summaries
+from assay.collector.stores._both import Gone, Verdicts
+from assay.collector.stores.sqlite import (
+    _aggregate,
+    _changes,
+    _delete,
+    _explain,
+    _feedback,
+    _lists,
+    _maintenance,
+    _processes,
+    _running,
+    _summaries,
+    _verdicts,
+)
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
+from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._writer import Job
 
 
@@ -79,6 +98,10 @@ class SQLiteTraces(Half):
     @writes
     def delete_feedback(self, db: sqlite3.Connection, /, ids: Sequence[str]) -> int:
         return _feedback.delete(db, self._file.appender, ids)
+
+    @writes
+    def put_verdicts(self, db: sqlite3.Connection, /, verdicts: Sequence[Verdicts]) -> list[bool]:
+        return _verdicts.put(db, self._file.appender, verdicts)
 
     # questions
 
@@ -148,9 +171,87 @@ class SQLiteTraces(Half):
     def values(self, db: sqlite3.Connection, /, field: str, *, limit: int = 100) -> list[str]:
         return _lists.values(db, field, limit)
 
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        now_ns = self._file.clock.now()  # before it is read: what is not in it yet changes later
+        with self._file.read() as reader:
+            return _changes.changes(reader.db, after, limit, filters, now_ns)
+
+    @reads
+    def behind(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
+        return _changes.behind(db, after)
+
+    @reads
+    def position(self, db: sqlite3.Connection, /) -> int:
+        return _changes.latest(db)
+
+    @reads
+    def head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> Head:
+        return _changes.one(db, trace_id, filters)
+
+    @reads
+    def is_after(self, db: sqlite3.Connection, /, change: str, cursor: str | None) -> bool:
+        return _changes.position(db, change) > _changes.position(db, cursor)
+
+    @reads
+    def scored_by(
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        *,
+        project: str,
+        key: str | None,
+        since_ns: int | None,
+        until_ns: int | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Feedback]:
+        return _lists.scored_by(db, rule, project, key, since_ns, until_ns, limit, cursor)
+
+    @reads
+    def there(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
+        sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
+        return {row[0] for row in find_many(db, sql, trace_ids)}
+
+    @reads
+    def going_on(self, db: sqlite3.Connection, /, sessions: Collection[str]) -> set[str]:
+        sql = "SELECT DISTINCT session_id FROM traces WHERE span_count > 0 AND session_id IN (%s)"
+        return {row[0] for row in find_many(db, sql, sessions)}
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        with self._file.read() as reader:
+            return _explain.explain(reader.db, trace_id, filter)
+
     @reads
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
         return _lists.count(db)
+
+    # what has not come, and who should know
+
+    @writes
+    def add_running(self, _: sqlite3.Connection, /, runs: Sequence[OpenRun]) -> None:
+        self._file.appender.start(runs)
+
+    @reads
+    def running(
+        self,
+        db: sqlite3.Connection,
+        /,
+        *,
+        trace_id: str | None = None,
+        project: str | None = None,
+        environment: str | None = None,
+        limit: int = 1000,
+    ) -> list[OpenRun]:
+        return _running.stored(db, trace_id, project, environment, limit)
+
+    @writes
+    def add_reports(self, _: sqlite3.Connection, /, reports: Sequence[ProcessReport]) -> None:
+        self._file.appender.processes.report(reports)
+
+    @reads
+    def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
+        return _processes.stored(db, since_ns, limit)
 
     # deletion
 
@@ -170,9 +271,11 @@ class SQLiteTraces(Half):
     def expire(self, rule: Retention) -> Filter | None:
         with self._file.read() as reader:
             expired = _maintenance.too_old(reader.db, rule)
-        if expired is not None and rule.project is None:
+        if expired is not None:
             before = expired.until_ns or 0
-            self._file.write(lambda db: _delete.feedback_without_trace(db, before))
+            self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
+            if rule.project is None:
+                self._file.write(lambda db: _delete.feedback_without_trace(db, before))
         return expired
 
     def vacuum(self) -> int:

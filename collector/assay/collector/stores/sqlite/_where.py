@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from assay.collector.errors import Refused
@@ -20,16 +20,28 @@ class Condition(NamedTuple):
 
 
 _NOTHING = Filter()
+_HERE = Condition("t.span_count > 0")
 
 
 def conditions(filter: Filter) -> list[Condition]:
     """What must hold, all of it. Traces of which only feedback has arrived never pass."""
-    wanted = [Condition("t.span_count > 0")]
+    return [_HERE, *(condition for part in parts(filter, WRITERS) for condition in part.conditions)]
+
+
+class Part(NamedTuple):
+    """What a filter says under one name, and what of it must hold, one by one."""
+
+    name: str
+    value: Any
+    conditions: list[Condition]
+
+
+def parts(filter: Filter, writers: Mapping[str, Callable[[Any], list[Condition]]]) -> Iterator[Part]:
+    """What the filter says, name by name."""
     for name in Filter.__slots__:
         value = getattr(filter, name)
         if value != getattr(_NOTHING, name):
-            wanted.extend(_WRITERS[name](value))
-    return wanted
+            yield Part(name, value, writers[name](value))
 
 
 # No evaluator's own trace (see `Filter`). Literally so stand these two in the schema, else no index would serve them
@@ -61,6 +73,9 @@ def _element(column: str) -> Callable[[Any], list[Condition]]:
     return lambda value: [Condition(sql, (dumps(value), value))]
 
 
+COMPARED = {operator: "<>" if operator == "!=" else operator for operator in OPERATORS}
+
+
 def _compared(expression: str) -> Callable[[Any], list[Condition]]:
     def write(value: Any) -> list[Condition]:
         operator, bound = value
@@ -72,7 +87,7 @@ def _compared(expression: str) -> Callable[[Any], list[Condition]]:
 def _operator(operator: str) -> str:
     if operator not in OPERATORS:
         raise Refused(f"unknown comparison {operator!r}; use one of {', '.join(OPERATORS)}")
-    return "<>" if operator == "!=" else operator
+    return COMPARED[operator]
 
 
 _STATUSES = {
@@ -99,10 +114,13 @@ def _model(value: str) -> list[Condition]:
     return [Condition(sql, (dumps(value), value))]
 
 
+# Of a value `m` out of JSON
+AS_TEXT = "CASE m.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CAST(m.value AS TEXT) END"
+
+
 def _metadata(wanted: Any) -> list[Condition]:
-    sql = "EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {text} = ?)"
-    text = "CASE m.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CAST(m.value AS TEXT) END"
-    return [Condition(sql.format(text=text), (str(key), str(value))) for key, value in wanted.items()]
+    sql = f"EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {AS_TEXT} = ?)"
+    return [Condition(sql, (str(key), str(value))) for key, value in wanted.items()]
 
 
 # Named, because SQLite would take the index over scores and look through all traces' scores for every single trace.
@@ -173,16 +191,17 @@ QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete wh
 
 
 def complete_sql() -> str:
-    """Whether the trace is complete: counted, or quiet for long enough."""
+    """Whether the trace is complete: nothing of it was dropped, and it was counted, or quiet for long enough."""
     quiet = f"t.updated_ns <= CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000 - {QUIET_NS}"
-    return f"(t.complete IS 1 OR (t.complete IS NULL AND {quiet}))"  # never NULL: it is negated, too
+    settled = f"(t.complete IS 1 OR (t.complete IS NULL AND {quiet}))"
+    return f"(t.dropped = 0 AND {settled})"  # never NULL: it is negated, too
 
 
 def _one_of(column: str) -> Callable[[Any], list[Condition]]:
     return lambda values: [Condition(f"t.{column} IN ({','.join('?' * len(values))})", tuple(values))]
 
 
-_WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
+WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
     "project": _equals("project"),
     "environment": _equals("environment"),
     "since_ns": lambda value: [Condition("t.start_ns >= ?", (value,))],

@@ -1,0 +1,207 @@
+"""Do weighted means over a rule's decisions recover the mean of all traffic? Simulated, seeded, with the real monitor.
+
+Traffic of which the mean is known comes in blocks into a SQLite store; the monitor follows its feed, decides, scores,
+finishes. Then each block's scores are read with `weighted`, and its interval holds the known mean or not.
+`python benchmarks/monitor_estimates.py [--blocks 500]` prints a Markdown table; `tests/evaluators/test_monitor_estimates.py`
+runs it with fewer blocks.
+
+- rate: the sample rate goes from 1.0 to 0.1 while traffic comes in.
+- votes: one in ten is sampled, each thumbs-down; the votes come when everything has been decided and scored.
+- head: the application's own tracer sends a quarter of its traces, and of the others those with an error.
+- paced: a budget lowers the rate more and more over a day on which the answers get worse.
+- all: the last three together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from assay.collector.records import Feedback, RuleSettings, Run, Stratum, Target, WeightedScore, paged
+from assay.collector.statistics import sampled_means
+from assay.collector.stores import Store
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.evaluators.monitors import Monitor, monitor
+from assay.tracer import attributes
+
+NAME, AT_ONCE = "simulated", 1_000
+MEAN = 0.85  # share of good answers, before it gets worse
+DOWN = Stratum(filter={"feedback": [["thumbs_up", "=", 0.0]]}, rate=1.0)
+THRESHOLDS = {1.0: "0", 0.5: "8", 0.25: "c"}  # of head sampling, in the tracestate
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`settings` are in force one after the other, each for an equal part of the traffic."""
+
+    name: str
+    settings: tuple[RuleSettings, ...]
+    votes: bool = False
+    head: float = 1.0
+    worse: float = 0.0  # how much lower the mean is at the end than at the beginning
+
+    @property
+    def mean(self) -> float:
+        """The known one: of the population that all answers come from."""
+        return MEAN - self.worse / 2
+
+
+PACED = tuple(RuleSettings(sample_rate=0.5, paced=paced) for paced in (1.0, 0.7, 0.45, 0.3, 0.2))
+SCENARIOS = (
+    Scenario("rate", (RuleSettings(), *(RuleSettings(sample_rate=0.1),) * 3)),
+    Scenario("votes", (RuleSettings(sample_rate=0.1, strata=(DOWN,)),), votes=True),
+    Scenario("head", (RuleSettings(sample_rate=0.5),), head=0.25),
+    Scenario("paced", PACED, worse=0.4),
+    Scenario("all", tuple(replace(one, strata=(DOWN,)) for one in PACED), votes=True, head=0.5, worse=0.4),
+)
+
+
+@dataclass
+class Traffic:
+    """Traces whose answers are good or bad; bad ones fail, and are voted down, more often."""
+
+    scenario: Scenario
+    random: random.Random
+    good: dict[str, bool] = field(default_factory=dict)  # those that came to the store
+
+    def runs(self, block: int, part: int, count: int) -> Iterator[Run]:
+        """Those of a block's traces in one part of the day that the head lets through."""
+        mean = MEAN - self.scenario.worse * part / max(1, len(self.scenario.settings) - 1)
+        for _ in range(count):
+            good = self.random.random() < mean
+            failed = self.random.random() < (0.02 if good else 0.4)
+            sampled = self.random.random() < self.scenario.head
+            id = f"{block:08x}{self.random.getrandbits(96):024x}"
+            if sampled or failed:
+                self.good[id] = good
+                yield _run(id, good, self.scenario.head, sampled)
+
+    def votes(self) -> Iterator[Feedback]:
+        """People's."""
+        for id, good in self.good.items():
+            if self.random.random() < (0.05 if good else 0.6):
+                yield Feedback(target=Target(trace_id=id), key="thumbs_up", score=False, source="human")
+
+
+def _run(id: str, good: bool, head: float, sampled: bool) -> Run:
+    """A whole trace of our own tracer; an error in it would be that of a call that it survived."""
+    now = time.time_ns()
+    said: dict[str, Any] = {attributes.LOCAL_ROOT: id[:16], attributes.SPANS_STARTED: 1, attributes.SPANS_OPEN: 0}
+    if sampled:
+        said["otel.trace_state"] = f"ot=th:{THRESHOLDS[head]}"
+    else:  # kept for its error alone
+        said |= {"otel.trace_state": "ot=th:0", attributes.PARTIAL: True}
+    return Run(
+        trace_id=id,
+        span_id=id[:16],
+        name="answer",
+        start_ns=now,
+        end_ns=now,
+        outputs="good" if good else "bad",
+        attributes=said,
+    )
+
+
+class Clock:
+    """Time as the monitor measures it."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+def good(outputs: str) -> bool:
+    """What the rule's evaluator finds."""
+    return outputs == "good"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a scenario: how often the interval held the mean, how far the means were off on average."""
+
+    scenario: str
+    held: float
+    bias: float
+    plain: float  # bias of the mean without weights
+    width: float
+    n: float
+
+
+def simulate(scenario: Scenario, blocks: int, size: int = 600, seed: int = 1) -> Row:
+    """All blocks of one scenario, side by side in one store."""
+    traffic = Traffic(scenario, random.Random(seed))
+    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "assay.db") as store:
+        rule = monitor(NAME, evaluators=[good])
+        store.save_rule(rule.record)
+        clock = Clock()
+        watching = Monitor(store, [rule], now=clock)
+        for part, settings in enumerate(scenario.settings):
+            store.change_rule(NAME, settings=settings)
+            runs = (run for block in range(blocks) for run in traffic.runs(block, part, size // len(scenario.settings)))
+            for some in _slices(runs):
+                store.append(some)
+            _catch_up(watching, store, clock)
+        if scenario.votes:
+            for votes in _slices(traffic.votes()):
+                store.add_feedback(votes)
+            _catch_up(watching, store, clock)
+        watching.close()
+        return _row(scenario, store)
+
+
+def _catch_up(watching: Monitor, store: Store, clock: Clock) -> None:
+    while watching.step() or store.status()[0].behind:
+        clock.ahead += 5.0  # whatever the monitor would wait for has come
+
+
+def _slices(items: Iterable[Any]) -> Iterator[Sequence[Any]]:
+    rest = iter(items)
+    while some := list(islice(rest, AT_ONCE)):
+        yield some
+
+
+def _row(scenario: Scenario, store: Store) -> Row:
+    by_block: dict[str, list[WeightedScore]] = {}
+    for score in paged(partial(store.weighted, NAME)):
+        by_block.setdefault(str(score.trace_id)[:8], []).append(score)
+    means = [sampled_means(some)[0] for some in by_block.values()]
+    plain = [sum(float(one.score or 0) for one in some) / len(some) for some in by_block.values()]
+    held = [mean.low is not None and mean.low <= scenario.mean <= (mean.high or 0) for mean in means]
+    return Row(
+        scenario.name,
+        sum(held) / len(held),
+        sum(mean.mean or 0 for mean in means) / len(means) - scenario.mean,
+        sum(plain) / len(plain) - scenario.mean,
+        sum((mean.high or 0) - (mean.low or 0) for mean in means) / len(means),
+        sum(mean.n for mean in means) / len(means),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--blocks", type=int, default=500)
+    parser.add_argument("--size", type=int, default=600, help="traces of a block")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    print("| scenario | interval holds the mean | bias | without weights | width | scores of a block |")
+    print("|---|---|---|---|---|---|")
+    for scenario in SCENARIOS:
+        row = simulate(scenario, arguments.blocks, arguments.size, arguments.seed)
+        print(
+            f"| {row.scenario} | {row.held:.1%} | {row.bias:+.4f} | {row.plain:+.4f} | {row.width:.3f} | {row.n:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""`assay monitor check` and `diff`: what rules would do before they run, and a changed one beside the old."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay.cli._common import emit, notes, opened, short, table
+from assay.cli._options import JsonOption, StoreOption
+from assay.cli.feedback import value_of
+from assay.collector.querystring import duration
+
+if TYPE_CHECKING:
+    from assay.collector.statistics import SampledMean
+    from assay.evaluators.monitors import Check, Diff, Difference
+
+File = Annotated[str, typer.Argument(metavar="RULES.PY", help="A Python file that calls assay.evaluators.monitor(…).")]
+Try = Annotated[int, typer.Option("--try", min=0, help="Really score so many of the newest traces; nothing is stored.")]
+Since = Annotated[str, typer.Option("--since", help="How far to look back: 90s, 30m, 1h, 7d, 2w.")]
+Only = Annotated[str | None, typer.Option("--rule", help="Only this rule of the file.")]
+Project = Annotated[str, typer.Option(help="The rules' project.")]
+
+
+def check(
+    file: File,
+    tries: Try = 0,
+    since: Since = "1d",
+    only: Only = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how many traces of the last day each rule would have matched, taken, and paid for.
+
+    Example: `assay monitor check rules.py --try 20`
+    """
+    from assay.evaluators.monitors import check as checked
+    from assay.evaluators.monitors import load
+
+    rules = [rule for rule in load(file) if only in (None, rule.record.name)]
+    if not rules:
+        raise ValueError(f"{file!r} holds no rule {only!r}")
+    with opened(at) as store:
+        for rule in rules:
+            found = checked(rule, store, seconds=duration(since) / 1e9, tries=tries)
+            emit([_as_data(found)]) if as_json else _show(found, since)
+
+
+def _show(found: Check, since: str) -> None:
+    typer.echo(f"{found.rule.name} ({found.rule.project}, version {found.rule.version})")
+    for line in _lines(found, since):
+        typer.echo(f"  {line}")
+    if found.tried:
+        head = ("session" if found.rule.target == "session" else "trace", "key", "outcome", "score", "comment")
+        table(head, _cells(found))
+
+
+def _lines(found: Check, since: str) -> Iterator[str]:
+    about = "" if found.exact else "about "
+    yield f"of {found.traces} traces in {since}, {about}{found.matched} match and {about}{found.sampled} are taken"
+    counted = found.estimate.total
+    if counted.calls or counted.cached:
+        to = " and ".join(found.estimate.where)
+        usd = "price unknown" if found.usd is None else f"about ${found.usd:.4f}"
+        yield f"judges are asked about {found.calls} times, {usd}; text goes to {to}"
+    if found.paced is not None and found.paced < 1:
+        yield f"its budget lasts for {found.paced:.0%} of that: rates are lowered by as much"
+    for key, error in found.estimate.errors.items():
+        yield f"{key} fails before it asks anything: {error}"
+    for key, skipped in found.estimate.skipped.items():
+        if skipped:
+            yield f"{key} skips {skipped} of the {found.priced} newest that are taken"
+
+
+def _cells(found: Check) -> Iterator[tuple[str, ...]]:
+    for tried in found.tried:
+        for it in tried.feedback:
+            about = tried.target.trace_id or tried.target.session_id or ""
+            yield about, it.key, it.outcome, value_of(it), short(it.error or it.comment or "")
+
+
+def _as_data(found: Check) -> dict[str, Any]:
+    return {
+        "rule": found.rule.name,
+        "project": found.rule.project,
+        "version": found.rule.version,
+        "seconds": found.seconds,
+        "traces": found.traces,
+        "matched": found.matched,
+        "sampled": found.sampled,
+        "exact": found.exact,
+        "calls": found.calls,
+        "usd": found.usd,
+        "paced": found.paced,
+        "where": list(found.estimate.where),
+        "tried": [asdict(tried) for tried in found.tried],
+    }
+
+
+Rule = Annotated[str, typer.Argument(help="The rule that is in force.")]
+Shadow = Annotated[str | None, typer.Argument(help="The rule beside it; left out where it has one shadow.")]
+
+
+def diff(
+    rule: Rule, shadow: Shadow = None, project: Project = "default", at: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Set a rule beside the one that is tried in its place (`shadow_of=`), on the targets that both have scored.
+
+    Example: `assay monitor diff grounded`
+    """
+    from assay.evaluators.monitors import diff as compared
+
+    with opened(at) as store:
+        found = compared(store, rule, shadow, project=project)
+    if as_json:
+        emit([asdict(found)])
+        return
+    typer.echo(f"{found.old.name} and {found.new.name}: {found.both} scored by both, {_alone(found)}")
+    table(("key", "n", found.old.name, found.new.name, "change"), map(_row, found.differences))
+    typer.echo(
+        f"a target costs {_usd(found.cost_old)} with {found.old.name}, {_usd(found.cost_new)} with {found.new.name}"
+    )
+    if not found.differences:
+        notes.print("no key has scores of both yet", highlight=False)
+
+
+def _alone(found: Diff) -> str:
+    return f"{found.only_old} by the first alone, {found.only_new} by the second alone"
+
+
+def _row(it: Difference) -> tuple[str, ...]:
+    verdict = "beyond chance" if it.beyond_chance else "within chance"
+    return it.key, str(it.change.n), _mean(it.old), _mean(it.new), f"{_mean(it.change, signed=True)} ({verdict})"
+
+
+def _mean(mean: SampledMean, signed: bool = False) -> str:
+    if mean.mean is None:
+        return "–"
+    sign = "+" if signed else ""
+    interval = "" if mean.low is None else f" [{mean.low:{sign}.3g}, {mean.high:{sign}.3g}]"
+    return f"{mean.mean:{sign}.3g}{interval}"
+
+
+def _usd(cost: float | None) -> str:
+    return "nothing that is known" if cost is None else f"${cost:.5f}"

@@ -1,0 +1,38 @@
+"""`assay monitor`: rules that evaluate live traffic, carried out and looked at.
+
+The commands stand in modules of their own, `_monitor_*.py`; each has a line here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from assay.cli import _monitor_check, _monitor_run, _monitor_status, _monitor_why
+
+_RUN = "run"
+
+
+class _Group(TyperGroup):
+    """`assay monitor rules.py` is `assay monitor run rules.py`: what names no command goes to `run`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `run` before what is neither a command nor a question for help."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [_RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Rules that evaluate live traffic: `assay monitor rules.py` carries them out.",
+    no_args_is_help=True,
+    epilog="Example: `assay monitor rules.py`, which is `assay monitor run rules.py`",
+)
+app.command(_RUN)(_monitor_run.run)
+app.command("check")(_monitor_check.check)
+app.command("diff")(_monitor_check.diff)
+app.command("status")(_monitor_status.status)
+app.command("why")(_monitor_why.why)

@@ -1,0 +1,157 @@
+"""Before a rule runs: how many traces it would have matched, sampled and paid for, and what it says of some of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from assay.collector.filters import Filter, combined
+from assay.collector.records import Feedback, Rule, Target, Trace, TraceSummary, paged
+from assay.collector.statistics import u
+from assay.collector.stores import Store
+from assay.evaluators.monitors._rule import Monitored
+from assay.evaluators.protocol import Evaluator, Untraced, finish, judging
+from assay.evaluators.scoring import Estimate, ascore, case_of, estimate
+
+LOOKED = 20_000  # traces that are counted one by one, the newest; of more the share of these stands for all
+LOT = 500  # ids in one question
+PRICED = 50  # of the sampled ones, how many are rehearsed for what judges would cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What a rule's evaluators say of one trace or session; nothing of it is stored."""
+
+    target: Target
+    feedback: tuple[Feedback, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What a rule would have done over some time: of `traces` there, `matched` pass and `sampled` are taken.
+
+    Where `exact` is false, more matched than are looked at one by one, and what is said is extrapolated. `estimate` is
+    of the `priced` newest of the sampled, `usd` of all of them (None: some judge has no known price). `paced` is the
+    factor on the rates that a budget in US dollars a day asks for.
+    """
+
+    rule: Rule
+    seconds: float
+    traces: int
+    matched: int
+    sampled: int
+    exact: bool
+    estimate: Estimate
+    priced: int
+    usd: float | None
+    calls: int
+    paced: float | None
+    tried: tuple[Tried, ...] = ()
+
+
+def check(rule: Monitored, store: Store, *, seconds: float = 86_400.0, tries: int = 0) -> Check:
+    """What a rule would have done over the last `seconds`; `tries` of the newest that it takes are really scored.
+
+    Nothing is stored, and nobody is asked but for `tries`. Raises `NoJudge` for a judge that is not named.
+    """
+    since_ns = time.time_ns() - int(seconds * 1e9)
+    wanted = _wanted(rule.record, since_ns)
+    matched, looked = _count(store, wanted), _looked(rule.record, store, wanted)
+    taken = [summary for summary, is_taken in looked if is_taken]
+    share = matched / len(looked) if len(looked) >= LOOKED and matched > len(looked) else 1.0
+    cases = store.many([summary.trace_id for summary in taken[:PRICED]])
+    estimated = estimate(rule.evaluators, map(case_of, cases))
+    scale = len(taken) * share / len(cases) if cases else 0.0
+    usd = None if estimated.total.usd is None else estimated.total.usd * scale
+    return Check(
+        rule=rule.record,
+        seconds=seconds,
+        traces=_count(store, Filter(project=rule.record.project, since_ns=since_ns, experiment=wanted.experiment)),
+        matched=round(len(looked) * share),
+        sampled=round(len(taken) * share),
+        exact=share == 1.0,
+        estimate=estimated,
+        priced=len(cases),
+        usd=usd,
+        calls=round(estimated.total.calls * scale),
+        paced=_paced(rule.record, usd, seconds),
+        tried=tuple(_tried(rule, store, taken, tries)),
+    )
+
+
+def _wanted(rule: Rule, since_ns: int) -> Filter:
+    """The rule's filter over its own project and scope since a time."""
+    wanted = replace(combined(None, rule.filter), project=rule.project, since_ns=since_ns)
+    return replace(wanted, experiment="") if rule.scope == "live" and wanted.experiment is None else wanted
+
+
+def _count(store: Store, filter: Filter) -> int:
+    return sum(bucket.traces for bucket in store.aggregate(filter))
+
+
+def _looked(rule: Rule, store: Store, wanted: Filter) -> list[tuple[TraceSummary, bool]]:
+    """The newest traces that match, and whether each would be taken; of a session its newest stands for it."""
+    matching = list(islice(_in_scope(rule, _summaries(store, wanted)), LOOKED))
+    strata = [(_passing(store, matching, stratum.filter), stratum.rate) for stratum in rule.settings.strata]
+    rates = (next((rate for ids, rate in strata if it.trace_id in ids), rule.settings.sample_rate) for it in matching)
+    return [(it, u(_sampled_by(rule, it)) < rate) for it, rate in zip(matching, rates, strict=True)]
+
+
+def _in_scope(rule: Rule, summaries: Iterator[TraceSummary]) -> Iterator[TraceSummary]:
+    sessions: set[str] = set()
+    for summary in summaries:
+        if rule.scope == "experiments" and summary.experiment_id is None:
+            continue
+        if rule.target == "session":
+            if summary.session_id is None or summary.session_id in sessions:
+                continue
+            sessions.add(summary.session_id)
+        yield summary
+
+
+def _sampled_by(rule: Rule, summary: TraceSummary) -> str:
+    return f"{rule.project}/{summary.session_id}" if rule.target == "session" else summary.trace_id
+
+
+def _passing(store: Store, summaries: Sequence[TraceSummary], filter: Mapping[str, object]) -> set[str]:
+    """Ids of those of the traces that pass a further filter, which may speak of the same things as the first."""
+    ids = [summary.trace_id for summary in summaries]
+    lots = (tuple(ids[start : start + LOT]) for start in range(0, len(ids), LOT))
+    passing = (_summaries(store, combined(None, {**filter, "trace_ids": lot})) for lot in lots)
+    return {summary.trace_id for some in passing for summary in some}
+
+
+def _summaries(store: Store, filter: Filter) -> Iterator[TraceSummary]:
+    return paged(lambda cursor: store.traces(filter, limit=1000, cursor=cursor))
+
+
+def _paced(rule: Rule, usd: float | None, seconds: float) -> float | None:
+    limit = rule.settings.budget.get("usd_per_day")
+    if limit is None or usd is None or not rule.settings.pace:
+        return None
+    daily = usd * 86_400 / seconds
+    return min(1.0, limit / daily) if daily else 1.0
+
+
+def _tried(rule: Monitored, store: Store, taken: Sequence[TraceSummary], tries: int) -> Iterator[Tried]:
+    """Really scored, newest first. What judges do meanwhile leaves no trace: nothing would lead to it."""
+    for summary in taken[:tries]:
+        with judging(judgements=Untraced()):
+            yield finish(_one(rule, store, summary))
+
+
+async def _one(rule: Monitored, store: Store, summary: TraceSummary) -> Tried:
+    session = summary.session_id if rule.record.target == "session" else None
+    trace = None if session else await asyncio.to_thread(store.trace, summary.trace_id)
+    said = [await _said(evaluator, trace, session, store) for evaluator in rule.evaluators]
+    target = Target(session_id=session) if session else Target(trace_id=summary.trace_id)
+    return Tried(target=target, feedback=tuple(one for some in said for one in some))
+
+
+async def _said(evaluator: Evaluator, trace: Trace | None, session: str | None, store: Store) -> list[Feedback]:
+    if session is not None:
+        return await ascore(evaluator, session=session, store=store)
+    return await ascore(evaluator, trace)

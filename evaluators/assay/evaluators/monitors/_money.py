@@ -1,0 +1,188 @@
+"""What a rule's judges may spend, over all workers: a ledger over the store's budgets.
+
+Each call is booked in the store before it is made, at the most that it can cost, and settled after it; what is to be
+booked at the same time goes in one request. A worker that dies in between leaves what it has booked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import NamedTuple
+
+from assay.collector.records import Booking, Period
+from assay.collector.stores import Store
+from assay.evaluators.judges import Amount, Judge
+from assay.evaluators.monitors._held import Held
+from assay.evaluators.protocol import Skip
+
+LINGER = 0.005  # seconds in which bookings and settlements gather
+LENGTH: Mapping[str, int] = {"minute": 60, "day": 86_400}
+SOON = 2.0  # seconds after which what others have reserved may have come to less
+OWN = 30.0  # seconds that own calls are waited for, which mostly come to less than was reserved for them
+SECOND = 1_000_000_000
+
+
+class OverBudget(Skip):
+    """There is no money for a call: in so many `seconds` there may be."""
+
+    def __init__(self, why: str, seconds: float) -> None:
+        super().__init__(why)
+        self.seconds = seconds
+
+
+class Limit(NamedTuple):
+    """One bound: US dollars or calls, by the day or by the minute."""
+
+    key: str  # as settings call it: "usd_per_day"
+    limit: float
+
+    @property
+    def period(self) -> Period:
+        """Day or minute."""
+        return "day" if self.key.endswith("day") else "minute"
+
+    def of(self, amount: Amount) -> float:
+        """What an amount takes of it."""
+        return amount.usd if self.key.startswith("usd") else float(amount.calls)
+
+
+def budget_of(project: str, rule: str, key: str) -> str:
+    """The name under which a store keeps what a rule has spent of a bound."""
+    return f"{project}/{rule}/{key}"
+
+
+def unpriced(held: Held) -> str | None:
+    """Why a budget in dollars cannot be kept: one of the rule's judges has no price that anybody knows."""
+    if not any(key.startswith("usd") for key in held.record.settings.budget):
+        return None
+    for evaluator in held.evaluators:
+        for judge in (value for value in vars_of(evaluator.function) if isinstance(value, Judge)):
+            if judge.prices is None:
+                return (
+                    f"its budget in dollars cannot be kept: nobody knows what {judge.model or 'the judge'!r} costs; "
+                    "give price=(dollars per million tokens of input, of output), or calls_per_day"
+                )
+    return None
+
+
+def vars_of(function: object) -> list[object]:
+    """The values that a callable object holds."""
+    return [getattr(function, field.name) for field in fields(function)] if is_dataclass(function) else []
+
+
+class _Asked(NamedTuple):
+    bookings: Sequence[Booking]
+    answer: asyncio.Future[list[bool]]
+
+
+class StoreLedger:
+    """A `Ledger` of one rule, with the limits that are in force. Lives on the judges' loop."""
+
+    def __init__(self, store: Store, held: Held) -> None:
+        self._store, self._held = store, held
+        self._project, self._rule = held.name
+        self._asked: list[_Asked] = []
+        self._settled: dict[str, float] = {}
+        self._sending: asyncio.Task[None] | None = None
+        self._booked: dict[str, Sequence[Limit]] = {}
+        self._settling: list[asyncio.Future[None]] = []
+
+    async def book(self, id: str, amount: Amount) -> None:
+        """Reserve an amount; the same id books once. Raises `OverBudget` where there is no room."""
+        limits = [Limit(key, limit) for key, limit in self._held.in_force.settings.budget.items()]
+        until = time.monotonic() + OWN
+        while limits and id not in self._booked:
+            kept = await self._ask([self._booking(id, limit, amount) for limit in limits])
+            if all(kept):
+                self._booked[id] = limits
+                return
+            self._give_back(id, [limit for limit, held in zip(limits, kept, strict=True) if held])
+            full = limits[kept.index(False)]
+            if not self._booked or time.monotonic() > until:
+                raise await self._refusal(full, amount)
+            await self._own_settlement()
+
+    async def settle(self, id: str, actual: Amount) -> None:
+        """Put in the place of what was reserved what it came to. An id that is not booked changes nothing."""
+        for limit in self._booked.pop(id, ()):
+            self._settled[f"{id}:{limit.key}"] = limit.of(actual)
+        self._send()
+        waiting, self._settling = self._settling, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    def _booking(self, id: str, limit: Limit, amount: Amount) -> Booking:
+        budget = budget_of(self._project, self._rule, limit.key)
+        return Booking(
+            id=f"{id}:{limit.key}", budget=budget, amount=limit.of(amount), limit=limit.limit, period=limit.period
+        )
+
+    def _give_back(self, id: str, limits: Sequence[Limit]) -> None:
+        for limit in limits:
+            self._settled[f"{id}:{limit.key}"] = 0.0
+        self._send()
+
+    async def _ask(self, bookings: Sequence[Booking]) -> list[bool]:
+        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        self._asked.append(_Asked(bookings, answer))
+        self._send()
+        return await answer
+
+    async def _own_settlement(self) -> None:
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settling.append(settled)
+        await asyncio.wait([settled], timeout=OWN)
+
+    def _send(self) -> None:
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._sent())
+
+    async def _sent(self) -> None:
+        """Settle, then book, until nothing is left to be sent."""
+        await asyncio.sleep(LINGER)
+        while self._asked or self._settled:
+            settled, self._settled = self._settled, {}
+            asked, self._asked = self._asked, []
+            await self._exchange(settled, asked)
+
+    async def _exchange(self, settled: Mapping[str, float], asked: Sequence[_Asked]) -> None:
+        try:
+            if settled:
+                await asyncio.to_thread(self._store.settle, settled)
+            bookings = [booking for one in asked for booking in one.bookings]
+            kept = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
+        except BaseException as error:
+            self._settled = {**settled, **self._settled}  # the same again changes nothing
+            for one in asked:
+                if not one.answer.done():
+                    one.answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            await asyncio.sleep(SOON)
+            return
+        for one in asked:
+            mine, kept = kept[: len(one.bookings)], kept[len(one.bookings) :]
+            if not one.answer.done():
+                one.answer.set_result(mine)
+
+    async def _refusal(self, full: Limit, amount: Amount) -> OverBudget:
+        """Why there is no room, and when there may be: when others settle, or in the next minute or day."""
+        now_ns, settled, reserved = await asyncio.to_thread(self._seen, full)
+        left = LENGTH[full.period] - now_ns // SECOND % LENGTH[full.period]
+        why = (
+            f"over budget: {full.key}={full.limit:g}, {settled:.6g} spent, {reserved:.6g} reserved, and this call may "
+            f"take {full.of(amount):.6g}"
+        )
+        only_reserved = settled + full.of(amount) <= full.limit
+        return OverBudget(why, min(SOON, left) if only_reserved else left + 1.0)
+
+    def _seen(self, full: Limit) -> tuple[int, float, float]:
+        booked = self._store.booked(budget_of(self._project, self._rule, full.key))
+        now_ns = self._store.changes(limit=1).now_ns
+        period = LENGTH[full.period] * SECOND
+        current = [one for one in booked if one.period_start_ns == now_ns // period * period]
+        return now_ns, sum(one.settled for one in current), sum(one.reserved for one in current)

@@ -1,0 +1,122 @@
+"""A rule that this process evaluates, and what is under way of it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from assay.collector.records import JSON, Decision, Target
+from assay.collector.statistics import percentile
+from assay.evaluators.judges import Ledger, charged
+from assay.evaluators.monitors._held import Held
+from assay.evaluators.monitors._job import Came, Job, is_done, state_of
+from assay.evaluators.monitors._notes import Notes, noted
+from assay.evaluators.monitors._pauses import Pauses
+from assay.evaluators.monitors._slots import Loop, Slots
+from assay.evaluators.protocol import Batch, Evaluator, Judgements, judging
+from assay.evaluators.scoring import Scoring
+from assay.tracer.spans import marked
+
+AHEAD = 200  # rows of a rule that are held at most
+BATCH_SIZE = 32  # cases that a model scores at once
+SECONDS = 0.3  # of work that are claimed ahead: what a crash leaves is run one by one
+FREE = 0.001  # seconds that are no less than nothing
+FIRST, LONGEST = 0.05, 3.0  # seconds between two questions what is due, while nothing is
+RECENT = 500  # durations of an evaluator that are kept
+
+
+class Working:
+    """`money` is the ledger of its judges, if it has a budget. Times are seconds of one clock."""
+
+    def __init__(
+        self,
+        held: Held,
+        loop: Loop,
+        done: Callable[[Job], None],
+        judgements: Judgements,
+        money: Ledger | None,
+    ) -> None:
+        self.held = held
+        self.pauses = Pauses()
+        self.claimed: dict[Target, Decision] = {}
+        self.look_at = 0.0
+        self.outcomes: Counter[str] = Counter()
+        self.money, self._judgements = money, judgements
+        self._patience = FIRST
+        self._mean = SECONDS  # of what a target takes, of late
+        self._took: dict[str, deque[float]] = {}
+        self._failed: Counter[str] = Counter()
+        self._looked: Counter[str] = Counter()
+        notes = Notes()
+        self.evaluators = tuple(noted(evaluator, notes) for evaluator in held.evaluators)
+        self.slots = Slots(Scoring(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done)
+
+    @property
+    def _size(self) -> int:
+        concurrency = self.held.in_force.settings.concurrency
+        batched = any(isinstance(evaluator.function, Batch) for evaluator in self.evaluators)
+        return max(concurrency, BATCH_SIZE) if batched else concurrency
+
+    def room(self, now: float) -> int:
+        """How many rows more it may hold now."""
+        if self.held.idle is not None or now < max(self.look_at, self.pauses.refused_until):
+            return 0
+        if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
+            return 0
+        self.slots.size = self._size
+        ahead = int(self.slots.size * SECONDS / max(self._mean, FREE))
+        return min(AHEAD, max(2 * self.slots.size, ahead)) - len(self.claimed)
+
+    def took(self, rows: int, asked: int, now: float) -> None:
+        """The store gave so many of the rows that it was asked for."""
+        if rows:
+            self._patience = FIRST
+        if rows < asked:
+            self.look_at = now + self._patience
+            self._patience = min(2 * self._patience, LONGEST)
+
+    def look_soon(self, at: float) -> None:
+        """There will be something due then."""
+        self.look_at = min(self.look_at, at)
+        self._patience = FIRST
+
+    def to_run(self, states: Mapping[str, JSON], now: float) -> list[Evaluator]:
+        """Which evaluators have still to look, and may."""
+        return [
+            evaluator
+            for evaluator in self.evaluators
+            if not is_done(state_of(states, evaluator.key))
+            and self.pauses.paused(evaluator.key, now) is None
+            and not (evaluator.asking is not None and self.has_no_money(now))
+        ]
+
+    def has_no_money(self, now: float) -> bool:
+        """Whether judges need not be asked: there was no money a while ago, and the budget is the same."""
+        return now < self.pauses.no_money_until and self.pauses.no_money_budget == self.held.in_force.settings.budget
+
+    def ended(self, job: Job) -> None:
+        """A job is done."""
+        self._mean += (sum(came.seconds for came in job.came.values()) - self._mean) / 10
+        for key, came in job.came.items():
+            self._note(key, came)
+
+    def told(self) -> dict[str, JSON]:
+        """What a worker says of its evaluators."""
+        return {key: self._of(key) for key in self._took.copy()}
+
+    def _note(self, key: str, came: Came) -> None:
+        self._looked[key] += 1
+        self._failed[key] += any(feedback.outcome == "error" for feedback in came.feedback)
+        self._took.setdefault(key, deque(maxlen=RECENT)).append(came.seconds)
+
+    def _of(self, key: str) -> JSON:
+        took = sorted(int(seconds * 1e9) for seconds in self._took[key].copy())
+        return {"looked": self._looked[key], "failed": self._failed[key], "p95_s": percentile(took, 95) / 1e9}
+
+    def _around(self, job: Job, evaluator: Evaluator | None) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(marked())
+        stack.enter_context(judging(judgements=self._judgements, target=job.target, inside=None))
+        stack.enter_context(charged(self.money))
+        return stack

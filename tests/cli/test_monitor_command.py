@@ -1,0 +1,139 @@
+"""`assay serve --monitor` and `assay monitor`, as processes: what they say, what they survive, how they end."""
+
+import signal
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from assay.cli._app import app
+from assay.collector import connect
+from assay.collector.errors import Unavailable
+from assay.collector.records import Rule
+from evaluators.watched import trace_id, whole
+from integration.serving import COMMAND, environment, free_port
+
+RULES = """
+from assay.evaluators import evaluator, get, judge, Judge, monitor
+
+@evaluator
+def fine(outputs):
+    return True
+
+monitor("all", evaluators=[fine], sample_rate=1, budget={"usd_per_day": 5})
+"""
+DEADLINE = 120
+
+
+def until(what):
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        with suppress(Unavailable):
+            if found := what():
+                return found
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@contextmanager
+def command(*arguments, **env):
+    """An `assay` command as a process, whose words come on stderr."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], env={**environment(), **env}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def served(folder, *more, **env):
+    """A collector with a monitor, its store over HTTP."""
+    (folder / "rules.py").write_text(RULES)
+    port = free_port()
+    place = ("--port", port, "--store", folder / "a.db", "--monitor", folder / "rules.py")
+    with command("serve", *place, *more, **env) as process, connect(f"http://127.0.0.1:{port}") as store:
+        until(lambda: len(list(store.rules())) == 1)
+        yield process, store
+
+
+def worker_of(process):
+    return until(lambda: psutil.Process(process.pid).children())[0]
+
+
+def keys(store, number):
+    return {one.key for one in store.feedbacks() if one.target.trace_id == trace_id(number)}
+
+
+def test_serve_with_a_monitor_scores_what_comes_in_and_survives_its_worker(tmp_path):
+    with served(tmp_path) as (process, store):
+        store.append([whole(1)])
+        until(lambda: keys(store, 1) == {"fine"})
+        worker_of(process).kill()
+        store.append([whole(2)])
+        until(lambda: keys(store, 2) == {"fine"})
+        worker = worker_of(process)
+        process.send_signal(signal.SIGTERM)
+        told = process.communicate(timeout=DEADLINE)[1]
+    assert process.returncode == 0
+    assert not worker.is_running()
+    assert "monitor: rule 'all' of project 'default', version " in told
+    assert "fine on 100 % of traces, at most $5 a day" in told
+    assert "monitor: worker 1 ended: killed by SIGKILL" in told
+
+
+@pytest.mark.slow  # rules are looked for every few seconds
+def test_rules_of_the_api_are_taken_up_and_go_and_one_that_cannot_be_idles_with_its_reason(tmp_path):
+    with served(tmp_path) as (_, store):
+        store.save_rule(rule_of_data("data", "regex", pattern="a"), rule_of_data("wrong", "os.system"))
+        until(lambda: "'os.system' is no registered evaluator" in str(workers(store)))
+        until(lambda: "data" in workers(store)[0].rules)
+        store.append([whole(1)])
+        until(lambda: keys(store, 1) == {"fine", "regex"})
+        store.delete_rule("data")
+        until(lambda: "data" not in workers(store)[0].rules)
+        store.append([whole(2)])
+        until(lambda: keys(store, 2) == {"fine"})
+
+
+def rule_of_data(name, evaluator, **parameters):
+    return Rule(name=name, version="1", evaluators=({"type": evaluator, "init_parameters": parameters},))
+
+
+def workers(store):
+    """What they say of themselves, newest first."""
+    return sorted(store.status()[0].workers, key=lambda worker: -worker.seen_ns)
+
+
+@pytest.mark.slow  # two processes begin
+def test_a_monitor_beside_a_collector_ends_with_ctrl_c(tmp_path):
+    (tmp_path / "rules.py").write_text(RULES)
+    port = free_port()
+    with command("serve", "--port", port, "--store", tmp_path / "a.db"), connect(f"http://127.0.0.1:{port}") as store:
+        until(lambda: store.rules() == [])
+        with command("monitor", tmp_path / "rules.py", "--store", store.where) as process:
+            until(lambda: len(store.rules()) == 1)
+            process.send_signal(signal.SIGINT)
+            told = process.communicate(timeout=DEADLINE)[1]
+    assert process.returncode == 0
+    assert told.endswith("monitor: stopped; what was not finished is given back\n")
+    assert f"store: http://127.0.0.1:{port}" in told
+
+
+def test_a_monitor_without_a_collector_says_what_to_do(tmp_path):
+    (tmp_path / "rules.py").write_text(RULES)
+    with connect(tmp_path / "a.db") as store:
+        store.save_rule()
+    result = CliRunner().invoke(app, ["monitor", str(tmp_path / "rules.py"), "--store", str(tmp_path / "a.db")])
+    assert "start `assay serve --store" in str(result.exception)
+
+
+@pytest.mark.parametrize("named", ["rules.py", "staus"])
+def test_a_file_that_is_not_there_is_refused(named):
+    result = CliRunner().invoke(app, ["monitor", named, "--store", "http://127.0.0.1:9"])
+    assert f"there is no file of rules {named!r}" in str(result.exception)

@@ -1,0 +1,105 @@
+"""`assay monitor why` and `assay monitor status`, run as people run them, on a file and over a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from assay.cli._app import app
+from assay.cli._common import failing_in_one_line
+from assay.collector.records import RuleSettings
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.deciding import ruled, traced
+from collector.ruled import done, monitored, taken
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        yield made
+
+
+@pytest.fixture
+def url(store: SQLiteStore) -> Iterator[str]:
+    with Server(store) as server:
+        yield server.url
+
+
+def monitor(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["monitor", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_why_names_the_condition_that_failed_and_what_it_saw(store, url):
+    ruled(store, name="slow", filter={"name": "answer", "latency_ms": [">", 2000.0]})
+    [head] = traced(store)
+    said = monitor("why", head.trace_id[:12], "--store", url).stdout
+    for words in (
+        "slow  filtered out",
+        "holds: name: wants 'answer', saw 'answer'",
+        "fails: latency_ms: wants > 2,000",
+    ):
+        assert words in said
+
+
+def test_why_shows_sample_attempts_and_error(store, url):
+    ruled(store, name="short", settings=RuleSettings(sample_rate=0.5))
+    taken(store, "short", traced(store), rate=0.5)
+    [one] = done(store, "short", ("failed", "ValueError: \x1b[31mno"))
+    said = monitor("why", str(one.target.trace_id), "--store", url).stdout
+    for words in (
+        "short  failed",
+        "sample: u 0.2500 is below 0.5, the rule's rate",
+        "1 attempt",
+        "ValueError: \\x1b[31mno",
+    ):
+        assert words in said
+
+
+def test_why_as_json(store, url):
+    [id, *_] = monitored(store)
+    told = [json.loads(line) for line in monitor("why", id, "--json", "--store", url).stdout.splitlines()]
+    assert {one["rule"]["name"]: one["verdict"] for one in told}["short"] == "scored"
+
+
+def test_why_without_rules(store, url):
+    [head] = traced(store)
+    assert "no rules" in monitor("why", head.trace_id, "--store", url).stderr
+
+
+def test_why_of_a_trace_that_there_is_not(store, url):
+    with pytest.raises(SystemExit, match=r"f{32}"), failing_in_one_line():
+        app(["monitor", "why", "f" * 32, "--store", url])
+
+
+def test_status_shows_funnels_means_and_errors(store, url):
+    monitored(store)
+    said = monitor("status", "--once", "--store", url).stdout
+    for words in ("arrived 10 → pass the filter 8 → sampled 5 → scored 2", "waiting 1", "failed 1", "ValueError: <no>"):
+        assert words in said
+    assert ["concise", "0.5"] in [line.split()[:2] for line in said.splitlines()]
+
+
+def test_status_as_json(store, url):
+    monitored(store)
+    lines = monitor("status", "--json", "--store", url).stdout.splitlines()
+    by_name = {one["rule"]["name"]: one for one in map(json.loads, lines)}
+    assert by_name["short"]["counts"]["filtered"] == 2
+    [mean] = by_name["short"]["means"]
+    assert (mean["key"], mean["n"], mean["failed"], mean["skipped"]) == ("concise", 2, 1, 1)
+
+
+def test_status_without_rules(store, url):
+    assert "no rules yet" in monitor("status", "--once", "--store", url).stdout
+
+
+def test_status_of_a_file_that_nobody_serves(store, tmp_path):
+    monitored(store)
+    store.close()
+    assert "bad <b>" in monitor("status", "--once", "--store", str(tmp_path / "assay.db")).stdout

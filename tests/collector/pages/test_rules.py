@@ -1,0 +1,156 @@
+"""The page of rules, the page of one rule, and why on a trace's page."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from assay.collector.records import RuleSettings
+from collector.deciding import ruled, traced
+from collector.ruled import done, monitored, taken, told
+
+
+def page(client, address):
+    answer = client.get(address)
+    assert answer.status_code == 200, answer.text
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.text)), answer.text
+
+
+def test_without_rules_it_says_how_to_write_one(client):
+    text, _ = page(client, "/rules")
+    for words in ("No rules yet", "monitor(", "assay monitor rules.py"):
+        assert words in html.unescape(text)
+
+
+def test_each_rule_has_its_funnel(store, client):
+    monitored(store)
+    text, _ = page(client, "/rules")
+    for words in ("arrived 10", "pass the filter 8", "sampled 5", "scored 2", "waiting 1", "failed 1", "1 worker"):
+        assert words in text
+
+
+def test_the_mean_is_the_weighted_one(store, client):
+    monitored(store)
+    text, _ = page(client, "/rules")
+    assert re.search(r"concise 0\.5 0\.\d+ to 0\.\d+ 2 2 1 1 0 ", text)
+
+
+def test_numbers_lead_to_traces(store, client):
+    monitored(store)
+    _, source = page(client, "/rules")
+    links = [html.unescape(link) for link in re.findall(r'href="(/[^"]*)"', source)]
+    for address in ("/?project=default&name=answer", "/rules/short?project=default&verdict=waiting"):
+        assert address in links
+    for address in links:
+        assert client.get(address).status_code == 200
+
+
+def test_last_errors_are_shown_and_do_nothing(store, client):
+    monitored(store)
+    text, source = page(client, "/rules")
+    assert "ValueError: &lt;no&gt;" in text
+    assert "<no>" not in source
+    assert "bad <b>" not in source
+
+
+def test_what_workers_say_is_shown(store, client):
+    monitored(store)
+    text, _ = page(client, "/rules")
+    for words in ("2.5 finished and 0 decided a second", "25 % of 4 failed, p95 200 ms", "here/1, seen just now"):
+        assert words in text
+
+
+def test_a_rule_that_nobody_runs_says_so(store, client):
+    ruled(store, name="short")
+    traced(store)
+    text, _ = page(client, "/rules")
+    for words in ("no worker has this rule", "1 change behind"):
+        assert words in text
+
+
+def test_a_worker_that_idles_says_why(store, client):
+    ruled(store, name="short")
+    told(store, "short", idle="paused: failed 20 times in a row")
+    text, _ = page(client, "/rules")
+    assert "1 worker, idle" in text
+    assert "paused: failed 20 times in a row" in text
+
+
+def test_what_is_spent_of_a_budget(store, client):
+    ruled(store, name="short", settings=RuleSettings(budget={"usd_per_day": 5.0}))
+    text, _ = page(client, "/rules")
+    assert "$0.00 of $5.00 per day" in text
+
+
+def test_rules_of_one_project(store, client):
+    ruled(store, name="short")
+    ruled(store, name="long", project="other")
+    text, _ = page(client, "/rules?project=other")
+    assert "long" in text
+    assert "short" not in text
+
+
+def test_a_rule_shows_what_it_decided(store, client):
+    monitored(store)
+    text, _ = page(client, "/rules/short")
+    assert text.count("scored") >= 3
+    text, _ = page(client, "/rules/short?verdict=failed")
+    assert "ValueError: &lt;no&gt;" in text
+    assert "stands for 2 traces in weighted means" in text
+
+
+def test_more_decisions_are_a_page_away(store, client):
+    ruled(store, name="short")
+    taken(store, "short", traced(store, 60))
+    _, source = page(client, "/rules/short?verdict=waiting")
+    (older,) = re.findall(r'rel="next" href="([^"]*)"', source)
+    _, source = page(client, html.unescape(older))
+    assert source.count("row-link") == 10
+
+
+def test_a_rule_or_verdict_that_there_is_not(store, client):
+    ruled(store, name="short")
+    assert client.get("/rules/none").status_code == 404
+    assert client.get("/rules/short?verdict=filtered").status_code == 400
+
+
+def test_a_rule_of_any_name_has_a_page(store, client):
+    for name in ("a/b", "ü ?#&", "<b>", "x" * 300):
+        ruled(store, name=name)
+    _, source = page(client, "/rules")
+    for address in set(re.findall(r'href="(/rules/[^"]*)"', source)):
+        assert client.get(html.unescape(address)).status_code == 200
+
+
+def test_a_trace_says_why_it_was_filtered_out(store, client):
+    ruled(store, name="short", filter={"name": "other"})
+    [head] = traced(store)
+    text, _ = page(client, f"/traces/{head.trace_id}")
+    for words in ("short filtered out", "wants &#39;other&#39;", "name &#39;other&#39; &#39;answer&#39; no"):
+        assert words in text
+
+
+def test_a_trace_says_that_it_is_not_in_the_sample(store, client):
+    ruled(store, name="short", settings=RuleSettings(sample_rate=0.0))
+    [head] = traced(store)
+    text, _ = page(client, f"/traces/{head.trace_id}")
+    assert re.search(r"short not sampled u 0\.\d+ is not below the rate 0", text)
+
+
+def test_a_trace_shows_errors_and_when_it_is_tried_next(store, client):
+    ruled(store, name="short")
+    taken(store, "short", traced(store, 2))
+    failed, waits = (
+        *done(store, "short", ("failed", "ValueError: <no>")),
+        *done(store, "short", ("throttled", "429 of the judge"), again_s=60),
+    )
+    text, _ = page(client, f"/traces/{failed.target.trace_id}")
+    assert "concise failed: ValueError: &lt;no&gt;" in text
+    text, _ = page(client, f"/traces/{waits.target.trace_id}")
+    for words in ("throttled", "429 of the judge", "tried next in 59."):
+        assert words in text
+
+
+def test_a_trace_without_rules_says_nothing_of_them(store, client):
+    [head] = traced(store)
+    assert 'id="rules"' not in client.get(f"/traces/{head.trace_id}").text

@@ -1,0 +1,77 @@
+"""Means of sampled scores: each counts as many as it stands for."""
+
+import pytest
+
+from assay.collector.records import WeightedScore
+from assay.collector.statistics import sampled_means
+
+
+def scored(trace, score, probability=1.0, *, key="grounded", session=None, outcome="score"):
+    return WeightedScore(
+        trace_id=trace, session_id=session, key=key, score=score, probability=probability, created_ns=0, outcome=outcome
+    )
+
+
+def test_each_score_stands_for_one_over_its_probability():
+    (mean,) = sampled_means([scored("a", 0.0, 1.0), scored("b", 1.0, 0.25), scored("c", 0.5, 1.0)])
+    assert mean.mean == pytest.approx((0 + 4 + 0.5) / 6)
+    assert (mean.n, mean.effective) == (3, pytest.approx(36 / 18))
+
+
+def test_what_stands_for_nothing_is_left_out_and_counted():
+    rows = [scored("a", 1.0), scored("b", 0.0, None), scored("c", 0.0, 0.0), scored("d", 1.0)]
+    (mean,) = sampled_means(rows)
+    assert (mean.mean, mean.n, mean.unknown, mean.outside) == (1.0, 2, 1, 1)
+
+
+def test_errors_and_skips_are_no_scores():
+    rows = [scored("a", True), scored("b", None, outcome="error"), scored("c", None, outcome="skip")]
+    (mean,) = sampled_means(rows)
+    assert (mean.mean, mean.n, mean.failed, mean.skipped) == (1.0, 1, 1, 1)
+
+
+def test_a_label_without_a_score_is_in_no_mean():
+    (mean,) = sampled_means([scored("a", None)])
+    assert (mean.mean, mean.low, mean.n) == (None, None, 0)
+
+
+def test_keys_are_apart():
+    means = sampled_means([scored("a", 1.0, key="b"), scored("a", 0.0, key="a")])
+    assert [(mean.key, mean.mean) for mean in means] == [("a", 0.0), ("b", 1.0)]
+
+
+def test_without_scores_there_is_nothing():
+    assert sampled_means([]) == []
+
+
+def test_scores_of_one_trace_are_one_observation():
+    apart = [scored(str(n), n % 2 * 0.8) for n in range(40)]
+    together = [scored(str(n // 10), (n // 10) % 2 * 0.8) for n in range(40)]
+    (apart,), (together,) = sampled_means(apart), sampled_means(together)
+    assert together.mean == pytest.approx(apart.mean)
+    assert (apart.effective, together.effective) == (pytest.approx(40), pytest.approx(4))
+    assert together.high - together.low > 3 * (apart.high - apart.low)
+
+
+def test_one_trace_alone_has_no_interval():
+    (mean,) = sampled_means([scored("a", 0.2), scored("a", 0.9)])
+    assert (mean.mean, mean.low, mean.high) == (pytest.approx(0.55), None, None)
+
+
+def test_shares_that_are_all_alike_are_no_certainty():
+    (mean,) = sampled_means([scored(str(n), True, 0.1) for n in range(20)])
+    assert (mean.mean, mean.high) == (1.0, 1.0)
+    assert 0.7 < mean.low < 0.9
+
+
+def test_other_scores_that_are_all_alike_have_no_interval():
+    (mean,) = sampled_means([scored(str(n), 0.3, 0.1) for n in range(20)])
+    assert (mean.mean, mean.low) == (pytest.approx(0.3), None)
+
+
+def test_in_words():
+    rows = [scored(str(n), n % 3 / 2) for n in range(30)]
+    assert str(sampled_means([*rows, scored("x", 1.0, None)])[0]) == (
+        "grounded: 0.5 (95 %: 0.345 to 0.655), 30 scores, as sure as 30 of equal weight, 1 of unknown probability"
+    )
+    assert str(sampled_means([scored("x", 1.0, None)])[0]) == ("grounded: no mean (0 scores, 1 of unknown probability)")

@@ -1,0 +1,258 @@
+"""Evaluators that raise, hang, end the process, fail for a while or all the time: each fails alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from assay.collector.records import Feedback
+from assay.collector.stores import Store
+from assay.evaluators import evaluator
+from assay.evaluators.monitors import Stuck
+from evaluators.watched import decisions, length, rule, scores, span, trace_id, until, verdicts, watching, whole
+
+
+class TooMany(Exception):
+    status_code = 429
+    retry_after = 0.02
+
+
+@pytest.fixture
+def let_go() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def run_until(monitor: Any, condition: Callable[[], Any]) -> Any:
+    def step() -> Any:
+        monitor.step()
+        return condition()
+
+    return until(step)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError("x"), GeneratorExit()])
+def test_whatever_an_evaluator_raises_is_its_outcome(store: Store, error: BaseException) -> None:
+    def bad(outputs: str) -> bool:
+        raise error
+
+    async def worse(outputs: str) -> bool:
+        raise error
+
+    with watching(store, rule(evaluators=[bad, worse, length])) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        run_until(monitor, lambda: verdicts(store).get("1") == "failed")
+    assert scores(store, 1) == {"bad": "error", "worse": "error", "length": 2.0}
+    (kept,) = decisions(store)
+    assert {key: state["state"] for key, state in kept.states.items()} == {
+        "bad": "failed",
+        "worse": "failed",
+        "length": "scored",
+    }
+
+
+def test_what_may_pass_is_tried_again_and_only_what_has_no_outcome(store: Store) -> None:
+    looked: list[str] = []
+
+    def flaky(outputs: str) -> bool:
+        looked.append("flaky")
+        if looked.count("flaky") < 3:
+            raise ConnectionError("away")
+        return True
+
+    def steady(outputs: str) -> bool:
+        return not looked.append("steady")
+
+    with watching(store, rule(evaluators=[flaky, steady])) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+        (kept,) = decisions(store)
+        assert (kept.verdict, scores(store, 1)) == ("waiting", {"steady": True})
+        assert "ConnectionError: away" in kept.states["flaky"]["error"]
+        run_until(monitor, lambda: verdicts(store) == {"1": "scored"})
+    assert sorted(looked) == ["flaky"] * 3 + ["steady"]
+    assert [one.states["flaky"]["attempts"] for one in decisions(store)] == [3]
+
+
+def test_error_feedback_is_written_when_attempts_are_spent(store: Store) -> None:
+    def away(outputs: str) -> bool:
+        raise ConnectionError("away")
+
+    with watching(store, rule(evaluators=[away], retries=1)) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+        assert scores(store, 1) == {}
+        run_until(monitor, lambda: verdicts(store) == {"1": "failed"})
+    assert scores(store, 1) == {"away": "error"}
+
+
+def test_a_refusal_for_too_many_calls_uses_no_attempt(store: Store) -> None:
+    refusals = iter(range(6))
+
+    def busy(outputs: str) -> bool:
+        if next(refusals, None) is not None:
+            raise TooMany("slow down")
+        return True
+
+    with watching(store, rule(evaluators=[busy], retries=0, concurrency=1)) as monitor:
+        monitor.step()
+        store.append([whole(1), whole(2)])
+        monitor.step()
+        assert "throttled" in verdicts(store).values()
+        run_until(monitor, lambda: set(verdicts(store).values()) == {"scored"})
+    assert [one.states["busy"]["attempts"] for one in decisions(store)] == [1, 1]
+
+
+def test_an_evaluator_that_fails_all_the_time_is_paused_and_others_go_on(store: Store) -> None:
+    def broken(outputs: str) -> bool:
+        raise RuntimeError("no such model")
+
+    with watching(store, rule(evaluators=[broken, length])) as monitor:
+        monitor.step()
+        store.append([whole(number) for number in range(1, 61)])
+        run_until(monitor, lambda: len(store.feedbacks(key="length", limit=100).items) == 60)
+        kept = verdicts(store)
+        (paused,) = monitor.report().data["paused"]["r"].values()
+    assert list(kept.values()).count("failed") < 20
+    assert list(kept.values()).count("throttled") > 40
+    assert "failed" in paused
+    assert "in a row" in paused
+    assert "RuntimeError: no such model" in paused
+    assert next(one for one in decisions(store, verdict="throttled")).next_ns is not None
+
+
+def test_one_that_hangs_is_an_error_and_keeps_its_slot_while_others_go_on(
+    store: Store, let_go: threading.Event
+) -> None:
+    def hanging(outputs: str) -> bool:
+        return outputs != "a1" or let_go.wait(60)
+
+    with watching(store, rule(evaluators=[hanging], timeout=0.2, retries=0, concurrency=2)) as monitor:
+        monitor.step()
+        store.append([whole(number) for number in range(1, 10)])
+        run_until(monitor, lambda: len(verdicts(store)) == 9 and "waiting" not in verdicts(store).values())
+        assert verdicts(store)["1"] == "failed"
+        assert scores(store, 2) == {"hanging": True}
+        (kept,) = store.trace(trace_id(1)).feedback
+        assert kept.error == "TimeoutError: the evaluator took more than 0.2 s"
+        let_go.set()
+
+
+def test_when_all_slots_are_held_the_worker_says_so_and_other_rules_are_done_first(
+    store: Store, let_go: threading.Event
+) -> None:
+    def hanging(outputs: str) -> bool:
+        return let_go.wait(60)
+
+    def slow(outputs: str) -> bool:
+        return not time.sleep(0.5)
+
+    rules = [rule("stuck", [hanging], timeout=0.1, retries=0, concurrency=1), rule("slow", [slow])]
+    with watching(store, *rules) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        with pytest.raises(Stuck, match="all 1 slots of rule 'stuck'"):
+            run_until(monitor, lambda: False)
+        assert verdicts(store, rule="slow") == {"1": "scored"}
+        assert verdicts(store, rule="stuck") == {"1": "failed"}
+        let_go.set()
+
+
+def test_a_loop_that_is_held_up_holds_up_nobody_else(store: Store, let_go: threading.Event) -> None:
+    async def waiting(outputs: str) -> bool:
+        import asyncio
+
+        await asyncio.sleep(60)
+        return True
+
+    rules = [rule("waits", [waiting], timeout=0.1, retries=0, concurrency=1), rule("fine")]
+    with watching(store, *rules) as monitor:
+        monitor.step()
+        store.append([whole(1), whole(2)])
+        run_until(monitor, lambda: set(verdicts(store, rule="waits").values()) == {"failed"})
+    assert verdicts(store, rule="fine") == {"1": "scored", "2": "scored"}
+
+
+def test_targets_above_the_bound_are_skipped_with_their_size(store: Store) -> None:
+    with watching(store, rule(max_bytes=2_000)) as monitor:
+        monitor.step()
+        store.append([whole(1, outputs=[f"{place}" * 40 for place in range(400)]), whole(2)])
+        monitor.step()
+    assert verdicts(store) == {"1": "skipped", "2": "scored"}
+    assert "above max_bytes=2,000" in decisions(store, verdict="skipped")[0].reason
+
+
+@pytest.mark.slow  # making and taking in the spans
+def test_a_trace_of_20_000_spans_is_one_target_among_others(store: Store) -> None:
+    with watching(store, rule()) as monitor:
+        monitor.step()
+        spans = [span(1, place, parent=1, name="s", inputs=None, outputs=None) for place in range(2, 20_001)]
+        store.append([whole(1, started=20_000), *spans, whole(2)])
+        monitor.step()
+    assert verdicts(store) == {"1": "scored", "2": "scored"}
+
+
+def test_many_are_scored_together_where_an_evaluator_can(store: Store) -> None:
+    batches: list[int] = []
+
+    class Model:
+        def __call__(self, outputs: str) -> bool:
+            return True
+
+        def batch(self, cases: Any) -> list[bool]:
+            batches.append(len(cases))
+            return [case.outputs != "a3" for case in cases]
+
+    with watching(store, rule(evaluators=[evaluator(Model(), key="model")], version="1")) as monitor:
+        monitor.step()
+        store.append([whole(number) for number in range(1, 65)])
+        monitor.step()
+    assert set(verdicts(store).values()) == {"scored"}
+    assert scores(store, 3) == {"model": False}
+    assert sum(batches) == 64
+    assert len(batches) < 20
+
+
+def test_feedback_that_the_store_refuses_fails_alone(store: Store) -> None:
+    def elsewhere(outputs: str) -> Any:
+        return {"key": "k", "score": 1.0, "metadata": {"x": object()}} if outputs == "a1" else 1.0
+
+    with watching(store, rule(evaluators=[elsewhere])) as monitor:
+        monitor.step()
+        store.append([whole(1), whole(2)])
+        monitor.step()
+    assert verdicts(store)["2"] == "scored"
+    assert verdicts(store)["1"] in ("scored", "failed")
+
+
+def test_a_trace_that_is_deleted_while_it_is_looked_at_stays_deleted(store: Store) -> None:
+    def deleting(outputs: str) -> bool:
+        store.delete(trace_ids=[trace_id(1)])
+        return True
+
+    with watching(store, rule(evaluators=[deleting])) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+        assert monitor.report().data["refused"] == 1
+    assert decisions(store) == []
+    assert store.feedbacks(key="deleting").items == ()
+
+
+def test_a_rules_own_feedback_starts_no_loop(store: Store) -> None:
+    with watching(store, rule(strata=[({"feedback": ("length", ">", 0)}, 1.0)])) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+        assert monitor.step() == 0
+        store.add_feedback([Feedback(target=decisions(store)[0].target, key="x", score=1.0)])
+        assert monitor.step() > 0
+    assert [one.reopened for one in decisions(store)] == [0]

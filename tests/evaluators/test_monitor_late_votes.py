@@ -1,0 +1,85 @@
+"""A vote that comes after the decision moves a trace into its stratum: a server, a monitor on its own threads, people."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.collector import connect
+from assay.collector.records import Decision
+from assay.collector.server import Server
+from assay.collector.statistics import u
+from assay.collector.stores import Store
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.evaluators.monitors import Monitor, Monitored, summary
+from evaluators.watched import rule, trace_id, until, whole
+
+NUMBERS, RATE = range(1, 60), 0.2
+DISLIKED = ("feedback=thumbs_up=0", 1.0)
+SAMPLED = [number for number in NUMBERS if u(trace_id(number)) < RATE]
+OTHERS = [number for number in NUMBERS if number not in SAMPLED]
+
+
+@contextmanager
+def running(store: Store, made: Monitored) -> Iterator[None]:
+    """A monitor that follows the feed by itself, until the end."""
+    owned = Monitored(replace(made.record, owner="rules.py"), made.evaluators)
+    monitor = Monitor(store, [owned])
+    thread = threading.Thread(target=monitor.run)
+    thread.start()
+    try:
+        until(store.rules, "the rule")
+        yield
+    finally:
+        monitor.stop(1.0)
+        thread.join()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Any]:
+    """A server with traffic of which a fifth was scored."""
+    with SQLiteStore(tmp_path / "assay.db") as kept, Server(kept) as server:
+        store = connect(server.url)
+        with running(store, rule(sample_rate=RATE, strata=[DISLIKED])):
+            store.append([whole(number) for number in NUMBERS])
+            until(lambda: sorted(scored(store)) == SAMPLED, "what is sampled")
+            yield store
+        store.close()
+
+
+def scored(store: Store) -> dict[int, Decision]:
+    found = store.decisions(rule="r", verdict="scored")
+    return {int(one.target.trace_id or "0", 16): one for one in found}
+
+
+def test_what_was_sampled_out_is_scored_then(store: Store) -> None:
+    late = OTHERS[0]
+    assert store.why(trace_id(late))[0].verdict == "sampled_out"
+    store.feedback(trace_id(late), "thumbs_up", 0, author="ann")
+    made = until(lambda: scored(store).get(late), "the late one")
+    assert (made.probability, made.rate, made.stratum) == (1.0, 1.0, 0)
+    assert [one.score for one in store.feedbacks(key="length", trace_ids=(trace_id(late),))] == [float(len(f"a{late}"))]
+
+
+def test_what_was_scored_is_not_scored_again_and_stands_for_itself_alone(store: Store) -> None:
+    early = SAMPLED[0]
+    before = scored(store)[early]
+    store.feedback(trace_id(early), "thumbs_up", 0, author="ann")
+    made = until(lambda: (one := scored(store)[early]).probability == 1.0 and one, "the other probability")
+    assert (before.probability, made.stratum, made.claim) == (RATE, 0, before.claim)
+
+
+def test_a_vote_that_is_taken_back_leaves_the_sample_as_it_was(store: Store) -> None:
+    late = OTHERS[0]
+    given = store.feedback(trace_id(late), "thumbs_up", 0, author="ann")
+    until(lambda: late in scored(store), "the late one")
+    store.change_feedback({given.id: {"score": 1}})
+    until(lambda: scored(store)[late].probability == 0.0, "its leaving the estimates")
+    [mean] = summary("r", store=store)
+    assert (mean.n, mean.outside) == (len(SAMPLED), 1)

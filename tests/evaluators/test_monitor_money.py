@@ -1,0 +1,174 @@
+"""What judges of a rule may spend: held to the call over all workers, re-offered when there is money again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from assay.collector.records import Booking
+from assay.collector.stores import Store
+from assay.evaluators import Judge, judge
+from assay.evaluators.monitors import Monitor
+from assay.evaluators.monitors._money import budget_of
+from evaluators.judge_server import Reply, serving
+from evaluators.watched import decisions, rule, scores, trace_id, until, verdicts, watching, whole
+
+VERDICT = {"rationale": "short", "rating": "yes"}
+
+
+def polite(url: str, **options: Any) -> Any:
+    given = {"price": (1_000_000.0, 0.0), **options}
+    return judge(
+        "polite",
+        "Is it polite?\n{outputs}",
+        scale=("yes", "no"),
+        judge=Judge(model="m", base_url=url, api_key="k", **given),
+    )
+
+
+@contextmanager
+def running(store: Store, *rules: Any, workers: int = 1) -> Iterator[list[Monitor]]:
+    made = [Monitor(store, rules) for _ in range(workers)]
+    threads = [threading.Thread(target=one.run) for one in made]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: store.rules())
+        yield made
+    finally:
+        for one in made:
+            one.stop()
+        for thread in threads:
+            thread.join()
+
+
+def test_calls_are_booked_before_and_settled_after(store: Store) -> None:
+    with (
+        serving(lambda request: VERDICT) as server,
+        watching(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 10})) as monitor,
+    ):
+        monitor.step()
+        store.append([whole(1), whole(2)])
+        monitor.step()
+    (booked,) = store.booked(budget_of("default", "r", "calls_per_day"))
+    assert (booked.settled, booked.reserved) == (2.0, 0.0)
+    assert scores(store, 1) == {"polite": True}
+
+
+def test_what_there_is_no_money_for_is_over_budget_and_told_why(store: Store) -> None:
+    with serving(lambda request: VERDICT) as server:
+        with watching(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 3})) as monitor:
+            monitor.step()
+            store.append([whole(number) for number in range(1, 9)])
+            monitor.step()
+        assert len(server.requests) == 3
+    kept = list(verdicts(store).values())
+    assert (kept.count("scored"), kept.count("over_budget")) == (3, 5)
+    (one, *_) = decisions(store, verdict="over_budget")
+    assert "calls_per_day=3" in one.reason
+    assert one.next_ns is not None
+
+
+def test_free_evaluators_go_on_without_money(store: Store) -> None:
+    def free(outputs: str) -> bool:
+        return True
+
+    with serving(lambda request: VERDICT) as server:
+        evaluators = [polite(server.url), free]
+        with watching(store, rule(evaluators=evaluators, budget={"calls_per_day": 1})) as monitor:
+            monitor.step()
+            store.append([whole(number) for number in range(1, 5)])
+            monitor.step()
+        assert len(server.requests) == 1
+    assert [scores(store, number)["free"] for number in range(1, 5)] == [True] * 4
+
+
+def test_a_budget_is_held_to_the_call_by_four_workers(store: Store) -> None:
+    with serving(lambda request: VERDICT) as server:
+        made = rule(evaluators=[polite(server.url)], budget={"calls_per_day": 17})
+        with running(store, made, workers=4):
+            store.append([whole(number) for number in range(1, 61)])
+            until(
+                lambda: (
+                    sorted(set(verdicts(store).values())) == ["over_budget", "scored"] and len(verdicts(store)) == 60
+                )
+            )
+        assert len(server.requests) == 17
+    assert list(verdicts(store).values()).count("scored") == 17
+    assert len(store.feedbacks(key="polite", limit=100).items) == 17
+
+
+def test_a_judge_that_refuses_for_a_while_loses_and_doubles_nothing(store: Store) -> None:
+    with serving(lambda request: VERDICT, allows=10, per=0.5) as server:
+        with running(store, rule(evaluators=[polite(server.url)], retries=0), workers=2):
+            store.append([whole(number) for number in range(1, 31)])
+            until(lambda: list(verdicts(store).values()).count("scored") == 30)
+        assert server.refused > 0
+        assert len(server.requests) - server.refused == 30
+    assert len(store.feedbacks(key="polite", limit=100).items) == 30
+
+
+def test_dollars_are_booked_at_the_most_and_settled_at_what_it_was(store: Store) -> None:
+    with serving(lambda request: VERDICT) as server:
+        price = (10.0, 10.0)  # dollars per million tokens
+        made = rule(evaluators=[polite(server.url, price=price)], budget={"usd_per_day": 1.0})
+        with watching(store, made) as monitor:
+            monitor.step()
+            store.append([whole(1)])
+            monitor.step()
+    (booked,) = store.booked(budget_of("default", "r", "usd_per_day"))
+    (kept,) = decisions(store)
+    assert booked.reserved == 0.0
+    assert 0 < booked.settled < 0.01
+    assert kept.cost == booked.settled
+
+
+def test_a_budget_in_dollars_that_cannot_be_kept_idles_with_the_reason(store: Store) -> None:
+    unknown = polite("http://127.0.0.1:1/v1", price=None)
+    with watching(store, rule(evaluators=[unknown], budget={"usd_per_day": 1})) as monitor:
+        monitor.step()
+        assert "nobody knows what 'm' costs" in monitor.idle["r"]
+
+
+def test_a_budget_that_is_raised_counts_at_once(store: Store) -> None:
+    with serving(lambda request: VERDICT) as server:
+        made = rule(evaluators=[polite(server.url)], budget={"calls_per_day": 1})
+        with watching(store, made) as monitor:
+            monitor.step()
+            store.append([whole(1), whole(2)])
+            monitor.step()
+            store.change_rule("r", settings={"budget": {"calls_per_day": 9}})
+            store.append([whole(3)])
+            monitor.step()
+    assert set(verdicts(store).values()) == {"scored"}
+
+
+def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store) -> None:
+    made = Booking(id="x", budget=budget_of("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
+    store.book(made)
+    with (
+        serving(lambda request: VERDICT) as server,
+        running(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 3})),
+    ):
+        store.append([whole(1)])
+        until(lambda: verdicts(store) == {"1": "over_budget"})
+        store.settle({"x": 0.0})
+        until(lambda: verdicts(store) == {"1": "scored"})
+
+
+def test_a_judgement_is_a_trace_that_no_rule_takes(store: Store) -> None:
+    with serving(lambda request: VERDICT) as server, watching(store, rule(evaluators=[polite(server.url)])) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+        while monitor.step():
+            pass
+    (given,) = store.feedbacks(key="polite").items
+    judgement = store.trace(given.judge_trace_id or "")
+    assert judgement.root.resource["assay.monitor"] is True
+    assert verdicts(store) == {"1": "scored"}
+    assert Reply
+    store.delete(trace_ids=[trace_id(1)])
+    assert store.many([judgement.trace_id]) == []

@@ -1,0 +1,154 @@
+"""Parts of a supervised monitor: words for deaths, rules that rest, messages over a pipe, rules made of data."""
+
+import os
+
+import pytest
+
+from assay.collector.records import Rule
+from assay.evaluators.monitors import _deaths
+from assay.evaluators.monitors._data import of_data
+from assay.evaluators.monitors._reload import Watch
+from assay.evaluators.monitors._report import Listener, Teller
+from assay.evaluators.monitors._rest import Rest
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (75, "exit code 75 (all its slots were held by evaluators that do not come back)"),
+        (-11, "killed by SIGSEGV (it reached for memory that is not its own)"),
+        (-64, "killed by SIGRTMAX"),
+        (-200, "killed by signal 200"),
+    ],
+)
+def test_an_end_in_words(code, words):
+    assert _deaths.cause(code) == words
+
+
+def test_the_place_of_a_crash_is_the_users_innermost_line():
+    crash = ["Thread 0x1 (most recent call first):", f'  File "{os.__file__}", line 1 in walk']
+    assert _deaths.place(crash) is None
+    crash += ['  File "/home/me/rules.py", line 7 in bad', '  File "/home/me/rules.py", line 9 in outer']
+    assert _deaths.place(crash) == "bad, rules.py:7"
+
+
+def test_what_was_held_is_told_in_part():
+    claims = [("p", "r", f"trace {n}") for n in range(5)]
+    assert _deaths.held(claims[:1]) == "rule 'r' on trace 0"
+    assert _deaths.held(claims) == "rule 'r' on trace 0 and rule 'r' on trace 1 and rule 'r' on trace 2 and 2 more"
+
+
+def test_a_rule_that_alone_ended_three_workers_rests_longer_each_time():
+    told = []
+    rest = Rest(told.append)
+    for seconds in (60, 120, 240):
+        for _ in range(3):
+            assert rest.names() == []
+            rest.blame([("p", "bad", "trace 1")])
+        assert rest.names() == [("p", "bad")]
+        assert f"it rests for {seconds} s" in told[-1]
+        assert not rest.passed(seconds - 1)
+        assert rest.passed(2)
+
+
+def test_no_rule_is_blamed_where_several_ran():
+    rest = Rest(print)
+    for _ in range(9):
+        rest.blame([("p", "bad", "trace 1"), ("p", "good", "trace 1")])
+    assert rest.names() == []
+
+
+def test_messages_come_whole_and_what_is_none_is_a_crash():
+    reading, writing = os.pipe()
+    listener, teller = Listener(reading), Teller(writing)
+    try:
+        os.write(writing, b"Fatal Python error: Segmentation fault\n")
+        teller.tell("say", text="x" * 5000)
+        os.write(writing, b'{"kind": "be')
+        assert [len(message["text"]) for message in listener.messages()] == [5000]
+        os.write(writing, b'at"}\n')
+        assert [message["kind"] for message in listener.messages()] == ["beat"]
+    finally:
+        listener.close()
+        os.close(writing)
+    assert listener.crash == ["Fatal Python error: Segmentation fault"]
+
+
+def looked(watch):
+    """What several looks in a row say of a change."""
+    return [watch.changed() for _ in range(4)].count(True)
+
+
+def test_a_change_is_told_once_and_one_that_is_taken_back_at_once_is_none(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text("a")
+    watch = Watch(file)
+    assert looked(watch) == 0
+    file.write_text("b")
+    assert looked(watch) == 1
+    file.write_text("c")
+    assert not watch.changed()
+    file.write_text("b")
+    assert looked(watch) == 0
+
+
+def test_a_file_that_is_away_or_replaced_by_its_like_has_not_changed(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text("a")
+    watch = Watch(file)
+    file.rename(tmp_path / "rules.py~")
+    assert watch.away
+    assert looked(watch) == 0
+    file.write_text("a")
+    assert looked(watch) == 0
+
+
+def test_what_is_half_written_waits_for_the_rest(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text("")
+    watch = Watch(file)
+    for part in ("a", "ab", "abc"):
+        file.write_text(part)
+        os.utime(file, ns=(1, len(part)))
+        assert not watch.changed()
+    assert looked(watch) == 1
+
+
+def of(type="regex", **parameters):
+    return of_data(Rule(name="r", version="1", evaluators=({"type": type, "init_parameters": parameters},)))
+
+
+def test_a_rule_of_data_names_registered_evaluators():
+    assert [evaluator.key for evaluator in of(pattern="a", key="has_a").evaluators] == ["has_a"]
+
+
+@pytest.mark.parametrize(
+    ("type", "parameters", "told"),
+    [
+        ("regx", {}, "'regx' is no registered evaluator; did you mean 'regex'"),
+        ("os.system", {}, "'os.system' is no registered evaluator"),
+        ("regex", {}, "evaluator 'regex' needs pattern"),
+        ("regex", {"pattern": "a", "nope": 1}, "has no parameter 'nope'"),
+        ("regex", {"pattern": "("}, "evaluator 'regex':"),
+        ("agent_sanity", {"directory": "/etc"}, "directory='/etc' on the monitor's machine"),
+        ("correctness", {"judge": {"model": "m", "cache": "/x.db"}}, "cache='/x.db' on the monitor's machine"),
+        ("correctness", {"judge": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
+    ],
+)
+def test_what_data_may_not_say_is_refused_with_the_way_out(type, parameters, told):
+    with pytest.raises(ValueError) as caught:
+        of(type, **parameters)
+    assert told in str(caught.value)
+
+
+def test_two_evaluators_of_one_key_are_refused():
+    entry = {"type": "regex", "init_parameters": {"pattern": "a"}}
+    with pytest.raises(ValueError, match="one key each"):
+        of_data(Rule(name="r", version="1", evaluators=(entry, entry)))
+
+
+def test_a_judge_in_data_gets_no_key_of_the_environment_for_an_address_of_its_own(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    (evaluator,) = of("correctness", judge={"model": "m", "base_url": "http://elsewhere/v1"}).evaluators
+    assert evaluator.function._judge.api_key is None

@@ -1,0 +1,217 @@
+"""Workers of a monitor and who keeps them running: deaths, hangs, files that change. Real processes."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import psutil
+import pytest
+
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.evaluators.monitors import Plan, Supervisor
+from integration.serving import environment
+
+RULES = """
+import ctypes, os, re, signal, threading, time
+from assay.evaluators import evaluator, monitor
+
+@evaluator
+def fine(outputs):
+    return True
+
+def when_asked():
+    while not os.path.exists({flag!r}):
+        time.sleep(0.01)
+    os.unlink({flag!r})
+    {end}
+
+threading.Thread(target=when_asked, daemon=True).start()
+monitor("one", evaluators=[fine], timeout=0.5)
+"""
+BEFORE = 120  # seconds for what should come at once
+
+
+def until(what):
+    deadline = time.monotonic() + BEFORE
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+class Supervised:
+    def __init__(self, folder, url, **plan):
+        self.file, self.flag = folder / "rules.py", folder / "flag"
+        self.told, self.shown, self.stop = [], [], threading.Event()
+        self._plan = Plan(file=self.file, url=url, **plan)
+        self.thread = threading.Thread(target=self._run)
+        self.done = None
+
+    def _run(self):
+        self.done = Supervisor(self._plan, self.told.append, self.shown.append).run(self.stop)
+
+    def write(self, end="pass", more=""):
+        self.file.write_text(RULES.format(flag=str(self.flag), end=end) + more)
+
+    def workers(self):
+        return [child for child in psutil.Process().children() if "monitors._child" in " ".join(_command(child))]
+
+    def running(self):
+        """The workers, once there is one whose rules are known."""
+        until(lambda: self.shown)
+        return until(self.workers)
+
+    def heard(self, text):
+        return until(lambda: next((line for line in self.told if text in line), None))
+
+
+def _command(child):
+    with suppress(psutil.Error):
+        return child.cmdline()
+    return []
+
+
+@pytest.fixture
+def store(tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store:
+        yield store
+
+
+@pytest.fixture
+def url(store):
+    with Server(store) as server:
+        yield server.url
+
+
+@contextmanager
+def supervised(folder, url, end="pass", more="", **plan):
+    made = Supervised(folder, url, **plan)
+    made.write(end, more)
+    made.thread.start()
+    try:
+        yield made
+    finally:
+        made.stop.set()
+        made.thread.join(BEFORE)
+        assert not made.workers()
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (
+            "ctypes.string_at(0)",
+            "killed by SIGSEGV (it reached for memory that is not its own), in when_asked, rules.py:13",
+        ),
+        pytest.param("os.killpg(0, signal.SIGKILL)", "killed by SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_ends_is_replaced_and_its_end_is_told(end, told, url, tmp_path):
+    with supervised(tmp_path, url, end) as monitor:
+        (first,) = monitor.running()
+        monitor.flag.touch()
+        assert monitor.heard(told).startswith("worker 1 ended: ")
+        until(lambda: [worker.pid for worker in monitor.workers()] not in ([], [first.pid]))
+
+
+def test_memory_is_bounded(url, tmp_path):
+    end = f"open({str(tmp_path / 'full')!r}, 'w').write(full())"
+    more = "\ndef full():\n    try:\n        return str(len(bytearray(2 << 30)))\n    except MemoryError:\n        return 'full'\n"
+    with supervised(tmp_path, url, end, more, memory=1 << 30) as monitor:
+        monitor.running()
+        monitor.flag.touch()
+        assert until(lambda: (tmp_path / "full").exists() and (tmp_path / "full").read_text()) == "full"
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("x = (", "'{file}' does not run: SyntaxError: '(' was never closed (rules.py, line 17)"),
+        ("raise ValueError('no')", "'{file}' does not run: ValueError: no (rules.py:17)"),
+        ("raise SystemExit(3)", "'{file}' does not run: SystemExit: 3 (rules.py:17)"),
+        ("ctypes.string_at(0)", "'{file}' ended the process that loaded it: killed by SIGSEGV (it reached"),
+        ("os._exit(0)", "'{file}' ended the process that loaded it: exit code 0"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_at_first_is_told_and_nothing_runs(broken, told, url, tmp_path):
+    with supervised(tmp_path, url, more=broken) as monitor:
+        until(lambda: monitor.done is False)
+    assert monitor.told[0].startswith(told.format(file=monitor.file))
+    assert len(monitor.told) == 1
+
+
+def test_a_file_that_hangs_is_given_up(url, tmp_path):
+    with supervised(tmp_path, url, more="time.sleep(1000)", loading=0.5) as monitor:
+        until(lambda: monitor.done is False)
+    assert "the file was not loaded after 0.5 s" in monitor.told[0]
+
+
+@pytest.mark.slow  # two looks, a second apart, and two processes
+def test_a_changed_file_is_loaded_beside_what_runs_which_then_ends(url, tmp_path):
+    with supervised(tmp_path, url) as monitor:
+        (first,) = monitor.running()
+        monitor.write(more='monitor("two", evaluators=[fine])')
+        assert [rule["name"] for rule in until(lambda: monitor.shown[1:])[0].rules] == ["one", "two"]
+        until(lambda: len(monitor.workers()) == 1 and monitor.workers()[0].pid != first.pid)
+    assert monitor.told == []
+
+
+@pytest.mark.slow  # several looks, seconds apart
+def test_a_broken_file_keeps_the_rules_from_before_and_is_told_once(url, tmp_path):
+    with supervised(tmp_path, url) as monitor:
+        (first,) = monitor.running()
+        monitor.write(more="import helpers")
+        assert monitor.heard("No module named 'helpers'").endswith("(rules.py:17); the rules from before stay")
+        monitor.file.touch()
+        (tmp_path / "helpers.py").write_text("x = 1")
+        until(lambda: len(monitor.shown) == 2)
+        until(lambda: [worker.pid for worker in monitor.workers()] not in ([], [first.pid]))
+        (tmp_path / "helpers.py").write_text("x = 2")
+        until(lambda: len(monitor.shown) == 3)
+    assert len(monitor.told) == 1
+
+
+PROGRAM = """
+import sys, threading
+from pathlib import Path
+from assay.evaluators.monitors import Plan, Supervisor
+plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], grace=1.5)
+Supervisor(plan, lambda line: print(line, flush=True), lambda loaded: print("shown", flush=True)).run(threading.Event())
+"""
+
+
+@contextmanager
+def program(folder, url):
+    """A supervisor in a process of its own, with its worker."""
+    file = folder / "rules.py"
+    file.write_text(RULES.format(flag=str(folder / "flag"), end="pass"))
+    command = [sys.executable, "-c", PROGRAM, str(file), url]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "shown\n"
+            (worker,) = psutil.Process(process.pid).children()
+            yield process, worker
+        finally:
+            process.kill()
+
+
+def test_workers_end_with_their_supervisor_however_it_ends(url, tmp_path):
+    with program(tmp_path, url) as (process, worker):
+        process.send_signal(signal.SIGKILL)
+        until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.slow  # longer than a worker may give no sign of life
+def test_a_worker_that_slept_together_with_its_supervisor_is_left_alone(url, tmp_path):
+    with program(tmp_path, url) as (process, worker):
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            worker.send_signal(number)
+            time.sleep(4)
+        assert [child.pid for child in psutil.Process(process.pid).children()] == [worker.pid]
+        worker.send_signal(signal.SIGSTOP)
+        assert "gave no sign of life for 2 s" in process.stdout.readline()

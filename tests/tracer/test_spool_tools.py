@@ -1,0 +1,117 @@
+"""What others may do with the spool: look, send, remove, without taking it from a process that is at it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from assay.tracer import _spool, spool
+from assay.tracer._encode import LOGS, TRACES
+from assay.tracer._settings import Settings
+from assay.tracer._spool import Spool, about, folder_of
+
+from .conftest import Sink
+
+
+def left_by(url: str, *bodies: tuple[str, bytes, int], project: str = "p", rests: bool = True) -> Spool:
+    """What a process has left for an address; one that does not rest is still at it."""
+    settings = Settings(url=url, project=project, spill_dir=spool.place())
+    made = Spool(folder_of(settings), about=about(settings))
+    for body in bodies:
+        made.keep(*body)
+    if rests:
+        made.rest()
+    return made
+
+
+def test_what_waits_is_listed_by_address_and_project() -> None:
+    left_by("http://one:1", (TRACES, b"12345", 3), (LOGS, b"6", 1))
+    left_by("http://two:2", (TRACES, b"7", 2), project="q", rests=False)
+    first, second = spool.waiting()
+    assert (first.url, first.project, first.items) == ("http://one:1", "p", 4)
+    assert (second.url, second.project, second.items) == ("http://two:2", "q", 2)
+    assert list(spool.spans(first.folder)) == [b"12345"]
+    assert (first.bytes > 6, first.oldest_ns < second.oldest_ns) == (True, True)
+
+
+def test_what_is_none_of_ours_is_left_out(tmp_path: Path) -> None:
+    nameless = left_by("http://one:1", (TRACES, b"1", 1))
+    (nameless.folder / "about.json").write_text("[broken")  # type: ignore[operator]
+    place = spool.place() or tmp_path
+    (place / "file").touch()
+    (place / "empty").mkdir()
+    (place / "empty" / f"{1:020d}-1-1.spool").write_bytes(b"not ours at all, and longer than a head")
+    assert [(one.url, one.items) for one in spool.waiting()] == [("", 1)]
+    assert spool.waiting(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("http://127.0.0.1:4318", "http://localhost:4318/", True),
+        ("http://[::1]:4318", "http://0.0.0.0:4318", True),
+        ("http://host", "http://HOST:80", True),
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4319", False),
+        ("http://127.0.0.1:4318", "http://10.0.0.1:4318", False),
+        ("http://host/a", "http://host/b", False),
+        ("http://host", "https://host", False),
+        ("http://host:x", "http://host", False),
+    ],
+)
+def test_one_place_has_several_addresses(one: str, other: str, same: bool) -> None:
+    assert spool.same_address(one, other) is same
+
+
+def test_what_waits_is_sent_once(sink: Sink) -> None:
+    left_by(sink.url, (TRACES, b"", 3), (LOGS, b"", 2))
+    [waiting] = spool.waiting()
+    assert spool.send(waiting) == spool.Sent(kept=5, lost={}, left=0)
+    assert [path for path, _, _ in sink.requests] == [TRACES, LOGS]
+    assert spool.waiting() == []
+
+
+def test_what_a_collector_is_away_for_stays_and_what_it_refuses_is_lost(sink: Sink) -> None:
+    left_by(sink.url, (TRACES, b"", 3))
+    left_by(sink.url, (TRACES, b"", 2), project="q")
+    first, second = spool.waiting()
+    statuses = iter([503, 400])
+    sink.answer = lambda path, body: (next(statuses), {}, b"")
+    assert spool.send(first) == spool.Sent(kept=0, lost={}, left=3, why="http_503")
+    assert spool.send(second) == spool.Sent(kept=0, lost={"http_400": 2}, left=0)
+
+
+def test_the_key_goes_where_the_environment_says_and_where_it_is_told_to(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_API_KEY", "secret")
+    monkeypatch.setenv("ASSAY_URL", "http://elsewhere:1")
+    left_by(sink.url, (TRACES, b"", 1))
+    [waiting] = spool.waiting()
+    spool.send(waiting)
+    left_by(sink.url, (TRACES, b"", 1))
+    spool.send(waiting, with_key=True)
+    left_by(sink.url, (TRACES, b"", 1))
+    monkeypatch.setenv("ASSAY_URL", sink.url)
+    spool.send(waiting)
+    keys = [headers.get("Authorization") for _, headers, _ in sink.requests]
+    assert keys == [None, "Bearer secret", "Bearer secret"]
+
+
+def test_what_a_process_is_at_is_neither_sent_nor_removed(sink: Sink) -> None:
+    mine = left_by(sink.url, (TRACES, b"", 3), rests=False)
+    [waiting] = spool.waiting()
+    assert spool.send(waiting) == spool.Sent(kept=0, lost={}, left=3)
+    assert (spool.clear(waiting), len(spool.waiting())) == (0, 1)
+    mine.rest()
+    assert (spool.clear(waiting), spool.waiting()) == (3, [])
+
+
+def test_a_folder_that_goes_meanwhile_is_no_error(sink: Sink) -> None:
+    left_by(sink.url, (TRACES, b"", 3))
+    [waiting] = spool.waiting()
+    for path in _spool.segments(waiting.folder):
+        os.unlink(path)
+    assert spool.send(waiting) == spool.Sent(kept=0, lost={}, left=0)
+    assert (spool.clear(waiting), list(spool.spans(waiting.folder))) == (0, [])
