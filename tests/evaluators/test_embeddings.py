@@ -86,7 +86,14 @@ def by_hand(texts):
 
 @pytest.mark.parametrize(
     ("documents", "expected"),
-    [(["x"], 1.0), (["a", "b. x."], 0.5), (["a"] * 9 + ["x"], 0.1), (["a"] * 10 + ["x"], 0.0), ([], 0.0), (["", "x"], 0.5)],
+    [
+        (["x"], 1.0),
+        (["a", "b. x."], 0.5),
+        (["a"] * 9 + ["x"], 0.1),
+        (["a"] * 10 + ["x"], 0.0),
+        ([], 0.0),
+        (["", "x"], 0.5),
+    ],
 )
 def test_the_rank_of_the_first_relevant_chunk(documents, expected):
     assert score(get("context_mrr", model=by_hand), inputs="x?", documents=documents)[0].score == expected

@@ -6,6 +6,6 @@ Nothing here is loaded before it is asked for: `torch`, `transformers` and `sent
 
 from assay.evaluators.models._embedder import Embedder, embedder
 from assay.evaluators.models._find import NoModel
-from assay.evaluators.models._presets import PRESETS, Preset
+from assay.evaluators.models._presets import DEFAULT, PRESETS, Preset
 
-__all__ = ["PRESETS", "Embedder", "NoModel", "Preset", "embedder"]
+__all__ = ["DEFAULT", "PRESETS", "Embedder", "NoModel", "Preset", "embedder"]
