@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import orjson
 
@@ -65,9 +66,9 @@ class Embedding:
             return metrics
         return tuple(replace(metric, threshold=None) for metric in metrics)
 
-    def _one(self, case: Case) -> Any:
-        """What a batch of one comes to. Raises what the case raises."""
-        [came] = self.batch([case])
+    def _one(self, **fields: Any) -> Any:
+        """What a batch of one comes to, of which these fields are known. Raises what it raises."""
+        [came] = self.batch([cast(Case, SimpleNamespace(**fields))])
         if isinstance(came, BaseException):
             raise came
         return came

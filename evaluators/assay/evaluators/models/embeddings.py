@@ -42,7 +42,7 @@ class SemanticSimilarity(Embedding):
     """(S + 1) / 2 of answer and reference, in [0, 1]."""
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
-        return self._one(Case(outputs=outputs, reference_outputs=reference_outputs))
+        return self._one(outputs=outputs, reference_outputs=reference_outputs)
 
     def _steps(self, case: Case) -> Steps:
         texts = [text_of(case.outputs), text_of(case.reference_outputs)]
@@ -68,7 +68,7 @@ class AnswerSemanticSimilarity(Embedding):
     DOCUMENT: ClassVar[str] = "bge-small-en-v1.5"
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
-        return self._one(Case(outputs=outputs, reference_outputs=reference_outputs))
+        return self._one(outputs=outputs, reference_outputs=reference_outputs)
 
     def _steps(self, case: Case) -> Steps:
         texts = [text_of(case.outputs), text_of(case.reference_outputs)]
@@ -114,7 +114,7 @@ class AnswerSentenceSimilarity(_OfSentences):
     DOCUMENT: ClassVar[str] = "bge-small-en-v1.5"
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
-        return self._one(Case(outputs=outputs, reference_outputs=reference_outputs))
+        return self._one(outputs=outputs, reference_outputs=reference_outputs)
 
     def _steps(self, case: Case) -> Steps:
         said = self._sentences(text_of(case.outputs), "the answer")
@@ -150,7 +150,7 @@ class AnswerRelevancySentences(_OfSentences):
     DOCUMENT: ClassVar[str] = "bge-small-en"
 
     def __call__(self, inputs: Any, outputs: Any) -> Any:
-        return self._one(Case(inputs=inputs, outputs=outputs))
+        return self._one(inputs=inputs, outputs=outputs)
 
     def _steps(self, case: Case) -> Steps:
         question = question_of(case.inputs)
@@ -186,7 +186,7 @@ class Groundedness(_OfSentences):
     DOCUMENT: ClassVar[str] = "bge-small-en"
 
     def __call__(self, outputs: Any, documents: Sequence[Document]) -> Any:
-        return self._one(Case(outputs=outputs, documents=tuple(documents)))
+        return self._one(outputs=outputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> Steps:
         try:
@@ -237,7 +237,7 @@ class ContextMRR(_OfSentences):
             raise ValueError(f"ranks begin at 1, not at {self.mrr_relevant_chunk_oor_idx!r}")
 
     def __call__(self, inputs: Any, documents: Sequence[Document]) -> Any:
-        return self._one(Case(inputs=inputs, documents=tuple(documents)))
+        return self._one(inputs=inputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> Steps:
         relevances = yield from _relevances(self, case)
@@ -273,7 +273,7 @@ class ContextRelevancySoft(_OfSentences):
     DOCUMENT: ClassVar[str] = "bge-small-en"
 
     def __call__(self, inputs: Any, documents: Sequence[Document]) -> Any:
-        return self._one(Case(inputs=inputs, documents=tuple(documents)))
+        return self._one(inputs=inputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> Steps:
         every = yield from _relevances(self, case)
