@@ -124,12 +124,30 @@ def _facts(spec: Spec) -> str:
         ("Defined by", spec.source),
         *checked,
         ("Needs", needs(spec)),
+        *_model(spec),
         ("Makes sense for", compatible(spec)),
         ("Level", "all cases together" if spec.summary else "each case"),
         ("Standards (our reading)", ", ".join(spec.standards)),
-        ("Version", "changes with its prompts and its judge" if spec.judge else spec.version),
+        ("Version", _version(spec)),
     ]
     return _table(rows)
+
+
+def _version(spec: Spec) -> str:
+    if spec.judge:
+        return "changes with its prompts and its judge"
+    return "changes with its model and its parameters" if spec.model else spec.version
+
+
+def _model(spec: Spec) -> list[tuple[str, str]]:
+    """The model that it takes where none is named, and whose thresholds it has."""
+    if not spec.model:
+        return []
+    from assay.evaluators.models import DEFAULT
+
+    document = getattr(protocol.factory(spec.id), "DOCUMENT", None)
+    thresholds = f"; the thresholds are those of {document}, and hold for no other" if document else ""
+    return [("Default model", f"{DEFAULT['embedding']}, which reads the first 256 tokens of a text{thresholds}")]
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

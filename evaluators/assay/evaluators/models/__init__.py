@@ -1,0 +1,11 @@
+"""Models on this machine, behind four seams: texts to vectors, pairs to scores, text to likelihoods, text to labels.
+
+Nothing here is loaded before it is asked for: `torch`, `transformers` and `sentence-transformers` come with the extra
+`models`. A model is loaded once per process and shared by all that name it.
+"""
+
+from assay.evaluators.models._embedder import Embedder, embedder
+from assay.evaluators.models._find import NoModel
+from assay.evaluators.models._presets import DEFAULT, PRESETS, Preset
+
+__all__ = ["DEFAULT", "PRESETS", "Embedder", "NoModel", "Preset", "embedder"]

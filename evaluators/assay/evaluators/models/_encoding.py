@@ -1,0 +1,122 @@
+"""Texts to vectors, each text once: what several ask for at the same time goes through the model together.
+
+Who comes while the model runs leaves texts behind; whoever is next takes all that waits. A text that the model cannot
+take fails alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy
+
+    Vector = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
+    Vectors = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float32]]
+
+MEMORY = 64 << 20  # bytes of vectors that are remembered
+
+
+class Kept(Protocol):
+    """Vectors that outlive the process."""
+
+    def get(self, texts: Sequence[str]) -> dict[str, Vector]:
+        """Those that are there."""
+        ...
+
+    def put(self, vectors: dict[str, Vector]) -> None:
+        """Keep some."""
+
+
+class Encoding:
+    """One model's vectors. `encode` is called by one thread at a time, with texts of which no two are the same."""
+
+    def __init__(self, encode: Callable[[list[str]], Vectors], kept: Kept | None = None, memory: int = MEMORY) -> None:
+        self._encode, self._kept, self._memory = encode, kept, memory
+        self._guard = threading.Lock()
+        self._running = threading.Lock()
+        self._known: OrderedDict[str, Vector] = OrderedDict()
+        self._bytes = 0
+        self._waiting: dict[str, list[dict[str, Vector]]] = {}  # text: where its vector goes
+
+    def __call__(self, texts: Iterable[str]) -> dict[str, Vector]:
+        """The vector of each text. Raises what the model raises for one of these texts."""
+        wanted = dict.fromkeys(texts)
+        found = self._remembered(wanted)
+        missing = [text for text in wanted if text not in found]
+        if missing and self._kept is not None:
+            found |= (old := self._kept.get(missing))
+            self._remember(old)
+            missing = [text for text in missing if text not in old]
+        return found | self._made(missing) if missing else found
+
+    def _remembered(self, texts: Iterable[str]) -> dict[str, Vector]:
+        found: dict[str, Vector] = {}
+        with self._guard:
+            for text in texts:
+                if (vector := self._known.get(text)) is not None:
+                    self._known.move_to_end(text)
+                    found[text] = vector
+        return found
+
+    def _made(self, texts: list[str]) -> dict[str, Vector]:
+        mine: dict[str, Vector] = {}
+        with self._guard:
+            for text in texts:
+                self._waiting.setdefault(text, []).append(mine)
+        try:
+            with self._running:
+                if any(text not in mine for text in texts):
+                    self._run()
+                if left := [text for text in texts if text not in mine]:  # others' texts were in the way
+                    self._give(self._vectors(left), {text: [mine] for text in left})
+        finally:
+            self._take_back(texts, mine)
+        return mine
+
+    def _run(self) -> None:
+        """Everything that waits; where that fails each caller tries its own."""
+        with self._guard:
+            taken, self._waiting = self._waiting, {}
+        try:
+            vectors = self._vectors(list(taken))
+        except Exception:
+            return
+        self._give(vectors, taken)
+
+    def _give(self, vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
+        for text, vector in vectors.items():
+            for place in wanted[text]:
+                place[text] = vector
+        self._remember(vectors)
+        if self._kept is not None:
+            self._kept.put(vectors)
+
+    def _vectors(self, texts: list[str]) -> dict[str, Vector]:
+        return dict(zip(texts, self._encode(texts), strict=True))
+
+    def _take_back(self, texts: Iterable[str], mine: dict[str, Vector]) -> None:
+        with self._guard:
+            for text in texts:
+                places = [place for place in self._waiting.get(text, ()) if place is not mine]
+                if places:
+                    self._waiting[text] = places
+                else:
+                    self._waiting.pop(text, None)
+
+    def _remember(self, vectors: dict[str, Vector]) -> None:
+        with self._guard:
+            for text, vector in vectors.items():
+                if text not in self._known:
+                    self._known[text] = vector
+                    self._bytes += _size(text, vector)
+            while self._bytes > self._memory and self._known:
+                text, vector = self._known.popitem(last=False)
+                self._bytes -= _size(text, vector)
+
+
+def _size(text: str, vector: Vector) -> int:
+    return int(vector.nbytes) + 2 * len(text) + 200

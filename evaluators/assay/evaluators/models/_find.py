@@ -1,0 +1,88 @@
+"""Where a model is: a folder, a package that carries it, or the hub and its cache."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.evaluators.models._presets import BY_HUB, PRESETS, Preset
+from assay.evaluators.protocol import Unjudged
+
+EXTRA = "pip install 'assay[models]'"
+
+
+class NoModel(Unjudged, ValueError):
+    """A model, or what runs it, is not on this machine, or is not what it is asked to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What loaders take as the name of a model, and what people call it."""
+
+    name: str
+    where: str  # a folder, or its name on the hub
+    preset: Preset | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return Path(self.where).is_dir()
+
+
+def find(name: str | os.PathLike[str]) -> Place:
+    """A folder that is there, else a preset by name or by its name on the hub, else a name on the hub.
+
+    The package that carries a preset's weights, if it is installed, comes before the hub.
+    """
+    given = os.fspath(name)
+    if Path(given).expanduser().is_dir():
+        folder = Path(given).expanduser()
+        return Place(folder.name, str(folder))
+    if given.startswith((".", "/", "~")):
+        raise NoModel(f"there is no folder {given!r}; name one that holds a model, or a model of the hub")
+    preset = PRESETS.get(given) or BY_HUB.get(given)
+    if preset is None:
+        return Place(given, given)
+    return Place(preset.name, _packaged(preset) or preset.hub, preset)
+
+
+def _packaged(preset: Preset) -> str | None:
+    if preset.package is None or importlib.util.find_spec(preset.package) is None:
+        return None
+    return str(importlib.import_module(preset.package).get_model_path())
+
+
+@contextmanager
+def loading(place: Place, what: str) -> Iterator[None]:
+    """Say in one line what is missing: a package of the extra, or the model itself. Raises `NoModel`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "assay":
+            raise
+        raise NoModel(f"{what} needs {error.name!r}, which is not installed: {EXTRA}") from None
+    except NoModel:
+        raise
+    except (OSError, ValueError) as error:
+        raise NoModel(_told(place, error)) from error
+
+
+def _told(place: Place, error: Exception) -> str:
+    said = " ".join(str(error).split())[:200]
+    if place.local:
+        return f"the folder {place.where!r} holds no model that can be loaded: {said}"
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    way = f"hf download {place.where} --local-dir DIR"
+    package = f", or: pip install {_dist(place.preset.package)}" if place.preset and place.preset.package else ""
+    return (
+        f"model {place.where!r} is not on this machine and could not be fetched{offline}: where there is a network run "
+        f"`{way}` and name the folder DIR instead{package}; {said}"
+    )
+
+
+def _dist(module: str | None) -> str:
+    return (module or "").replace("_", "-")

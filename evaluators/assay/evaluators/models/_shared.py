@@ -1,0 +1,84 @@
+"""Models that are loaded: one per process, name, device and way of running it, shared by all that ask for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A model in memory, for `assay models`. One caller at a time runs it: it has the machine's threads to itself."""
+
+    model: Any
+    name: str
+    use: str
+    where: str
+    device: str
+    parameters_bytes: int
+    seconds: float  # that loading took
+    running: threading.RLock = field(default_factory=threading.RLock)
+    texts: int = 0  # that it has looked at
+
+
+_loaded: dict[Hashable, Loaded] = {}
+_locks: dict[Hashable, threading.Lock] = {}
+_guard = threading.Lock()
+
+
+def shared(key: Hashable, load: Callable[[], Loaded]) -> Loaded:
+    """What is loaded under a key, or what `load` gives, called once however many ask at the same time."""
+    with _guard:
+        lock = _locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _loaded:
+            began = time.perf_counter()
+            made = load()
+            made.seconds = time.perf_counter() - began
+            _loaded[key] = made
+        return _loaded[key]
+
+
+def loaded() -> list[Loaded]:
+    """All that is in memory, in the order in which it was loaded."""
+    return list(_loaded.values())
+
+
+def unload() -> None:
+    """Let go of all; who holds one keeps it."""
+    with _guard:
+        _loaded.clear()
+        _locks.clear()
+
+
+def device_of(given: str | None) -> str:
+    """The device that is named, else cuda, mps or cpu, whatever there is first. ASSAY_DEVICE names one for all."""
+    named = given or os.environ.get("ASSAY_DEVICE")
+    if named:
+        return named
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def bytes_of(module: Any) -> int:
+    """Bytes of the parameters of a torch module."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def _after_fork() -> None:
+    """Threads of the parent held these; the models' own threads are gone with it, and they are loaded anew."""
+    global _guard
+    _guard = threading.Lock()
+    _loaded.clear()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

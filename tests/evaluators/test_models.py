@@ -1,0 +1,150 @@
+"""The layer of models: where they are, what is missing, each text encoded once."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy
+import pytest
+
+from assay.collector.records import Case, Target
+from assay.evaluators import get, score
+from assay.evaluators.models import Embedder, NoModel, embedder
+from assay.evaluators.models._encoding import Encoding
+
+
+class Counting:
+    """A model that notes what it is asked."""
+
+    def __init__(self, fails=""):
+        self.asked, self.fails = [], fails
+
+    def __call__(self, texts):
+        self.asked.append(list(texts))
+        if self.fails and self.fails in texts:
+            raise RuntimeError(f"no vector for {self.fails!r}")
+        return numpy.asarray([[float(len(text) + 1), 1.0] for text in texts], dtype=numpy.float32)
+
+
+def test_equal_texts_are_encoded_once():
+    model = Counting()
+    made = embedder(model).embed(["a", "bb", "a"])
+    assert model.asked == [["a", "bb"]]
+    assert made.tolist() == [[2.0, 1.0], [3.0, 1.0], [2.0, 1.0]]
+
+
+def test_what_was_encoded_is_remembered_up_to_a_bound():
+    model = Counting()
+    encoding = Encoding(model, memory=600)
+    for text in ("a", "b", "b", "c", "d", "a"):
+        encoding([text])
+    assert model.asked == [["a"], ["b"], ["c"], ["d"], ["a"]]
+
+
+def test_what_several_threads_ask_for_meanwhile_goes_together():
+    entered, go_on = threading.Event(), threading.Event()
+    model = Counting()
+
+    def slow(texts):
+        entered.set()
+        assert go_on.wait(30)
+        return model(texts)
+
+    encoding = Encoding(slow)
+    threads = [threading.Thread(target=encoding, args=([text],)) for text in ("first", "x", "y", "x")]
+    threads[0].start()
+    assert entered.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    while len(encoding._waiting) < 2 or sum(map(len, encoding._waiting.values())) < 3:
+        assert threads[1].is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert model.asked[0] == ["first"]
+    assert sorted(model.asked[1]) == ["x", "y"]
+    assert len(model.asked) == 2
+
+
+def test_a_text_that_the_model_cannot_take_fails_alone():
+    encoding = Encoding(Counting(fails="bad"))
+    outcomes = {}
+
+    def ask(text):
+        try:
+            outcomes[text] = float(encoding([text])[text][0])
+        except RuntimeError as error:
+            outcomes[text] = str(error)
+
+    threads = [threading.Thread(target=ask, args=(text,)) for text in ("good", "bad", "fine")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert outcomes == {"good": 5.0, "bad": "no vector for 'bad'", "fine": 5.0}
+    assert encoding._waiting == {}
+
+
+def test_a_bad_case_does_not_spoil_its_batch():
+    import asyncio
+
+    cases = [Case(outputs="a", reference_outputs="a"), Case(outputs=object(), reference_outputs="a")] * 2
+    targets = [Target(trace_id=f"{n:032x}") for n in range(4)]
+    rows = asyncio.run(get("semantic_similarity", model=Counting()).evaluate_batch(cases, targets))
+    assert [row[0].outcome for row in rows] == ["score", "error", "score", "error"]
+    assert [row[0].target for row in rows] == targets
+
+
+@pytest.mark.parametrize(
+    ("gives", "what"),
+    [
+        (lambda texts: [1.0], "gave an array of"),
+        (lambda texts: [[1.0]] * 3, "gave an array of"),
+        (lambda texts: "no", "gave 'no'"),
+        (lambda texts: [[float("nan")]] * len(texts), "not finite"),
+    ],
+)
+def test_what_is_no_vector_is_said(gives, what):
+    with pytest.raises(ValueError, match=what):
+        Embedder(gives).embed(["a", "b"])
+
+
+def test_no_texts_need_no_model():
+    assert embedder("no/such-model").embed([]).shape == (0, 0)
+
+
+def test_a_folder_that_is_not_there_is_said_at_once():
+    with pytest.raises(NoModel, match=r"there is no folder .\./nix."):
+        get("groundedness", model="./nix")
+
+
+def test_a_folder_without_a_model_is_said_in_one_line(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    [found] = score(get("semantic_similarity", model=str(tmp_path)), outputs="a", reference_outputs="b")
+    assert "holds no model that can be loaded" in found.error
+    assert "\n" not in found.error
+
+
+def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    [found] = score(get("semantic_similarity", model="no/such-model"), outputs="a", reference_outputs="b")
+    assert "run `hf download no/such-model --local-dir DIR` and name the folder DIR instead" in found.error
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
+    made = get("semantic_similarity", model="no/such-model-either")
+    [found] = score(made, outputs="a", reference_outputs="b")
+    assert "needs 'sentence_transformers', which is not installed: pip install 'assay[models]'" in found.error
+
+
+def test_what_names_no_embedder_is_refused():
+    with pytest.raises(NoModel, match="an embedder is a model's name, a folder"):
+        get("semantic_similarity", model=5)
+
+
+def test_the_version_changes_with_model_and_parameters():
+    versions = {get("context_mrr", model=Counting(), mrr_relevant_chunk_threshold=t).version for t in (0.1, 0.2, 0.2)}
+    assert len(versions) == 2
+    assert get("groundedness", model=Counting()).version != get("groundedness").version
