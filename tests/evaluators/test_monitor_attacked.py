@@ -166,7 +166,7 @@ def test_when_all_slots_are_held_the_worker_says_so_and_other_rules_are_done_fir
         let_go.set()
 
 
-def test_a_loop_that_is_held_up_holds_up_nobody_else(store: Store, let_go: threading.Event) -> None:
+def test_one_that_waits_for_ever_holds_up_nobody_else(store: Store) -> None:
     async def waiting(outputs: str) -> bool:
         import asyncio
 
@@ -179,6 +179,27 @@ def test_a_loop_that_is_held_up_holds_up_nobody_else(store: Store, let_go: threa
         store.append([whole(1), whole(2)])
         run_until(monitor, lambda: set(verdicts(store, rule="waits").values()) == {"failed"})
     assert verdicts(store, rule="fine") == {"1": "scored", "2": "scored"}
+
+
+def test_a_loop_that_is_held_up_is_one_rules_alone(store: Store, let_go: threading.Event) -> None:
+    held = threading.Event()
+
+    async def holding(outputs: str) -> bool:
+        held.set()
+        return let_go.wait(120)
+
+    async def fine(outputs: str) -> bool:
+        assert held.wait(60)
+        return True
+
+    with watching(store, rule("holds", [holding]), rule("fine", [fine])) as monitor:
+        monitor._start()
+        store.append([whole(1), whole(2)])
+        monitor._follower.step()
+        monitor._look()
+        until(lambda: (monitor._runner.step(), verdicts(store, rule="fine"))[1] == {"1": "scored", "2": "scored"})
+        assert set(verdicts(store, rule="holds").values()) == {"running"}
+        let_go.set()
 
 
 def test_targets_above_the_bound_are_skipped_with_their_size(store: Store) -> None:
