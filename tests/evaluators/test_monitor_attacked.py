@@ -13,7 +13,7 @@ from assay.collector.records import Feedback
 from assay.collector.stores import Store
 from assay.evaluators import evaluator
 from assay.evaluators.monitors import Stuck
-from evaluators.watched import decisions, length, rule, scores, span, trace_id, until, verdicts, watching, whole
+from evaluators.watched import decisions, length, rule, scores, trace_id, until, verdicts, watching, whole
 
 
 class TooMany(Exception):
@@ -209,16 +209,6 @@ def test_targets_above_the_bound_are_skipped_with_their_size(store: Store) -> No
         monitor.step()
     assert verdicts(store) == {"1": "skipped", "2": "scored"}
     assert "above max_bytes=2,000" in decisions(store, verdict="skipped")[0].reason
-
-
-@pytest.mark.slow  # making and taking in the spans
-def test_a_trace_of_20_000_spans_is_one_target_among_others(store: Store) -> None:
-    with watching(store, rule()) as monitor:
-        monitor.step()
-        spans = [span(1, place, parent=1, name="s", inputs=None, outputs=None) for place in range(2, 20_001)]
-        store.append([whole(1, started=20_000), *spans, whole(2)])
-        monitor.step()
-    assert verdicts(store) == {"1": "scored", "2": "scored"}
 
 
 def test_many_are_scored_together_where_an_evaluator_can(store: Store) -> None:
