@@ -41,7 +41,7 @@ def short(outputs) -> bool:
     return len(str(outputs)) < 500
 
 """
-JUDGE = "judge('polite', 'Polite? {outputs}', judge=Judge(model='m', base_url=URL, api_key='k'))"
+JUDGE = "judge('polite', 'Polite? {outputs}', judge=Judge(model='m', base_url=URL, api_key='k', concurrency=%d))"
 COMMAND = [sys.executable, "-c", "from assay.cli import main; main()"]
 
 
@@ -83,6 +83,13 @@ class Served:
         self.log.close()
 
 
+def ended(counts: dict[str, int]) -> int:
+    """Targets that are done. Ends the benchmark where some have failed: what it would show is something else."""
+    if failed := counts.get("failed"):
+        raise SystemExit(f"{failed} targets failed")
+    return counts.get("scored", 0)
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below one."""
     below: list[int] = []
@@ -114,7 +121,7 @@ def until(condition: Callable[[], object], seconds: float) -> object:
 
 @contextmanager
 def folder_with(traces: int) -> Iterator[Path]:
-    """A folder with a store of so many traces, ended an hour ago at the latest."""
+    """A folder with a store of so many traces (a multiple of 200), ended an hour ago at the latest."""
     with tempfile.TemporaryDirectory() as name:
         start = time.time_ns() - 3_600 * 10**9 - traces * 50_000_000
         with SQLiteStore(Path(name, "assay.db")) as store:
@@ -145,12 +152,12 @@ def live(seconds: float, spans: int) -> None:
         environment = {**os.environ, "ASSAY_URL": served.url, "ASSAY_PROJECT": "bench"}
         sent = int(subprocess.run(sender, env=environment, check=True, capture_output=True, text=True).stdout)
         until(lambda: served.counts().get("scored", 0) >= sent, 60)
-        ended = {
+        end_of = {
             t.trace_id: t.start_ns + t.duration_ns
             for t in paged(lambda cursor: served.store.traces(cursor=cursor, limit=1000))
         }
         decisions = paged(lambda cursor: served.store.decisions(rule="bench", cursor=cursor))
-        waits = [(it.updated_ns - ended[it.target.trace_id]) / 1e9 for it in decisions]
+        waits = [(it.updated_ns - end_of[it.target.trace_id]) / 1e9 for it in decisions]
         cuts = quantiles(waits, n=100)
         print(
             f"{sent} traces at {spans} spans/s: {len(waits)} scored; p50 {cuts[49]:.2f} s, p95 {cuts[94]:.2f} s, p99 {cuts[98]:.2f} s"
@@ -188,8 +195,10 @@ def judges(calls: int, delay: float, concurrency: int) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with folder_with(calls) as folder:
         url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        served = Served(folder, f"evaluators=[{JUDGE}], concurrency={concurrency}, since='30d', quiet=0", url)
-        until(lambda: served.counts().get("scored", 0) >= calls, 600)
+        served = Served(
+            folder, f"evaluators=[{JUDGE % concurrency}], concurrency={concurrency}, since='30d', quiet=0", url
+        )
+        until(lambda: ended(served.counts()) >= calls, 600)
         rate, ideal = (len(times) - concurrency) / (times[-1] - times[concurrency]), concurrency / delay
         print(f"{len(times)} calls, {rate:.1f}/s of {ideal:.1f}/s: {rate / ideal:.0%} of the ideal rate")
         served.close()
@@ -203,7 +212,7 @@ def _judge(delay: float, times: list[float]) -> type[BaseHTTPRequestHandler]:
             self.rfile.read(int(self.headers["Content-Length"]))
             times.append(time.perf_counter())
             time.sleep(delay)
-            content = json.dumps({"rationale": "It is.", "rating": 4})
+            content = json.dumps({"rationale": "It is.", "rating": "yes"})
             message = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
             usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
             reply = {
@@ -229,7 +238,7 @@ def _judge(delay: float, times: list[float]) -> type[BaseHTTPRequestHandler]:
 
 def idle(seconds: float) -> None:
     """CPU of the monitor's processes while nothing happens."""
-    with folder_with(100) as folder:
+    with folder_with(200) as folder:
         served = Served(folder, "evaluators=[short]")
         until(served.counts, 60)
         time.sleep(5)  # everything is loaded, and what was there is looked at

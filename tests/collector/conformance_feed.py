@@ -189,8 +189,9 @@ def test_what_the_head_kept_for_an_error_alone_is_partial(store: Store) -> None:
         {"resource": {names.MONITOR: True}},
         {"attributes": {names.MONITOR: True}},
         {"attributes": {"otel.trace_state": f"x=1,assay={'a' * 32}-{'b' * 16}-03"}},
+        {"attributes": {"otel.trace_state": f"assay={'a' * 32}-{'b' * 16}-03-th:c;rv:12345678901234,x=1"}},
     ],
-    ids=["kind", "resource", "attribute", "tracestate"],
+    ids=["kind", "resource", "attribute", "tracestate", "tracestate of a foreign trace"],
 )
 def test_an_evaluators_own_trace_is_told_by_kind_or_by_a_mark(store: Store, marked: dict[str, Any]) -> None:
     store.append([run(**marked)])

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+from openai import OpenAI
+from openinference.instrumentation.openai import OpenAIInstrumentor
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
 from assay.collector.records import Booking
+from assay.collector.server import Server
 from assay.collector.stores import Store
 from assay.evaluators import Judge, judge
 from assay.evaluators.monitors import Monitor
@@ -26,6 +34,20 @@ def polite(url: str, **options: Any) -> Any:
         scale=("yes", "no"),
         judge=Judge(model="m", base_url=url, api_key="k", **given),
     )
+
+
+@contextmanager
+def exporting_to(url: str) -> Iterator[TracerProvider]:
+    """OpenInference's instrumentation of the model's client, whose spans go to a collector."""
+    provider = TracerProvider()
+    exporter = OTLPSpanExporter(f"{url}/v1/traces")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    OpenAIInstrumentor().instrument(tracer_provider=provider)
+    try:
+        yield provider
+    finally:
+        OpenAIInstrumentor().uninstrument()
+        provider.shutdown()
 
 
 @contextmanager
@@ -172,3 +194,53 @@ def test_a_judgement_is_a_trace_that_no_rule_takes(store: Store) -> None:
     assert Reply
     store.delete(trace_ids=[trace_id(1)])
     assert store.many([judgement.trace_id]) == []
+
+
+def test_a_judgement_whose_finish_is_refused_is_not_kept(store: Store) -> None:
+    def deleting(request: Any) -> Any:
+        store.delete(trace_ids=[trace_id(1)])
+        return VERDICT
+
+    with serving(deleting) as server, watching(store, rule(evaluators=[polite(server.url)])) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+        assert monitor.report().data["refused"] == 1
+        assert len(server.requests) == 1
+    assert list(store.traces(any_kind="evaluator").items) == []
+
+
+@pytest.mark.slow  # a judge's server asks for two seconds
+def test_of_judgements_that_are_made_again_the_last_one_alone_is_kept(store: Store) -> None:
+    replies = iter([Reply(status=429, headers={"Retry-After": "2"})])
+    with serving(lambda request: next(replies, VERDICT)) as server:
+        asked = polite(server.url, deadline=1.5)
+        with running(store, rule(evaluators=[asked], timeout=60)):
+            store.append([whole(1)])
+            until(lambda: verdicts(store) == {"1": "scored"})
+        assert len(server.requests) > 1
+    (given,) = store.feedbacks(key="polite").items
+    assert [one.trace_id for one in store.traces(any_kind="evaluator").items] == [given.judge_trace_id]
+
+
+def test_an_instrumented_client_in_the_monitors_process_starts_no_loop(store: Store) -> None:
+    """Neither a judge's nor one that an evaluator calls by hand, whose spans come to the collector as any do."""
+    with (
+        serving(lambda request: VERDICT) as server,
+        Server(store) as collector,
+        exporting_to(collector.url) as provider,
+        OpenAI(base_url=server.url, api_key="k") as model,
+    ):
+
+        def by_hand(outputs: str) -> bool:
+            return bool(model.chat.completions.create(model="m", messages=[{"role": "user", "content": outputs}]))
+
+        with running(store, rule(evaluators=[by_hand, polite(server.url)], quiet=0)):
+            store.append([whole(1)])
+            until(lambda: verdicts(store).get("1") == "scored")
+            assert provider.force_flush()
+            until(lambda: store.status()[0].behind == 0)
+        assert len(server.requests) == 2
+    assert set(verdicts(store)) == {"1"}
+    (call,) = store.traces(name="ChatCompletion").items
+    assert call.trace_id != trace_id(1)

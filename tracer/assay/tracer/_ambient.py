@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from secrets import randbits
 from typing import Any
 from urllib.parse import quote
 
 from opentelemetry import baggage
+from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
 
 from assay.tracer import _context
 from assay.tracer import attributes as names
 from assay.tracer._errors import ours
 from assay.tracer._runtime import current
+from assay.tracer._span import span_context
 
 _MARK = {names.MONITOR: True}
 
@@ -52,9 +55,18 @@ def _below(attributes: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """All spans started inside, in this process and in those that we call, are a monitor's: no rule looks at them."""
+    """All spans started inside, in this process and in those that we call, are a monitor's: no rule looks at them.
+
+    Those of other providers, too: where nothing is current they begin below a span that nobody records, and whose
+    tracestate says so.
+    """
     with _below(_MARK):
-        yield
+        if otel.get_current_span().get_span_context().is_valid:
+            yield
+            return
+        place = span_context(randbits(128) or 1, randbits(64) or 1, remote=True, marked=True)
+        with otel.use_span(otel.NonRecordingSpan(place)):
+            yield
 
 
 def apart() -> Context:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from assay.collector.errors import AssayError, Refused
-from assay.collector.records import Claim, Decision, Finish, Run, Target
+from assay.collector.records import Claim, Decision, Feedback, Finish, Run, Target
 from assay.collector.stores import Store
 from assay.evaluators.judges import Ledger
 from assay.evaluators.monitors._held import Held, Name
@@ -48,13 +49,18 @@ class Runner:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._holder, self._claim_s, self._wake, self._now = store, holder, claim_s, wake, now
-        self._loop, self._judgements = Loop(), Judgements()
+        self._judgements = Judgements()
         self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._loading = Loading(store, sizes)
         self._finishes: list[tuple[Working, Finish]] = []
+        self._teller = ThreadPoolExecutor(1, "assay-monitor-tell")
+        self._telling: Future[list[str]] | None = None  # of the first finishes; meanwhile the next rows are read
+        self._keeping = 0  # runs of judgements that are stored with it
+        self._leaving: frozenset[str] = frozenset()  # orphans that are removed with it
+        self._orphans: set[str] = set()  # traces of judgements to which no feedback leads, perhaps stored already
         self._runs: list[Run] = []  # of judgements, which feedback leads to that is not stored before them
         self._unread: dict[Name, dict[Target, Decision]] = {}  # claimed, and still to be read
-        self.working = [Working(one, self._loop, self._put, self._judgements, ledgers.get(one.name)) for one in held]
+        self.working = [Working(one, Loop(), self._put, self._judgements, ledgers.get(one.name)) for one in held]
         self._by_name = {one.held.name: one for one in self.working}
         self.finished = 0
         self.refused = 0
@@ -69,6 +75,11 @@ class Runner:
     def in_flight(self) -> int:
         """Targets that are claimed and not finished."""
         return sum(len(one.claimed) for one in self.working)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is claimed, or is still to be told the store."""
+        return bool(self.in_flight or self._telling is not None or self._finishes or self._runs or self._orphans)
 
     @property
     def next(self) -> float:
@@ -94,10 +105,12 @@ class Runner:
             self._tell()
         for one in self.working:
             one.slots.stop()
-            for row in list(one.claimed.values()):
-                self._finishes.append((one, _given_back(row)))
-        self._tell()
-        self._loop.stop()
+        try:
+            self._tell_rest()
+            self._finishes = [(one, _given_back(row)) for one in self.working for row in one.claimed.values()]
+            self._tell_rest()
+        finally:
+            self._teller.shutdown(wait=False)
 
     def _put(self, job: Job) -> None:
         self._done.put(job)
@@ -118,7 +131,19 @@ class Runner:
         working = self._by_name[job.held.name]
         now = self._now()
         working.ended(job)
-        self._finishes.append((working, Outcome(job, working.pauses, now).finish()))
+        finish = Outcome(job, working.pauses, now).finish()
+        self._finishes.append((working, finish))
+        if orphans := _judged(f for came in job.came.values() for f in came.feedback) - _judged(finish.feedback):
+            self._forget(orphans)
+
+    def _forget(self, judgements: set[str]) -> None:
+        """Let judgements go to which no feedback leads, as of an attempt that is made again: nobody would find them,
+        nor would who deletes the trace that they quote.
+        """
+        self._runs += marked_runs(self._judgements.take())
+        kept = self._runs[: self._keeping]
+        self._runs = kept + [run for run in self._runs[self._keeping :] if run.trace_id not in judgements]
+        self._orphans |= judgements
 
     def _watch(self) -> None:
         """Give up evaluators that take longer than they may; their threads keep their slots."""
@@ -194,20 +219,44 @@ class Runner:
                     self._finishes.append((one, made))
 
     def _tell(self) -> int:
-        """Judgements first, then the feedback that leads to them."""
+        """Let the store be told what is done, and take its answers to what it was told before. Raises what it raises:
+        what was not kept is told again.
+        """
+        told = self._take_answers() if self._telling is not None and self._telling.done() else 0
         self._runs += marked_runs(self._judgements.take())
-        if self._runs:
-            self._store.append(self._runs)
-            self._runs = []
-        count = 0
-        while self._finishes:
-            lot = self._finishes[:AT_ONCE]
-            answers = self._finish([finish for _, finish in lot])
-            del self._finishes[: len(lot)]
-            for (one, finish), answer in zip(lot, answers, strict=True):
-                self._told(one, finish, answer)
-            count += len(lot)
-        return count
+        if self._telling is None and (self._finishes or self._runs or self._orphans):
+            lot, self._keeping = [finish for _, finish in self._finishes[:AT_ONCE]], len(self._runs)
+            self._leaving = frozenset(self._orphans)
+            self._telling = self._teller.submit(self._tell_store, list(self._runs), lot, tuple(self._leaving))
+            self._telling.add_done_callback(lambda _: self._wake.set())
+        return told
+
+    def _take_answers(self) -> int:
+        assert self._telling is not None
+        telling, keeping, self._telling, self._keeping = self._telling, self._keeping, None, 0
+        answers = telling.result()
+        lot = self._finishes[: len(answers)]
+        del self._finishes[: len(answers)], self._runs[:keeping]
+        self._orphans -= self._leaving
+        for (one, finish), answer in zip(lot, answers, strict=True):
+            self._told(one, finish, answer)
+        return len(lot)
+
+    def _tell_store(self, runs: Sequence[Run], finishes: Sequence[Finish], orphans: tuple[str, ...]) -> list[str]:
+        """Judgements first, then the feedback that leads to them."""
+        if runs:
+            self._store.append(runs)
+        answers = self._finish(finishes) if finishes else []
+        if orphans:
+            self._store.delete(trace_ids=orphans, kind="evaluator")
+        return answers
+
+    def _tell_rest(self) -> None:
+        """Until the store knows all that is done."""
+        while self._telling is not None or self._finishes or self._runs or self._orphans:
+            if self._telling is not None:
+                wait([self._telling])
+            self._tell()
 
     def _finish(self, finishes: Sequence[Finish]) -> list[str]:
         try:
@@ -229,10 +278,16 @@ class Runner:
         one.outcomes[finish.verdict] += 1
         if answer.startswith("refused"):
             self.refused += 1
+            self._orphans |= _judged(finish.feedback)
         elif answer == "waiting":
             one.look_soon(self._now())
         elif finish.again_s is not None:
             one.look_soon(self._now() + finish.again_s)
+
+
+def _judged(feedback: Iterable[Feedback]) -> set[str]:
+    """The traces of the judgements that it leads to."""
+    return {one.judge_trace_id for one in feedback if one.judge_trace_id is not None}
 
 
 def _given_back(row: Decision) -> Finish:

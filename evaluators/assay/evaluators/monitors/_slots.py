@@ -1,6 +1,6 @@
-"""Threads on which evaluators of one rule look at targets, and the loop for those that are no plain functions.
+"""Threads on which evaluators of one rule look at targets, and its loop for those that are no plain functions.
 
-No thread of ours waits for them: one that hangs keeps its slot, and nothing else.
+No thread of ours waits for them: one that hangs keeps its slot, or holds up its rule's loop, and nothing else.
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ class Slots:
                 jobs.append(job)
 
     def stop(self) -> None:
-        """Let the threads end that are not held up."""
+        """Let the threads end that are not held up, and the loop."""
         for _ in range(self._threads):
             self._queue.put(None)
+        self._loop.stop()
 
     def _work(self) -> None:
         while True:

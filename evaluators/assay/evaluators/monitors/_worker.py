@@ -169,7 +169,7 @@ class Monitor:
 
     def _run_all(self) -> int:
         done = 0
-        while (did := self._runner.step()) or self._runner.in_flight:
+        while (did := self._runner.step()) or self._runner.busy:
             done += did
             if not did:
                 time.sleep(0.001)

@@ -11,7 +11,7 @@ from assay.tracer import attributes as names
 
 TRACE_STATE = "otel.trace_state"  # an attribute: the tracestate as it arrived
 SAMPLE_RATE = "assay.sample_rate"  # what earlier versions of our tracer say in place of a threshold
-OF_MONITORS = 2  # bit of the flags in our tracestate entry, `trace id-span id-flags`
+OF_MONITORS = 2  # bit of the flags in our tracestate entry, `trace id-span id-flags`, and `-ot` in a foreign trace
 
 
 class Said(NamedTuple):
@@ -61,8 +61,8 @@ def _of_threshold(entry: str) -> float | None:
 
 def _bears_mark(entries: Mapping[str, str]) -> bool:
     try:
-        return bool(int(entries.get("assay", "").rpartition("-")[2], 16) & OF_MONITORS)
-    except ValueError:
+        return bool(int(entries.get("assay", "").split("-", 3)[2], 16) & OF_MONITORS)
+    except (IndexError, ValueError):
         return False
 
 
