@@ -8,4 +8,11 @@ from assay.evaluators.models._embedder import Embedder, embedder
 from assay.evaluators.models._find import NoModel
 from assay.evaluators.models._presets import DEFAULT, PRESETS, Preset
 
-__all__ = ["DEFAULT", "PRESETS", "Embedder", "NoModel", "Preset", "embedder"]
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+    "DEFAULT",
+    "Embedder",
+    "NoModel",
+    "PRESETS",
+    "Preset",
+    "embedder",
+]
