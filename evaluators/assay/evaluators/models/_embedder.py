@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from assay.evaluators.models._encoding import Encoding
-from assay.evaluators.models._find import NoModel, Place, find, loading
+from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
 from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
 
@@ -110,6 +110,7 @@ class Embedder:
                 device=device,
                 token=self._token,
                 trust_remote_code=self._remote_code,
+                local_files_only=is_offline(),
                 model_kwargs={} if self._pickle else {"use_safetensors": True},
             )
         return Loaded(model, place.name, "embedding", place.where, device, bytes_of(model), 0.0)

