@@ -10,7 +10,7 @@ from typing import Any
 from assay.collector import _wire
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter, combined, timeless
-from assay.collector.records import JSON, Head, Rule, RuleSettings, Setting
+from assay.collector.records import JSON, Head, Rule, RuleSettings, Setting, TraceSummary
 
 MOVING = ("since_ns", "until_ns")  # those that people give relative to now
 _AMOUNTS = ("concurrency", "timeout_s", "retries", "priority", "quiet_s", "max_wait_s", "session_quiet_s", "max_bytes")
@@ -59,7 +59,7 @@ def rate_of(settings: RuleSettings, passes: Sequence[bool | None]) -> tuple[floa
     return rate * (1.0 if settings.paced is None else settings.paced), stratum
 
 
-def unit_of(rule: Rule, head: Head) -> str:
+def unit_of(rule: Rule, head: Head | TraceSummary) -> str:
     """What is drawn as one: a trace, or a session of a project."""
     if rule.target == "session" and head.session_id is not None:
         return f"{head.project}/{head.session_id}"

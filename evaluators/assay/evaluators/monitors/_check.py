@@ -9,6 +9,7 @@ from itertools import islice
 
 from assay.collector.filters import Filter, combined
 from assay.collector.records import Case, Feedback, Rule, Target, TraceSummary, paged
+from assay.collector.rules import rate_of, unit_of
 from assay.collector.statistics import u
 from assay.collector.stores import Store
 from assay.evaluators.monitors._load import lots
@@ -35,8 +36,8 @@ class Check:
     """What a rule would have done over some time: of `traces` there, `matched` pass and `sampled` are taken.
 
     `targets` are what of these is scored: the traces (sessions) themselves, or spans or documents in them, by the mean
-    of the newest `PRICED` traces. Where `exact` is false, more matched than are looked at one by one, and what is said
-    is extrapolated. `estimate` is of the `priced` newest targets, `usd` of all of them (None: some judge has no known
+    of the newest that are read. Where `exact` is false, more matched than are looked at one by one, and what is said is
+    extrapolated. `estimate` is of the `priced` newest targets, `usd` of all of them (None: some judge has no known
     price). `paced` is the factor on the rates that a budget in US dollars a day asks for.
     """
 
@@ -65,8 +66,9 @@ def check(rule: Monitored, store: Store, *, seconds: float = 86_400.0, tries: in
     matched, looked = _count(store, wanted), _looked(rule.record, store, wanted)
     taken = [summary for summary, is_taken in looked if is_taken]
     share = matched / len(looked) if len(looked) >= LOOKED and matched > len(looked) else 1.0
-    seen = list(_seen(rule.record, store, taken[:PRICED]))
-    targets = len(seen) * len(taken) / min(len(taken), PRICED) * share if taken else 0.0
+    read = taken[: max(tries, PRICED)]
+    seen = list(_seen(rule.record, store, read))
+    targets = len(seen) * len(taken) / len(read) * share if read else 0.0
     estimated = estimate(rule.evaluators, [case for _, case in seen[:PRICED]])
     scale = targets / estimated.cases if estimated.cases else 0.0
     usd = None if estimated.total.usd is None else estimated.total.usd * scale
@@ -83,7 +85,7 @@ def check(rule: Monitored, store: Store, *, seconds: float = 86_400.0, tries: in
         usd=usd,
         calls=round(estimated.total.calls * scale),
         paced=_paced(rule.record, usd, seconds),
-        tried=tuple(_tried(rule, store, taken, tries)),
+        tried=tuple(_tried(rule, seen[:tries])),
     )
 
 
@@ -100,9 +102,9 @@ def _count(store: Store, filter: Filter) -> int:
 def _looked(rule: Rule, store: Store, wanted: Filter) -> list[tuple[TraceSummary, bool]]:
     """The newest traces that match, and whether each would be taken; of a session its newest stands for it."""
     matching = list(islice(_in_scope(rule, _summaries(store, wanted)), LOOKED))
-    strata = [(_passing(store, matching, stratum.filter), stratum.rate) for stratum in rule.settings.strata]
-    rates = (next((rate for ids, rate in strata if it.trace_id in ids), rule.settings.sample_rate) for it in matching)
-    return [(it, u(_sampled_by(rule, it)) < rate) for it, rate in zip(matching, rates, strict=True)]
+    strata = [_passing(store, matching, stratum.filter) for stratum in rule.settings.strata]
+    rates = (rate_of(rule.settings, [it.trace_id in ids for ids in strata])[0] for it in matching)
+    return [(it, u(unit_of(rule, it)) < rate) for it, rate in zip(matching, rates, strict=True)]
 
 
 def _in_scope(rule: Rule, summaries: Iterator[TraceSummary]) -> Iterator[TraceSummary]:
@@ -115,10 +117,6 @@ def _in_scope(rule: Rule, summaries: Iterator[TraceSummary]) -> Iterator[TraceSu
                 continue
             sessions.add(summary.session_id)
         yield summary
-
-
-def _sampled_by(rule: Rule, summary: TraceSummary) -> str:
-    return f"{rule.project}/{summary.session_id}" if rule.target == "session" else summary.trace_id
 
 
 def _passing(store: Store, summaries: Sequence[TraceSummary], filter: Mapping[str, object]) -> set[str]:
@@ -154,10 +152,10 @@ def _seen(rule: Rule, store: Store, taken: Sequence[TraceSummary]) -> Iterator[t
             yield from ((target, case) for target, case in cases if case is not None)
 
 
-def _tried(rule: Monitored, store: Store, taken: Sequence[TraceSummary], tries: int) -> Iterator[Tried]:
+def _tried(rule: Monitored, seen: Sequence[tuple[Target, Case]]) -> Iterator[Tried]:
     """Really scored, newest first. What judges do meanwhile leaves no trace: nothing would lead to it."""
     scoring = Scoring(rule.evaluators)
-    for target, case in islice(_seen(rule.record, store, taken[: max(tries, PRICED)]), tries):
+    for target, case in seen:
         with judging(judgements=Untraced()):
             yield Tried(target=target, feedback=finish(_said(scoring, case, target)))
 

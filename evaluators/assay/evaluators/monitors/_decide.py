@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from assay.collector.filters import Filter, normal_form
 from assay.collector.records import Head, Rule, RuleSettings, Setting, canonical
-from assay.collector.rules import filters_of, outside, rate_of
+from assay.collector.rules import filters_of, outside, rate_of, unit_of
 from assay.collector.statistics import u
 
 Verdict: TypeAlias = Literal["outside", "filtered", "sampled_out", "taken"]
@@ -89,13 +89,6 @@ def probability(rule: Rule, head: Head, rate: float) -> float | None:
     if head.probability is None or (rule.target == "session" and head.probability < 1):
         return None
     return head.probability * rate
-
-
-def unit_of(rule: Rule, head: Head) -> str:
-    """What is drawn as one: a trace, or a session of a project."""
-    if rule.target == "session" and head.session_id is not None:
-        return f"{head.project}/{head.session_id}"
-    return head.trace_id
 
 
 def _answers(of: InForce, head: Head) -> Sequence[bool | None]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from assay.collector.records import Changes, Decided, Decision, Head, Rule, Setting
-from assay.collector.rules import filters_of
-from assay.evaluators.monitors._decide import Drawn, InForce, Questions, draw, in_force, unit_of
+from assay.collector.rules import filters_of, unit_of
+from assay.evaluators.monitors._decide import Drawn, InForce, Questions, draw, in_force
 from assay.evaluators.monitors._known import Known
 from assay.evaluators.monitors._ready import Mark, Ready, Waiting, Waits, ready
 from assay.evaluators.monitors._rows import Let, out
