@@ -12,7 +12,8 @@ from assay.collector.errors import Unavailable
 from assay.collector.filters import Filter
 from assay.collector.records import Experiment, Retention, Target
 from assay.collector.stores import Serving, Store
-from assay.collector.stores._both import Both, Gone
+from assay.collector.stores._both import Both
+from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._control import SQLiteControl
 from assay.collector.stores.sqlite._file import File

@@ -31,7 +31,7 @@ from assay.collector.records import (
     Target,
     Usage,
 )
-from assay.collector.stores._both import Gone
+from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
 from assay.collector.stores.sqlite._reader import Readers
 from collector import version_1

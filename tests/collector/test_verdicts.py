@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from assay.collector.records import Feedback, Target
-from assay.collector.stores._both import Verdicts
+from assay.collector.stores._halves import Verdicts
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 

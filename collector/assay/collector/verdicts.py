@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from assay.collector import format
 from assay.collector.records import JSON, Booked, Condition, Decision, Rule, RuleStatus, Why, WorkerReport
-from assay.collector.stores._both import SILENT_NS
+from assay.collector.stores._watched import SILENT_NS
 
 WORDS: Mapping[str, str] = {
     "filtered": "filtered out",

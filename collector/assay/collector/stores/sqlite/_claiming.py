@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from assay.collector.errors import Refused
 from assay.collector.records import Claim, Decision, Finish
-from assay.collector.stores._both import Standing
+from assay.collector.stores._halves import Standing
 from assay.collector.stores.sqlite._decisions import give_up
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._leases import later, rising

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from assay.collector.errors import Refused
 from assay.collector.records import Key, QueueItem, QueueStatus, Retention
-from assay.collector.stores._both import Gone
+from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite._claiming import Claims
 from assay.collector.stores.sqlite._datasets import Datasets
 from assay.collector.stores.sqlite._decisions import Decisions, forget_sessions, forget_traces

@@ -9,6 +9,7 @@ from typing import Any
 
 from assay.collector.errors import Refused
 from assay.collector.records import Decided, Decision, Page, Target
+from assay.collector.stores._halves import DecisionsOf
 from assay.collector.stores.sqlite import _listed
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._rows import (
@@ -52,25 +53,13 @@ class Decisions(Half):
         return [_decide(db, one, now) for one in decided]
 
     @reads
-    def decisions_on(
-        self,
-        db: sqlite3.Connection,
-        /,
-        trace_id: str | None,
-        session: tuple[str, str] | None,
-        *,
-        rule: str | None,
-        version: str | None,
-        project: str | None,
-        verdict: str | None,
-        limit: int,
-        cursor: str | None,
-    ) -> Page[Decision]:
-        """As `ControlStore.decisions`; `session` is the trace's, (project, id)."""
-        rules = _listed.rules(db, rule, version, project)
-        if trace_id is not None:
-            return _listed.about(db, rules, _listed.places(trace_id, session), verdict, limit, cursor)
-        return _listed.newest(db, rules, verdict, limit, cursor)
+    def decisions_on(self, db: sqlite3.Connection, /, asked: DecisionsOf) -> Page[Decision]:
+        """As `ControlStore.decisions`."""
+        rules = _listed.rules(db, asked.rule, asked.version, asked.project)
+        slice = asked.verdict, asked.limit, asked.cursor
+        if asked.trace_id is not None:
+            return _listed.about(db, rules, _listed.places(asked.trace_id, asked.session), *slice)
+        return _listed.newest(db, rules, *slice)
 
     @reads
     def probabilities(

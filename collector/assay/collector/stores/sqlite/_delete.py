@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from assay.collector.filters import Filter
-from assay.collector.stores._both import Gone
+from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite import _words
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._plan import plan

@@ -10,6 +10,7 @@ from typing import Any
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
+from assay.collector.stores._halves import ScoresOf
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._sql import find_many, page, position, text_position
@@ -52,26 +53,17 @@ _BY_RULE = (
 )
 
 
-def scored_by(
-    db: sqlite3.Connection,
-    rule: str,
-    project: str,
-    key: str | None,
-    since_ns: int | None,
-    until_ns: int | None,
-    limit: int,
-    cursor: str | None,
-) -> Page[Feedback]:
+def scored_by(db: sqlite3.Connection, asked: ScoresOf) -> Page[Feedback]:
     """A rule's scores, errors and skips, newest first."""
-    given = (("f.key = ?", key), ("f.created_ns >= ?", since_ns), ("f.created_ns < ?", until_ns))
+    given = (("f.key = ?", asked.key), ("f.created_ns >= ?", asked.since_ns), ("f.created_ns < ?", asked.until_ns))
     wanted = [(sql, [value]) for sql, value in given if value is not None]
-    if cursor is not None:
-        wanted.append(("(f.created_ns, f.rowid) < (?, ?)", [*position(cursor)]))
+    if asked.cursor is not None:
+        wanted.append(("(f.created_ns, f.rowid) < (?, ?)", [*position(asked.cursor)]))
     sql = " AND ".join([_BY_RULE, *(one for one, _ in wanted)])
     values = [value for _, values in wanted for value in values]
     order = "ORDER BY f.created_ns DESC, f.rowid DESC LIMIT ?"
-    fetched = db.execute(f"{sql} {order}", (rule, project, *values, limit + 1)).fetchall()
-    rows, next = page(fetched, limit, time=-2, key=-1)
+    fetched = db.execute(f"{sql} {order}", (asked.rule, asked.project, *values, asked.limit + 1)).fetchall()
+    rows, next = page(fetched, asked.limit, time=-2, key=-1)
     return Page(items=tuple(map(_feedback.read, rows)), next=next)
 
 

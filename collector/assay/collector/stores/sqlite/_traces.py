@@ -29,7 +29,7 @@ from assay.collector.records import (
     TraceSummary,
 )
 from assay.collector.stores import _amend
-from assay.collector.stores._both import Gone, Verdicts
+from assay.collector.stores._halves import Gone, ScoresOf, Verdicts
 from assay.collector.stores.sqlite import (
     _aggregate,
     _changes,
@@ -193,20 +193,8 @@ class SQLiteTraces(Half):
         return _changes.position(db, change) > _changes.position(db, cursor)
 
     @reads
-    def scored_by(
-        self,
-        db: sqlite3.Connection,
-        /,
-        rule: str,
-        *,
-        project: str,
-        key: str | None,
-        since_ns: int | None,
-        until_ns: int | None,
-        limit: int,
-        cursor: str | None,
-    ) -> Page[Feedback]:
-        return _lists.scored_by(db, rule, project, key, since_ns, until_ns, limit, cursor)
+    def scored_by(self, db: sqlite3.Connection, /, asked: ScoresOf) -> Page[Feedback]:
+        return _lists.scored_by(db, asked)
 
     @reads
     def there(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from assay.collector.records import Feedback, Target
-from assay.collector.stores._both import Verdicts
+from assay.collector.stores._halves import Verdicts
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._claims import Ruled, stored
