@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import numpy
@@ -148,3 +150,37 @@ def test_the_version_changes_with_model_and_parameters():
     versions = {get("context_mrr", model=Counting(), mrr_relevant_chunk_threshold=t).version for t in (0.1, 0.2, 0.2)}
     assert len(versions) == 2
     assert get("groundedness", model=Counting()).version != get("groundedness").version
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_forked_while_a_text_is_encoded_encodes_its_own():
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(texts):
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            assert go_on.wait(30)
+        return Counting()(texts)
+
+    made = embedder(slow)
+    thread = threading.Thread(target=made.embed, args=(["a"],))
+    thread.start()
+    assert entered.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # ends one that waits for ever
+        os._exit(0 if made.embed(["a", "bb"]).tolist() == [[2.0, 1.0], [3.0, 1.0]] else 1)
+    go_on.set()
+    thread.join(30)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_where_a_model_is_is_looked_up_once(monkeypatch):
+    from assay.evaluators.models import _embedder
+
+    asked = []
+    find = _embedder.find
+    monkeypatch.setattr(_embedder, "find", lambda name: asked.append(name) or find(name))
+    made = embedder("no/such-model")
+    assert [made.name, made.name, made.identity["model"]] == ["no/such-model"] * 3
+    assert asked == ["no/such-model"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from assay.evaluators.models._encoding import Encoding
@@ -45,7 +46,7 @@ class Embedder:
         self._name = name
         self.device, self.batch_size = device, batch_size
         self._token, self._remote_code, self._pickle = token, remote_code, pickle
-        self._own: Encoding | None = None
+        self._own = Encoding(self._checked)  # of a function
 
     @property
     def name(self) -> str:
@@ -79,19 +80,15 @@ class Embedder:
         if self._function is None:
             self._loaded()
 
-    @property
+    @cached_property
     def _place(self) -> Place:
         return find(self._given)
 
     def _encoding(self) -> Encoding:
         if self._function is not None:
-            if self._own is None:
-                self._own = Encoding(self._checked)
             return self._own
         key = self._key()
-        if key not in _encodings:
-            _encodings[key] = Encoding(self._encode)
-        return _encodings[key]
+        return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._encode))
 
     def _key(self) -> Hashable:
         return "embedding", self._place.where, self.device, self._remote_code

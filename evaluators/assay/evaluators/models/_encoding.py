@@ -6,7 +6,9 @@ take fails alone.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     Vectors = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float32]]
 
 MEMORY = 64 << 20  # bytes of vectors that are remembered
+_all: weakref.WeakSet[Encoding] = weakref.WeakSet()
 
 
 class Kept(Protocol):
@@ -36,10 +39,15 @@ class Encoding:
 
     def __init__(self, encode: Callable[[list[str]], Vectors], kept: Kept | None = None, memory: int = MEMORY) -> None:
         self._encode, self._kept, self._memory = encode, kept, memory
-        self._guard = threading.Lock()
-        self._running = threading.Lock()
         self._known: OrderedDict[str, Vector] = OrderedDict()
         self._bytes = 0
+        self._nobody_at_work()
+        _all.add(self)
+
+    def _nobody_at_work(self) -> None:
+        """As at the start, and in a forked child, where who held the locks is gone."""
+        self._guard = threading.Lock()
+        self._running = threading.Lock()
         self._waiting: dict[str, list[dict[str, Vector]]] = {}  # text: where its vector goes
 
     def __call__(self, texts: Iterable[str]) -> dict[str, Vector]:
@@ -116,6 +124,15 @@ class Encoding:
             while self._bytes > self._memory and self._known:
                 text, vector = self._known.popitem(last=False)
                 self._bytes -= _size(text, vector)
+
+
+def _after_fork() -> None:
+    for encoding in _all:
+        encoding._nobody_at_work()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _size(text: str, vector: Vector) -> int:

@@ -6,6 +6,7 @@ A class says which texts it needs of a case, and what their vectors make of it: 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ Steps: TypeAlias = "Generator[Sequence[str], Mapping[str, Vector], Any]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embedding:
+class Embedding(ABC):
     """Base of the frozen dataclasses: `model` is whatever names an embedder (None: all-MiniLM-L6-v2).
 
     A class implements `_steps(case)`, and calls `Embedding.__post_init__(self)` in one of its own. `DOCUMENT` names the
@@ -42,8 +43,9 @@ class Embedding:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_embedder", embedder(self.model))
 
+    @abstractmethod
     def _steps(self, case: Case) -> Steps:
-        raise NotImplementedError
+        """Of one case."""
 
     def batch(self, cases: Sequence[Case]) -> list[Any]:
         """What each case comes to, or the exception that it raised; all texts of a step are embedded together."""

@@ -26,6 +26,22 @@ COSINE = (-1.0, 1.0)
 _LENGTHS = "model=lambda texts: [[len(text), 1] for text in texts]"  # of the examples
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfAnswers(Embedding):
+    """Those that compare the answer with the reference, both as wholes."""
+
+    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
+        return self._one(outputs=outputs, reference_outputs=reference_outputs)
+
+    def _steps(self, case: Case) -> Steps:
+        texts = [text_of(case.outputs), text_of(case.reference_outputs)]
+        vectors = yield texts
+        return self._scored(cosine(*(vectors[text] for text in texts)))
+
+    def _scored(self, similarity: float) -> float:
+        return similarity
+
+
 @builtin(
     "semantic_similarity",
     metrics=(Metric("semantic_similarity", primary=True),),
@@ -38,16 +54,11 @@ _LENGTHS = "model=lambda texts: [[len(text), 1] for text in texts]"  # of the ex
     example=f'get("semantic_similarity", {_LENGTHS}), outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SemanticSimilarity(Embedding):
+class SemanticSimilarity(_OfAnswers):
     """(S + 1) / 2 of answer and reference, in [0, 1]."""
 
-    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
-        return self._one(outputs=outputs, reference_outputs=reference_outputs)
-
-    def _steps(self, case: Case) -> Steps:
-        texts = [text_of(case.outputs), text_of(case.reference_outputs)]
-        vectors = yield texts
-        return (_alike(vectors, *texts) + 1) / 2
+    def _scored(self, similarity: float) -> float:
+        return (similarity + 1) / 2
 
 
 @builtin(
@@ -62,18 +73,10 @@ class SemanticSimilarity(Embedding):
     example=f'get("answer_semantic_similarity", {_LENGTHS}), outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerSemanticSimilarity(Embedding):
+class AnswerSemanticSimilarity(_OfAnswers):
     """S of answer and reference, both as wholes."""
 
     DOCUMENT: ClassVar[str] = "bge-small-en-v1.5"
-
-    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
-        return self._one(outputs=outputs, reference_outputs=reference_outputs)
-
-    def _steps(self, case: Case) -> Steps:
-        texts = [text_of(case.outputs), text_of(case.reference_outputs)]
-        vectors = yield texts
-        return _alike(vectors, *texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +317,3 @@ def _best(vectors: Mapping[str, Vector], texts: Sequence[str], others: Sequence[
         cosines([vectors[text] for text in texts], [vectors[other] for other in others]).max(axis=1).tolist()
     )
     return best
-
-
-def _alike(vectors: Mapping[str, Vector], one: str, other: str) -> float:
-    return cosine(vectors[one], vectors[other])
