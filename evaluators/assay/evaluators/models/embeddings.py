@@ -86,13 +86,31 @@ class _OfSentences(Embedding):
     splitter: Callable[[str], Sequence[str]] | None = None
 
     def _sentences(self, text: str, what: str) -> list[str]:
-        """Raises `Skip` where there are none, and `ValueError` for what is no list of texts."""
+        """Raises `Skip` where there are none."""
+        if not (told := self._parts(text)):
+            raise Skip(f"{what} has no sentence")
+        return told
+
+    def _parts(self, text: str) -> list[str]:
+        """The sentences of a text, which may have none. Raises `ValueError` for what is no list of texts."""
         found = list(sentences(text) if self.splitter is None else self.splitter(text))
         if not all(isinstance(one, str) for one in found):
             raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
-        if not (told := [one for one in found if one.strip()]):
-            raise Skip(f"{what} has no sentence")
-        return told
+        return [one for one in found if one.strip()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfChunks(_OfSentences):
+    """Those that look at the sentences of each chunk of the retrieved context."""
+
+    def __call__(self, inputs: Any, documents: Sequence[Document]) -> Any:
+        return self._one(inputs=inputs, documents=tuple(documents))
+
+    def _relevances(self, case: Case) -> Generator[Sequence[str], Mapping[str, Vector], list[float | None]]:
+        """Of each chunk the greatest S of one of its sentences with the question; None for one without a sentence."""
+        question, chunks = question_of(case.inputs), [self._parts(chunk) for chunk in _chunks(case)]
+        vectors = yield [question, *(one for chunk in chunks for one in chunk)]
+        return [max(_best(vectors, chunk, [question]), default=None) for chunk in chunks]
 
 
 @builtin(
@@ -194,7 +212,7 @@ class Groundedness(_OfSentences):
     def _steps(self, case: Case) -> Steps:
         try:
             said = self._sentences(text_of(case.outputs), "the answer")
-            context = [one for chunk in _chunks(case) for one in _parts(self, chunk)]
+            context = [one for chunk in _chunks(case) for one in self._parts(chunk)]
             if not context:
                 return {"score": 0.0, "comment": "nothing was retrieved"}
             vectors = yield [*said, *context]
@@ -219,7 +237,7 @@ class Groundedness(_OfSentences):
     'documents=["In the Alps.", "It is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextMRR(_OfSentences):
+class ContextMRR(_OfChunks):
     """1 / rank of the first chunk of which some sentence has an S with the question of the threshold or more.
 
     0 where no chunk has, and where the first is at a rank above `mrr_relevant_chunk_oor_idx` (10 still counts). The
@@ -239,11 +257,8 @@ class ContextMRR(_OfSentences):
         if self.mrr_relevant_chunk_oor_idx < 1:
             raise ValueError(f"ranks begin at 1, not at {self.mrr_relevant_chunk_oor_idx!r}")
 
-    def __call__(self, inputs: Any, documents: Sequence[Document]) -> Any:
-        return self._one(inputs=inputs, documents=tuple(documents))
-
     def _steps(self, case: Case) -> Steps:
-        relevances = yield from _relevances(self, case)
+        relevances = yield from self._relevances(case)
         for rank, relevance in enumerate(relevances[: self.mrr_relevant_chunk_oor_idx], 1):
             if relevance is not None and relevance >= self.mrr_relevant_chunk_threshold:
                 return {"score": 1 / rank, "comment": f"chunk {rank} has {relevance:.3f}"}
@@ -267,7 +282,7 @@ class ContextMRR(_OfSentences):
     'documents=["In the Alps.", "It is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextRelevancySoft(_OfSentences):
+class ContextRelevancySoft(_OfChunks):
     """Of each chunk the greatest S of a sentence with the question: the greatest of these (recall), and their mean.
 
     Chunks without a sentence are left out; where there are no others the case is skipped.
@@ -275,11 +290,8 @@ class ContextRelevancySoft(_OfSentences):
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
 
-    def __call__(self, inputs: Any, documents: Sequence[Document]) -> Any:
-        return self._one(inputs=inputs, documents=tuple(documents))
-
     def _steps(self, case: Case) -> Steps:
-        every = yield from _relevances(self, case)
+        every = yield from self._relevances(case)
         relevances = [relevance for relevance in every if relevance is not None]
         if not relevances:
             raise Skip("no chunk of the retrieved context has a sentence")
@@ -287,22 +299,6 @@ class ContextRelevancySoft(_OfSentences):
             {"key": "context_relevancy_soft_recall", "score": max(relevances)},
             {"key": "context_relevancy_soft_precision", "score": fsum(relevances) / len(relevances)},
         ]
-
-
-def _relevances(
-    evaluator: _OfSentences, case: Case
-) -> Generator[Sequence[str], Mapping[str, Vector], list[float | None]]:
-    """Of each chunk the greatest S of one of its sentences with the question; None for a chunk without a sentence."""
-    question, chunks = question_of(case.inputs), [_parts(evaluator, chunk) for chunk in _chunks(case)]
-    vectors = yield [question, *(one for chunk in chunks for one in chunk)]
-    return [max(_best(vectors, chunk, [question]), default=None) for chunk in chunks]
-
-
-def _parts(evaluator: _OfSentences, chunk: str) -> list[str]:
-    try:
-        return evaluator._sentences(chunk, "a chunk")
-    except Skip:
-        return []
 
 
 def _chunks(case: Case) -> list[str]:
