@@ -6,13 +6,17 @@ Nothing here is loaded before it is asked for: `torch`, `transformers` and `sent
 
 from assay.evaluators.models._embedder import Embedder, embedder
 from assay.evaluators.models._find import NoModel
+from assay.evaluators.models._pairs import Inference, PairScorer, pair_scorer
 from assay.evaluators.models._presets import DEFAULT, PRESETS, Preset
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "DEFAULT",
     "Embedder",
+    "Inference",
     "NoModel",
     "PRESETS",
+    "PairScorer",
     "Preset",
     "embedder",
+    "pair_scorer",
 ]
