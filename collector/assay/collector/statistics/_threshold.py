@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from math import sqrt
 from random import Random
@@ -19,9 +19,10 @@ LEAST = 10  # votes,
 EACH = 3  # and those of good and of bad: fewer tell nothing, however well they are told apart
 FOLDS = 10
 _WORK = 200_000  # scores that are drawn for the interval, in all
-_DRAWS = 200, 2_000  # the fewest and the most repetitions of that
+_DRAWS = 200, 1_000  # the fewest and the most repetitions of that
 _Z = 1.959963984540054
 _ROUNDING = 1e-12
+_UNKNOWN = agreement(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +45,20 @@ class Cut:
     high: float | None = None
     why: str | None = None
     apart: float | None = None
-    agreement: Agreement = agreement(())
+    agreement: Agreement = _UNKNOWN
 
 
 def cut(rated: Iterable[Rated], *, rising: bool = True) -> Cut:
     """The threshold of scores of which people have said whether they are good; `rising`: more is better."""
     pairs = sorted((score if rising else -score, good) for score, good in rated)
-    known = {"n": len(pairs), "good": sum(good for _, good in pairs), "rising": rising}
     apart, spread = _apart(pairs)
+    found = Cut(n=len(pairs), good=sum(good for _, good in pairs), rising=rising, apart=apart)
     if why := _too_little(pairs) or _no_order(apart, spread):
-        return Cut(**known, why=why, apart=apart)
+        return replace(found, why=why)
     sign = 1 if rising else -1
     low, high = sorted(sign * end for end in _interval(pairs))
-    return Cut(
-        **known,
-        threshold=sign * _middle(_best(pairs)),
-        low=low,
-        high=high,
-        apart=apart,
-        agreement=agreement(list(_held_out(pairs))),
-    )
+    threshold, held_out = sign * _middle(_best(pairs)), agreement(list(_held_out(pairs)))
+    return replace(found, threshold=threshold, low=low, high=high, agreement=held_out)
 
 
 def _too_little(pairs: Sequence[Rated]) -> str | None:

@@ -41,9 +41,7 @@ def votes_of(store: TraceStore, key: str, most: int = MOST) -> list[Feedback]:
     return list(islice(paged(partial(store.feedbacks, key=key, source="human", limit=MOST)), most))
 
 
-def judgements(
-    store: TraceStore, key: str, targets: Sequence[Target], source: Source = "model"
-) -> Iterator[Feedback]:
+def judgements(store: TraceStore, key: str, targets: Sequence[Target], source: Source = "model") -> Iterator[Feedback]:
     """What models, or code, have said under a key of these targets, or of other parts of the same traces."""
     traces = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id is not None))
     for place in range(0, len(traces), _AT_ONCE):

@@ -31,7 +31,7 @@ class Metric:
         return score >= threshold if self.higher_is_better else score <= threshold
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: infinite ends of the range become None, an infinite threshold "Infinity" or "-Infinity"."""
+        """Plain JSON values: infinite ends of the range become None, an infinite threshold the word "Infinity"."""
         plain = {**asdict(self), "threshold": in_json(self.threshold)}
         if self.range is not None:
             plain["range"] = [None if abs(end) == float("inf") else end for end in self.range]

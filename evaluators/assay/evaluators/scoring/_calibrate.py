@@ -18,7 +18,7 @@ from assay.evaluators.protocol import Evaluator, as_evaluator, finish
 from assay.evaluators.scoring._cases import case_of
 from assay.evaluators.scoring._score import ascore
 
-_AT_ONCE = 50  # traces read, and judged, together
+AT_ONCE = 50  # traces read, and judged, together
 _COMPARED = ("inputs", "outputs", "reference_outputs", "history")  # by which a case is known as an example
 
 
@@ -204,8 +204,8 @@ def voted(
 def _judge_now(store: Store, evaluator: Evaluator, targets: Sequence[Target]) -> None:
     """Let the judge look at the voted traces that it has not judged, some at a time, and keep what it says."""
     ids = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id and target.span_id is None))
-    for place in range(0, len(ids), _AT_ONCE):
-        store.add_feedback(finish(_all(evaluator, store.many(ids[place : place + _AT_ONCE]))))
+    for place in range(0, len(ids), AT_ONCE):
+        store.add_feedback(finish(_all(evaluator, store.many(ids[place : place + AT_ONCE]))))
 
 
 async def _all(evaluator: Evaluator, traces: Sequence[Trace]) -> list[Feedback]:
@@ -216,8 +216,8 @@ async def _all(evaluator: Evaluator, traces: Sequence[Trace]) -> list[Feedback]:
 def _seen(store: Store, pairs: Sequence[Voted]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Per trace id what an example of a prompt may show of it, and how long its answer is."""
     ids = list(dict.fromkeys(pair.target.trace_id for pair in pairs if pair.target.trace_id))
-    for place in range(0, len(ids), _AT_ONCE):
-        for trace in store.many(ids[place : place + _AT_ONCE]):
+    for place in range(0, len(ids), AT_ONCE):
+        for trace in store.many(ids[place : place + AT_ONCE]):
             case = case_of(trace)
             fields = {name: _text(getattr(case, name)) for name in _COMPARED}
             yield trace.trace_id, {**fields, "length": len(fields["outputs"])}

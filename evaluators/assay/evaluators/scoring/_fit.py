@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any, TypeAlias
 
-from assay.collector.records import Case, Feedback, Target, Trace, scored
-from assay.collector.statistics import Agreement, Checked, Cut, Value, cut, value_of
+from assay.collector.records import Case, Feedback, Target, Trace
+from assay.collector.statistics import Agreement, Checked, Cut, Value, check, cut
 from assay.collector.stores import Store
-from assay.evaluators.protocol import Evaluator, Metric, as_evaluator, finish, no_trace
-from assay.evaluators.scoring._calibrate import key_of, opened, voted, votes_in
-from assay.evaluators.scoring._score import ascore
+from assay.evaluators.protocol import Evaluator, Metric, as_evaluator, finish
+from assay.evaluators.scoring._calibrate import AT_ONCE, key_of, opened, voted, votes_in
+from assay.evaluators.scoring._cases import as_seen, case_of
 
 Pair: TypeAlias = tuple[Any, Any]  # a score, a case or its fields, and whether it is good
 _KINDS = (
@@ -101,7 +100,7 @@ def fit_threshold(
     key = metric.key if metric else key_of(evaluator, None)
     given = votes if votes is None or isinstance(votes, str) else list(votes)
     if isinstance(given, list) and given and not isinstance(given[0], Feedback):
-        checked = _of_pairs(known, key, given, good)
+        checked = _of_pairs(known, key, given)
     else:
         checked = _of_votes(evaluator, known, key, given, store=store, version=version, missing=missing)
     rated = [(_score(pair.judged), _is_good(pair.people, good)) for pair in checked.pairs]
@@ -139,9 +138,48 @@ def _of_votes(
         return voted(at, said, key, found, evaluator, version=version, missing=missing)
 
 
-def _of_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any], good: float | str | None) -> Checked:
-    """Pairs as feedback on targets of their own."""
-    ...
+def _of_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) -> Checked:
+    """Pairs as feedback, each on a target of its own. Raises `ValueError` for what is no pair."""
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise ValueError(_KINDS)
+    seen, verdicts = zip(*pairs, strict=True)
+    targets = [Target(trace_id=f"{place:032x}") for place in range(1, len(pairs) + 1)]
+    votes = [_vote(target, key, verdict) for target, verdict in zip(targets, verdicts, strict=True)]
+    version = evaluator.version if evaluator else None
+    if all(isinstance(one, int | float) for one in seen):
+        rows = zip(targets, seen, strict=True)
+        return check([Feedback(target=target, key=key, score=score, version=version) for target, score in rows], votes)
+    if evaluator is None:
+        raise ValueError(f"the key {key!r} scores no case: give the evaluator itself, or a score in each pair")
+    said = finish(_all(evaluator, list(map(_case, seen)), targets))
+    return check((feedback for feedback in said if feedback.key == key), votes, version)
+
+
+def _vote(target: Target, key: str, verdict: Any) -> Feedback:
+    if not isinstance(verdict, bool | int | float | str):
+        raise ValueError(f"a verdict is True or False, a grade or a label, not {verdict!r:.100}")
+    said = {"label": verdict} if isinstance(verdict, str) else {"score": verdict}
+    return Feedback(target=target, key=key, source="human", **said)
+
+
+def _case(seen: Any) -> Case:
+    if isinstance(seen, Case):
+        return as_seen(seen)
+    if isinstance(seen, Trace):
+        return case_of(seen)
+    if isinstance(seen, Mapping):
+        return as_seen(case_of(None, **seen))
+    raise ValueError(f"a pair is of a case, a trace, a dict of a case's fields, or a score, not {seen!r:.100}")
+
+
+async def _all(evaluator: Evaluator, cases: Sequence[Case], targets: Sequence[Target]) -> list[Feedback]:
+    """What an evaluator says of cases, some at a time."""
+    said: list[Feedback] = []
+    for place in range(0, len(cases), AT_ONCE):
+        part = slice(place, place + AT_ONCE)
+        rows = await evaluator.evaluate_batch(cases[part], targets[part])
+        said += (feedback for row in rows for feedback in row)
+    return said
 
 
 def _score(value: Value) -> float:
@@ -153,10 +191,14 @@ def _score(value: Value) -> float:
 def _is_good(value: Value, good: float | str | None) -> bool:
     if isinstance(value, str) or isinstance(good, str):
         if not isinstance(good, str):
-            raise ValueError(f"a vote is yes or no, not {value!r:.100}: say which label is good, as in good={value!r:.50}")
+            raise ValueError(
+                f"a vote is yes or no, not {value!r:.100}: say which label is good, as in good={value!r:.50}"
+            )
         return value == good
     if good is None and value not in (0.0, 1.0):
-        raise ValueError(f"a vote is yes or no, not {value:g}: say from which grade on it is good, as in good={value:g}")
+        raise ValueError(
+            f"a vote is yes or no, not {value:g}: say from which grade on it is good, as in good={value:g}"
+        )
     return value >= (0.5 if good is None else good)
 
 
