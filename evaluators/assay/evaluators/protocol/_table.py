@@ -25,6 +25,7 @@ _HELD = {  # module below `assay.evaluators` → ids
     "judges.pipeline": "pipeline_judge",
     "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
     "faithfulness ragas",
+    "judges.steps": "step_alignment",
     "models.embeddings": "answer_relevancy_sent answer_sem_sent_similarity answer_semantic_similarity context_mrr "
     "context_relevancy_soft groundedness semantic_similarity",
 }
