@@ -4,6 +4,7 @@ Nothing here is loaded before it is asked for: `torch`, `transformers` and `sent
 `models`. A model is loaded once per process and shared by all that name it.
 """
 
+from assay.evaluators.models._classes import TextClassifier, text_classifier
 from assay.evaluators.models._embedder import Embedder, embedder
 from assay.evaluators.models._find import NoModel
 from assay.evaluators.models._pairs import Inference, PairScorer, pair_scorer
@@ -17,6 +18,8 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "PRESETS",
     "PairScorer",
     "Preset",
+    "TextClassifier",
     "embedder",
     "pair_scorer",
+    "text_classifier",
 ]

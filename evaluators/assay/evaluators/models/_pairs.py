@@ -1,4 +1,4 @@
-"""Pairs of texts to scores: a cross-encoder, Vectara's hallucination model, or a function.
+"""Pairs of texts to scores: a cross-encoder, Vectara's hallucination model (`_hhem`), or a function.
 
 What such a model gives is either one score (relevance, similarity, consistency), or the probabilities of natural
 language inference (NLI): does the second text follow from the first, contradict it, or neither?
@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
+from assay.evaluators.models._hhem import KIND, WINDOW, Consistency
+from assay.evaluators.models._labels import plain_label
 from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.models._trust import trusting
+from assay.evaluators.models._windows import limit_of, spans_with, windows
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vectors
@@ -33,6 +37,7 @@ _ALSO = {  # how models of fact checking (FEVER, VitaminC) name the three
     "not enough info": "neutral",
     "nei": "neutral",
 }
+_ORDERS = {"vitaminc": ("entailment", "contradiction", "neutral")}  # of presets, as SummaC's own code has it
 _encodings: dict[Hashable, Encoding] = {}
 
 
@@ -50,8 +55,8 @@ class PairScorer:
 
     `model` is a folder, a model of the hub, a preset's name, or a function of a list of pairs. `device` is "cuda",
     "mps" or "cpu" (None: the first that there is), `batch_size` in pairs. Weights that run code when they are loaded
-    (`remote_code`: "hhem" does), or that are pickles (`pickle`), are loaded only where that is said. `labels` names
-    what a model gives, in its order, where its own configuration does not: `("contradiction", "entailment",
+    (`remote_code`), or that are pickles (`pickle`), are loaded only where that is said; "hhem" needs neither. `labels`
+    names what a model gives, in its order, where its own configuration does not: `("contradiction", "entailment",
     "neutral")`.
 
     `score` gives one number for each pair, as the model gives it: after the activation that it was saved with (a
@@ -131,6 +136,23 @@ class PairScorer:
         if self._function is None:
             self._loaded()
 
+    def parts(self, firsts: Sequence[str], seconds: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+        """Windows of all first texts, and of each second one its own: the model reads any beside any whole.
+
+        A second text is cut where it has more tokens than half of what the model reads at once; the first ones have
+        what the longest second one leaves of that. A function is given texts as they are.
+        """
+        if self._function is not None:
+            return list(firsts), [[second] for second in seconds]
+        held = self._loaded()
+        limit, taken = _room(held.model)
+        with held.running:  # a tokenizer serves one at a time
+            spans_of = spans_with(held.model.tokenizer)
+            cut = [windows(second, spans_of, (limit - taken) // 2) for second in seconds]
+            longest = max(len(spans_of(part)) for parts in cut for part in parts)
+            room = limit - taken - longest
+            return [part for first in firsts for part in windows(first, spans_of, room)], cut
+
     @cached_property
     def _place(self) -> Place:
         return find(self._given)
@@ -156,19 +178,25 @@ class PairScorer:
 
     def _load(self) -> Loaded:
         place = self._place
-        with loading(place, f"scoring pairs with {place.name}"):
-            from sentence_transformers import CrossEncoder
+        with loading(place, f"scoring pairs with {place.name}"), trusting(place, "PairScorer"):
+            import sentence_transformers  # noqa: F401 (which of the extra is missing is said before anything is read)
+            from transformers import PretrainedConfig
 
             device = device_of(self.device)
-            model = CrossEncoder(
-                place.where,
-                device=device,
-                token=self._token,
-                trust_remote_code=self._remote_code,
-                local_files_only=is_offline(),
-                model_kwargs={} if self._pickle else {"use_safetensors": True},
-            )
+            asked = {"token": self._token, "local_files_only": is_offline()}
+            described, _ = PretrainedConfig.get_config_dict(place.where, **asked)
+            model = self._model(described, device, asked)
         return Loaded(model, place.name, "pairs", place.where, device, bytes_of(model), 0.0)
+
+    def _model(self, described: dict[str, Any], device: str, asked: dict[str, Any]) -> Any:
+        from sentence_transformers import CrossEncoder
+
+        weights = {} if self._pickle else {"use_safetensors": True}
+        if described.get("model_type") == KIND:
+            return Consistency.load(self._place.where, described, device, **asked, **weights)
+        return CrossEncoder(
+            self._place.where, device=device, trust_remote_code=self._remote_code, model_kwargs=weights, **asked
+        )
 
     def _predict(self, texts: list[str]) -> Vectors:
         held = self._loaded()
@@ -182,8 +210,9 @@ class PairScorer:
         """Where the three labels stand; None for a model of one score. Raises `NoModel` for any other."""
         if model.num_labels == 1:
             return None
-        labels = self._labels or [model.config.id2label[place] for place in range(model.num_labels)]
-        return order_of(labels, self.name)
+        preset = self._place.preset
+        labels = self._labels or (preset and _ORDERS.get(preset.name))
+        return order_of(labels or [model.config.id2label[place] for place in range(model.num_labels)], self.name)
 
     def _asked(self, texts: list[str]) -> Vectors:
         assert self._function is not None
@@ -223,7 +252,7 @@ def order_of(labels: Sequence[str], name: str) -> list[int]:
 
     Raises `NoModel` where one is missing, or is there twice.
     """
-    plain = [_plain(label) for label in labels]
+    plain = [plain_label(label, _ALSO) for label in labels]
     if any(plain.count(label) != 1 for label in LABELS):
         raise NoModel(
             f"{name!r} gives {', '.join(map(repr, labels))} for a pair: an NLI model has the labels "
@@ -252,6 +281,8 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
 def _predicted(model: Any, pairs: list[Pair], batch_size: int, order: list[int] | None) -> Vectors:
     import torch
 
+    if isinstance(model, Consistency):
+        return model.predict(pairs, batch_size=batch_size).reshape(-1, 1)
     if order is None:
         given = model.predict(pairs, batch_size=batch_size, show_progress_bar=False)
         return cast("Vectors", given.reshape(-1, 1))
@@ -259,6 +290,13 @@ def _predicted(model: Any, pairs: list[Pair], batch_size: int, order: list[int] 
         pairs, batch_size=batch_size, show_progress_bar=False, activation_fn=torch.nn.Identity(), apply_softmax=True
     )
     return cast("Vectors", given[:, order])
+
+
+def _room(model: Any) -> tuple[int, int]:
+    """How many tokens a model reads at once, and how many of these no text of a pair has."""
+    if isinstance(model, Consistency):
+        return WINDOW, len(model.tokenizer(model.prompt.format(text1="", text2=""))["input_ids"])
+    return limit_of(model.tokenizer, model.config), model.tokenizer.num_special_tokens_to_add(pair=True)
 
 
 def _finite(rows: Vectors, name: str) -> Vectors:
@@ -273,14 +311,9 @@ def _one(row: Sequence[float]) -> float:
     return row[0]  # the only one, or that of entailment, which is the first of LABELS
 
 
-def _plain(label: str) -> str:
-    name = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
-    return _ALSO.get(name, name)
-
-
 def _by_label(row: Mapping[str, float]) -> dict[str, float]:
     """Raises `ValueError` where a label of the three is missing."""
-    plain = {_plain(label): value for label, value in row.items()}
+    plain = {plain_label(label, _ALSO): value for label, value in row.items()}
     if missing := [label for label in LABELS if label not in plain]:
         raise ValueError(f"a pair scorer gave {row!r:.200}, without {', '.join(missing)}: it is {WANTED}")
     return plain
