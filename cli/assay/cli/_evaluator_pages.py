@@ -145,7 +145,10 @@ def _model(spec: Spec) -> list[tuple[str, str]]:
         return []
     from assay.evaluators.models import DEFAULT
 
-    document = getattr(protocol.factory(spec.id), "DOCUMENT", None)
+    made_by = protocol.factory(spec.id)
+    if known := getattr(made_by, "DEFAULT_MODEL", None):
+        return [("Default model", known)]
+    document = getattr(made_by, "DOCUMENT", None)
     thresholds = f"; the thresholds are those of {document}, and hold for no other" if document else ""
     return [("Default model", f"{DEFAULT['embedding']}, which reads the first 256 tokens of a text{thresholds}")]
 

@@ -6,13 +6,16 @@ Nothing here is loaded before it is asked for: `torch`, `transformers` and `sent
 
 from assay.evaluators.models._embedder import Embedder, embedder
 from assay.evaluators.models._find import NoModel
+from assay.evaluators.models._likelihood import LikelihoodModel, likelihood_model
 from assay.evaluators.models._presets import DEFAULT, PRESETS, Preset
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "DEFAULT",
     "Embedder",
+    "LikelihoodModel",
     "NoModel",
     "PRESETS",
     "Preset",
     "embedder",
+    "likelihood_model",
 ]

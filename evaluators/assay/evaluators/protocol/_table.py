@@ -27,5 +27,6 @@ _HELD = {  # module below `assay.evaluators` → ids
     "faithfulness ragas",
     "models.embeddings": "answer_relevancy_sent answer_sem_sent_similarity answer_semantic_similarity context_mrr "
     "context_relevancy_soft groundedness semantic_similarity",
+    "models.likelihoods": "gptscore_mt gptscore_qa gptscore_sum_noref gptscore_sum_ref perplexity",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}
