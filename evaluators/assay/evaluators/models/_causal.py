@@ -6,7 +6,7 @@ one before has not counted: the strided window of Hugging Face's page "Perplexit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Pair: TypeAlias = tuple[str, str]
 """A prefix, which may be empty, and the text after it."""
 
+CHARACTERS = 1 << 20  # of texts whose tokens are in memory at once, or one text
 WINDOW = 2048  # tokens that are read at once where nothing else is said
 LOGITS = 1 << 24  # numbers of a (tokens, vocabulary) array that is made at once: 64 MB as float32
 
@@ -66,6 +67,9 @@ class Causal:
 
         Raises `NoModel` where the model cannot read so, `ValueError` where it gives a number that is not finite.
         """
+        return [found for group in _groups(pairs) for found in self._together(group, how)]
+
+    def _together(self, pairs: Sequence[Pair], how: Reading) -> list[Vector]:
         given = [self.tokens(*pair, how.bos) for pair in pairs]
         width, stride = self._width(how)
         rows = [row for whose, one in enumerate(given) for row in _windows(whose, one, width, stride)]
@@ -161,6 +165,20 @@ class Causal:
         return numpy.concatenate(found) if found else numpy.zeros(0, dtype=numpy.float32)
 
 
+def _groups(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+    """In their order, as many as are tokenized at once."""
+    group: list[Pair] = []
+    characters = 0
+    for pair in pairs:
+        group.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if characters >= CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
 def _windows(whose: int, given: Given, width: int, stride: int) -> Iterator[_Window]:
     """Those in which a token counts that no window before it has counted."""
     counted = given.first
@@ -173,7 +191,7 @@ def _windows(whose: int, given: Given, width: int, stride: int) -> Iterator[_Win
             return
 
 
-def _batches(rows: Sequence[_Window], tokens: int) -> Iterable[list[int]]:
+def _batches(rows: Sequence[_Window], tokens: int) -> Iterator[list[int]]:
     """Places of windows that go together: of about one length, as many as fit, and at least one."""
     batch: list[int] = []
     longest = 0

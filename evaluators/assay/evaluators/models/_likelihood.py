@@ -197,9 +197,9 @@ def likelihood_model(given: Any = None, **options: Any) -> LikelihoodModel:
 def _local(given: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """The name of a model that may run here. Raises `NoModel` for that of a server."""
     name = os.fspath(given)
-    first, _, rest = name.partition("/" if "/" in name else ":")
-    of_an_api = _OF_AN_API.match(rest if rest and first in _APIS else name)
-    if re.match(r"(https?|wss?)://", name, re.IGNORECASE) or of_an_api:
+    first, *rest = re.split("[/:]", name)
+    of_an_api = _OF_AN_API.match(rest[-1] if rest and first in _APIS else name)
+    if re.match(r"(https?|wss?)://", name, re.IGNORECASE) or (of_an_api and not os.path.isdir(name)):
         raise _chat(name)
     return given
 

@@ -37,7 +37,9 @@ _WORDS = "model=lambda pairs: [[-1.5] * len(text.split()) for _, text in pairs]"
 class _Likelihood(ABC):
     """Base of the frozen dataclasses: `model` is whatever names a likelihood model (None: distilgpt2)."""
 
-    DEFAULT_MODEL: ClassVar[str] = "distilgpt2, which reads 1,024 tokens at once (longer texts in windows) of English"
+    DEFAULT_MODEL: ClassVar[str] = (
+        "distilgpt2, which was made for English and reads 1,024 tokens at once: longer texts are read in windows"
+    )
 
     model: Any = None
     _likelihood: LikelihoodModel = field(init=False, repr=False, compare=False)
