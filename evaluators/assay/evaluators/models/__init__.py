@@ -7,6 +7,7 @@ Nothing here is loaded before it is asked for: `torch`, `transformers` and `sent
 from assay.evaluators.models._classes import TextClassifier, text_classifier
 from assay.evaluators.models._embedder import Embedder, embedder
 from assay.evaluators.models._find import NoModel
+from assay.evaluators.models._likelihood import LikelihoodModel, likelihood_model
 from assay.evaluators.models._pairs import Inference, PairScorer, pair_scorer
 from assay.evaluators.models._presets import DEFAULT, PRESETS, Preset
 
@@ -14,12 +15,14 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "DEFAULT",
     "Embedder",
     "Inference",
+    "LikelihoodModel",
     "NoModel",
     "PRESETS",
     "PairScorer",
     "Preset",
     "TextClassifier",
     "embedder",
+    "likelihood_model",
     "pair_scorer",
     "text_classifier",
 ]

@@ -48,6 +48,7 @@ _ALL = (
     Preset(name="nli", hub="cross-encoder/nli-deberta-v3-base", use="pairs"),
     Preset(name="vitaminc", hub="tals/albert-xlarge-vitaminc-mnli", use="pairs", source="SummaC"),
     Preset(name="distilgpt2", hub="distilbert/distilgpt2", use="likelihood", source="H2O Eval Studio"),
+    Preset(name="SmolLM2-135M-Instruct", hub="HuggingFaceTB/SmolLM2-135M-Instruct", use="likelihood"),
     Preset(name="detoxify", hub="unitary/toxic-bert", use="classes", source="H2O Eval Studio: Detoxify `original`"),
     Preset(name="bias", hub="d4data/bias-detection-model", use="classes", source="H2O Eval Studio"),
 )
