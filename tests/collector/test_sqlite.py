@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from assay.collector.errors import Closed, NotFound, Refused, Unavailable
+from assay.collector.errors import Closed, Halted, NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
 from assay.collector.records import (
     Example,
@@ -568,7 +568,7 @@ def test_a_page_that_was_overwritten_is_told_wherever_it_is_met(file: Path, page
     start = int(len(content) * page) // 16384 * 16384
     content[start : start + 16384] = os.urandom(16384)
     file.write_bytes(content)
-    with pytest.raises((Refused, AssertionError)), SQLiteStore(file) as store:
+    with pytest.raises((Refused, Halted, AssertionError)), SQLiteStore(file) as store:
         assert store.check(deep=True) == []
     assert holder(file) is None
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from assay.collector._names import named
 from assay.collector._ports import assay_at
 from assay.collector.errors import Closed, Refused
 from assay.collector.records import Run
@@ -31,7 +32,7 @@ def connect(where: str | os.PathLike[str] | None = None) -> Store:
     place = os.fspath(where) if where is not None else default_place()
     scheme, divided, _ = place.partition("://")
     if not divided:
-        return _file(Path(place))
+        return _file(Path(named(place)))
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise Refused(f"{place!r}: only {known} and paths of SQLite files are known")
@@ -123,6 +124,10 @@ class _Handle:
     def health(self) -> Mapping[str, float]:
         """Numbers for whoever watches."""
         return self._store.health()
+
+    def trouble(self) -> str | None:
+        """Why nothing can be kept now."""
+        return self._store.trouble()
 
     @property
     def append_async(self) -> Callable[[Sequence[Run]], Future[None]]:

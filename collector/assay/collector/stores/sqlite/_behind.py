@@ -51,6 +51,7 @@ class Behind:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                self._file.announce_again()
                 self._try_to_write_again()
                 busy = self.index_round()
                 self.train_if_due()

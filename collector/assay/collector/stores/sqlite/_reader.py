@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from assay.collector.errors import Closed
+from assay.collector.errors import Closed, Halted
 from assay.collector.records import JSON, Run
 from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
 from assay.collector.stores.sqlite._errors import translate
@@ -98,10 +98,14 @@ class Reader:
 
 
 class Readers:
-    """A pool of at most `READERS` connections; who finds all in use waits. Not to be taken twice by one thread."""
+    """A pool of at most `READERS` connections; who finds all in use waits. Not to be taken twice by one thread.
+
+    `damaged` is called when the file turns out to be.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.damaged: Callable[[Halted], object] = lambda _: None
         self._places = threading.BoundedSemaphore(READERS)
         self._lock = threading.Lock()
         self._free: list[Reader] = []
@@ -121,7 +125,10 @@ class Readers:
             except sqlite3.Error as error:
                 if self._closed:
                     raise Closed(CLOSED) from error
-                raise translate(error) from error
+                translated = translate(error)
+                if isinstance(translated, Halted):
+                    self.damaged(translated)
+                raise translated from error
 
     def _take(self) -> Reader:
         with self._lock:

@@ -34,7 +34,7 @@ class SQLiteStore(_Store):
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         file = File(path)
-        self.announce, self.health = file.announce, file.health
+        self.announce, self.health, self.trouble = file.announce, file.health, file.trouble
         self.stats, self.check, self.checkpoint = file.stats, file.check, file.checkpoint
         Both.__init__(self, SQLiteTraces(file), SQLiteControl(file))
         self._behind = Behind(file, self.prune_by_rules)
