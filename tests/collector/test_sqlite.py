@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import MISSING, asdict, fields, replace
@@ -577,7 +578,7 @@ LONG = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100
 
 
 def test_closing_ends_a_query_and_pulls_no_connection_from_under_it(store: SQLiteStore, file: Path) -> None:
-    readers, inside, outcomes = Readers(str(file)), threading.Semaphore(0), list[BaseException]()
+    readers, inside, outcomes = Readers(str(file), time.time_ns), threading.Semaphore(0), list[BaseException]()
 
     def read() -> None:
         try:

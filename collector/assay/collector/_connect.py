@@ -89,7 +89,7 @@ class _Shared:
     def release(self) -> None:
         with _lock:
             self.users -= 1
-            if self.users:
+            if self.users or _open.get(self.key) is not self:  # not in a fork, where it is the parent's
                 return
             del _open[self.key]
             self.store.close()
@@ -150,5 +150,13 @@ class _Handle:
             self._shared.release()
 
 
+def _forked() -> None:
+    """What the parent has open is not open here."""
+    global _lock
+    _lock = threading.Lock()
+    _open.clear()
+
+
 _lock = threading.Lock()
 _open: dict[Path, _Shared] = {}
+os.register_at_fork(after_in_child=_forked)

@@ -79,7 +79,7 @@ class Behind:
             if disturbed:
                 self._writer.call(lambda _: disturbed.clear())
             with self._file.read() as reader:
-                keys = _words.waiting(reader, overdue_only=self._busy())
+                keys = _words.waiting(reader, self._file.clock.now(), overdue_only=self._busy())
                 entries = _words.entries(reader, keys)
             if keys:
                 self._writer.call(lambda _: _words.put(self._appender.reader, keys, entries, disturbed))

@@ -19,11 +19,16 @@ from typing import IO, Any
 
 from assay.collector.errors import Refused
 
+FORKED = (
+    "{!r} was open in a process of which this one is a fork, and SQLite cannot open it anew here: start this process"
+    " afresh (multiprocessing's 'spawn'), or fork before the store is opened"
+)
 PRIVATE = 0o600  # of all that is made; a stricter umask stays
 # SQLite's own locks lie at 2^30, and a file of SQLite has at most 2^48 bytes
 _BYTE = 2**62
 Identity = tuple[int, int]  # device and inode
 _held: dict[Identity, Lock] = {}  # by this process: closing a second descriptor of a file would drop SQLite's locks
+_parents: set[Identity] = set()  # held by a process that this one was forked from, with all that SQLite thinks of them
 _guard = threading.RLock()
 
 
@@ -57,6 +62,8 @@ class Lock:
     def _taken(self) -> int:
         if identity(self.path) in _held:
             raise Refused(_taken_by(self.path))
+        if identity(self.path) in _parents:
+            raise Refused(_taken_by(self.path) if holder(self.path) else FORKED.format(self.path))
         try:
             descriptor = self._opened()
         except OSError as error:
@@ -138,6 +145,7 @@ def inherited() -> None:
     _guard = threading.RLock()
     for lock in _held.values():
         lock.drop()
+    _parents.update(_held)
     _held.clear()
 
 

@@ -22,14 +22,21 @@ def used_bytes(db: sqlite3.Connection) -> int:
     return (pages - free) * size
 
 
+def size_of(path: str) -> int:
+    """Bytes of a file, which somebody may have taken away."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
 def stats(db: sqlite3.Connection, path: str) -> dict[str, Any]:
     """Sizes in bytes, counts, and projects with their share of the file, the largest first."""
-    wal = path + "-wal"
     return {
         "path": path,
         "file_version": int(db.execute("PRAGMA user_version").fetchone()[0]),
-        "file_bytes": os.path.getsize(path),
-        "wal_bytes": os.path.getsize(wal) if os.path.exists(wal) else 0,
+        "file_bytes": size_of(path),
+        "wal_bytes": size_of(path + "-wal"),
         "used_bytes": used_bytes(db),
         **{
             name: int(db.execute(f"SELECT count(*) FROM {name}").fetchone()[0])
@@ -92,6 +99,10 @@ _INVARIANTS = (
         "SELECT count(*) FROM spans s WHERE NOT EXISTS (SELECT 1 FROM traces WHERE id = s.trace)",
     ),
     (
+        "spans whose resource is missing",
+        "SELECT count(*) FROM spans s WHERE NOT EXISTS (SELECT 1 FROM resources WHERE id = s.resource)",
+    ),
+    (
         "traces whose number of spans is wrong",
         "SELECT count(*) FROM traces t WHERE span_count <> (SELECT count(*) FROM spans WHERE trace = t.id)",
     ),
@@ -149,7 +160,10 @@ def drop_unused(db: sqlite3.Connection) -> None:
     A word that was deleted stays in the index, marked as deleted, until its parts are merged.
     """
     db.execute("INSERT INTO words (words) VALUES ('optimize')")
-    db.execute("DELETE FROM resources WHERE id NOT IN (SELECT resource FROM spans)")
+    # The last one stays, whoever has it: SQLite would give its id out again, and readers may still hold what it was
+    db.execute(
+        "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"
+    )
     gone = []
     for field, value in db.execute("SELECT field, value FROM known").fetchall():
         [_, condition] = conditions(_FILTER_OF[field](value))

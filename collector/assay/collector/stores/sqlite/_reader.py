@@ -12,6 +12,7 @@ from assay.collector.errors import Closed, Halted
 from assay.collector.records import JSON, Run
 from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
 from assay.collector.stores.sqlite._errors import translate
+from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._values import loads
 
@@ -100,11 +101,11 @@ class Reader:
 class Readers:
     """A pool of at most `READERS` connections; who finds all in use waits. Not to be taken twice by one thread.
 
-    `damaged` is called when the file turns out to be.
+    `now` is the store's clock, `store_now()` in SQL. `damaged` is called when the file turns out to be.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, now: Callable[[], int]) -> None:
+        self._path, self._now, self._origin = path, now, Origin()
         self.damaged: Callable[[Halted], object] = lambda _: None
         self._places = threading.BoundedSemaphore(READERS)
         self._lock = threading.Lock()
@@ -114,6 +115,7 @@ class Readers:
     @contextmanager
     def one(self) -> Iterator[Reader]:
         """A reader in one consistent snapshot of the file. Raises `Closed` once the store is, also in mid-query."""
+        self._origin.check()
         with self._places:
             try:
                 reader = self._take()
@@ -138,6 +140,7 @@ class Readers:
 
     def _new(self) -> Reader:
         db = connect_read_only(self._path)
+        db.create_function("store_now", 0, self._now)
         db.set_progress_handler(lambda: self._closed, STEPS)  # ends a query once the store is closed
         return Reader(db)
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from assay.collector.errors import Closed, Halted, StoreError, Unavailable
 from assay.collector.stores.sqlite._codec import Batch
 from assay.collector.stores.sqlite._errors import translate
+from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._watch import Watch
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ class Writer:
         self.writable = True  # false from a commit that found no room on the disk until the next that succeeds
         self.halted: Halted | None = None  # why nothing more is written
         self._begun, self._why = False, ""
+        self._origin = Origin()
         self._thread = threading.Thread(target=self._run, name="assay-writer", daemon=True)
         self._thread.start()
 
@@ -79,6 +81,7 @@ class Writer:
 
     def put(self, job: Job) -> Future[Any]:
         """Queue a job. Raises `Unavailable` if too much waits already, `Halted`, and `Closed` once the store is."""
+        self._origin.check()
         with self._ready:
             if self._closing:
                 raise Closed("the store is closed")
