@@ -64,7 +64,11 @@ def test_an_inherited_store_says_so_at_once(tmp_path: Path, verb: str) -> None:
 
 
 def test_closing_an_inherited_store_does_nothing_to_the_parents(tmp_path: Path) -> None:
-    assert of_fork("tell(store.close)\ntell(store.close)", tmp_path / "a.db") == ["None", "None", "['after', 'before'] []"]
+    assert of_fork("tell(store.close)\ntell(store.close)", tmp_path / "a.db") == [
+        "None",
+        "None",
+        "['after', 'before'] []",
+    ]
 
 
 def test_an_inherited_store_that_ends_with_its_process_does_nothing_either(tmp_path: Path) -> None:
@@ -72,7 +76,9 @@ def test_an_inherited_store_that_ends_with_its_process_does_nothing_either(tmp_p
 
 
 def test_a_child_opens_a_file_of_its_own(tmp_path: Path) -> None:
-    child = "own = connect(path + '2')\nown.append([run('own')])\ntell(lambda: next(iter(own.traces())).name)\nown.close()"
+    child = (
+        "own = connect(path + '2')\nown.append([run('own')])\ntell(lambda: next(iter(own.traces())).name)\nown.close()"
+    )
     assert of_fork(child, tmp_path / "a.db")[0] == "own"
 
 

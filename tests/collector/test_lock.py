@@ -163,10 +163,10 @@ def test_names_that_are_no_files_are_refused(name: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASSAY_URL", name or " ")
     for opening in (lambda: SQLiteStore(name), lambda: connect(name)):
-        with pytest.raises(Refused, match="name a file|name its path"):
+        with pytest.raises(Refused, match=r"name a file|name its path"):
             opening()
     if name:
-        with pytest.raises(Refused, match="name a file|name its path"):
+        with pytest.raises(Refused, match=r"name a file|name its path"):
             connect()
     assert os.listdir(tmp_path) == []
 

@@ -176,6 +176,12 @@ class Appender:
         self._trim()
         return True
 
+    def sum_up(self, trace_ids: Sequence[str]) -> None:
+        """Sum traces up anew from the runs that are stored."""
+        for start in range(0, len(trace_ids), 1000):
+            self._insert_traces(self._known(trace_ids[start : start + 1000]))
+            self._trim()
+
     def start(self, runs: Sequence[OpenRun]) -> None:
         """Keep that runs have started."""
         gone = self.tombstones.among({run.trace_id for run in runs})

@@ -22,7 +22,9 @@ def translate(error: Exception) -> Exception:
         return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"the database is locked by another program: {error}")
-    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB:  # of an index, which holds nothing of its own
+    if (
+        getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
+    ):  # of an index, which holds nothing of its own
         return StoreError(f"the text index is damaged: {error}; {DAMAGED}")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Halted(f"the database is damaged: {error}; {DAMAGED}")

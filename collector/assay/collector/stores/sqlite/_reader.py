@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from assay.collector.errors import Closed, Halted
+import zstandard
+
+from assay.collector.errors import Closed, Halted, StoreError
 from assay.collector.records import JSON, Run
 from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
-from assay.collector.stores.sqlite._errors import translate
+from assay.collector.stores.sqlite._errors import DAMAGED, translate
 from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._values import loads
@@ -80,8 +82,13 @@ class Reader:
         return decode(trace_id, row[3:], self.payload(row[2]), self._resource(row[1]))
 
     def payload(self, blob: bytes) -> dict[str, JSON]:
-        """The JSON object of a payload."""
-        return self.decoder(blob).payload(blob)
+        """The JSON object of a payload. Raises `StoreError` if it is damaged."""
+        try:
+            return self.decoder(blob).payload(blob)
+        except (zstandard.ZstdError, KeyError, ValueError) as error:  # of a dictionary that is gone, of JSON
+            raise StoreError(
+                f"what a span holds cannot be read, so the database is damaged: {error}; {DAMAGED}"
+            ) from error
 
     def decoder(self, blob: bytes) -> Decoder:
         """A decoder that knows the dictionary of this payload."""

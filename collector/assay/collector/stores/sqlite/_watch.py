@@ -49,4 +49,6 @@ class Watch:
 
 
 def _halted(what: str) -> Halted:
-    return Halted(f"{what}, so nothing more is kept; stop the other program, see `assay db check`, then start this anew")
+    return Halted(
+        f"{what}, so nothing more is kept; stop the other program, see `assay db check`, then start this anew"
+    )
