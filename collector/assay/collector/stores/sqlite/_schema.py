@@ -278,13 +278,13 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
 )
 
 
-def migrate(db: sqlite3.Connection, path: str) -> None:
-    """Bring a file to the newest version, each step in a transaction of its own.
+def migrate(db: sqlite3.Connection, path: str, upto: int = len(MIGRATIONS)) -> None:
+    """Bring a file to the newest version (or to an older one), each step in a transaction of its own.
 
     Raises `Refused` for a file that is newer than this Assay or that is not Assay's.
     """
     version = _version(db, path)
-    for step in range(version, len(MIGRATIONS)):
+    for step in range(version, upto):
         db.execute("BEGIN IMMEDIATE")
         try:
             MIGRATIONS[step](db)

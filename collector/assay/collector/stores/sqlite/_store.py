@@ -34,7 +34,8 @@ class SQLiteStore(_Store):
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         file = File(path)
-        self.announce, self.health = file.announce, file.health
+        self._origin = file.origin
+        self.announce, self.health, self.trouble = file.announce, file.health, file.trouble
         self.stats, self.check, self.checkpoint = file.stats, file.check, file.checkpoint
         Both.__init__(self, SQLiteTraces(file), SQLiteControl(file))
         self._behind = Behind(file, self.prune_by_rules)
@@ -47,5 +48,6 @@ class SQLiteStore(_Store):
 
     def close(self) -> None:
         """Write what is queued, then let go. Closing twice is harmless."""
-        self._behind.close()
-        Both.close(self)
+        if self._origin.is_here:
+            self._behind.close()
+            Both.close(self)
