@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -12,13 +12,12 @@ from fastapi.exceptions import RequestValidationError
 
 from assay.collector import _wire
 from assay.collector.errors import Closed, NotFound, Refused, StoreError, Unavailable
-from assay.collector.filters import Filter
+from assay.collector.filters import Filter, both, combined
 from assay.collector.querystring import to_filter
 
 MAX_BODY = 64 * 1024 * 1024
 STALL_SECONDS = 30.0  # for the next piece of a body: what is pending may hold up others
 MAX_PENDING = 96 * 1024 * 1024  # of all bodies that are being read or worked on, beside those of OTLP
-NOT_CONDITIONS = frozenset(("limit", "cursor", "filter", "key", "target", "bucket_ns", "group_by"))
 
 
 def reply(value: Any, status: int = 200) -> Response:
@@ -55,12 +54,19 @@ def _check_size(size: int, pending: int) -> None:
         raise Unavailable(f"{pending:,} bytes of requests are waiting; send again in a moment")
 
 
-def conditions(request: Request) -> Filter:
-    """The filter that a query string says: exactly, as the JSON under `filter`, or by its conditions."""
-    exact = request.query_params.get("filter")
-    if exact is not None:
-        return _wire.decode(Filter, exact.encode())
-    return to_filter(item for item in request.query_params.multi_items() if item[0] not in NOT_CONDITIONS)
+def conditions(request: Request, others: Collection[str] = ()) -> Filter:
+    """The filter that a query string says by its conditions, and as the JSON under `filter`.
+
+    `others` are the names that are no conditions. Raises `ValueError` for any other name.
+    """
+    items = [item for item in request.query_params.multi_items() if item[0] not in others]
+    exact = combined(None, _mapping(request.query_params.get("filter", "{}")))
+    said = to_filter(item for item in items if item[0] != "filter")
+    return both(exact, said)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    return _wire.decode(dict[str, Any], text.encode())
 
 
 Limit = Annotated[int, Query(ge=1, le=1_000_000)]

@@ -33,7 +33,7 @@ class Overview:
 
 def traces(store: Store, request: Request) -> Response:
     """`GET /`."""
-    query = filter_form.read(request.query_params.multi_items())
+    query = filter_form.read(request.query_params.multi_items(), others=("charts",))
     page = store.traces(query.filter, limit=PAGE, cursor=query.fields.get("cursor"))
     of_traces = chips.by_trace(store, page.items)
     times = stretch(query.filter, page.items) if page.items else None
