@@ -184,7 +184,10 @@ def test_a_term_that_makes_no_sense_is_named(term, told):
 @pytest.mark.parametrize(
     ("conditions", "terms"),
     [
-        ({"since": "2026-01-31T00:00Z", "until": datetime(2026, 2, 1, tzinfo=UTC)}, "since=2026-01-31 until=2026-02-01"),
+        (
+            {"since": "2026-01-31T00:00Z", "until": datetime(2026, 2, 1, tzinfo=UTC)},
+            "since=2026-01-31 until=2026-02-01",
+        ),
         ({"since_ns": 123, "until_ns": "456"}, "since_ns=123 until_ns=456"),
         ({"latency_ms": ">200", "tokens": ("<", 5), "cost": "0"}, "latency_ms>200 tokens<5 cost=0"),
         ({"feedback": "concise<0.5"}, "feedback=concise<0.5"),

@@ -22,7 +22,9 @@ __all__ += ["to_filter", "to_items"]
 
 Condition: TypeAlias = tuple[str, Any]  # a field of `Filter`, and its value there: a list of one, where it is a list
 
-TERM = re.compile(rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{readings.OPERATOR})(?P<value>.*)", re.DOTALL)
+TERM = re.compile(
+    rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{readings.OPERATOR})(?P<value>.*)", re.DOTALL
+)
 WRITTEN_OUT = re.compile(r"[<>=!.]")
 ALIASES = {"since": "since_ns", "until": "until_ns", **OLD_NAMES}
 JOINED = (*LISTS, "feedback", "metadata")  # fields whose conditions add up

@@ -78,8 +78,7 @@ class Both(Watched):
 
     def prune(self, rule: Retention) -> int:
         """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
-        expired = self._traces.expire(rule)
-        return 0 if expired is None else self.delete(expired)
+        return sum(self.delete(expired) for expired in self._traces.expire(rule))
 
     def prune_by_rules(self) -> None:
         """Do what the rules say that are kept."""
