@@ -19,7 +19,9 @@ BATCH, IDS = 1000, 500
 
 
 class Traces:
-    """The verbs of `TraceStore`, but for `feedback`, which is `add_feedback` of one, and `close`."""
+    """The verbs of `TraceStore`, but for `close`, `feedback`, which is `add_feedback` of one, and `each`, which is many
+    `traces`.
+    """
 
     append = verb(
         TraceStore.append,

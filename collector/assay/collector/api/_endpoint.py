@@ -44,7 +44,7 @@ class Endpoint:
 def _value(argument: Sent, request: Request, sent: Mapping[str, Any], body: Any) -> Any:
     match argument.place:
         case "filter":
-            return conditions(request)
+            return conditions(request, sent)
         case "conditions":
             return {}
         case "field":

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from assay.collector.clocks import bounded_feedback, bounded_open, bounded_run
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
 from assay.collector.intake import check_ids
-from assay.collector.records import JSON, Dataset, DatasetKind, Feedback, Run
+from assay.collector.records import JSON, Dataset, DatasetKind, Feedback, OpenRun, Run
 from assay.collector.stores import ControlStore, TraceStore
 
 
@@ -26,7 +27,7 @@ def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] 
     """Keep runs, and feedback on them, together or not at all; answered when they are durable."""
     for run in runs:
         check_ids(run.trace_id, run.span_id, run.parent_id or "")
-    store.append(runs, feedback)
+    store.append([*map(bounded_run, runs)], [*map(bounded_feedback, feedback)])
     return {"runs": len(runs), "feedback": len(feedback)}
 
 
@@ -37,8 +38,13 @@ def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:
 
 def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
     """Keep feedback; answered with the ids when it is durable. The same id overwrites."""
-    store.add_feedback(feedback)
+    store.add_feedback([*map(bounded_feedback, feedback)])
     return [row.id for row in feedback]
+
+
+def add_running(store: TraceStore, runs: Sequence[OpenRun]) -> None:
+    """Keep that runs have started: each until its span arrives, or its trace says that it was dropped."""
+    store.add_running([*map(bounded_open, runs)])
 
 
 def delete_trace(store: TraceStore, trace_id: str) -> int:

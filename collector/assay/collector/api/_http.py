@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -12,14 +12,13 @@ from starlette.requests import ClientDisconnect
 
 from assay.collector import _wire
 from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, Unavailable
-from assay.collector.filters import Filter
+from assay.collector.filters import Filter, both, combined
 from assay.collector.intake import Body as Incoming
 from assay.collector.intake import Beside, Disconnected, Limits, Pending, Permanent, check_json
 from assay.collector.querystring import to_filter
 
 TOO_LARGE = ("too_large", "too_many")
 CHECKED = 64 * 1024  # bytes, from which on what stands in a body is counted before it is parsed
-NOT_CONDITIONS = frozenset(("limit", "cursor", "filter", "key", "target", "bucket_ns", "group_by"))
 
 
 STATUSES: tuple[tuple[type[Exception], int], ...] = ((NotFound, 404), (Forbidden, 403), (TooLarge, 413))
@@ -48,12 +47,19 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         body.release()
 
 
-def conditions(request: Request) -> Filter:
-    """The filter that a query string says: exactly, as the JSON under `filter`, or by its conditions."""
-    exact = request.query_params.get("filter")
-    if exact is not None:
-        return _wire.decode(Filter, exact.encode())
-    return to_filter(item for item in request.query_params.multi_items() if item[0] not in NOT_CONDITIONS)
+def conditions(request: Request, others: Collection[str] = ()) -> Filter:
+    """The filter that a query string says by its conditions, and as the JSON under `filter`.
+
+    `others` are the names that are no conditions. Raises `ValueError` for any other name.
+    """
+    items = [item for item in request.query_params.multi_items() if item[0] not in others]
+    exact = combined(None, _mapping(request.query_params.get("filter", "{}")))
+    said = to_filter(item for item in items if item[0] != "filter")
+    return both(exact, said)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    return _wire.decode(dict[str, Any], text.encode())
 
 
 Limit = Annotated[int, Query(ge=1, le=1_000_000)]

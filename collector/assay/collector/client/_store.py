@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from assay.collector._verbs import Call, Control, Traces
@@ -10,7 +10,9 @@ from assay.collector._verbs._table import BATCH
 from assay.collector.client._ask import ask
 from assay.collector.client._lots import lots
 from assay.collector.client._transport import Transport
-from assay.collector.records import Feedback, Run, Target
+from assay.collector.filters import Filter, combined
+from assay.collector.records import Feedback, Run, Target, TraceSummary
+from assay.collector.stores._each import each
 
 
 class HTTPStore(Traces, Control):
@@ -41,6 +43,10 @@ class HTTPStore(Traces, Control):
         """As of `TraceStore`, in several requests if it is much: those of one trace in one, but for a huge one's."""
         for together in lots(runs, feedback, BATCH):
             super().append(*together)
+
+    def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
+        """All traces that pass, page by page: see `TraceStore`."""
+        return each(self.traces, combined(filter, conditions))
 
     def feedback(
         self,

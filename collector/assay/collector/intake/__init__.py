@@ -4,7 +4,7 @@ from assay.collector.intake._answer import PROTOBUF, otlp_error
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._body import Body, Disconnected, Pending
 from assay.collector.intake._cost import check_json
-from assay.collector.intake._decoded import check_ids, check_time
+from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import Permanent
 from assay.collector.intake._http import SIGNALS, Receiver
 from assay.collector.intake._limits import Limits
@@ -21,6 +21,5 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "SIGNALS",
     "check_ids",
     "check_json",
-    "check_time",
     "otlp_error",
 ]

@@ -12,7 +12,6 @@ from assay.collector.intake._limits import GROUPS
 
 T = TypeVar("T")
 ZEROS = ("", "0" * 16, "0" * 32)
-MAX_TIME = 2**63  # what a signed 64-bit integer of nanoseconds holds, the year 2262
 SHOWN = 3  # reasons in one answer
 
 
@@ -73,13 +72,6 @@ def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
     if len(parent_id) != 16:
         raise ItemRefused("ids", f"parent span id {parent_id[:64]!r} is not 8 bytes")
     return parent_id
-
-
-def check_time(time_ns: int) -> int:
-    """The time. Raises `ItemRefused` if no store could hold it."""
-    if not 0 <= time_ns < MAX_TIME:
-        raise ItemRefused("time", f"time {time_ns!r} is not within 0 and 2^63 - 1 nanoseconds since 1970")
-    return time_ns
 
 
 def check_groups(count: int) -> None:

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from assay.collector.clocks import INT_MAX
 from assay.collector.dialects import Fault, RawLog, RawSpan
 from assay.collector.intake._cost import check_json
 from assay.collector.intake._decode import Codec, Group
-from assay.collector.intake._decoded import check_count, check_groups, check_ids, check_time
+from assay.collector.intake._decoded import check_count, check_groups, check_ids
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._limits import Allowance
 from assay.collector.intake._protobuf import finite
@@ -178,8 +179,8 @@ def raw_span(span: JSONSpan, resource: dict[str, JSON], scope: JSONScope, limits
         name=span.name or "",
         parent_id=check_ids(trace_id, span_id, hexadecimal(span.parent_span_id)),
         kind=_enum(span.kind, KINDS),
-        start_ns=check_time(integer(span.start_time_unix_nano)),
-        end_ns=check_time(integer(span.end_time_unix_nano)),
+        start_ns=integer(span.start_time_unix_nano),
+        end_ns=integer(span.end_time_unix_nano),
         status=_enum(status.code, STATUSES),
         message=status.message or "",
         attributes=attributes(span.attributes, limits),
@@ -197,7 +198,7 @@ def raw_log(record: JSONRecord, resource: dict[str, JSON], scope: JSONScope, lim
     return RawLog(
         trace_id=hexadecimal(record.trace_id),
         span_id=hexadecimal(record.span_id) or None,
-        time_ns=check_time(integer(record.time_unix_nano) or integer(record.observed_time_unix_nano)),
+        time_ns=integer(record.time_unix_nano) or integer(record.observed_time_unix_nano),
         attributes=attributes(record.attributes, limits),
         event_name=record.event_name or "",
         body=_body(record.body, limits),
@@ -218,7 +219,7 @@ def _body(body: Any, limits: Allowance) -> JSON:
 def _events(events: Sequence[JSONEvent], limits: Allowance) -> tuple[Event, ...]:
     limits.use(len(events))
     return tuple(
-        Event(event.name or "", check_time(integer(event.time_unix_nano)), attributes(event.attributes, limits))
+        Event(event.name or "", _held(integer(event.time_unix_nano)), attributes(event.attributes, limits))
         for event in events
     )
 
@@ -288,6 +289,10 @@ def hexadecimal(value: str | None) -> str:
         return binascii.unhexlify(value).hex()
     except ValueError:
         raise ItemRefused("ids", f"id {value[:64]!r} is not hexadecimal") from None
+
+
+def _held(time_ns: int) -> int:
+    return max(0, min(time_ns, INT_MAX))
 
 
 def integer(value: Integer | None) -> int:

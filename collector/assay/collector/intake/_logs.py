@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
+from assay.collector.clocks import SENT, bounded_time
 from assay.collector.dialects import Fault, LogDialect, LogItem, RawLog, read_log
 from assay.collector.intake import _json, _protobuf
 from assay.collector.intake._decode import Codec, Group
@@ -29,7 +30,9 @@ def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None =
     """What is kept of a log record; nothing of one that no dialect knows. Raises `ItemRefused` for one that makes no
     sense.
     """
-    log.time_ns = log.time_ns or time.time_ns()
+    sent = log.time_ns = log.time_ns or time.time_ns()
+    if (kept := bounded_time(sent)) != sent:
+        log.time_ns, log.attributes = kept, {**log.attributes, f"{SENT}created_ns": sent}
     try:
         item = read_log(log, fault, dialects)
     except ValueError as error:

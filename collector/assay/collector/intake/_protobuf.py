@@ -13,10 +13,11 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from assay.collector.clocks import INT_MAX
 from assay.collector.dialects import RawLog, RawSpan
 from assay.collector.intake import _salvage
 from assay.collector.intake._decode import Group
-from assay.collector.intake._decoded import check_groups, check_ids, check_time
+from assay.collector.intake._decoded import check_groups, check_ids
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._limits import Allowance
 from assay.collector.records import JSON, Event, Link
@@ -63,8 +64,8 @@ def raw_span(span: Span, resource: dict[str, JSON], scope: InstrumentationScope,
         name=span.name,
         parent_id=check_ids(trace_id, span_id, span.parent_span_id.hex()),
         kind=span.kind,
-        start_ns=check_time(span.start_time_unix_nano),
-        end_ns=check_time(span.end_time_unix_nano),
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
         status=span.status.code,
         message=span.status.message,
         attributes=attributes(span.attributes, limits),
@@ -82,7 +83,7 @@ def raw_log(record: LogRecord, resource: dict[str, JSON], scope: Instrumentation
     return RawLog(
         trace_id=record.trace_id.hex(),
         span_id=record.span_id.hex() or None,
-        time_ns=check_time(record.time_unix_nano or record.observed_time_unix_nano),
+        time_ns=record.time_unix_nano or record.observed_time_unix_nano,
         attributes=attributes(record.attributes, limits),
         event_name=record.event_name,
         body=json_value(record.body, limits, 1),
@@ -95,7 +96,7 @@ def raw_log(record: LogRecord, resource: dict[str, JSON], scope: Instrumentation
 def _events(span: Span, limits: Allowance) -> tuple[Event, ...]:
     limits.use(len(span.events))
     return tuple(
-        Event(event.name, check_time(event.time_unix_nano), attributes(event.attributes, limits))
+        Event(event.name, min(event.time_unix_nano, INT_MAX), attributes(event.attributes, limits))
         for event in span.events
     )
 
