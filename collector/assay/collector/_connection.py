@@ -52,7 +52,8 @@ class Connection(HttpToolsProtocol):
     def _oldest(self) -> Connection:
         """The one that is waited for longest; of those that answer none, unless all do."""
         others: list[Any] = [one for one in self.connections if one is not self]
-        return min([one for one in others if one.waits] or [self], key=lambda one: one.since)
+        oldest: Connection = min([one for one in others if one.waits] or [self], key=lambda one: one.since)
+        return oldest
 
     def abort(self) -> None:
         """Cut it off."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -13,8 +14,8 @@ from starlette.requests import ClientDisconnect
 from assay.collector import _wire
 from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, Unavailable
 from assay.collector.filters import Filter, both, combined
-from assay.collector.intake import Body as Incoming
 from assay.collector.intake import Beside, Disconnected, Limits, Pending, Permanent, check_json
+from assay.collector.intake import Body as Incoming
 from assay.collector.querystring import to_filter
 
 TOO_LARGE = ("too_large", "too_many")
@@ -55,14 +56,15 @@ def conditions(request: Request, others: Collection[str] = ()) -> Filter:
     items = [item for item in request.query_params.multi_items() if item[0] not in others]
     exact = combined(None, _mapping(request.query_params.get("filter", "{}")))
     said = to_filter(item for item in items if item[0] != "filter")
-    return both(exact, said)
+    whole = both(exact, said)
+    return replace(whole, trace_ids=tuple(map(str.lower, whole.trace_ids))) if whole.trace_ids else whole
 
 
 def _mapping(text: str) -> dict[str, Any]:
     return _wire.decode(dict[str, Any], text.encode())
 
 
-Limit = Annotated[int, Query(ge=1, le=1_000_000)]
+Limit = Annotated[int, Query(ge=1, lt=2**63)]
 Number = Annotated[int, Query(ge=-(2**63), lt=2**63)]  # what the tables can hold
 Body = Annotated[bytes, Depends(_body)]
 

@@ -15,6 +15,7 @@ from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreEr
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
 KINDS = {403: Forbidden, 404: NotFound, 413: TooLarge}  # other statuses below 500 are `Refused`
+LARGEST = 32 * 1024 * 1024  # bytes of a body, as servers take them
 TIMEOUT, PATIENCE = httpx.Timeout(60.0, connect=5.0), httpx.Timeout(None, connect=5.0)
 
 
@@ -42,13 +43,16 @@ class Transport:
 
         `patient`: what is asked may take as long as it takes.
         """
+        content = None if body is None else _wire.encode(body)
+        if content is not None and len(content) > LARGEST:
+            raise TooLarge(f"the body is larger than {LARGEST:,} bytes: send less at once")
         given = [(name, _text(value)) for name, value in params if value is not None]
         try:
             response = self._client.request(
                 method,
                 path,
                 params=given,
-                content=None if body is None else _wire.encode(body),
+                content=content,
                 timeout=PATIENCE if patient else TIMEOUT,
             )
         except httpx.TransportError as error:

@@ -76,9 +76,7 @@ class Route(Generic[T]):
             raise Permanent("content_type", f"content-type {given!r} is neither {known}")
         return codec
 
-    async def _taken(
-        self, codec: Codec[T], content_type: bytes, scope: Mapping[str, Any], receive: Receive
-    ) -> bytes:
+    async def _taken(self, codec: Codec[T], content_type: bytes, scope: Mapping[str, Any], receive: Receive) -> bytes:
         """The answer to a request that has been kept, encoded."""
         receiver = self._receiver
         body = Body(receiver.pending, receiver.limits)

@@ -32,14 +32,13 @@ from assay.collector.records import (
 from assay.collector.stores._control import ControlStore
 from assay.collector.stores._traces import TraceStore
 
-R = TypeVar("R", Run, OpenRun, ProcessReport, Rule, Experiment)
+R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
 UNSAID = "default"  # the project of records that say nothing
 SLICE = 500  # ids in one question
 # Verbs whose filter, or whose argument `project`, is all that holds them to a project
-FILTERED = frozenset(("traces", "sessions", "aggregate", "delete"))
+FILTERED = frozenset(("traces", "each", "sessions", "aggregate", "delete"))
 NAMED = frozenset(
-    ("experiments", "running", "rules", "settings", "change_rule", "delete_rule", "cursor", "decisions")
-    + ("delete_decisions", "claim", "status", "weighted")
+    "experiments running rules settings change_rule delete_rule cursor decisions delete_decisions claim status weighted".split()
 )
 GROUPS = frozenset(("environment", "name", "model", "user", "session"))  # whose values an aggregate tells
 

@@ -22,6 +22,8 @@ def translate(error: Exception) -> Exception:
         return Unavailable(f"the database is locked by another program: {error}")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Refused(f"the database is damaged: {error}; look with `assay db check`, or restore a copy of the file")
+    if "too large" in str(error) or "too many" in str(error) or "too deep" in str(error):  # for any later try as well
+        return Refused(f"this is more than the database takes in one question: {error}")
     return StoreError(f"the database refused: {error}")
 
 
