@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from assay.collector.errors import AssayError, NotFound, Refused
+from assay.collector.filters import Filter
 from assay.collector.records import (
     Document,
     Event,
@@ -915,3 +917,57 @@ def test_feedback_of_people_alone(store: Store) -> None:
     assert [one.source for one in store.feedbacks(key="good", source="human")] == ["human"]
     assert [one.source for one in store.feedbacks(key="good", source="model")] == ["model"]
     assert len(store.feedbacks(source="human")) == 2
+
+
+def ids(traces: Iterable[TraceSummary]) -> list[str]:
+    return [trace.trace_id for trace in traces]
+
+
+def many_traces(store: Store, count: int) -> list[str]:
+    """Their ids, latest start first, more than two pages of them."""
+    runs = [run("answer", trace_id=f"{place + 1:032x}", start_ns=START - place) for place in range(count)]
+    store.append(runs)
+    return [one.trace_id for one in runs]
+
+
+def test_each_walks_all_pages(store: Store) -> None:
+    there = many_traces(store, 1_201)
+    assert ids(store.each(name="answer", since="2025-06-01")) == there
+    assert ids(store.each(Filter(name="other"))) == []
+
+
+def test_each_is_not_misled_by_what_comes_and_goes_meanwhile(store: Store) -> None:
+    there = many_traces(store, 1_201)
+    walk = store.each()
+    seen = ids(islice(walk, 10))
+    store.append([run("answer", trace_id="f" * 32, start_ns=START + 1)])
+    store.delete(trace_ids=[*there[:5], *there[600:900]])
+    assert seen + ids(walk) == [*there[:500], *there[500:600], *there[900:]]
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [{"since": "2026-01-02", "until": "2026-01-01"}, {"tokens": "<0"}, {"text": "!?"}, {"session": ""}],
+)
+def test_what_no_trace_can_pass_is_refused_wherever_it_is_asked(store: Store, conditions: dict[str, Any]) -> None:
+    for verb in (store.traces, store.feedbacks, store.sessions, store.aggregate, store.delete):
+        with pytest.raises(Refused):
+            verb(**conditions)
+    with pytest.raises(Refused):
+        next(store.each(**conditions))
+
+
+def test_never_tried_is_told_from_failed_and_skipped(store: Store) -> None:
+    store.append([run("answer", trace_id=one * 32) for one in "abcd"])
+    a, b, c = (Target(trace_id=one * 32) for one in "abc")
+    scored, failed = Feedback(target=a, key="k", score=1.0), Feedback(target=b, key="k", outcome="error", error="boom")
+    store.add_feedback([scored, failed, Feedback(target=c, key="k", outcome="skip", comment="no context")])
+    rows = {one.trace_id[0]: one for one in store.traces()}
+    assert [(rows[one].failed, rows[one].skipped, "k" in rows[one].feedback) for one in "abcd"] == [
+        ((), (), True),
+        (("k",), (), True),
+        ((), ("k",), True),
+        ((), (), False),
+    ]
+    found = {name: ids(store.each(**{name: "k"})) for name in ("untried", "failed", "skipped")}
+    assert found == {"untried": ["d" * 32], "failed": ["b" * 32], "skipped": ["c" * 32]}

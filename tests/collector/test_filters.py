@@ -1,15 +1,18 @@
+import re
 import time
+from datetime import UTC, datetime
 from urllib.parse import parse_qsl
 
 import pytest
 
-from assay.collector.filters import Filter, combined
+from assay.collector.errors import Refused
+from assay.collector.filters import Filter, askable, combined
 from assay.collector.querystring import bound, duration, field_of, moment, parse, term, to_filter, to_items
 
 
 def test_conditions_in_short_forms():
-    found = combined(Filter(project="p"), {"feedback": ("k", "<", 1), "tags": "a", "latency_ms": 5, "name": "n"})
-    assert found == Filter(project="p", feedback=(("k", "<", 1.0),), tags=("a",), latency_ms=("=", 5.0), name="n")
+    found = combined(Filter(project="p"), {"feedback": ("k", "<", 1), "tags": "a", "tokens": 5, "name": "n"})
+    assert found == Filter(project="p", feedback=(("k", "<", 1.0),), tags=("a",), tokens=("=", 5.0), name="n")
 
 
 def test_several_conditions_on_feedback():
@@ -176,3 +179,89 @@ def test_a_term_that_makes_no_sense_is_named(term, told):
     with pytest.raises(ValueError) as caught:
         parse([term])
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "terms"),
+    [
+        (
+            {"since": "2026-01-31T00:00Z", "until": datetime(2026, 2, 1, tzinfo=UTC)},
+            "since=2026-01-31 until=2026-02-01",
+        ),
+        ({"since_ns": 123, "until_ns": "456"}, "since_ns=123 until_ns=456"),
+        ({"latency_ms": ">200", "tokens": ("<", 5), "cost": "0"}, "latency_ms>200 tokens<5 cost=0"),
+        ({"feedback": "concise<0.5"}, "feedback=concise<0.5"),
+        ({"feedback": ["concise<0.5", ("tone", "=", "kind")]}, "feedback=concise<0.5 feedback.tone=kind"),
+        ({"metadata": "tenant=t1", "tag": "a"}, "metadata=tenant:t1 tags=a"),
+        ({"complete": "yes", "untried": "k"}, "complete=true untried=k"),
+    ],
+)
+def test_python_takes_what_a_query_string_says(conditions, terms, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        assert combined(None, conditions) == parse(terms.split())
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_duration_counts_back_in_python_as_well():
+    before = time.time_ns()
+    assert before - 3_600 * 10**9 <= combined(None, {"since": "1h"}).since_ns <= time.time_ns() - 3_600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        ({"zzz": 1}, "'zzz' is no condition on traces; there are project, environment, since, until, name"),
+        ({"session_id": "s"}, "did you mean 'session'"),
+        ({"latency_ms": 200}, "no trace takes 200 ms to the nanosecond; write latency_ms>=200"),
+        ({"latency_ms": "200"}, "write latency_ms>=200"),
+        ({"tokens": True}, "tokens is compared: tokens='>=200', or ('>=', 200), not True"),
+        ({"tokens": (">", 1, 2)}, "not ('>', 1, 2)"),
+        ({"session": 7}, "session is a text, not 7"),
+        ({"tags": [1]}, "tags is a text, not 1"),
+        ({"since": 1.5}, "since is a time, such as '1h'"),
+        ({"since": "soon"}, "'soon' is no time"),
+        ({"complete": "maybe"}, "neither true nor false"),
+        ({"complete": 2}, "complete is True or False, not 2"),
+        ({"metadata": "tenant"}, "metadata 'tenant' is no pair"),
+        ({"metadata": ["tenant"]}, "metadata is a mapping"),
+    ],
+)
+def test_what_python_is_told_of_a_value_that_cannot_be(conditions, told):
+    with pytest.raises(ValueError) as caught:
+        combined(None, conditions)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("filter", "told"),
+    [
+        (Filter(since_ns=5, until_ns=5), "until is not after since"),
+        (Filter(latency_ms=("<", 0.0)), "latency_ms<0: it is never below 0"),
+        (Filter(tokens=("=", -1.0)), "tokens=-1: it is never below 0"),
+        (Filter(tokens=("=", 0.5)), "tokens are whole"),
+        (Filter(cost=(">", float("nan"))), "compared with a finite number, not nan"),
+        (Filter(feedback=(("tone", "<", "kind"),)), "give a number, or = with a label"),
+        (Filter(feedback=(("tone", "=", ""),)), "give a number, or = with a label"),
+        (Filter(feedback=(("k", ">", float("nan")),)), "nothing compares with it"),
+        (Filter(session=""), "session is empty"),
+        (Filter(text="!?"), "holds no word"),
+        (Filter(error=" "), "holds no word"),
+    ],
+)
+def test_a_condition_that_no_trace_can_meet_is_refused(filter, told):
+    with pytest.raises(Refused, match=re.escape(told)):
+        askable(filter)
+
+
+@pytest.mark.parametrize("filter", [Filter(cost=("<", 0.0)), Filter(latency_ms=(">=", -1.0)), Filter(experiment="")])
+def test_what_may_be_is_asked(filter):
+    assert askable(filter) is filter
+
+
+@pytest.mark.parametrize("metadata", [{" a": "b "}, {"a": "b:c=d"}, {"a": "b=c:d"}])
+def test_metadata_with_marks_and_spaces_goes_through_a_query_string(metadata):
+    assert to_filter(to_items(Filter(metadata=metadata))) == Filter(metadata=metadata)

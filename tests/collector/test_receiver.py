@@ -15,7 +15,6 @@ import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from assay.collector.api import _http
 from assay.collector.intake import Limits
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
@@ -223,7 +222,6 @@ BAD = {
     "no ids": (request(span(trace_id=b"", span_id=b"")), "trace id ''"),
     "short id": (request(span(trace_id=b"1234567")), "trace id '31323334353637'"),
     "short parent id": (request(span(parent_span_id=b"123")), "parent span id '313233'"),
-    "time beyond 64 bits": (request(span(end_time_unix_nano=2**64 - 1)), "time 18446744073709551615"),
     "nested 40 deep": (request_nested(40), "deeper than 32"),
     "nested 200 deep": (request_nested(200), "cannot be parsed"),
     "10,001 attributes": (
@@ -287,7 +285,6 @@ JSON_BAD = {
     "wrong type": ({"name": 5}, "Expected `str | null`, got `int`"),
     "wrong nested type": ({"attributes": [{"key": "a", "value": {"intValue": [1]}}]}, "cannot be parsed"),
     "time of no number": ({"endTimeUnixNano": "soon"}, "'soon' is not an integer"),
-    "time beyond 64 bits": ({"endTimeUnixNano": str(2**64 - 1)}, "time 18446744073709551615"),
     "int beyond 64 bits": (
         {"attributes": [{"key": "a", "value": {"intValue": str(2**63)}}]},
         "does not fit into 64 bits",
@@ -320,7 +317,6 @@ def test_a_request_of_bad_spans_alone_is_partial_success_if_it_could_be_read(cli
 ODD = {
     "NUL in the name": {"name": "a\x00b"},
     "times of zero": {"start_time_unix_nano": 0, "end_time_unix_nano": 0},
-    "a clock far in the future": {"start_time_unix_nano": 2**63 - 10, "end_time_unix_nano": 2**63 - 1},
     "an end before its start": {"end_time_unix_nano": 1},
     "10,000 attributes": {"attributes": [attribute(f"a{i}", "v") for i in range(10_000)]},
     "NaN and Infinity": {
@@ -367,8 +363,7 @@ def test_too_many_bytes_at_once_are_told_to_come_later(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/v1/traces", "/api/feedback"])
-def test_a_body_that_stalls_is_given_up(tmp_path, monkeypatch, path):
-    monkeypatch.setattr(_http, "STALL_SECONDS", 0.05)
+def test_a_body_that_stalls_is_given_up(tmp_path, path):
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {PROTOBUF}\r\ncontent-length: 100\r\n\r\n"
     with SQLiteStore(tmp_path / "a.db") as store, Server(store, limits=Limits(stall_seconds=0.05)) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as stalled:
@@ -381,13 +376,12 @@ def test_a_body_that_stalls_is_given_up(tmp_path, monkeypatch, path):
 
 def test_the_numbers_of_what_happened(tmp_path):
     with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server, httpx.Client(base_url=server.url) as client:
-        send(client, request(span(), span(), span(trace_id=bytes(16)), span(end_time_unix_nano=2**63)))
+        send(client, request(span(), span(), span(trace_id=bytes(16)), span(end_time_unix_nano=2**64 - 1)))
         send(client, b"\xff")
         numbers = client.get("/metrics").text.splitlines()
     assert 'assay_received_total{signal="traces"} 4' in numbers
-    assert 'assay_stored_total{signal="traces"} 2' in numbers
+    assert 'assay_stored_total{signal="traces"} 3' in numbers  # a time that cannot be is no reason to refuse
     assert 'assay_refused_total{signal="traces",reason="ids"} 1' in numbers
-    assert 'assay_refused_total{signal="traces",reason="time"} 1' in numbers
     assert 'assay_requests_refused_total{signal="traces",reason="malformed"} 1' in numbers
     assert "assay_acknowledgement_seconds_count 1" in numbers
     assert "assay_pending_bytes 0" in numbers

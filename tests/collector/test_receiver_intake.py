@@ -16,7 +16,7 @@ from assay.collector.errors import Refused, Unavailable
 from assay.collector.intake import Limits
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._decode import decode
-from assay.collector.intake._decoded import Decoded, check_ids, check_time
+from assay.collector.intake._decoded import Decoded, check_ids
 from assay.collector.intake._errors import ItemRefused, Permanent, Retryable
 from assay.collector.intake._intake import LARGE, Intake
 from assay.collector.intake._keep import MANY, StoreKeeper
@@ -180,17 +180,6 @@ def test_the_thread_for_large_bodies_ends_with_the_server(tmp_path):
             httpx.post(f"{server.url}/v1/traces", content=body, headers={"content-type": PROTOBUF})
             assert len(large_threads()) == 1
         assert large_threads() == []
-
-
-@pytest.mark.parametrize("time_ns", [0, 2**63 - 1])
-def test_times_that_a_store_can_hold(time_ns):
-    assert check_time(time_ns) == time_ns
-
-
-@pytest.mark.parametrize("time_ns", [-1, 2**63])
-def test_times_that_no_store_can_hold(time_ns):
-    with pytest.raises(ItemRefused, match=f"time {time_ns} is not within"):
-        check_time(time_ns)
 
 
 @pytest.mark.parametrize(("parent", "found"), [("", None), ("0" * 16, None), ("ab" * 8, "ab" * 8)])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from assay.collector.filters import Filter, normal_form
+from assay.collector.rules import filter_of
 from assay.evaluators import get, monitor
 from assay.evaluators.monitors import BrokenRules, load
+from assay.evaluators.monitors._version import version_of
+
+MIXED = {"name": "answer", "tags": "a", "untried": ["j"], "metadata": {"tenant": "t1", "n": 1, "flag": True}}
 
 
 def concise(outputs: str) -> bool:
@@ -29,8 +35,39 @@ def test_a_rule_has_the_filter_in_its_normal_form() -> None:
 
 
 @pytest.mark.parametrize(
+    ("filter", "version"),
+    [
+        ({**MIXED, "latency_ms": [">", 200], "tokens": 5, "feedback": ("k", "<", 0.5)}, "3a6c1b551fc2"),
+        ({**MIXED, "latency_ms": ">200", "tokens": "=5", "feedback": "k<0.5", "until": None}, "3a6c1b551fc2"),
+        ("name=answer latency_ms>200 feedback=thumbs_up<1 metadata.tenant=t1 tag=a", "5b22cb3be324"),
+        ("name=answer latency_ms=>200 feedback.thumbs_up<1 metadata=tenant=t1 tags=a", "5b22cb3be324"),
+        (Filter(session="s", status="error", feedback=(("tone", "=", "kind"),), experiment=""), "918b40c00007"),
+    ],
+)
+def test_the_version_that_a_rule_was_stored_with_stays_under_whatever_names(filter: Any, version: str) -> None:
+    made = replace(monitor("r", evaluators=[concise], filter=filter).record, evaluators=({"key": "k"},))
+    assert version_of(made).version == version
+    assert version_of(replace(made, filter=normal_form(filter_of(made.filter)))).version == version
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [
+        ({"latency_ms": 200, "tag": "a"}, Filter(latency_ms=("=", 200.0), tags=("a",))),
+        ({"user": 42, "since_ns": None}, Filter(user="42")),
+        ({"tokens": ["<", 0]}, Filter(tokens=("<", 0.0))),
+        ({"text": "!?", "feedback": ["tone", "<", "kind"]}, Filter(text="!?", feedback=(("tone", "<", "kind"),))),
+    ],
+)
+def test_what_was_stored_under_looser_rules_is_read_as_ever(stored: dict[str, Any], read: Filter) -> None:
+    assert filter_of(stored) == read
+
+
+@pytest.mark.parametrize(
     ("given", "what"),
     [
+        ({"filter": "tokens<0"}, "rule 'r': tokens<0: it is never below 0"),
+        ({"filter": {"latency_ms": 200}}, "rule 'r': no trace takes 200 ms to the nanosecond"),
         ({"evaluators": []}, "has no evaluators"),
         ({"filter": {"nam": "a"}}, "did you mean 'name'"),
         ({"filter": "since=1h"}, "leave out since"),

@@ -106,3 +106,39 @@ def test_command_line(url: str, terms: str) -> None:
 def test_pages(url: str, terms: str) -> None:
     page = httpx.get(url, params={**CONDITIONS[terms], "traffic": "all"}).text
     assert (WANTED in page, OTHER in page) == (True, False)
+
+
+UNASKABLE = ["nmae=x", "latency_ms=200", "tokens<0", "text=!?", "since=2026-01-02&until=2026-01-01", "status=broken"]
+
+
+@pytest.mark.parametrize("terms", UNASKABLE)
+def test_what_cannot_be_is_refused_in_all_four_places(url: str, terms: str) -> None:
+    where = [word for term in terms.split("&") for word in ("--where", term)]
+    shell = CliRunner().invoke(app, ["traces", "list", "--store", url, "--json", *where])
+    assert httpx.get(f"{url}/api/traces?{terms}").status_code == 400
+    assert httpx.get(f"{url}/?{terms}&traffic=all").status_code in (400, 422)
+    assert (shell.exit_code != 0, shell.stdout) == (True, "")
+
+
+def test_the_names_that_there_are_stand_in_the_refusal(url: str) -> None:
+    answer = httpx.get(f"{url}/api/traces?zzz=1").json()
+    assert answer["message"].startswith("'zzz' is no condition on traces; there are project, environment, since, until")
+
+
+def test_a_filter_as_json_is_read_like_any_other(url: str) -> None:
+    def asked(query: str) -> httpx.Response:
+        return httpx.get(f"{url}/api/traces?{query}")
+
+    assert asked('filter={"nmae":"x"}').status_code == 400
+    assert [one["trace_id"] for one in asked('filter={"latency_ms":">=2000"}&name=answer').json()["items"]] == [WANTED]
+    assert asked('filter={"latency_ms":">=2000"}&name=other').json()["items"] == []
+
+
+def test_what_the_verb_itself_takes_is_no_condition(url: str) -> None:
+    answer = httpx.get(f"{url}/api/feedback?source=code&key=concise&user=u-1").json()
+    assert [one["key"] for one in answer["items"]] == ["concise"]
+
+
+@pytest.mark.parametrize("path", ["/", "/sessions", "/api/traces"])
+def test_since_is_the_same_word_everywhere(url: str, path: str) -> None:
+    assert httpx.get(f"{url}{path}?since=1h").status_code == 200

@@ -218,7 +218,6 @@ def _print(traces: Iterable[TraceSummary], as_json: bool, *, head: bool = True) 
 
 
 def _cells(trace: TraceSummary) -> tuple[str, ...]:
-    values = trace.feedback.items()
     return (
         trace.trace_id,
         format.to_the_second(trace.start_ns),
@@ -228,8 +227,16 @@ def _cells(trace: TraceSummary) -> tuple[str, ...]:
         _spans(trace),
         str(trace.input_tokens + trace.output_tokens),
         trace.inputs[:60],
-        " ".join(f"{key}={value if isinstance(value, str) else format.number(value)}" for key, value in values),
+        " ".join(f"{key}={_outcome(trace, key, value)}" for key, value in trace.feedback.items()),
     )
+
+
+def _outcome(trace: TraceSummary, key: str, value: float | str | None) -> str:
+    if key in trace.failed:
+        return "failed"
+    if key in trace.skipped:
+        return "skipped"
+    return value if isinstance(value, str) else format.number(value)
 
 
 def _spans(trace: TraceSummary) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias, get_args
+from datetime import datetime
+from math import isfinite, isnan
+from typing import Any, Literal, TypeAlias, cast, get_args
 
+from assay.collector import readings
 from assay.collector.errors import Refused
 from assay.collector.records import JSON, Status
 
@@ -65,6 +68,9 @@ class Filter:
     def __post_init__(self) -> None:
         if self.status is not None and self.status not in STATUSES:  # every trace without an error would pass
             raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
+        for name in BOUNDED:
+            if (count := _count(getattr(self, name))) > MOST:
+                raise ValueError(f"{name} names {count:,} things; at most {MOST} can be asked for at once")
 
     @property
     def leaves_out_judgements(self) -> bool:
@@ -75,19 +81,35 @@ class Filter:
 
 EVALUATOR = "evaluator"  # the kind of run that is a judgement
 STATUSES = get_args(Status)
+OLD_NAMES = {"tag": "tags"}  # read wherever names of conditions are
 LISTS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
+BOUNDED = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
+MOST = 100  # conditions, or words, of one name: each is a part of one question to the database
 COMPARISONS = ("latency_ms", "tokens", "cost")
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.split())
+    return len(value) if value else 0
 
 
 def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
     """A filter with further conditions by name, in the short forms that people write.
 
-    One text stands for a list of one, one `(key, operator, value)` for a tuple of one, and a plain number for an
-    equality. Raises `ValueError` for a name that is no condition, or a value that cannot be one.
+    A value is of the field's type, or the text that a query string has: `since="1h"`, `latency_ms=">200"`,
+    `feedback="concise<0.5"`. One text stands for a list of one, one `(key, operator, value)` for a tuple of one, and a
+    plain number for an equality. Raises `ValueError` for a name that is no condition, or a value that cannot be one.
     """
-    given = {name: _normal(name, value) for name, value in (conditions or {}).items()}
+    given = dict(_read(name, value) for name, value in (conditions or {}).items())
     whole = filter or Filter()
     return replace(whole, **given) if given else whole
+
+
+def both(one: Filter, other: Filter) -> Filter:
+    """The conditions of both; where both have the same, the other's."""
+    given = {name: value for name in CONDITIONS if (value := getattr(other, name)) != _DEFAULTS[name]}
+    return replace(one, **given) if given else one
 
 
 def normal_form(filter: Filter) -> dict[str, JSON]:
@@ -102,15 +124,49 @@ def _plain(value: Any) -> JSON:
     return [_plain(member) for member in value] if isinstance(value, tuple) else value
 
 
-def deletable(filter: Filter) -> Filter:
-    """The same filter. Raises `Refused` for one that says nothing: what passes it is about to be deleted."""
-    if filter == Filter():
-        raise Refused("an empty filter would delete every trace; name at least one condition")
+def askable(filter: Filter) -> Filter:
+    """The same filter. Raises `Refused` for one that no trace can pass, whatever is stored, or that says nothing."""
+    if None not in (filter.since_ns, filter.until_ns) and cast(int, filter.since_ns) >= cast(int, filter.until_ns):
+        raise Refused("until is not after since, so that no trace starts between them; name a later one")
+    for name in COMPARISONS:
+        _check_amount(name, getattr(filter, name))
+    for condition in filter.feedback:
+        _check_feedback(*condition)
+    for name in _NEVER_EMPTY:
+        if getattr(filter, name) == "":
+            raise Refused(f"{name} is empty, which it is of no trace; leave the condition out, or name one")
     if filter.text is not None and not words(filter.text):
         raise Refused(f"text {filter.text!r} holds no word, so that every trace would pass; name one")
     if filter.error is not None and not filter.error.split():
         raise Refused(f"error {filter.error!r} holds no word, so that every trace with an error would pass; name one")
     return filter
+
+
+def _check_amount(name: str, comparison: Comparison | None) -> None:
+    if comparison is None:
+        return
+    operator, value = comparison
+    if not isfinite(value):
+        raise Refused(f"{name} is compared with a finite number, not {value!r}")
+    below = (value < 0 and operator in ("<=", "=", "<")) or (value == 0 and operator == "<")
+    if name != "cost" and below:
+        raise Refused(f"{name}{operator}{value:g}: it is never below 0, so that no trace would pass")
+    if name == "tokens" and operator == "=" and value % 1:
+        raise Refused(f"tokens={value:g}: tokens are whole, so that no trace would pass")
+
+
+def _check_feedback(key: str, operator: Operator, value: float | str) -> None:
+    if isinstance(value, str) and not (value and operator in ("=", "!=")):
+        raise Refused(f"feedback {key!r} {operator} {value!r}: give a number, or = with a label")
+    if isinstance(value, float) and isnan(value):
+        raise Refused(f"feedback {key!r} {operator} nan: nothing compares with it; give a number")
+
+
+def deletable(filter: Filter) -> Filter:
+    """As `askable`. Raises `Refused` for one that says nothing: what passes it is about to be deleted."""
+    if filter == Filter():
+        raise Refused("an empty filter would delete every trace; name at least one condition")
+    return askable(filter)
 
 
 def timeless(filter: Filter) -> Filter:
@@ -131,32 +187,105 @@ def words(text: str) -> list[tuple[str, str]]:
     return _WORD.findall(unicodedata.normalize("NFC", text))
 
 
-def _normal(name: str, value: Any) -> Any:
-    if name not in CONDITIONS:
-        from assay.tracer.hints import did_you_mean  # loads the tracer, which only a mistake should cost
+def no_condition(name: str) -> ValueError:
+    """What to raise for a name that is no condition: the one that was meant, or all that there are."""
+    from assay.tracer.hints import did_you_mean  # loads the tracer, which only a mistake should cost
 
-        raise ValueError(f"{name!r} is no condition on traces{did_you_mean(name, CONDITIONS, form=': {}')}")
+    near = did_you_mean(name, (*NAMES, *CONDITIONS), form=": {}")
+    return ValueError(f"{name!r} is no condition on traces{near or '; there are ' + ', '.join(NAMES)}")
+
+
+def _read(name: str, value: Any) -> tuple[str, Any]:
+    """A field and its value there."""
+    field = _FIELDS.get(name, name)
+    if field not in CONDITIONS:
+        raise no_condition(name)
     if value is None:
-        return _DEFAULTS.get(name)
-    if name in LISTS:
-        return (value,) if isinstance(value, str) else tuple(value)
-    if name == "feedback":
-        conditions = (value,) if value and isinstance(value[0], str) else value
-        return tuple(_feedback(condition) for condition in conditions)
-    return _comparison(name, value) if name in COMPARISONS else value
+        return field, _DEFAULTS[field]
+    reader: Callable[[str, Any], Any] = _READERS.get(field, _text_of)
+    return field, reader(name, value)
+
+
+def _text_of(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is a text, not {value!r}")
+    return value
+
+
+def _moment(name: str, value: Any) -> int:
+    if isinstance(value, datetime):
+        return readings.nanoseconds(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return (readings.whole_moment if name.endswith("_ns") else readings.moment)(value)
+    raise ValueError(f"{name} is a time, such as '1h', '2026-01-31' or nanoseconds since 1970, not {value!r}")
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    members = (value,) if isinstance(value, str) else tuple(value)
+    return tuple(_text_of(name, member) for member in members)
+
+
+def _truth(name: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return readings.truth(value)
+    if value not in (True, False):
+        raise ValueError(f"{name} is True or False, not {value!r}")
+    return bool(value)
+
+
+def _metadata(name: str, value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        return readings.metadata(value)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is a mapping, or a text such as 'tenant=t1', not {value!r}")
+    return value
 
 
 def _comparison(name: str, value: Any) -> Comparison:
-    operator, bound = ("=", value) if isinstance(value, int | float) else value
-    return _operator(name, operator), float(bound)
+    if isinstance(value, str):
+        operator, number = readings.comparison(name, value)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        operator, number = readings.exactly(name, value)
+    else:
+        operator, number = _compared(name, value)
+    return _operator(name, operator), number
+
+
+def _compared(name: str, value: Any) -> tuple[str, float]:
+    try:
+        operator, number = value
+        return operator, float(number)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} is compared: {name}='>=200', or ('>=', 200), not {value!r}") from None
+
+
+def _feedbacks(name: str, value: Any) -> tuple[FeedbackCondition, ...]:
+    if isinstance(value, str):
+        return (_feedback(value),)
+    members = tuple(value)
+    parts = not any(isinstance(member, tuple | list) for member in members)
+    if parts and members and (members[1:2] in _OPERATORS or not all(map(_is_written, members))):
+        return (_feedback(members),)
+    return tuple(map(_feedback, members))
+
+
+def _is_written(member: Any) -> bool:
+    return isinstance(member, str) and readings.COMPARED.fullmatch(member) is not None
 
 
 def _feedback(condition: Any) -> FeedbackCondition:
+    if isinstance(condition, str):
+        condition = readings.feedback(condition)
     try:
         key, operator, value = condition
+        bound = value if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"a condition on feedback is (key, operator, value), not {condition!r}") from None
-    return key, _operator(key, operator), value if isinstance(value, str) else float(value)
+        raise ValueError(
+            f"a condition on feedback is (key, operator, value), or 'concise<0.5', not {condition!r}"
+        ) from None
+    return key, _operator(key, operator), bound
 
 
 def _operator(name: str, operator: str) -> Operator:
@@ -165,5 +294,17 @@ def _operator(name: str, operator: str) -> Operator:
     return operator
 
 
+_OPERATORS = [(operator,) for operator in OPERATORS]
 CONDITIONS = tuple(condition.name for condition in fields(Filter))
+NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # as people write them
+_FIELDS = {name: field for name, field in zip(NAMES, CONDITIONS, strict=True)} | OLD_NAMES
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
+_NEVER_EMPTY = ("session", "user", "dataset", "example")  # none of them is kept as an empty text
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {  # of all fields that are no text
+    **dict.fromkeys(LISTS, _texts),
+    **dict.fromkeys(COMPARISONS, _comparison),
+    **dict.fromkeys(("since_ns", "until_ns"), _moment),
+    "feedback": _feedbacks,
+    "metadata": _metadata,
+    "complete": _truth,
+}

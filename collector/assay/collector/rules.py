@@ -9,7 +9,8 @@ from typing import Any
 
 from assay.collector import _wire
 from assay.collector.errors import Refused
-from assay.collector.filters import Filter, combined, timeless
+from assay.collector.filters import COMPARISONS, Filter, combined, timeless
+from assay.collector.readings import as_text
 from assay.collector.records import JSON, Head, Rule, RuleSettings, Setting, TraceSummary
 
 MOVING = ("since_ns", "until_ns")  # those that people give relative to now
@@ -18,9 +19,13 @@ _SETTINGS = tuple(field.name for field in fields(RuleSettings))
 
 
 def filter_of(conditions: Mapping[str, JSON]) -> Filter:
-    """The filter of a rule or stratum. Raises `Refused` for what is no condition, or one that moves with the clock."""
+    """The filter of a rule or stratum. Raises `Refused` for what is no condition, or one that moves with the clock.
+
+    What was stored before values were checked as strictly as now goes on being read: a number alone for a latency, or
+    for a text.
+    """
     try:
-        made = timeless(combined(None, {_name(name): value for name, value in conditions.items()}))
+        made = timeless(combined(None, {name: _as_stored(name, value) for name, value in conditions.items()}))
     except (ValueError, TypeError) as error:
         raise Refused(str(error)) from error
     if moving := [name for name in MOVING if getattr(made, name) is not None]:
@@ -31,8 +36,10 @@ def filter_of(conditions: Mapping[str, JSON]) -> Filter:
     return made
 
 
-def _name(name: str) -> str:
-    return {"since": "since_ns", "until": "until_ns"}.get(name, name)
+def _as_stored(name: str, value: JSON) -> JSON:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return ("=", value) if name in COMPARISONS else value if name.startswith(("since", "until")) else as_text(value)
 
 
 def filters_of(rule: Rule, settings: RuleSettings) -> tuple[Filter, ...]:

@@ -64,7 +64,7 @@ def aggregates(store: Store, experiments: Sequence[Experiment]) -> dict[str, Buc
 def experiment(store: Store, request: Request) -> Response:
     """`GET /experiments/{id or name}?sort=&feedback_key=…&offset=`."""
     asked = store.experiment(request.path_params["experiment_id"])
-    query = filter_form.read([*request.query_params.multi_items(), ("experiment", asked.id)])
+    query = filter_form.read([*request.query_params.multi_items(), ("experiment", asked.id)], others=("sort", "offset"))
     sort, offset = request.query_params.get("sort", ""), whole(request, "offset") or 0
     rows = ordered(load(store, asked, query.filter), sort)
     shown = rows[offset : offset + PAGE]

@@ -20,6 +20,7 @@ def sessions(store: Store, request: Request) -> Response:
     return render.html(
         request,
         "sessions.html",
+        status=422 if query.problems else 200,
         query=query,
         page=store.sessions(query.filter, limit=PAGE, cursor=query.fields.get("cursor")),
         projects=store.values("project"),

@@ -42,6 +42,28 @@ class TraceSummary:
     inputs: str = ""  # the beginning of the root's inputs, for display
     outputs: str = ""
     feedback: Mapping[str, float | str | None] = field(default_factory=dict)  # newest score (or label) per key
+    failed: tuple[str, ...] = ()  # keys whose newest outcome is an error; a key that is nowhere was never tried
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def latency_ms(self) -> float:
+        """From the first start to the last end, as filters have it."""
+        return self.duration_ns / 1e6
+
+    @property
+    def tokens(self) -> int:
+        """Input and output tokens together, as filters have them."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def session(self) -> str | None:
+        """Its session's id, as filters have it."""
+        return self.session_id
+
+    @property
+    def user(self) -> str | None:
+        """Its user's id, as filters have it."""
+        return self.user_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +91,16 @@ class SessionSummary:
     input_tokens: int
     output_tokens: int
     cost: float | None
+
+    @property
+    def session(self) -> str:
+        """Its id, as filters have it."""
+        return self.session_id
+
+    @property
+    def tokens(self) -> int:
+        """Input and output tokens together, as filters have them."""
+        return self.input_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 from assay.collector.errors import Refused
-from assay.collector.filters import CONDITIONS, EVALUATOR, Filter, combined, deletable
-from assay.collector.records import Retention, Target
+from assay.collector.filters import EVALUATOR, Filter, askable, combined, deletable
+from assay.collector.records import Retention, Target, TraceSummary
+from assay.collector.stores._each import each
 from assay.collector.stores._halves import ControlHalf, Gone, TraceHalf
 from assay.collector.stores._watched import Watched
 
@@ -64,6 +66,10 @@ class Both(Watched):
         wanted = self._resolved(deletable(combined(filter, conditions)))
         return self._traces.remove(self._forgotten(wanted))
 
+    def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
+        """All traces that pass, page by page: see `TraceStore`."""
+        return each(self._traces.traces, self._resolved(askable(combined(filter, conditions))))
+
     def _forgotten(self, filter: Filter) -> Iterator[Gone]:
         """What passes, lot by lot, each forgotten by the control half before it is given out to be removed."""
         while gone := self._traces.passing(filter):
@@ -72,8 +78,7 @@ class Both(Watched):
 
     def prune(self, rule: Retention) -> int:
         """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
-        expired = self._traces.expire(rule)
-        return 0 if expired is None else self.delete(expired)
+        return sum(self.delete(expired) for expired in self._traces.expire(rule))
 
     def prune_by_rules(self) -> None:
         """Do what the rules say that are kept."""
@@ -94,11 +99,12 @@ class Both(Watched):
 
     def _over_datasets(self, verb: Callable[..., Any]) -> Callable[..., Any]:
         """A verb over the traces that pass, which may also be asked for those of a dataset."""
+        others = [name for name, one in signature(verb).parameters.items() if one.kind is one.KEYWORD_ONLY]
 
         @wraps(verb)
         def over(filter: Filter | None = None, **named: Any) -> Any:
-            conditions = {name: named.pop(name) for name in CONDITIONS if name in named}
-            return verb(self._resolved(combined(filter, conditions)), **named)
+            conditions = {name: named.pop(name) for name in list(named) if name not in others}
+            return verb(self._resolved(askable(combined(filter, conditions))), **named)
 
         return over
 

@@ -96,7 +96,7 @@ class TraceHalf(Protocol):
         """Remove traces with spans, text index and feedback, each lot as it comes; returns how many traces."""
         ...
 
-    def expire(self, rule: Retention) -> Filter | None:
+    def expire(self, rule: Retention) -> Sequence[Filter]:
         """The traces that a rule gives up now, if any; feedback of that age whose trace never came is removed here."""
 
     def feedbacks(self, *, limit: int, target: Target) -> Page[Feedback]:

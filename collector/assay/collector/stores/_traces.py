@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from assay.collector.filters import Filter
@@ -83,7 +83,20 @@ class TraceStore(Protocol):
     def traces(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
     ) -> Page[TraceSummary]:
-        """Traces that pass, latest start first. `conditions` are `Filter` fields: `feedback=("concise", "<", 0.5)`."""
+        """Traces that pass, latest start first.
+
+        `conditions` are `Filter` fields, in the short forms of `filters.combined`: `feedback=("concise", "<", 0.5)`,
+        `latency_ms=">200"`, `since="1h"`. One that no trace can pass is refused.
+        """
+
+    def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
+        """All traces that pass, latest start first, read page by page as they are asked for.
+
+        Each trace that is there from beginning to end, and passes all the while, comes once; what is deleted, or begins
+        to pass, meanwhile may come or not. Nothing that starts after the first of them comes. A trace to which an
+        earlier start arrives meanwhile may come again.
+        """
+        ...
 
     def trace(self, trace_id: str) -> Trace:
         """One trace with all its runs and feedback. Raises `NotFound`."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeAlias, get_args
 
-from assay.collector.filters import Filter, combined, normal_form
+from assay.collector.errors import Refused
+from assay.collector.filters import Filter, askable, combined, normal_form
 from assay.collector.querystring import moment, parse
 from assay.collector.records import JSON, Rule, RuleSettings, RuleTarget, Scope, Stratum
 from assay.evaluators.monitors._version import entry_of, version_of
@@ -132,8 +133,8 @@ def _check(
 def _filter(name: str, given: FilterLike) -> Mapping[str, JSON]:
     """The normal form of a filter; one whose times move with the clock is refused."""
     try:
-        made = given if isinstance(given, Filter) else _read(given)
-    except (ValueError, TypeError) as error:
+        made = askable(given if isinstance(given, Filter) else _read(given))
+    except (ValueError, TypeError, Refused) as error:
         raise ValueError(f"rule {name!r}: {error}") from None
     if made.since_ns is not None or made.until_ns is not None:
         raise ValueError(f"rule {name!r}: a rule's filter holds at all times; leave out since and until (see since=)")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from assay.collector.records import Bucket
 
+_FIRST, _LAST = -(2**63), 2**63 - 1  # of nanoseconds
 WIDTH, HEIGHT = 240, 36
 _BUCKETS = 48
 # Widths of buckets in seconds: the chart takes the narrowest that shows the span of time in at most 48 of them.
@@ -33,10 +34,10 @@ class Bar:
 
 
 def window(since_ns: int, until_ns: int) -> Window:
-    """Whole buckets that cover [since_ns, until_ns]."""
+    """Whole buckets that cover [since_ns, until_ns], as far as stores can count."""
     span = max(1, until_ns - since_ns)
     width = next((w for w in _WIDTHS if w * 10**9 * (_BUCKETS - 1) >= span), -(-span // (10**9 * _BUCKETS))) * 10**9
-    return Window(since_ns // width * width, (until_ns // width + 1) * width, width)
+    return Window(max(since_ns // width * width, _FIRST), min((until_ns // width + 1) * width, _LAST), width)
 
 
 def filled(buckets: Sequence[Bucket], view: Window) -> list[Bucket]:

@@ -1,19 +1,20 @@
 """The filter form: from a page's address to the one `Filter`, and back to addresses and removable marks.
 
 A page's address says conditions as every query string does (`querystring`). Read here is only what is the form's own:
-`range`, `traffic`, a bare number as "at least", `metadata` as `tenant=t1`, and one condition on feedback in three
-fields (`feedback_key`, `feedback_op`, `feedback_value`).
+`traffic`, and one condition on feedback in three fields (`feedback_key`, `feedback_op`, `feedback_value`), which a form
+cannot put into one; and `range`, as `since` was called in addresses that people have kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import urlencode
 
 from assay.collector import querystring
-from assay.collector.filters import EVALUATOR, OPERATORS, Filter
+from assay.collector.errors import Refused
+from assay.collector.filters import EVALUATOR, OPERATORS, Filter, askable, no_condition
 from assay.collector.querystring import Condition
 
 RANGES = {
@@ -72,20 +73,24 @@ class Query:
     @property
     def detailed(self) -> bool:
         """Whether a condition is in force that the form keeps folded."""
-        return not self.fields.keys() <= _UNFOLDED
+        named = self.fields.keys() - ({"since"} if self.fields.get("since") in RANGES else set())
+        return not named <= _UNFOLDED
 
     def marks(self) -> list[Mark]:
         """The conditions in force, for people."""
         shown = [(name, text) for name, text in self.items if name not in _UNMARKED]
         return [
-            Mark(_LABELS.get(name, name), self._shown(name, text), self._without(name, text)) for name, text in shown
+            Mark(self._label(name, text), self._shown(name, text), self._without(name, text)) for name, text in shown
         ]
+
+    def _label(self, name: str, text: str) -> str:
+        return "time" if name == "since" and text in RANGES else _LABELS.get(name, name)
 
     def _shown(self, name: str, text: str) -> str:
         if name == "feedback_key":
             verb = self.fields.get("feedback_op", ">=")
             return f"{text} {VERBS.get(verb, verb)} {self.fields.get('feedback_value', '')}".strip()
-        return {"range": RANGES, "traffic": TRAFFIC}.get(name, {}).get(text, text)
+        return {"range": RANGES, "since": RANGES, "traffic": TRAFFIC}.get(name, {}).get(text, text)
 
     def _without(self, name: str, text: str) -> str:
         gone = _FEEDBACK if name == "feedback_key" else ()
@@ -97,16 +102,20 @@ def _address(path: str, items: Sequence[tuple[str, str]]) -> str:
     return f"{path}?{urlencode(items, errors='replace')}" if items else path
 
 
-def read(params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | None = None) -> Query:
+def read(
+    params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | None = None, others: Collection[str] = ()
+) -> Query:
     """Read the pairs of a query string. What makes no sense is left out of the filter and named in `problems`.
 
+    `others` are names of the page's own, which are no conditions.
     `live`: leave the traces of experiments out, unless the query says `traffic=all` or names an experiment. With
     `traffic=judges` the traces are those of evaluators, which nothing else shows.
     """
+    params = list(params)
     items = _relevant(params)
     fields = dict(items)
     conditions: list[Condition] = []
-    problems = []
+    problems = [str(no_condition(name)) for name in dict(params) if not (name in others or _is_known(name))]
     for name, text in items:
         try:
             conditions += _conditions(name, text, fields, now_ns)
@@ -119,9 +128,14 @@ def read(params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | 
     return Query(items, querystring.gathered(conditions), tuple(problems))
 
 
+def _is_known(name: str) -> bool:
+    return name in _OWN or querystring.field_of(name) is not None
+
+
 def _relevant(params: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The pairs that are conditions: without empty ones, and of those that do not add up the last."""
-    stripped = [(name, text.strip()) for name, text in params if name in _OWN or querystring.field_of(name)]
+    stripped = [(name, text.strip()) for name, text in params if _is_known(name)]
+    stripped = [item for item in stripped if item != ("since", "")]  # of which the form has two fields
     last = dict(stripped)
     return tuple(
         (name, text)
@@ -137,7 +151,9 @@ def _conditions(name: str, text: str, fields: Mapping[str, str], now_ns: int | N
         return []
     try:
         field, value = _condition(name, text, fields, now_ns)
-        Filter(**{field: value})  # what the filter itself refuses is a problem of this pair, too
+        askable(Filter(**{field: value}))  # what the filter itself refuses is a problem of this pair, too
+    except Refused as error:
+        raise ValueError(str(error)) from None
     except ValueError as error:
         hint = _HINTS.get(name)
         raise ValueError(hint.format(name=_LABELS.get(name, name), text=text) if hint else str(error)) from None
@@ -148,12 +164,10 @@ def _condition(name: str, text: str, fields: Mapping[str, str], now_ns: int | No
     match name:
         case "range":
             return "since_ns", _since(text, now_ns)
-        case "metadata":
-            return name, _pair(text)
+        case "since" | "until":
+            return f"{name}_ns", querystring.moment(text, now_ns)
         case "feedback_key":
             return _feedback(text, fields.get("feedback_op", ">="), fields.get("feedback_value", ""))
-        case "latency_ms" | "tokens" | "cost" if text[0] not in "<>=!":
-            return querystring.condition(name, f">={text}")
     return querystring.condition(name, text)
 
 
@@ -163,19 +177,9 @@ def _since(text: str, now_ns: int | None) -> int:
     return querystring.moment(text, now_ns)
 
 
-def _pair(text: str) -> dict[str, str]:
-    key, mark, value = text.partition("=" if "=" in text else ":")
-    if not mark:
-        raise ValueError(f"metadata {text!r} is no pair; write it like tenant=t1")
-    return {key.strip(): value.strip()}
-
-
 def _feedback(key: str, operator: str, text: str) -> Condition:
     if operator in OUTCOMES:
         return operator, (key,)
     if operator not in OPERATORS:
         raise ValueError(f"feedback operator {operator!r} is none of {', '.join(VERBS)}")
-    value = querystring.bound(text)
-    if isinstance(value, str) and not (value and operator in ("=", "!=")):  # a label can only be equal or not
-        raise ValueError(f"feedback {key!r} {operator} {text!r}: give a number, or = with a label")
-    return "feedback", ((key, operator, value),)
+    return "feedback", ((key, operator, querystring.bound(text)),)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from assay.collector.clocks import DAY_NS
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.pages.kit import chart, chips, filter_form, render
@@ -33,7 +34,7 @@ class Overview:
 
 def traces(store: Store, request: Request) -> Response:
     """`GET /`."""
-    query = filter_form.read(request.query_params.multi_items())
+    query = filter_form.read(request.query_params.multi_items(), others=("charts",))
     page = store.traces(query.filter, limit=PAGE, cursor=query.fields.get("cursor"))
     of_traces = chips.by_trace(store, page.items)
     times = stretch(query.filter, page.items) if page.items else None
@@ -100,8 +101,12 @@ def overview(store: Store, filter: Filter, since_ns: int, until_ns: int) -> Over
 
 
 def stretch(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
-    """The time that the charts cover: what was asked for, else a round stretch that holds the traces shown."""
-    starts = [trace.start_ns for trace in shown]
+    """The time that the charts cover: what was asked for, else a round stretch that holds the traces shown.
+
+    Those that are to begin only after tomorrow are of a wrong clock, and lead no chart away.
+    """
+    latest = time.time_ns() + DAY_NS
+    starts = [trace.start_ns for trace in shown if trace.start_ns <= latest] or [latest]
     until = filter.until_ns or (time.time_ns() if filter.since_ns else max(starts))
     if filter.since_ns is not None:
         return filter.since_ns, max(until, filter.since_ns)

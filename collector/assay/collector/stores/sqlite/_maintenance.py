@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from assay.collector.clocks import DAY_NS
 from assay.collector.filters import Filter
 from assay.collector.records import Retention
 from assay.collector.stores.sqlite._reader import Reader
@@ -75,6 +76,18 @@ def too_old(db: sqlite3.Connection, rule: Retention, now_ns: int | None = None) 
     if rule.max_bytes is not None:
         cutoffs.append(_cutoff_by_size(db, rule.project, rule.max_bytes))
     return Filter(project=rule.project, until_ns=max(cutoffs)) if cutoffs else None
+
+
+def ahead(db: sqlite3.Connection, rule: Retention) -> Filter | None:
+    """The traces that a rule of age gives up by when they last changed, as they say that they begin only after
+    tomorrow: files hold such as were taken in before times were bounded. Some of them, if they are many.
+    """
+    if rule.max_age_ns is None:
+        return None
+    now = time.time_ns()
+    sql = "SELECT trace_id FROM traces WHERE start_ns > ? AND updated_ns < ? AND (? IS NULL OR project = ?) LIMIT 5000"
+    found = db.execute(sql, (now + DAY_NS, now - rule.max_age_ns, rule.project, rule.project)).fetchall()
+    return Filter(trace_ids=tuple(row[0] for row in found)) if found else None
 
 
 def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int) -> int:

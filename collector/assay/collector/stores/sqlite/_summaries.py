@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.collector.errors import NotFound
@@ -38,11 +39,32 @@ def page(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page
 
 def _summaries(reader: Reader, rows: Sequence[Any]) -> tuple[TraceSummary, ...]:
     roots = reader.payloads([row[21] for row in rows])
-    latest = _lists.newest_scores(reader.db, [row[0] for row in rows])
-    return tuple(_summary(row, roots.get(row[21], {}), latest.get(row[0], {})) for row in rows)
+    ids = [row[0] for row in rows]
+    latest, unscored = _lists.newest_scores(reader.db, ids), _without_score(reader.db, ids)
+    return tuple(
+        _summary(row, roots.get(row[21], {}), latest.get(row[0], {}), unscored.get(row[0], {})) for row in rows
+    )
 
 
-def _summary(row: Sequence[Any], root: dict[str, JSON], latest: dict[str, float | str | None]) -> TraceSummary:
+_WITHOUT_SCORE = (
+    "SELECT trace, outcome, key FROM feedback WHERE standing = 2 AND outcome <> 'score' AND trace IN (%s) ORDER BY key"
+)
+
+
+def _without_score(db: sqlite3.Connection, ids: Sequence[int]) -> dict[int, dict[str, list[str]]]:
+    """Per trace (its integer key) the keys whose newest outcome is an error, and those where it is a skip."""
+    found: dict[int, dict[str, list[str]]] = {}
+    for trace, outcome, key in find_many(db, _WITHOUT_SCORE, ids):
+        found.setdefault(trace, {}).setdefault(outcome, []).append(key)
+    return found
+
+
+def _summary(
+    row: Sequence[Any],
+    root: dict[str, JSON],
+    latest: dict[str, float | str | None],
+    unscored: Mapping[str, Sequence[str]],
+) -> TraceSummary:
     return TraceSummary(
         trace_id=row[1],
         name=row[2],
@@ -71,6 +93,8 @@ def _summary(row: Sequence[Any], root: dict[str, JSON], latest: dict[str, float 
         inputs=preview(root.get("inputs")),
         outputs=preview(root.get("outputs")),
         feedback=latest,
+        failed=tuple(unscored.get("error", ())),
+        skipped=tuple(unscored.get("skip", ())),
     )
 
 

@@ -256,15 +256,15 @@ class SQLiteTraces(Half):
             self._file.write(lambda _: _delete.forget_tags(appender, tags))
         return total
 
-    def expire(self, rule: Retention) -> Filter | None:
+    def expire(self, rule: Retention) -> list[Filter]:
         with self._file.read() as reader:
-            expired = _maintenance.too_old(reader.db, rule)
+            expired, ahead = _maintenance.too_old(reader.db, rule), _maintenance.ahead(reader.db, rule)
         if expired is not None:
             before = expired.until_ns or 0
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
             if rule.project is None:
                 self._file.write(lambda db: _delete.feedback_without_trace(db, before))
-        return expired
+        return [filter for filter in (expired, ahead) if filter is not None]
 
     def vacuum(self) -> int:
         return self._file.vacuum()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from assay.collector.errors import Refused
 from assay.collector.filters import EVALUATOR, OPERATORS, Filter, words
+from assay.collector.readings import as_text
 from assay.collector.stores.sqlite._values import dumps
 
 
@@ -120,7 +121,7 @@ AS_TEXT = "CASE m.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CA
 
 def _metadata(wanted: Any) -> list[Condition]:
     sql = f"EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {AS_TEXT} = ?)"
-    return [Condition(sql, (str(key), str(value))) for key, value in wanted.items()]
+    return [Condition(sql, (str(key), as_text(value))) for key, value in wanted.items()]
 
 
 # Named, because SQLite would take the index over scores and look through all traces' scores for every single trace.

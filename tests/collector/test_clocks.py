@@ -1,0 +1,182 @@
+"""Clocks that are wrong by years: what bears such a time is kept, in its place, and breaks nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+from assay.collector import _wire
+from assay.collector.clocks import DAY_NS, bounded_feedback, bounded_span, bounded_time
+from assay.collector.records import Feedback, OpenRun, Retention, Run, Target
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.making import run
+from collector.otlp import JSON, PROTOBUF, attribute, request, span
+
+YEAR = 366 * DAY_NS
+TRACE = "a" * 32
+# start and end as they are sent, by which field is marked
+WRONG = {
+    "a year ahead": (lambda now: (now + YEAR, now + YEAR + 5), {"start_ns", "end_ns"}),
+    "2262": (lambda _: (2**63 - 1, 2**63 - 1), {"start_ns", "end_ns"}),
+    "2554": (lambda _: (2**64 - 1, 2**64 - 1), {"start_ns", "end_ns"}),
+    "an end ahead": (lambda now: (now - 5, 2**63 - 1), {"end_ns"}),
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "a.db") as made:
+        yield made
+
+
+@pytest.fixture
+def client(store: SQLiteStore) -> Iterator[httpx.Client]:
+    with Server(store) as server, httpx.Client(base_url=server.url) as made:
+        yield made
+
+
+def sent(run: Run) -> dict[str, Any]:
+    return {name.rpartition(".")[2]: value for name, value in run.attributes.items() if "assay.sent." in name}
+
+
+def test_what_can_be_stays_as_it_is() -> None:
+    now = time.time_ns()
+    for start, end in ((0, 0), (now, now + 5), (now + DAY_NS // 2, now + DAY_NS // 2), (now, 0)):
+        assert bounded_span(start, end) is None
+
+
+def test_a_time_ahead_goes_back_by_whole_days_and_lasts_as_long() -> None:
+    now = time.time_ns()
+    found = bounded_span(now + YEAR + 7, now + YEAR + 12)
+    assert found is not None
+    assert (found.end_ns - found.start_ns, (now + YEAR + 7 - found.start_ns) % DAY_NS) == (5, 0)
+    assert now - DAY_NS <= found.start_ns <= time.time_ns()
+
+
+def test_a_time_before_1970_is_its_first_moment() -> None:
+    found = bounded_span(-(2**63), 5)
+    assert found is not None
+    assert (found.start_ns, found.end_ns, found.sent) == (0, 5, {"assay.sent.start_ns": -(2**63)})
+
+
+@pytest.mark.parametrize("clock", WRONG)
+def test_protobuf_with_a_wrong_clock_is_kept_and_marked(store: SQLiteStore, client: httpx.Client, clock: str) -> None:
+    (start, end), marked = WRONG[clock][0](time.time_ns()), WRONG[clock][1]
+    body = request(span(trace_id=b"\xaa" * 16, start_time_unix_nano=start, end_time_unix_nano=end))
+    assert client.post("/v1/traces", content=body, headers={"content-type": PROTOBUF}).content == b""
+    kept = store.trace(TRACE).root
+    assert max(kept.start_ns, kept.end_ns) <= time.time_ns()
+    assert sent(kept).keys() == marked
+    assert sent(kept)["end_ns"] in (end, str(end))  # JSON knows no larger numbers
+
+
+@pytest.mark.parametrize("path", ["/api/runs", "/api/traces", "/v1/traces"])
+def test_json_with_times_out_of_all_bounds_is_kept_and_marked(
+    store: SQLiteStore, client: httpx.Client, path: str
+) -> None:
+    own = {"trace_id": TRACE, "span_id": "b" * 16, "name": "n", "start_ns": -(2**63), "end_ns": 2**70}
+    otlp = {"traceId": TRACE, "spanId": "b" * 16, "startTimeUnixNano": str(-(2**63)), "endTimeUnixNano": str(2**70)}
+    bodies = {
+        "/api/runs": [own],
+        "/api/traces": {"runs": [own]},
+        "/v1/traces": {"resourceSpans": [{"scopeSpans": [{"spans": [otlp]}]}]},
+    }
+    answer = client.post(path, json=bodies[path], headers={"content-type": JSON})
+    assert (answer.status_code, "rejected" in answer.text) == (200, False)
+    kept = store.trace(TRACE).root
+    assert (kept.start_ns, kept.end_ns <= time.time_ns()) == (0, True)
+    assert set(map(str, sent(kept).values())) == {str(-(2**63)), str(2**70)}
+
+
+def test_what_comes_later_stands_above_a_clock_of_the_future(client: httpx.Client) -> None:
+    now = time.time_ns()
+    wrong = span("wrong", start_time_unix_nano=now + 10 * YEAR, end_time_unix_nano=now + 10 * YEAR)
+    right = span("right", start_time_unix_nano=now + DAY_NS // 2, end_time_unix_nano=now + DAY_NS // 2)
+    client.post("/v1/traces", content=request(wrong, right), headers={"content-type": PROTOBUF})
+    assert [one["name"] for one in client.get("/api/traces").json()["items"]] == ["right", "wrong"]
+
+
+def test_retention_by_age_reaches_a_clock_of_the_future(store: SQLiteStore, client: httpx.Client) -> None:
+    body = request(span(start_time_unix_nano=2**63 - 1, end_time_unix_nano=2**63 - 1))
+    client.post("/v1/traces", content=body, headers={"content-type": PROTOBUF})
+    assert store.prune(Retention(max_age_ns=2 * DAY_NS)) == 0
+    assert store.prune(Retention(max_age_ns=0)) == 1
+
+
+def test_retention_reaches_what_a_file_holds_of_the_future(store: SQLiteStore) -> None:
+    store.append([run(start_ns=2**63 - 1, end_ns=2**63 - 1, project="p")])
+    assert store.prune(Retention(max_age_ns=DAY_NS)) == 0
+    assert store.prune(Retention(max_age_ns=0, project="q")) == 0
+    assert store.prune(Retention(max_age_ns=0, project="p")) == 1
+
+
+def test_a_vote_from_the_future_does_not_count_for_ever(store: SQLiteStore, client: httpx.Client) -> None:
+    store.append([run(trace_id=TRACE)])
+    vote = Feedback(target=Target(trace_id=TRACE), key="k", score=1, author="a", created_ns=2**63 - 1, source="human")
+    assert client.post("/api/feedback", content=_wire.encode([vote])).status_code == 200
+    store.add_feedback([Feedback(target=Target(trace_id=TRACE), key="k", score=0, author="b", source="human")])
+    assert store.traces().items[0].feedback == {"k": 0}
+    assert store.feedbacks(key="k").items[-1].metadata == {"assay.sent.created_ns": 2**63 - 1}
+
+
+def test_an_event_and_an_open_run_are_taken_back_too(store: SQLiteStore, client: httpx.Client) -> None:
+    values = [
+        attribute("gen_ai.evaluation.name", "k"),
+        attribute("gen_ai.evaluation.score.value", AnyValue(int_value=1)),
+    ]
+    record = {"timeUnixNano": str(2**63 - 1), "eventName": "gen_ai.evaluation.result", "traceId": TRACE}
+    record["attributes"] = [
+        {"key": one.key, "value": {"stringValue": "k"} if one.value.string_value else {"intValue": "1"}}
+        for one in values
+    ]
+    client.post("/v1/logs", json={"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]})
+    client.post(
+        "/api/running", content=_wire.encode([OpenRun(trace_id=TRACE, span_id="b" * 16, name="n", start_ns=2**63)])
+    )
+    assert bounded_time(time.time_ns()) <= time.time_ns()
+    [kept], [running] = store.feedbacks(key="k"), store.running()
+    assert max(kept.created_ns, running.start_ns) <= time.time_ns()
+    assert bounded_feedback(kept) is kept
+
+
+STORED = [(2**63 - 1, 2**63 - 1), (0, 2**63 - 1), (2**63 - 1, 0), (0, 0)]
+PAGES = [
+    "/",
+    "/?since=1h",
+    "/?since=2200-01-01",
+    "/?until=2262-04-11",
+    "/?text=n",
+    "/sessions",
+    "/sessions/s",
+    "/rules",
+]
+PAGES += [f"/traces/{place:032x}" for place in range(1, 5)] + ["/api/traces", "/api/sessions", "/api/aggregate"]
+PAGES += ["/api/aggregate?bucket_ns=60000000000", "/api/running", f"/charts?since_ns={-(2**63)}&until_ns={2**63 - 1}"]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with SQLiteStore(tmp_path_factory.mktemp("clocks") / "a.db") as store, Server(store) as server:
+        for place, (start, end) in enumerate(STORED, 1):
+            store.append([run("n", trace_id=f"{place:032x}", start_ns=start, end_ns=end, inputs="n", session_id="s")])
+        store.append([run("now", start_ns=time.time_ns(), end_ns=time.time_ns())])
+        with httpx.Client(base_url=server.url) as client:
+            yield client
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_breaks_over_what_a_file_holds_already(filled: httpx.Client, path: str) -> None:
+    assert filled.get(path).status_code == 200
+
+
+def test_charts_stay_with_the_traces_whose_clock_is_right(filled: httpx.Client) -> None:
+    page = filled.get("/").text
+    assert 'class="overview"' in page
+    assert "2262" not in page.partition('class="overview"')[2].partition("</section>")[0]
