@@ -14,7 +14,6 @@ from assay.evaluators import get, monitor
 from assay.evaluators.monitors import BrokenRules, load
 from assay.evaluators.monitors._version import version_of
 
-
 MIXED = {"name": "answer", "tags": "a", "untried": ["j"], "metadata": {"tenant": "t1", "n": 1, "flag": True}}
 
 

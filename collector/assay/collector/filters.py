@@ -137,7 +137,7 @@ def _check_amount(name: str, comparison: Comparison | None) -> None:
     operator, value = comparison
     if not isfinite(value):
         raise Refused(f"{name} is compared with a finite number, not {value!r}")
-    below = value < 0 and operator in ("<=", "=", "<") or (value == 0 and operator == "<")
+    below = (value < 0 and operator in ("<=", "=", "<")) or (value == 0 and operator == "<")
     if name != "cost" and below:
         raise Refused(f"{name}{operator}{value:g}: it is never below 0, so that no trace would pass")
     if name == "tokens" and operator == "=" and value % 1:
@@ -286,7 +286,7 @@ def _operator(name: str, operator: str) -> Operator:
 _OPERATORS = [(operator,) for operator in OPERATORS]
 CONDITIONS = tuple(condition.name for condition in fields(Filter))
 NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # as people write them
-_FIELDS = {name: field for name, field in zip(NAMES, CONDITIONS, strict=True)} | OLD_NAMES
+_FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | OLD_NAMES
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
 _NEVER_EMPTY = ("session", "user", "dataset", "example")  # none of them is kept as an empty text
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # of all fields that are no text
