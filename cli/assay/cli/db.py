@@ -12,8 +12,9 @@ import orjson
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from assay.cli._common import console, notes, opened
+from assay.cli._common import console, notes, on_a_line, opened
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector import named
 from assay.collector.errors import Refused
@@ -228,8 +229,8 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
     for position, row in enumerate(rows):
         if position == 0:
             for name in row:
-                table.add_column(escape(name), overflow="fold")
-        table.add_row(*(escape(str(value)) for value in row.values()))
+                table.add_column(Text(on_a_line(name)), overflow="fold")
+        table.add_row(*(Text(on_a_line(str(value))) for value in row.values()))
     return table
 
 
