@@ -18,6 +18,7 @@ def pytest_configure() -> None:
     # A shell's background job ignores SIGINT, and hands that down.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTEST_ADDOPTS", None)  # what is asked of this run is not asked of one that a test starts
     spool_elsewhere()
     no_cache()
 

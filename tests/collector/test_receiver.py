@@ -371,7 +371,7 @@ def test_a_body_that_stalls_is_given_up(tmp_path, monkeypatch, path):
     monkeypatch.setattr(_http, "STALL_SECONDS", 0.05)
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {PROTOBUF}\r\ncontent-length: 100\r\n\r\n"
     with SQLiteStore(tmp_path / "a.db") as store, Server(store, limits=Limits(stall_seconds=0.05)) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as stalled:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as stalled:
             stalled.sendall(head.encode() + b"half")
             answer = stalled.recv(1000).lower()
         assert answer.startswith(b"http/1.1 503")

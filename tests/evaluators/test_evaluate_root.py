@@ -173,7 +173,7 @@ def test_a_span_that_stays_open_leaves_the_trace_incomplete(store):
 
     def waiting():
         with span("waiting"):
-            release.wait(10)
+            release.wait(60)
 
     (row,) = evaluate(DATA, task, store=store, progress=False, span_wait=0.01).rows()
     release.set()
@@ -268,7 +268,7 @@ def test_a_task_that_takes_too_long_keeps_the_root_around_it(store):
     @trace(name="agent")
     def task(q):
         with span("inside"):
-            release.wait(10)
+            release.wait(60)
 
     (row,) = evaluate(DATA, task, store=store, timeout=0.02, progress=False).rows()
     release.set()
