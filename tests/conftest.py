@@ -8,7 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("busy machines", deadline=None)  # else an example that a stop falls into has failed
+settings.load_profile("busy machines")
 HOME_SPOOL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "assay", "spill")
 at_home_before = set(HOME_SPOOL.glob("*/*"))
 
