@@ -66,10 +66,11 @@ def test_a_permanent_refusal_is_counted_and_not_repeated(sink: Sink) -> None:
 
 
 def test_a_retryable_refusal_waits_on_disk_and_arrives_later(sink: Sink) -> None:
-    sink.answer = answers(503)
+    sink.answer = lambda path, body: (503, {}, b"")
     configure(url=sink.url)
     work()
     assert flush(60).spilled == 1
+    sink.answer = lambda path, body: (200, {}, b"")
     until(lambda: stats().delivered == 1)
     assert len(sink.spans()) == 1
 
