@@ -157,7 +157,7 @@ def client(served: tuple[Kept, str, FastAPI]) -> Iterator[Client]:
 
 @pytest.fixture
 def api(served: tuple[Kept, str, FastAPI]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served[1]) as made:
+    with httpx.Client(base_url=served[1], timeout=60) as made:
         yield made
 
 
