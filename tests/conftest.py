@@ -1,10 +1,12 @@
 """What holds for all tests."""
 
 import atexit
+import fcntl
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,14 @@ def spool_elsewhere() -> None:
 def no_cache() -> None:
     """Answers of judges are kept nowhere but where a test says: not in the user's cache, nor from test to test."""
     os.environ["ASSAY_CACHE"] = "off"
+
+
+@pytest.fixture
+def usual_port() -> Iterator[int]:
+    """4318, which is one test's at a time, whatever else is tested on this machine."""
+    with open(Path(tempfile.gettempdir(), "assay-tests-4318"), "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield 4318
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
