@@ -202,19 +202,21 @@ def test_spans_of_background_tasks_belong_to_their_run(store):
         with span("inner"):
             await asyncio.sleep(0.05)
 
-    rows = evaluate(QUESTIONS[:2], task, store=store, progress=False).rows()
+    rows = evaluate(QUESTIONS[:2], task, store=store, progress=False, span_wait=60).rows()
     assert [sorted(run.name for run in row.trace.runs) for row in rows] == [["inner", "task"]] * 2
 
 
 def test_spans_that_stay_open_are_said(store):
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def task(q):
         threading.Thread(target=contextvars.copy_context().run, args=(inner,)).start()
+        begun.wait(60)
         return "x"
 
     def inner():
         with span("inner"):
+            begun.set()
             release.wait(60)
 
     summary = evaluate(QUESTIONS[:1], task, store=store, span_wait=0.01, progress=False).summary()
