@@ -53,8 +53,8 @@ def test_a_server_that_hangs_ends_at_the_deadline():
 
 
 def test_a_server_in_trouble_ends_at_the_deadline_and_says_so():
-    error = refused(lambda request: 500, deadline=1.0)
-    assert "gave no answer within 1 s after" in str(error)
+    error = refused(lambda request: 500, deadline=3.0)
+    assert "gave no answer within 3 s after" in str(error)
     assert "500" in str(error)
 
 
@@ -86,7 +86,7 @@ def test_what_cannot_pass_is_not_tried_again(status):
 
 def test_no_message_shows_the_key():
     body = {"error": {"message": "sk-secret-key is over its limit"}}
-    error = refused(lambda request: Reply(status=503, body=body), deadline=0.5)
+    error = refused(lambda request: Reply(status=500, body=body, headers={"Retry-After": "1000"}), deadline=60.0)
     assert "sk-secret-key" not in str(error)
     assert "… is over its limit" in str(error)
 
