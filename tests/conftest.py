@@ -1,14 +1,19 @@
 """What holds for all tests."""
 
 import atexit
+import fcntl
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("busy machines", deadline=None)  # else an example that a stop falls into has failed
+settings.load_profile("busy machines")
 HOME_SPOOL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "assay", "spill")
 at_home_before = set(HOME_SPOOL.glob("*/*"))
 
@@ -18,6 +23,7 @@ def pytest_configure() -> None:
     # A shell's background job ignores SIGINT, and hands that down.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTEST_ADDOPTS", None)  # what is asked of this run is not asked of one that a test starts
     spool_elsewhere()
     no_cache()
 
@@ -36,6 +42,14 @@ def spool_elsewhere() -> None:
 def no_cache() -> None:
     """Answers of judges are kept nowhere but where a test says: not in the user's cache, nor from test to test."""
     os.environ["ASSAY_CACHE"] = "off"
+
+
+@pytest.fixture
+def usual_port() -> Iterator[int]:
+    """4318, which is one test's at a time, whatever else is tested on this machine."""
+    with open(Path(tempfile.gettempdir(), "assay-tests-4318"), "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield 4318
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

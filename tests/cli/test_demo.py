@@ -90,10 +90,10 @@ def test_again_into_the_same_file_adds_experiments_over_the_same_version():
         assert len(store.experiments(dataset="python-reference")) == 4
 
 
-def test_a_free_port_is_taken_when_the_usual_one_is_busy():
+def test_a_free_port_is_taken_when_the_usual_one_is_busy(usual_port):
     with ExitStack() as held:
         with suppress(OSError):  # another program may hold it already: just as good
-            held.enter_context(socket.create_server(("127.0.0.1", 4318)))
+            held.enter_context(socket.create_server(("127.0.0.1", usual_port)))
         shown = demo()
     assert shown.exit_code == 0
     assert "port 4318 is held by" in shown.stderr
@@ -123,5 +123,5 @@ def test_serves_the_pages_until_it_is_told_to_stop(number):
         assert next(line for line in lines if "Ctrl-C" in line)
         page = urllib.request.urlopen(found).read().decode()
         running.send_signal(number)
-        assert running.wait(30) == 0
+        assert running.wait(60) == 0
     assert "bm25-k5" in page

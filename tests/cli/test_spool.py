@@ -104,7 +104,7 @@ def test_assay_serve_fetches_it_when_it_starts(tmp_path: Path) -> None:
     port = free_port()
     left_for(f"http://127.0.0.1:{port}")
     with Process(tmp_path / "a.db", port):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while spool.waiting() and time.monotonic() < deadline:
             time.sleep(0.05)
     with SQLiteStore(tmp_path / "a.db") as store:

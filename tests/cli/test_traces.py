@@ -158,7 +158,7 @@ def test_tail_shows_what_is_under_way_once_and_then_its_trace(tmp_path: Path) ->
         store.append([child(ended, "first to end")])
         command = [*COMMAND, "traces", "tail", "--every", "0.1", "--store", server.url]
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as tail:
-            limit = threading.Timer(30, tail.kill)  # rather than wait for ever
+            limit = threading.Timer(120, tail.kill)  # rather than wait for ever
             limit.start()
             assert tail.stdout is not None
             first = tail.stdout.readline()
@@ -178,7 +178,7 @@ def test_tail_shows_every_new_trace_of_a_burst(tmp_path: Path) -> None:
         store.append([run("old", start_ns=time.time_ns() - n) for n in range(1, 1101)])
         command = [*COMMAND, "traces", "tail", "--every", "0.1", "--json", "--store", server.url]
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as tail:
-            limit = threading.Timer(30, tail.kill)  # rather than wait for ever
+            limit = threading.Timer(120, tail.kill)  # rather than wait for ever
             limit.start()
             shown = threading.Thread(target=tail.stdout.readline)  # type: ignore[union-attr]
             shown.start()

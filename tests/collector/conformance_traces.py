@@ -33,7 +33,7 @@ from collector.deciding import on, ruled, slice
 from collector.making import SECOND, START, child, run
 
 
-def eventually(look: Callable[[], Any], wanted: Any, seconds: float = 10) -> bool:
+def eventually(look: Callable[[], Any], wanted: Any, seconds: float = 60) -> bool:
     """Whether `look` gives what is wanted before the deadline."""
     deadline = monotonic() + seconds
     while (found := look()) != wanted and monotonic() < deadline:

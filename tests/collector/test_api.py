@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 @pytest.fixture
 def api(store: SQLiteStore) -> Iterator[httpx.Client]:
-    with Server(store) as server, httpx.Client(base_url=server.url) as client:
+    with Server(store) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 
@@ -184,7 +184,7 @@ def test_keys(store: SQLiteStore) -> None:
 
     for one in (key("reader", scopes=("read",)), key("old", expires_ns=time.time_ns() - 1), key("bound", project="p")):
         store.save_key(one)
-    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url) as client:
+    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url, timeout=60) as client:
 
         def status(secret: str | None, method: str = "GET", path: str = "/api/count") -> int:
             headers = {} if secret is None else {"authorization": f"Bearer {secret}"}

@@ -137,13 +137,13 @@ def test_integer_keys_go_on_after_a_restart(store: SQLiteStore) -> None:
 def held(store: SQLiteStore) -> Iterator[File]:
     """The file of a store whose writer stands still meanwhile, so that what is asked for goes into one commit."""
     file, there, gate = store._behind._file, threading.Event(), threading.Event()
-    future = file.writer.put(Job(weight=1, alone=lambda _: (there.set(), gate.wait(20))))
-    assert there.wait(10)
+    future = file.writer.put(Job(weight=1, alone=lambda _: (there.set(), gate.wait(120))))
+    assert there.wait(60)
     try:
         yield file
     finally:
         gate.set()
-        future.result(10)
+        future.result(60)
 
 
 def test_what_a_rollback_took_back_is_not_remembered(store: SQLiteStore) -> None:
@@ -152,8 +152,8 @@ def test_what_a_rollback_took_back_is_not_remembered(store: SQLiteStore) -> None
         kept = store.append_async([first])
         failing = file.writer.put(Job(weight=1, action=lambda db: db.execute("nonsense")))
     with pytest.raises(StoreError, match="nonsense"):
-        failing.result(10)
-    kept.result(10)
+        failing.result(60)
+    kept.result(60)
     store.append([other])
     assert [store.trace(one.trace_id).root for one in (first, other)] == [first, other]
     assert store.values("tag") == ["a", "b"]
@@ -166,7 +166,7 @@ def test_writes_that_wait_share_a_commit(store: SQLiteStore) -> None:
         futures = [store.append_async([run()]) for _ in range(5)]
         assert store.health()["queued_spans"] == 5
     for future in futures:
-        future.result(10)
+        future.result(60)
     assert (store.health()["commits"], store.health()["queued_spans"]) == (before + 1, 0)
 
 
@@ -181,8 +181,8 @@ def test_a_refused_action_takes_back_only_what_it_did(store: SQLiteStore) -> Non
         action = file.writer.put(Job(weight=1, action=refused))
         futures.append(store.append_async([child(stays)]))
     with pytest.raises(Refused):
-        action.result(10)
-    assert [future.result(10) for future in futures] == [None, None]
+        action.result(60)
+    assert [future.result(60) for future in futures] == [None, None]
     assert (store.count()["traces"], len(store.trace(stays.trace_id).runs)) == (2, 2)
 
 
@@ -190,7 +190,7 @@ def test_who_no_longer_waits_disturbs_nobody(store: SQLiteStore) -> None:
     with held(store):
         gone, waits = store.append_async([run()]), store.append_async([run()])
         assert gone.cancel()
-    waits.result(10)
+    waits.result(60)
     store.append([run()])
     assert store.health()["writable"]
 
@@ -200,12 +200,12 @@ def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
         full = file.writer.put(Job(weight=QUEUED_WEIGHT, action=lambda _: None))
         with pytest.raises(Unavailable, match=f"{QUEUED_WEIGHT} spans wait"):
             store.append([run()])
-    full.result(10)
+    full.result(60)
     store.append([run()])
 
 
 def test_what_is_larger_than_the_queue_is_taken_when_nothing_waits(store: SQLiteStore) -> None:
-    assert store._behind._file.writer.put(Job(weight=10 * QUEUED_WEIGHT, action=lambda _: 7)).result(10) == 7
+    assert store._behind._file.writer.put(Job(weight=10 * QUEUED_WEIGHT, action=lambda _: 7)).result(60) == 7
 
 
 @pytest.mark.parametrize("cursor", ["", "1", "x.1", "1.x", "1.2.3"])

@@ -115,6 +115,6 @@ def test_what_this_process_holds_can_be_served_and_what_it_reaches_cannot(tmp_pa
     assert isinstance(store, Serving)
     assert not isinstance(away, Serving)
     assert (store.where, away.where) == (str(tmp_path / "a.db"), "http://127.0.0.1:9")
-    store.append_async([run()]).result(10)
+    store.append_async([run()]).result(60)
     assert store.health()["writable"]
     store.close()

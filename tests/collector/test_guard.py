@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -25,7 +26,7 @@ from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import PROTOBUF, request, span
 
 SECRET = "secret"
-ALWAYS = Ages(fresh=0, patience=10, grace=60, pause=0)  # every request waits for a reading of its own
+ALWAYS = Ages(fresh=0, patience=60, grace=60, pause=0)  # every request waits for a reading of its own
 
 
 def sha256(secret: str = SECRET) -> str:
@@ -47,7 +48,7 @@ class Held(SQLiteStore):
     def keys(self) -> list[Key]:
         self.readings += 1
         self.asked.set()
-        assert self.go.wait(30)
+        assert self.go.wait(120)
         if self.broken:
             raise Unavailable("broken")
         return self._control.keys()
@@ -75,7 +76,7 @@ def scopes(keys: Keys, secret: str = SECRET) -> tuple[str, ...] | None:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -97,17 +98,17 @@ def opened(keys: Keys) -> bool:
 def test_a_store_that_does_not_say_its_keys_holds_up_nobody_else(store: Held) -> None:
     with (
         Server(store, host="0.0.0.0", api_key="master") as server,
-        httpx.Client(base_url=server.url, timeout=5) as client,
+        httpx.Client(base_url=server.url, timeout=60) as client,
     ):
         answers: list[int] = []
 
         def keyed() -> None:
-            answers.append(httpx.get(f"{server.url}/api/count", headers=bearer(SECRET), timeout=30).status_code)
+            answers.append(httpx.get(f"{server.url}/api/count", headers=bearer(SECRET), timeout=60).status_code)
 
         with store.held():
             waiting = threading.Thread(target=keyed)
             waiting.start()
-            assert store.asked.wait(10)
+            assert store.asked.wait(60)
             headers = bearer("master") | {"content-type": PROTOBUF}
             assert client.get("/healthz").status_code == 200
             assert client.post("/v1/traces", content=request(span()), headers=headers).status_code == 200
@@ -148,26 +149,30 @@ def test_a_reading_that_takes_long_is_waited_for_once(store: Held) -> None:
     with store.held():
         scopes(keys)
         start = time.monotonic()
-        for _ in range(10):
+        for _ in range(100):
             assert scopes(keys)
-        assert time.monotonic() - start < 0.3
+        assert time.monotonic() - start < 15  # half a minute, if each of them waited
 
 
 def test_the_last_keys_do_not_hold_for_ever(store: Held) -> None:
     keys = Keys(store, Ages(fresh=0.1, patience=0.05, grace=0.1, pause=0))
+    start = time.monotonic()
     assert scopes(keys)
     with store.held():
-        start = time.monotonic()
         with pytest.raises(Unavailable):
             until(lambda: scopes(keys) is None)
-        assert 0.1 < time.monotonic() - start < 5
+        assert time.monotonic() - start > 0.2
     until(lambda: opened(keys))
 
 
 def test_an_expired_key_opens_nothing_though_the_store_does_not_answer(store: Held) -> None:
-    store.save_key(key("brief", expires_ns=time.time_ns() + 200_000_000))
     keys = Keys(store, Ages(fresh=0, patience=0.01, grace=60, pause=0))
-    assert scopes(keys, "brief")
+
+    def opens_for_a_moment() -> bool:
+        store.save_key(key("brief", expires_ns=time.time_ns() + 200_000_000))
+        return bool(scopes(keys, "brief"))
+
+    until(opens_for_a_moment)
     with store.held():
         until(lambda: scopes(keys, "brief") is None)
         assert scopes(keys)
@@ -175,7 +180,7 @@ def test_an_expired_key_opens_nothing_though_the_store_does_not_answer(store: He
 
 def test_requests_are_answered_later_while_there_are_no_keys(store: Held) -> None:
     store.broken = True
-    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url) as client:
+    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         answer = client.get("/api/count", headers=bearer(SECRET))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert (answer.json()["error"], answer.json()["code"]) == ("Unavailable", 14)
@@ -205,11 +210,13 @@ def test_keys_are_remembered(store: Held) -> None:
 
 
 def test_keys_are_read_anew_before_they_are_too_old(store: Held) -> None:
-    keys, start = Keys(store, Ages(fresh=1, patience=30, pause=0)), time.monotonic()
+    keys = Keys(store, Ages(fresh=200, patience=100, pause=0))
     assert scopes(keys)
+    keys._known = replace(keys._known, since=keys._known.since - 110)  # as if they had been read that long ago
     with store.held():
-        until(lambda: bool(scopes(keys)) and store.asked.is_set())
-        assert 0.5 <= time.monotonic() - start < 1  # nobody waited for it
+        assert scopes(keys)
+        assert store.asked.wait(60)
+        assert not keys._reading.done.done()  # nobody waited for it
 
 
 def test_a_store_that_fails_is_not_asked_for_every_request(store: Held) -> None:
@@ -346,7 +353,7 @@ def test_keys_open_what_their_scopes_say(store: Held) -> None:
         ("GET", "/"),
         ("POST", "/api/vacuum"),
     )
-    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url) as client:
+    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url, timeout=60) as client:
 
         def statuses(scope: str) -> list[int]:
             headers = bearer(scope) | {"content-type": "application/json"}
@@ -362,7 +369,7 @@ def test_keys_open_what_their_scopes_say(store: Held) -> None:
 
 
 def test_the_variables_key_opens_everything_and_no_other_does(store: Held) -> None:
-    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url) as client:
+    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.post("/api/vacuum", headers=bearer("master")).status_code == 200
         assert client.post("/api/vacuum", headers=bearer("masters")).status_code == 401
 
@@ -378,7 +385,7 @@ def test_the_variables_key_opens_everything_and_no_other_does(store: Held) -> No
 )
 def test_what_is_no_key_is_refused(store: Held, headers: dict[str, str]) -> None:
     with Server(store, host="0.0.0.0", api_key="master") as server:
-        answer = httpx.get(f"{server.url}/api/count", headers=headers)
+        answer = httpx.get(f"{server.url}/api/count", headers=headers, timeout=60)
     assert (answer.status_code, answer.json()["code"]) == (401, 16)
     assert answer.headers["www-authenticate"].startswith("Basic")
 
@@ -386,7 +393,7 @@ def test_what_is_no_key_is_refused(store: Held, headers: dict[str, str]) -> None
 def test_a_server_without_a_key_of_its_own_asks_the_store(store: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASSAY_API_KEY", raising=False)
     with Server(store, host="0.0.0.0") as server:
-        assert httpx.get(f"{server.url}/api/count", headers=bearer(SECRET)).status_code == 200
+        assert httpx.get(f"{server.url}/api/count", headers=bearer(SECRET), timeout=60).status_code == 200
     store.delete_key(SECRET)
     with pytest.raises(Refused, match="set ASSAY_API_KEY"):
         Server(store, host="0.0.0.0")

@@ -80,7 +80,7 @@ def test_an_event_in_json(server: Server) -> None:
     attributes = [{"key": key, "value": {"stringValue": value}} for key, value in pairs.items()]
     record = {"traceId": ROOT.trace_id, "observedTimeUnixNano": "9", "attributes": attributes}
     body = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record, {"traceId": 5}]}]}]}
-    response = httpx.post(f"{server.url}/v1/logs", content=json.dumps(body).encode(), headers={"content-type": JSON})
+    response = httpx.post(f"{server.url}/v1/logs", content=json.dumps(body).encode(), headers={"content-type": JSON}, timeout=60)
     assert response.json()["partialSuccess"]["rejectedLogRecords"] == "1"
     [kept] = server.store.trace(ROOT.trace_id).feedback
     assert (kept.key, kept.label, kept.target, kept.created_ns) == ("tone", "polite", Target(trace_id=ROOT.trace_id), 9)
@@ -187,7 +187,7 @@ def say(server: Server, event: str, attributes: dict[str, Any], span: Run | None
         given = AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value)
         record.attributes.append(attribute(name, given))
     headers = {"content-type": PROTOBUF}
-    response = httpx.post(f"{server.url}/v1/logs", content=request.SerializeToString(), headers=headers)
+    response = httpx.post(f"{server.url}/v1/logs", content=request.SerializeToString(), headers=headers, timeout=60)
     return response.status_code, response.headers["assay-collector"], rejected_logs(response.content)
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_has_started_is_kept_beside_the_runs(server: Server) -> None:
 def test_a_start_without_a_span_and_with_odd_values(server: Server) -> None:
     assert say(server, "assay.span.started", {})[2][0] == 1
     request = logs_request(log_record(ROOT.trace_id, "", event_name="assay.span.started"))
-    response = httpx.post(f"{server.url}/v1/logs", content=request, headers={"content-type": PROTOBUF})
+    response = httpx.post(f"{server.url}/v1/logs", content=request, headers={"content-type": PROTOBUF}, timeout=60)
     assert rejected_logs(response.content)[0] == 1
     odd = {"assay.span.name": 7, "openinference.span.kind": 3, "assay.span.parent": "no id", "assay.local_root": 9}
     assert say(server, "assay.span.started", odd, run())[2] == (0, "")

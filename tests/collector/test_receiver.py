@@ -366,16 +366,16 @@ def test_too_many_bytes_at_once_are_told_to_come_later(tmp_path):
 def test_a_body_that_stalls_is_given_up(tmp_path, path):
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {PROTOBUF}\r\ncontent-length: 100\r\n\r\n"
     with SQLiteStore(tmp_path / "a.db") as store, Server(store, limits=Limits(stall_seconds=0.05)) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as stalled:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as stalled:
             stalled.sendall(head.encode() + b"half")
             answer = stalled.recv(1000).lower()
         assert answer.startswith(b"http/1.1 503")
         assert b"retry-after: 1" in answer
-        assert "assay_pending_bytes 0" in httpx.get(f"{server.url}/metrics").text
+        assert "assay_pending_bytes 0" in httpx.get(f"{server.url}/metrics", timeout=60).text
 
 
 def test_the_numbers_of_what_happened(tmp_path):
-    with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server, httpx.Client(base_url=server.url) as client:
+    with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         send(client, request(span(), span(), span(trace_id=bytes(16)), span(end_time_unix_nano=2**64 - 1)))
         send(client, b"\xff")
         numbers = client.get("/metrics").text.splitlines()

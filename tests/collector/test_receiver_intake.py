@@ -177,7 +177,7 @@ def test_the_thread_for_large_bodies_ends_with_the_server(tmp_path):
     body = request(*[span(attributes=[attribute("a", "x" * LARGE)]) for _ in range(9)])
     with SQLiteStore(tmp_path / "a.db") as store:
         with Server(store) as server:
-            httpx.post(f"{server.url}/v1/traces", content=body, headers={"content-type": PROTOBUF})
+            httpx.post(f"{server.url}/v1/traces", content=body, headers={"content-type": PROTOBUF}, timeout=60)
             assert len(large_threads()) == 1
         assert large_threads() == []
 

@@ -411,7 +411,7 @@ def test_a_refused_action_leaves_its_neighbours_alone(store: SQLiteStore) -> Non
         store.delete()
     futures += [store.append_async([run()]) for _ in range(20)]
     for future in futures:
-        future.result(10)
+        future.result(60)
     assert store.count()["spans"] == 40
 
 
@@ -594,5 +594,5 @@ def test_closing_ends_a_query_and_pulls_no_connection_from_under_it(store: SQLit
         inside.acquire()
     readers.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [str(outcome) for outcome in outcomes] == ["the store is closed"] * 4

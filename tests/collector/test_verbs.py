@@ -135,7 +135,7 @@ def served() -> Iterator[tuple[Kept, str, FastAPI]]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -159,7 +159,7 @@ def client(served: tuple[Kept, str, FastAPI]) -> Iterator[Client]:
 
 @pytest.fixture
 def api(served: tuple[Kept, str, FastAPI]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served[1]) as made:
+    with httpx.Client(base_url=served[1], timeout=60) as made:
         yield made
 
 

@@ -72,7 +72,7 @@ def test_an_async_task_runs_concurrently_on_one_loop(store):
 
 
 def test_plain_tasks_run_in_as_many_threads_as_allowed(store):
-    together = threading.Barrier(5, timeout=10)
+    together = threading.Barrier(5, timeout=60)
 
     def task(q):
         together.wait()
@@ -202,20 +202,22 @@ def test_spans_of_background_tasks_belong_to_their_run(store):
         with span("inner"):
             await asyncio.sleep(0.05)
 
-    rows = evaluate(QUESTIONS[:2], task, store=store, progress=False).rows()
+    rows = evaluate(QUESTIONS[:2], task, store=store, progress=False, span_wait=60).rows()
     assert [sorted(run.name for run in row.trace.runs) for row in rows] == [["inner", "task"]] * 2
 
 
 def test_spans_that_stay_open_are_said(store):
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def task(q):
         threading.Thread(target=contextvars.copy_context().run, args=(inner,)).start()
+        begun.wait(60)
         return "x"
 
     def inner():
         with span("inner"):
-            release.wait(10)
+            begun.set()
+            release.wait(60)
 
     summary = evaluate(QUESTIONS[:1], task, store=store, span_wait=0.01, progress=False).summary()
     release.set()
@@ -250,21 +252,21 @@ def test_feedback_that_a_task_gives_its_own_run_is_stored(store):
 
 def test_a_timeout_fails_the_run_of_a_thread(store):
     release = threading.Event()
-    experiment = evaluate(QUESTIONS[:1], lambda q: release.wait(10), store=store, timeout=0.02, progress=False)
+    experiment = evaluate(QUESTIONS[:1], lambda q: release.wait(60), store=store, timeout=0.02, progress=False)
     release.set()
     assert next(experiment.rows()).error == "TimeoutError: the task took more than 0.02 s"
 
 
 def test_a_timeout_fails_the_run_of_an_async_task(store):
     async def task(q):
-        await asyncio.sleep(10)
+        await asyncio.sleep(60)
 
     experiment = evaluate(QUESTIONS[:1], task, store=store, timeout=0.02, progress=False)
     assert next(experiment.rows()).error == "TimeoutError: the task took more than 0.02 s"
 
 
 def test_a_timeout_holds_for_what_a_plain_task_returns_to_be_awaited(store):
-    experiment = evaluate(QUESTIONS[:1], lambda q: asyncio.sleep(10), store=store, timeout=0.02, progress=False)
+    experiment = evaluate(QUESTIONS[:1], lambda q: asyncio.sleep(60), store=store, timeout=0.02, progress=False)
     assert next(experiment.rows()).error == "TimeoutError: the task took more than 0.02 s"
 
 

@@ -133,10 +133,10 @@ def test_an_attempt_that_took_too_long_is_tried_again(store):
 
     async def task(q):
         calls.append(q)
-        await asyncio.sleep(10 if len(calls) == 1 else 0)
+        await asyncio.sleep(60 if len(calls) == 1 else 0)
         return "x"
 
-    (row,) = evaluate(DATA, task, retries=1, timeout=0.1, store=store, progress=False).rows()
+    (row,) = evaluate(DATA, task, retries=1, timeout=1.0, store=store, progress=False).rows()
     assert (row.outputs, row.trace.root.attributes[attributes.ATTEMPT]) == ("x", 2)
 
 

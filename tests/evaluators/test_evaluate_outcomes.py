@@ -145,7 +145,7 @@ def judges(raising):
         evaluator(key="slow")(slow),
         evaluator(key="async")(later),
         evaluator(key="awaitable")(returns_awaitable),
-        evaluator(key="limited", timeout=10)(check),
+        evaluator(key="limited", timeout=60)(check),
         evaluator(key="prepared", prepare_data=lambda outputs: {"outputs": on_three(raising, outputs)})(prepared),
         evaluator(key="mapped", map={"outputs": where})(prepared),
         evaluator(key="batch")(Model(raising, whole=True)),
@@ -269,7 +269,7 @@ def test_cancelling_the_caller_ends_the_run_and_its_evaluators(store):
                 ended.append(outputs)
 
         running = asyncio.create_task(aevaluate(DATA[:1], plain_task, [waits], name="x", store=store, progress=False))
-        await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(started.wait(), 60)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -75,7 +75,7 @@ def test_ctrl_c_ends_an_experiment_whose_evaluator_hangs_beside_an_async_task(st
 
     def hang(outputs):
         _thread.interrupt_main()
-        ended.append(gate.wait(10))
+        ended.append(gate.wait(60))
 
     async def task(q):
         return q

@@ -148,32 +148,36 @@ def test_the_stored_trace_is_complete_and_knows_its_example(store):
 
 
 def test_spans_that_end_after_the_task_are_waited_for_and_counted(store):
-    release = threading.Event()
+    begun = threading.Event()
 
     @trace(name="agent")
     def task(q):
         threading.Thread(target=slow).start()
+        begun.wait(60)
         return "x"
 
     def slow():
         with span("slow"):
-            release.wait(0.05)
+            begun.set()
+            time.sleep(0.05)
 
-    (row,) = evaluate(DATA, task, store=store, progress=False).rows()
+    (row,) = evaluate(DATA, task, store=store, progress=False, span_wait=60).rows()
     assert ([run.name for run in row.trace.runs], row.trace.complete) == (["agent", "slow"], True)
 
 
 def test_a_span_that_stays_open_leaves_the_trace_incomplete(store):
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     @trace(name="agent")
     def task(q):
         threading.Thread(target=waiting).start()
+        begun.wait(60)
         return "x"
 
     def waiting():
         with span("waiting"):
-            release.wait(10)
+            begun.set()
+            release.wait(60)
 
     (row,) = evaluate(DATA, task, store=store, progress=False, span_wait=0.01).rows()
     release.set()
@@ -268,7 +272,7 @@ def test_a_task_that_takes_too_long_keeps_the_root_around_it(store):
     @trace(name="agent")
     def task(q):
         with span("inside"):
-            release.wait(10)
+            release.wait(60)
 
     (row,) = evaluate(DATA, task, store=store, timeout=0.02, progress=False).rows()
     release.set()

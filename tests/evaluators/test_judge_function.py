@@ -151,7 +151,7 @@ def test_a_function_that_ends_the_process_does_not_end_the_other_judges():
 
 
 def test_plain_functions_work_side_by_side():
-    together = threading.Barrier(3, timeout=5)
+    together = threading.Barrier(3, timeout=60)
 
     def waits(prompt):
         together.wait()

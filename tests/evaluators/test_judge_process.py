@@ -103,9 +103,9 @@ from assay.evaluators.judges import Ask
 class Slow:
     def find_spec(self, name, *args):
         if name == "openai":
-            time.sleep(1.6)
+            time.sleep(2.6)
 sys.meta_path.insert(0, Slow())
-judge = Judge(model="m", base_url=sys.argv[1], deadline=3.0)
+judge = Judge(model="m", base_url=sys.argv[1], deadline=5.0)
 print(asyncio.run(judge.ask(Ask(messages=({"role": "user", "content": "?"},)))).calls)
 """
 

@@ -9,7 +9,7 @@ import pytest
 from evaluators.judge_server import Reply, completion, error, serving
 
 
-def ask(server, n=1, timeout=5.0):
+def ask(server, n=1, timeout=60.0):
     """What `n` calls at once came to: completions and the client's errors."""
 
     async def once(client):
@@ -48,7 +48,7 @@ def test_a_function_sees_the_request():
 )
 def test_what_goes_wrong_is_the_clients_own_error(said, raised):
     with serving([said]) as server:
-        (came,) = ask(server, timeout=0.3)
+        (came,) = ask(server, timeout=0.3 if raised is openai.APITimeoutError else 60.0)
     assert type(came) is raised
 
 
@@ -63,15 +63,15 @@ def test_a_script_that_has_run_out_says_so():
 
 
 def test_beyond_what_it_allows_it_says_when_to_come_again():
-    with serving(lambda request: "yes", allows=3) as server:
+    with serving(lambda request: "yes", allows=3, per=1000.0) as server:
         came = ask(server, n=5)
     refused = [each for each in came if isinstance(each, openai.RateLimitError)]
     assert len(refused) == server.refused == 2
-    assert refused[0].response.headers["retry-after"] == "1"
+    assert 0 < int(refused[0].response.headers["retry-after"]) <= 1000
 
 
 def test_what_hangs_does_not_keep_it_open():
     began = time.monotonic()
     with serving([Reply(hang=True), Reply(delay=60)]) as server:
         ask(server, n=2, timeout=0.2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50  # less than the delay

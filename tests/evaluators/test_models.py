@@ -49,20 +49,20 @@ def test_what_several_threads_ask_for_meanwhile_goes_together():
 
     def slow(texts):
         entered.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return model(texts)
 
     encoding = Encoding(slow)
     threads = [threading.Thread(target=encoding, args=([text],)) for text in ("first", "x", "y", "x")]
     threads[0].start()
-    assert entered.wait(30)
+    assert entered.wait(60)
     for thread in threads[1:]:
         thread.start()
     while len(encoding._waiting) < 2 or sum(map(len, encoding._waiting.values())) < 3:
         assert threads[1].is_alive()
     go_on.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert model.asked[0] == ["first"]
     assert sorted(model.asked[1]) == ["x", "y"]
     assert len(model.asked) == 2
@@ -82,7 +82,7 @@ def test_a_text_that_the_model_cannot_take_fails_alone():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert outcomes == {"good": 5.0, "bad": "no vector for 'bad'", "fine": 5.0}
     assert encoding._waiting == {}
 
@@ -159,19 +159,19 @@ def test_a_child_forked_while_a_text_is_encoded_encodes_its_own():
     def slow(texts):
         if threading.current_thread() is not threading.main_thread():
             entered.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
         return Counting()(texts)
 
     made = embedder(slow)
     thread = threading.Thread(target=made.embed, args=(["a"],))
     thread.start()
-    assert entered.wait(30)
+    assert entered.wait(60)
     child = os.fork()
     if child == 0:
-        signal.alarm(10)  # ends one that waits for ever
+        signal.alarm(60)  # ends one that waits for ever
         os._exit(0 if made.embed(["a", "bb"]).tolist() == [[2.0, 1.0], [3.0, 1.0]] else 1)
     go_on.set()
-    thread.join(30)
+    thread.join(60)
     assert os.waitpid(child, 0)[1] == 0
 
 

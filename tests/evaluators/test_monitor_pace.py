@@ -69,7 +69,7 @@ def test_the_rate_in_force_goes_into_the_history_and_is_the_probability(store: S
     with watching(store, made) as monitor:
         monitor.step()
         store.book(Booking(id="x", budget=budget, amount=0.5, limit=1.0))
-        until(lambda: monitor.step() or store.rules()[0].settings.paced)
+        until(lambda: (monitor.step(), store.rules()[0].settings.paced)[1])
         factor = store.rules()[0].settings.paced
     assert factor is not None
     assert 0 < factor < 0.5

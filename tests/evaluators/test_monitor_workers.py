@@ -90,7 +90,7 @@ def test_a_changed_evaluator_scores_what_comes_from_then_on(store: Store) -> Non
         new.step()
         store.append([whole(2)])
         old.step()
-        until(lambda: new.step() and verdicts(store, version=store.rules()[0].version) == {"2": "scored"})
+        until(lambda: (new.step(), verdicts(store, version=store.rules()[0].version))[1] == {"2": "scored"})
         assert old.idle == {"r": f"version {rule().record.version} was superseded by {store.rules()[0].version}"}
         with watching(store, rule()) as again:
             again.step()
@@ -133,7 +133,7 @@ def test_a_stalled_workers_late_finish_is_refused(store: Store) -> None:
         monitor._follower.step()
         (stalled,) = store.claim("r", rule().record.version, "stalled", 0.0)
         assert stalled.verdict == "running"
-        until(lambda: monitor.step() and verdicts(store) == {"1": "scored"})
+        until(lambda: (monitor.step(), verdicts(store))[1] == {"1": "scored"})
         (answer,) = store.finish(Finish(claim=claim_of(stalled), verdict="failed", reason="late"))
     assert answer.startswith("refused")
     assert verdicts(store) == {"1": "scored"}

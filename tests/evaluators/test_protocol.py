@@ -242,7 +242,7 @@ def test_an_evaluator_that_hangs_is_an_error_of_that_case(run, asynchronous):
     async def hang(outputs):
         await asyncio.sleep(60)
 
-    judge = evaluator(timeout=0.05)(hang if asynchronous else lambda outputs: time.sleep(2))
+    judge = evaluator(timeout=0.05)(hang if asynchronous else lambda outputs: time.sleep(30))
     feedback = run(judge, FULL)[0]
     assert (feedback.outcome, feedback.error) == ("error", "TimeoutError: the evaluator took more than 0.05 s")
 

@@ -378,7 +378,7 @@ def test_a_question_that_fails_ends_the_others():
     documents = [f"Piece {number}" for number in range(3)]
     found = score(get("context_precision", judge=judge), inputs="q", reference_outputs="r", documents=documents)[0]
     assert found.outcome == "error"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(ended) < 2 and time.monotonic() < deadline:  # they end on the judges' loop
         time.sleep(0.001)
     assert len(ended) == 2

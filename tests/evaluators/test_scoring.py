@@ -41,7 +41,7 @@ def batched(judge, size, cases=CASES):
         batcher = Batcher(judge, size)
         return await asyncio.gather(*(batcher.score(case, TARGET) for case in cases))
 
-    return asyncio.run(asyncio.wait_for(main(), 10))
+    return asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (32, [5])])
@@ -71,7 +71,7 @@ def test_a_batch_that_is_cancelled_leaves_nobody_waiting():
     async def main():
         batcher = Batcher(as_evaluator(CancelsItself()), 2)
         scoring = (batcher.score(case, TARGET) for case in CASES)
-        return await asyncio.wait_for(asyncio.gather(*scoring, return_exceptions=True), 10)
+        return await asyncio.wait_for(asyncio.gather(*scoring, return_exceptions=True), 60)
 
     outcomes = asyncio.run(main())
     assert [type(one).__name__ for one in outcomes] == ["CancelledError"] * 2 + ["list"] * 3
@@ -86,7 +86,7 @@ def test_a_batch_that_is_cancelled_while_it_waits_for_its_turn_is_made_up_for():
         for task in batcher._running:
             task.cancel()
         batcher._one_at_a_time.release()
-        return [one.score for (one,) in await asyncio.wait_for(scoring, 10)]
+        return [one.score for (one,) in await asyncio.wait_for(scoring, 60)]
 
     assert asyncio.run(main()) == [0.0, 1.0, 2.0, 3.0, 4.0]
 

@@ -35,6 +35,14 @@ def test_runs_are_counted_with_their_errors():
     assert totals.percentiles_ms(50, 95, 1) == [3.0, 5.0, 1.0]
 
 
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_which_failure_is_told_does_not_depend_on_who_ended_first(order):
+    totals = Tallies()
+    for slot, example in enumerate(order):
+        totals.add_run(slot, example, 1, f"error of {example}", example=example)
+    assert (totals.why, totals.failed_on) == ("error of a", "a")
+
+
 def test_before_any_run_nothing_is_known():
     totals = Tallies()
     assert totals.percentiles_ms(50, 95) == [None, None]

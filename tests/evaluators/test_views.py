@@ -94,7 +94,7 @@ SPOILING = [
     spoils_by_map,
     spoils_while_preparing,
     spoils_later,
-    evaluator(key="in_a_thread", timeout=20)(spoils_values),
+    evaluator(key="in_a_thread", timeout=60)(spoils_values),
     SpoilsInBatches(),
 ]
 
@@ -121,14 +121,14 @@ def test_what_one_evaluator_changes_no_other_sees_and_nobody_stores(store, spoil
 
 
 def test_evaluators_in_threads_at_the_same_time_have_values_of_their_own(store):
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(4, timeout=60)
 
     def meet(outputs):
         outputs["answer"].append(threading.get_ident())
         together.wait()
         return len(outputs["answer"]) == 2
 
-    judges = [evaluator(key=f"judge {number}", timeout=30)(meet) for number in range(4)]
+    judges = [evaluator(key=f"judge {number}", timeout=60)(meet) for number in range(4)]
     summary = evaluate(DATA, task, judges, store=store, progress=False).summary()
     assert [summary[judge.key].mean for judge in judges] == [1.0] * 4
 

@@ -118,7 +118,7 @@ def test_a_server_that_is_told_to_stop_loses_nothing(tmp_path: Path) -> None:
 def test_a_span_is_kept_although_the_server_dies_right_after_its_answer(tmp_path: Path) -> None:
     server = Process(tmp_path / "assay.db")
     one = span("last words")
-    assert httpx.post(f"{server.url}/v1/traces", content=request(one), headers=HEADERS).status_code == 200
+    assert httpx.post(f"{server.url}/v1/traces", content=request(one), headers=HEADERS, timeout=60).status_code == 200
     server.kill()
     again = Process(tmp_path / "assay.db", server.port)
     with HTTPStore(again.url) as store:

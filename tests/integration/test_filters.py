@@ -85,7 +85,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("terms", CONDITIONS)
 def test_api(url: str, terms: str) -> None:
-    answer = httpx.get(f"{url}/api/traces?{terms}").json()
+    answer = httpx.get(f"{url}/api/traces?{terms}", timeout=60).json()
     assert [one["trace_id"] for one in answer["items"]] == [WANTED]
 
 
@@ -104,7 +104,7 @@ def test_command_line(url: str, terms: str) -> None:
 
 @pytest.mark.parametrize("terms", CONDITIONS)
 def test_pages(url: str, terms: str) -> None:
-    page = httpx.get(url, params={**CONDITIONS[terms], "traffic": "all"}).text
+    page = httpx.get(url, params={**CONDITIONS[terms], "traffic": "all"}, timeout=60).text
     assert (WANTED in page, OTHER in page) == (True, False)
 
 

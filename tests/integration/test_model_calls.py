@@ -97,7 +97,7 @@ def answer(client: openai.OpenAI, text: str) -> str:
 
 
 def kept(store: SQLiteStore) -> tuple[Trace, dict[str, list[Run]]]:
-    assert flush(10)
+    assert flush(60)
     (summary,) = store.traces().items
     found = store.trace(summary.trace_id)
     assert found is not None

@@ -66,10 +66,11 @@ def test_a_permanent_refusal_is_counted_and_not_repeated(sink: Sink) -> None:
 
 
 def test_a_retryable_refusal_waits_on_disk_and_arrives_later(sink: Sink) -> None:
-    sink.answer = answers(503)
+    sink.answer = lambda path, body: (503, {}, b"")
     configure(url=sink.url)
     work()
     assert flush(60).spilled == 1
+    sink.answer = lambda path, body: (200, {}, b"")
     until(lambda: stats().delivered == 1)
     assert len(sink.spans()) == 1
 
@@ -175,6 +176,7 @@ def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
     runtime = _runtime.Runtime(Settings(spill_dir=None))
     runtime.delivery.queue = Queue(max_bytes=3 * 1_800)
     runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
+    runtime.delivery._thread = threading.current_thread()  # nobody takes anything out
     _runtime.replace(runtime)
     with span("root"), span("inner"):
         for _ in range(5):
@@ -185,17 +187,20 @@ def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
     root = runtime.delivery.finisher.span(items[0])  # type: ignore[arg-type]
     assert root is not None
     assert dict(root.attributes or {})["assay.spans.dropped"] == 4
+    runtime.delivery._thread = None
 
 
 def test_the_queue_is_bounded_in_bytes() -> None:
     runtime = _runtime.Runtime(Settings(spill_dir=None))
     runtime.delivery.queue = Queue(max_bytes=50_000)
     runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
+    runtime.delivery._thread = threading.current_thread()  # nobody takes anything out
     _runtime.replace(runtime)
     for _ in range(10):
         with span("s", inputs="x" * 20_000):
             pass
     assert runtime.delivery.queue.dropped == {"queue_full": 8}
+    runtime.delivery._thread = None
 
 
 def test_a_span_that_cannot_be_encoded_does_not_take_its_batch_along(sink: Sink) -> None:

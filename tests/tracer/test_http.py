@@ -53,7 +53,7 @@ def test_requests_out_and_wsgi_in(traced: Spans, url: str) -> None:
     instrument("requests")
     try:
         with span("root"), session("s"):
-            assert requests.get(f"{url}/x", timeout=5).text == "ok"
+            assert requests.get(f"{url}/x", timeout=60).text == "ok"
     finally:
         uninstrument("requests")
     until(lambda: {"GET /x", "GET"} <= set(traced.names()))
@@ -111,5 +111,5 @@ def test_a_captured_trace_under_capture_none_is_its_root_alone(sink: Sink) -> No
     spans, still_open = captured.spans()
     assert ([s.name for s in spans], still_open) == (["root"], 0)
     assert "input.value" not in (spans[0].attributes or {})
-    assert flush(5)
+    assert flush(60)
     assert sink.requests == []

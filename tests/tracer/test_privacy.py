@@ -103,7 +103,7 @@ def test_an_instrumentation_of_somebody_else_leaks_nothing_either(sink: Sink) ->
     configure(url=sink.url, redact=["password"])
     instrument("httpx")
     try:
-        httpx.get(sink.url + f"/x?password={SECRET}")
+        httpx.get(sink.url + f"/x?password={SECRET}", timeout=60)
     finally:
         uninstrument("httpx")
     assert flush(60)

@@ -92,6 +92,7 @@ def open_page(browser: Browser, addresses: dict[str, str]) -> Iterator[Callable[
         context = browser.new_context(viewport=SIZES[size], **options)
         contexts.append(context)
         page = context.new_page()
+        page.set_default_timeout(120_000)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(addresses[name])
@@ -141,14 +142,14 @@ def test_a_chip_opens_to_its_comment(open_page):
     comment = page.get_by_text("rather long")
     assert not comment.is_visible()
     page.get_by_role("button", name="concise 0.25").click()
-    assert comment.is_visible()
+    comment.wait_for()
 
 
 def test_a_span_is_shown_in_place(open_page):
     page = open_page("trace")
     page.get_by_role("link", name="retrieve").click()
     page.get_by_text("First passage.").wait_for()
-    assert "?run=" in page.url
+    page.wait_for_url("**?run=*")
     page.go_back()
     page.get_by_text("Because.").wait_for()
 
@@ -218,6 +219,6 @@ def test_everything_can_be_read_without_javascript(open_page):
     page = open_page("traces", java_script_enabled=False)
     page.get_by_role("link", name="answer").last.click()
     page.get_by_role("link", name="retrieve").click()
-    assert page.get_by_text("First passage.").is_visible()
+    page.get_by_text("First passage.").wait_for()
     page.get_by_role("button", name="concise 0.25").click()
-    assert page.get_by_text("rather long").is_visible()
+    page.get_by_text("rather long").wait_for()

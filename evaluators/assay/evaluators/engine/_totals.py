@@ -43,7 +43,7 @@ class Totals:
         self.durations_ns.append(duration_ns)
         if error is not None:
             self.failed += 1
-            if self.why is None:
+            if self.why is None or example < self.failed_on:  # the same whoever ended first, and when it is read back
                 self.why, self.failed_on = error, example
 
     def add_calls(self, runs: Iterable[Run]) -> None:
