@@ -33,9 +33,8 @@ class LikelihoodModel:
 
     `model` is a folder, a model of the hub, a preset's name, a GGUF file (which needs `gguf` and `accelerate`), or a
     function of a list of (prefix, text). `device` is "cuda", "mps" or "cpu" (None: the first that there is); `dtype`
-    "float32", or "bfloat16" or "float16" for half of the memory and scores that differ in the third digit. Weights
-    that run code when they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where that is
-    said.
+    "float32", or "bfloat16" or "float16" for half of the memory and two or three digits. Weights that run code when
+    they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where that is said.
 
     Prefix and text are tokenized as one; a token with characters of both, as a space before a word, is the text's.
     What special tokens are called is read as text. The first token has nothing before it: it has no log-probability,
@@ -153,7 +152,11 @@ class LikelihoodModel:
             tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
             if file is None and not self._pickle:
                 options["use_safetensors"] = True
-            model: Any = AutoModelForCausalLM.from_pretrained(place.where, **options)
+            model, told = cast(Any, AutoModelForCausalLM.from_pretrained)(
+                place.where, output_loading_info=True, **options
+            )
+            if missing := sorted(told["missing_keys"]):
+                raise NoModel(f"{place.name!r} is no causal language model: it has no weights {missing[0]!r}")
             model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
             causal = Causal(model, tokenizer, place.name)
         return Loaded(causal, place.name, "likelihood", place.where, device, bytes_of(model), 0.0)
