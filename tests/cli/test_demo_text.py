@@ -8,8 +8,9 @@ import pytest
 
 from assay.cli.demo.corpus import Passage, passages
 from assay.cli.demo.retrieval import BM25Index, EmbeddingIndex, load_model
+from assay.cli.demo.show import by_meaning
 from assay.collector.records import Example
-from assay.evaluators import datasets
+from assay.evaluators import datasets, score
 from assay.evaluators.builtin.retrieval import recall
 
 
@@ -90,3 +91,7 @@ def test_embeddings_find_what_shares_no_word(corpus):
     assert index.search("anonymous functions", 1)[0].passage.topic == "lambda"
     assert index.search("a placeholder that does nothing", 1)[0].passage.topic == "pass"
     assert sum(told) == len(some)
+    [near] = by_meaning(index)
+    [same] = score(near, outputs="A lambda has no statements.", reference_outputs="a lambda has no statements")
+    [far] = score(near, outputs="Shifts are of lower priority.", reference_outputs="a lambda has no statements")
+    assert same.score > far.score + 0.2

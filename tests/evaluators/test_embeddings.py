@@ -116,3 +116,12 @@ def test_a_threshold_belongs_to_the_documents_model():
     ours, theirs = get("groundedness"), get("groundedness", model=Embedder(by_hand, name="bge-small-en"))
     assert [ours.metrics[0].threshold, theirs.metrics[0].threshold] == [None, 0.75]
     assert get("groundedness", threshold=0.4).metrics[0].threshold == 0.4
+
+
+def test_paraphrases_are_the_same_step():
+    rows = score(
+        get("step_alignment"),
+        outputs="1. Heat the oven to 180 °C.\n2. Beat the eggs until they are light.\n3. Call your mother.",
+        documents=["1. Preheat the oven to 180 degrees.\n2. Whisk the eggs until fluffy.\n3. Combine flour and sugar."],
+    )
+    assert [row.score for row in rows] == [1, 0, 0, 1, 3, 3]

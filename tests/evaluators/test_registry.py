@@ -294,7 +294,7 @@ def test_metrics_as_plain_values():
         "key": "a",
         "range": [0, None],
         "higher_is_better": True,
-        "threshold": None,
+        "threshold": "Infinity",
         "primary": False,
     }
 

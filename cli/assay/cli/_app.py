@@ -14,6 +14,7 @@ from assay.cli import (
     experiments,
     feedback,
     judges,
+    models,
     monitor,
     serve,
     spool,
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(command.demo)
 app.command()(serve.serve)
 app.command("eval")(eval_.eval_)
+app.command()(models.models)
 app.add_typer(cache.app, name="cache")
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(db.app, name="db")

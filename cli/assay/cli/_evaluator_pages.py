@@ -172,7 +172,7 @@ def _metrics(metrics: tuple[Metric, ...]) -> str:
     rows = ["| key | range | better | threshold | |", "|---|---|---|---|---|"]
     for metric in metrics:
         better = "higher" if metric.higher_is_better else "lower"
-        threshold = "" if metric.threshold is None else f"{metric.threshold:g}"
+        threshold = "" if metric.threshold is None else _number(metric.threshold)
         primary = "primary" if metric.primary else ""
         rows.append(f"| `{metric.key}` | {_range(metric)} | {better} | {threshold} | {primary} |")
     return "\n".join(rows)
@@ -181,8 +181,11 @@ def _metrics(metrics: tuple[Metric, ...]) -> str:
 def _range(metric: Metric) -> str:
     if metric.range is None:
         return "any"
-    low, high = ("∞" if end == float("inf") else f"{end:g}" for end in metric.range)
-    return f"{low} to {high}"
+    return " to ".join(map(_number, metric.range))
+
+
+def _number(number: float) -> str:
+    return f"{number:g}".replace("inf", "∞")
 
 
 def _parameters(id: str) -> Iterator[str]:

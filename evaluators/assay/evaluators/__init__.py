@@ -8,6 +8,7 @@ from assay.collector.extras import needing
 if TYPE_CHECKING:
     from assay.evaluators.judges import Judge, judge, panel, scripted
     from assay.evaluators.monitors import monitor
+    from assay.evaluators.scoring._fit import fit_threshold
     from assay.evaluators.scoring._pairwise import pairwise
 
 with needing("server", __name__):
@@ -32,6 +33,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "evaluator",
+    "fit_threshold",
     "from_dict",
     "get",
     "judge",
@@ -46,6 +48,7 @@ __all__ = [
 # What only those need who judge or watch: imported when it is asked for.
 _LATER = {
     "Judge": "assay.evaluators.judges",
+    "fit_threshold": "assay.evaluators.scoring._fit",
     "judge": "assay.evaluators.judges",
     "monitor": "assay.evaluators.monitors",
     "pairwise": "assay.evaluators.scoring._pairwise",

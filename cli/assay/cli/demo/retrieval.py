@@ -65,7 +65,7 @@ class EmbeddingIndex:
     def __init__(self, passages: Sequence[Passage], model: Any, advance: Advance = lambda count: None) -> None:
         # Passages of like length go together: padding to the longest of a batch costs as much as text does.
         self._passages = sorted(passages, key=lambda passage: (len(passage.text), passage.id))
-        self._model = model
+        self.model = model
         self._vectors = self._embedded([passage.text for passage in self._passages], advance)
 
     def search(self, question: str, k: int) -> list[Hit]:
@@ -91,7 +91,7 @@ class EmbeddingIndex:
         return numpy.concatenate(vectors)
 
     def _encode(self, texts: list[str]) -> Any:
-        return self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        return self.model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
 
 
 def load_model() -> Any | None:

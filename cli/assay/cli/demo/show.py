@@ -17,7 +17,7 @@ from assay.cli.demo.rules import LONGEST, PROJECT
 from assay.cli.demo.watching import wait
 from assay.collector.records import Example
 from assay.collector.stores import Store
-from assay.evaluators import Experiment, compare, datasets, evaluate, get
+from assay.evaluators import Evaluator, Experiment, compare, datasets, evaluate, get
 from assay.tracer import configure, flush, tags
 
 DATASET = "python-reference"
@@ -80,11 +80,26 @@ def _experiment(store: Store, index: Index, k: int, read: Read) -> Experiment:
     return evaluate(
         DATASET,
         application(index, k, read),
-        [get("document_recall"), get("ir_mrr"), get("contains", ignore_case=True), get("length", max=LONGEST)],
+        [
+            get("document_recall"),
+            get("ir_mrr"),
+            get("contains", ignore_case=True),
+            get("length", max=LONGEST),
+            *by_meaning(index),
+        ],
         name=f"{index.name}-k{k}",
         metadata={"retrieval": index.name, "k": k},
         store=store,
     )
+
+
+def by_meaning(index: Index) -> list[Evaluator]:
+    """How near an answer is to the expected one, by the model that finds passages; none without one."""
+    if not isinstance(index, EmbeddingIndex):
+        return []
+    from assay.evaluators.models import Embedder
+
+    return [get("semantic_similarity", model=Embedder(index.model.encode, name="all-MiniLM-L6-v2"))]
 
 
 def _say_where(url: str, few: Experiment, many: Experiment) -> None:

@@ -23,6 +23,7 @@ from assay.collector.statistics._percentile import percentile
 from assay.collector.statistics._sampling import u
 from assay.collector.statistics._student import quantile
 from assay.collector.statistics._tally import Passes, Tally
+from assay.collector.statistics._threshold import Cut, cut
 from assay.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
@@ -30,6 +31,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Checked",
     "Contrast",
     "Corrected",
+    "Cut",
     "DRAWN",
     "Drawn",
     "Family",
@@ -49,6 +51,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "check",
     "compare",
     "corrected_mean",
+    "cut",
     "databricks_results",
     "databricks_table",
     "decision",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from assay.collector.records import Feedback, Target, paged
+from assay.collector.records import Feedback, Source, Target, paged
 from assay.collector.statistics import Checked, check
 from assay.collector.stores._traces import TraceStore
 
@@ -41,11 +41,11 @@ def votes_of(store: TraceStore, key: str, most: int = MOST) -> list[Feedback]:
     return list(islice(paged(partial(store.feedbacks, key=key, source="human", limit=MOST)), most))
 
 
-def judgements(store: TraceStore, key: str, targets: Sequence[Target]) -> Iterator[Feedback]:
-    """What models have said under a key of these targets, or of other parts of the same traces."""
+def judgements(store: TraceStore, key: str, targets: Sequence[Target], source: Source = "model") -> Iterator[Feedback]:
+    """What models, or code, have said under a key of these targets, or of other parts of the same traces."""
     traces = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id is not None))
     for place in range(0, len(traces), _AT_ONCE):
         ids = tuple(traces[place : place + _AT_ONCE])
-        yield from paged(partial(store.feedbacks, key=key, source="model", trace_ids=ids, limit=MOST))
+        yield from paged(partial(store.feedbacks, key=key, source=source, trace_ids=ids, limit=MOST))
     for target in dict.fromkeys(target for target in targets if target.trace_id is None):
-        yield from store.feedbacks(key=key, source="model", target=target, limit=MOST)
+        yield from store.feedbacks(key=key, source=source, target=target, limit=MOST)

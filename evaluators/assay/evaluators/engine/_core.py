@@ -33,6 +33,7 @@ from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Unstored, Writer
 from assay.evaluators.protocol import Evaluator, Judgements, as_evaluator, judging, waiting_on
+from assay.evaluators.protocol._telling import told_to
 
 
 async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Settings) -> Experiment:
@@ -78,7 +79,7 @@ async def _run(job: Job) -> Experiment:
     spool = spool_of(job.plan.experiment_id, job.store)
     progress = job.plan.settings.progress
     shown = bar(job.plan.name, job.total, progress)
-    with shown, Watch(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch:
+    with shown, told_to(shown.waiting), Watch(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch:
         judgements = Judgements()
         writer = Writer(job.store, spool, lambda batch: _count(job.tally, batch, shown, watch), judgements)
         try:

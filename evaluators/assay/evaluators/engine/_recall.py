@@ -149,7 +149,7 @@ def _run_of(summary: TraceSummary) -> tuple[str, int]:
 def metrics_of(experiment: Experiment) -> list[Metric]:
     """What was recorded about the keys of an experiment."""
     recorded = [metric for evaluator in experiment.evaluators for metric in evaluator.get("metrics", ())]
-    return [Metric(m["key"], None, m.get("higher_is_better", True), m.get("threshold")) for m in recorded]
+    return [Metric.from_dict(metric) for metric in recorded]
 
 
 def _add_run(summary: TraceSummary, tally: Tallies, recalled: Recall) -> None:

@@ -15,7 +15,7 @@ from assay.collector.records import JSON, Experiment
 from assay.evaluators.engine._code import code_of
 from assay.evaluators.engine._growth import shrunk
 from assay.evaluators.engine._task import Task
-from assay.evaluators.protocol import Evaluator
+from assay.evaluators.protocol import Evaluator, in_json
 from assay.tracer.spans import SCOPE
 
 # What must be the same for a run to count as done, with the task's code and what the caller gave as metadata; `_growth`
@@ -47,7 +47,7 @@ def described(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]
             "source": evaluator.make.source,
             "summary": evaluator.summary,
             "metrics": [metric.to_dict() for metric in evaluator.metrics],
-            "origin": _origin(evaluator),
+            "origin": in_json(_origin(evaluator)),
             "code": {} if evaluator.spec else code_of(evaluator.function),
             "standards": list(evaluator.standards),
         }

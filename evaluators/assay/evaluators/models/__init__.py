@@ -4,18 +4,25 @@ Nothing here is loaded before it is asked for: `torch`, `transformers` and `sent
 `models`. A model is loaded once per process and shared by all that name it.
 """
 
+from assay.evaluators.models._classes import TextClassifier, text_classifier
 from assay.evaluators.models._embedder import Embedder, embedder
 from assay.evaluators.models._find import NoModel
 from assay.evaluators.models._likelihood import LikelihoodModel, likelihood_model
+from assay.evaluators.models._pairs import Inference, PairScorer, pair_scorer
 from assay.evaluators.models._presets import DEFAULT, PRESETS, Preset
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "DEFAULT",
     "Embedder",
+    "Inference",
     "LikelihoodModel",
     "NoModel",
     "PRESETS",
+    "PairScorer",
     "Preset",
+    "TextClassifier",
     "embedder",
     "likelihood_model",
+    "pair_scorer",
+    "text_classifier",
 ]

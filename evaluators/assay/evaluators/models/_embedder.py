@@ -11,11 +11,13 @@ from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
 from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vector, Vectors
 
 WANTED = "a function of a list of texts that gives one vector of finite numbers for each"
+_PART = 16  # batches between two looks at how far it is
 _encodings: dict[Hashable, Encoding] = {}
 
 
@@ -116,8 +118,21 @@ class Embedder:
         held = self._loaded()
         with held.running:
             held.texts += len(texts)
-            encoded: Vectors = held.model.encode(texts, batch_size=self.batch_size, show_progress_bar=False)
-            return encoded
+            return self._run(held.model, texts)
+
+    def _run(self, model: Any, texts: list[str]) -> Vectors:
+        """Texts of like length go together, as within the model itself, so that parts cost no more than the whole."""
+        import numpy
+
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        size = _PART * self.batch_size
+        parts = [[texts[place] for place in order[start : start + size]] for start in range(0, len(texts), size)]
+        encoded = [
+            model.encode(part, batch_size=self.batch_size, show_progress_bar=False)
+            for part in tracked(parts, "texts embedded")
+        ]
+        vectors: Vectors = numpy.concatenate(encoded)[numpy.argsort(order)]
+        return vectors
 
     def _checked(self, texts: list[str]) -> Vectors:
         """What a function gives, if these are vectors. Raises `ValueError`."""

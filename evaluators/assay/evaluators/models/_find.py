@@ -11,6 +11,7 @@ from pathlib import Path
 
 from assay.evaluators.models._presets import BY_HUB, PRESETS, Preset
 from assay.evaluators.protocol import Unjudged
+from assay.evaluators.protocol._telling import telling
 
 EXTRA = "pip install 'assay[models]'"
 
@@ -65,7 +66,8 @@ def _packaged(preset: Preset) -> str | None:
 def loading(place: Place, what: str) -> Iterator[None]:
     """Say in one line what is missing: a package of the extra, or the model itself. Raises `NoModel`."""
     try:
-        yield
+        with telling(f"loading {place.name}"):
+            yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "assay":
             raise

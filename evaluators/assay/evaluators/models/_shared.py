@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.evaluators.models._register import Register, of_this_process
+
 
 @dataclass(slots=True)
 class Loaded:
@@ -23,11 +25,13 @@ class Loaded:
     seconds: float  # that loading took
     running: threading.RLock = field(default_factory=threading.RLock)
     texts: int = 0  # that it has looked at
+    since: float = field(default_factory=time.time)  # seconds since the epoch
 
 
 _loaded: dict[Hashable, Loaded] = {}
 _locks: dict[Hashable, threading.Lock] = {}
 _guard = threading.Lock()
+_register = Register()
 
 
 def shared(key: Hashable, load: Callable[[], Loaded]) -> Loaded:
@@ -39,7 +43,9 @@ def shared(key: Hashable, load: Callable[[], Loaded]) -> Loaded:
             began = time.perf_counter()
             made = load()
             made.seconds = time.perf_counter() - began
-            _loaded[key] = made
+            with _guard:
+                _loaded[key] = made
+                _tell()
         return _loaded[key]
 
 
@@ -53,6 +59,23 @@ def unload() -> None:
     with _guard:
         _loaded.clear()
         _locks.clear()
+        _tell()
+
+
+def _tell() -> None:
+    """Other processes, of what this one holds."""
+    _register.write(
+        of_this_process(
+            model=one.name,
+            use=one.use,
+            where=one.where,
+            device=one.device,
+            parameters_bytes=one.parameters_bytes,
+            seconds=one.seconds,
+            since=one.since,
+        )
+        for one in _loaded.values()
+    )
 
 
 def device_of(given: str | None) -> str:
@@ -76,6 +99,7 @@ def _after_fork() -> None:
     """Threads of the parent held these; the models' own threads are gone with it, and they are loaded anew."""
     global _guard
     _guard = threading.Lock()
+    _register.forget()
     _loaded.clear()
     _locks.clear()
 

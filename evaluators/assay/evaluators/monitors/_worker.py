@@ -23,7 +23,7 @@ from assay.evaluators.monitors._money import StoreLedger, unpriced
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.monitors._run import Runner, Stuck
 
-FASTEST, SLOWEST = 0.02, 1.0  # seconds between two looks at the feed
+FASTEST, SLOWEST = 0.02, 2.0  # seconds between two looks at the feed
 CLAIM = 30.0  # seconds that a claim is held for, unless it is renewed
 WATCHED = 0.1  # seconds between two looks at evaluators that may take too long
 REPORT = 5.0  # seconds between two reports

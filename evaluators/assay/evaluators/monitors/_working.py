@@ -22,7 +22,7 @@ AHEAD = 200  # rows of a rule that are held at most
 BATCH_SIZE = 32  # cases that a model scores at once
 SECONDS = 0.3  # of work that are claimed ahead: what a crash leaves is run one by one
 FREE = 0.001  # seconds that are no less than nothing
-FIRST, LONGEST = 0.05, 3.0  # seconds between two questions what is due, while nothing is
+FIRST, LONGEST = 0.05, 5.0  # seconds between two questions what is due, while nothing is
 RECENT = 500  # durations of an evaluator that are kept
 
 

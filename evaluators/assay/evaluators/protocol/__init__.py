@@ -9,6 +9,7 @@ from assay.evaluators.protocol._binding import Binding, BindingError, value_of
 from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._documents import document_of, documents_of
 from assay.evaluators.protocol._evaluator import Asking, Batch, Evaluator
+from assay.evaluators.protocol._infinite import in_json
 from assay.evaluators.protocol._judging import Judgements, Untraced, judging, no_trace, surroundings
 from assay.evaluators.protocol._make import Options, evaluator, make
 from assay.evaluators.protocol._messages import messages, only
@@ -63,6 +64,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "from_dict",
     "get",
     "headers_of",
+    "in_json",
     "in_thread",
     "is_cancelled",
     "judging",

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from assay.collector.records import Case, Feedback, Target
 from assay.evaluators.protocol._binding import Binding
+from assay.evaluators.protocol._infinite import in_json
 from assay.evaluators.protocol._judging import judging
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import PLAIN, Maker, Nonsense, Skip, missing_needs
@@ -125,7 +126,8 @@ class Evaluator:
                 raise ValueError(
                     f"evaluator {self.key!r} has the parameter {name}={value!r:.200}, which is no plain value"
                 )
-        return dict(self.origin)
+        plain: dict[str, Any] = in_json(self.origin)
+        return plain
 
     async def evaluate(self, case: Case, target: Target) -> list[Feedback]:
         """The feedback on one case. Raises nothing but what ends everything: see `ends_the_run`."""

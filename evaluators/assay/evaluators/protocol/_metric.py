@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
+
+from assay.evaluators.protocol._infinite import in_json, number_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,13 @@ class Metric:
         return score >= threshold if self.higher_is_better else score <= threshold
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; infinite ends of the range become None."""
-        plain = asdict(self)
+        """Plain JSON values: infinite ends of the range become None, an infinite threshold the word "Infinity"."""
+        plain = {**asdict(self), "threshold": in_json(self.threshold)}
         if self.range is not None:
             plain["range"] = [None if abs(end) == float("inf") else end for end in self.range]
-        if self.threshold is not None and abs(self.threshold) == float("inf"):
-            plain["threshold"] = None
         return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """What is known of passing from what `to_dict` gave: key, direction and threshold."""
+        return cls(plain["key"], None, plain.get("higher_is_better", True), number_of(plain.get("threshold")))

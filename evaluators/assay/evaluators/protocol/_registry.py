@@ -11,6 +11,7 @@ from typing import Any
 
 from assay.evaluators.protocol import _foreign, _typed
 from assay.evaluators.protocol._evaluator import Evaluator
+from assay.evaluators.protocol._infinite import number_of
 from assay.evaluators.protocol._make import make
 from assay.evaluators.protocol._own import Entry, entry, entry_of
 from assay.evaluators.protocol._spec import Spec
@@ -104,15 +105,21 @@ def get(id: str, **parameters: Any) -> Evaluator:
     """
     id, defaults = ALIASES.get(id, (id, {}))
     parameters = {**defaults, **parameters}
-    origin = {"type": id, "init_parameters": parameters}
-    options = {OPTIONS[name]: value for name, value in parameters.items() if name in OPTIONS}
     registered = entry(id)
+    if registered is not None:
+        parameters = _typed.with_numbers(registered.factory, parameters)
+    origin = {"type": id, "init_parameters": parameters}
+    options = {OPTIONS[name]: _option(name, value) for name, value in parameters.items() if name in OPTIONS}
     also = _fields(registered.factory) if registered else ()
     own = {name: value for name, value in parameters.items() if name not in OPTIONS or name in also}
     if registered is None:
         return _foreign.made(_point(id), own, {**options, "origin": origin})
     _check(id, registered.factory, own)
     return _made(registered, registered.factory(**own), origin, options)
+
+
+def _option(name: str, value: Any) -> Any:
+    return number_of(value) if name in ("threshold", "metric_threshold") else value
 
 
 def from_dict(data: Mapping[str, Any]) -> Evaluator:

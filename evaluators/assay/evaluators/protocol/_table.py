@@ -25,8 +25,12 @@ _HELD = {  # module below `assay.evaluators` → ids
     "judges.pipeline": "pipeline_judge",
     "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
     "faithfulness ragas",
+    "judges.steps": "step_alignment",
+    "models.classes": "fairness_bias profanity toxicity",
     "models.embeddings": "answer_relevancy_sent answer_sem_sent_similarity answer_semantic_similarity context_mrr "
     "context_relevancy_soft groundedness semantic_similarity",
     "models.likelihoods": "gptscore_mt gptscore_qa gptscore_sum_noref gptscore_sum_ref perplexity",
+    "models.summaries": "summarization_cf",
+    "models.support": "faithfulness_nli hallucination",
 }
 TABLE: Mapping[str, str] = {id: f"assay.evaluators.{module}" for module, ids in _HELD.items() for id in ids.split()}

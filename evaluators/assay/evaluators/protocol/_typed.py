@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from assay.evaluators.protocol._infinite import number_of
+
 
 def check(id: str, kind: type, parameters: Mapping[str, Any]) -> None:
     """Raises `ValueError` for a parameter whose value does not fit its annotation."""
@@ -14,6 +16,17 @@ def check(id: str, kind: type, parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         if not fits(value, hints[name]):
             raise ValueError(f"evaluator {id!r}: {name} is {_words(hints[name])}, not {value!r:.200}")
+
+
+def with_numbers(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with the infinite numbers that JSON has words for in the place of these, where a number is wanted."""
+    hints = _hints(kind)
+    return {name: _number(value, hints.get(name, Any)) for name, value in parameters.items()}
+
+
+def _number(value: Any, hint: Any) -> Any:
+    number = number_of(value)
+    return number if number is not value and not fits(value, hint) and fits(number, hint) else value
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -18,7 +18,7 @@ from assay.evaluators.protocol import Evaluator, as_evaluator, finish
 from assay.evaluators.scoring._cases import case_of
 from assay.evaluators.scoring._score import ascore
 
-_AT_ONCE = 50  # traces read, and judged, together
+AT_ONCE = 50  # traces read, and judged, together
 _COMPARED = ("inputs", "outputs", "reference_outputs", "history")  # by which a case is known as an example
 
 
@@ -134,12 +134,9 @@ def calibrate(
     key = key_of(judge, evaluator)
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     with opened(store, needed=not isinstance(judge, list | tuple) or votes_key is not None) as at:
-        given = _votes(at, votes, votes_key)
-        wanted = version or (evaluator.version if evaluator else None)
-        checked = check(_said(at, judge, key, given), given, wanted)
-        if missing and evaluator and checked.unjudged and at:
-            _judge_now(at, evaluator, checked.unjudged)
-            checked = check(_said(at, judge, key, given), given, wanted)
+        given = votes_in(at, votes, votes_key)
+        said = list(judge) if isinstance(judge, list | tuple) else None
+        checked = voted(at, said, key, given, evaluator, version=version, missing=missing)
         seen = dict(_seen(at, checked.pairs)) if at else {}
     return _calibration(key, votes_key, checked, seen, evaluator)
 
@@ -172,7 +169,7 @@ def opened(store: Store | str | None, *, needed: bool = True) -> Iterator[Store 
         found.close()
 
 
-def _votes(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
+def votes_in(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
     given = list(votes) if key is None else votes_of(store, key) if store else []
     if not given:
         where = f" under {key!r} in {store.where}" if key and store else ""
@@ -180,17 +177,35 @@ def _votes(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
     return given
 
 
-def _said(store: Store | None, judge: Any, key: str, votes: Sequence[Feedback]) -> list[Feedback]:
-    if isinstance(judge, list | tuple):
-        return list(judge)
-    return list(judgements(store, key, [vote.target for vote in votes])) if store else []
+def voted(
+    store: Store | None,
+    said: Sequence[Feedback] | None,
+    key: str,
+    votes: Sequence[Feedback],
+    evaluator: Evaluator | None = None,
+    *,
+    version: str | None = None,
+    missing: bool = False,
+) -> Checked:
+    """Votes beside what was `said` of the same, None: what the store has under a key, and with `missing` more of it."""
+    wanted = version or (evaluator.version if evaluator else None)
+    source = evaluator.make.source if evaluator else "model"
+
+    def read() -> Iterable[Feedback]:
+        return judgements(store, key, [vote.target for vote in votes], source) if store else ()
+
+    checked = check(read() if said is None else said, votes, wanted)
+    if missing and evaluator and checked.unjudged and store:
+        _judge_now(store, evaluator, checked.unjudged)
+        checked = check(read(), votes, wanted)
+    return checked
 
 
 def _judge_now(store: Store, evaluator: Evaluator, targets: Sequence[Target]) -> None:
     """Let the judge look at the voted traces that it has not judged, some at a time, and keep what it says."""
     ids = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id and target.span_id is None))
-    for place in range(0, len(ids), _AT_ONCE):
-        store.add_feedback(finish(_all(evaluator, store.many(ids[place : place + _AT_ONCE]))))
+    for place in range(0, len(ids), AT_ONCE):
+        store.add_feedback(finish(_all(evaluator, store.many(ids[place : place + AT_ONCE]))))
 
 
 async def _all(evaluator: Evaluator, traces: Sequence[Trace]) -> list[Feedback]:
@@ -201,8 +216,8 @@ async def _all(evaluator: Evaluator, traces: Sequence[Trace]) -> list[Feedback]:
 def _seen(store: Store, pairs: Sequence[Voted]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Per trace id what an example of a prompt may show of it, and how long its answer is."""
     ids = list(dict.fromkeys(pair.target.trace_id for pair in pairs if pair.target.trace_id))
-    for place in range(0, len(ids), _AT_ONCE):
-        for trace in store.many(ids[place : place + _AT_ONCE]):
+    for place in range(0, len(ids), AT_ONCE):
+        for trace in store.many(ids[place : place + AT_ONCE]):
             case = case_of(trace)
             fields = {name: _text(getattr(case, name)) for name in _COMPARED}
             yield trace.trace_id, {**fields, "length": len(fields["outputs"])}

@@ -1,0 +1,53 @@
+"""`assay models`: the models that evaluators know by name, where they are here, and what is in memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from assay.cli._common import emit, notes, table
+from assay.cli._options import JsonOption
+from assay.collector.format import ago
+
+if TYPE_CHECKING:
+    from assay.evaluators.models._here import Here
+    from assay.evaluators.models._register import Held
+
+
+def models(as_json: JsonOption = False) -> None:
+    """Models on this machine: those that have a name of their own, and those that your processes have loaded.
+
+    Example: `assay models --json`
+    """
+    from assay.evaluators.models._here import here
+    from assay.evaluators.models._register import held
+
+    known, loaded = list(here()), held()
+    if as_json:
+        emit([*map(_described, known), *({"loaded": asdict(one)} for one in loaded)])
+        return
+    table(("name", "for", "where", "size"), map(_cells, known))
+    notes.print("any other: a folder, or its name on the hub; docs/models.md", markup=False)
+    if loaded:
+        table(("loaded", "process", "device", "memory", "from", "since"), map(_held, loaded))
+    else:
+        notes.print("no process of yours has a model loaded")
+
+
+def _cells(one: Here) -> tuple[str, ...]:
+    absent = f"not here: hf download {one.preset.hub}"
+    return one.preset.name, one.preset.use, one.folder or absent, _mb(one.bytes) if one.folder else ""
+
+
+def _held(one: Held) -> tuple[str, ...]:
+    process = f"{one.pid} {one.command}"
+    return one.model, process, one.device, _mb(one.parameters_bytes), one.where, ago(int(one.since * 1e9))
+
+
+def _described(one: Here) -> dict[str, Any]:
+    preset = {key: value for key, value in asdict(one.preset).items() if key != "remote_code"}
+    return {**preset, "where": one.folder, "bytes": one.bytes}
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"

@@ -1,0 +1,222 @@
+"""Texts to probabilities by label: a sequence classifier of transformers, or a function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from assay.evaluators.models._encoding import Encoding
+from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
+from assay.evaluators.models._presets import DEFAULT
+from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.models._trust import trusting
+from assay.evaluators.models._windows import limit_of, spans_with, windows
+
+if TYPE_CHECKING:
+    from assay.evaluators.models._encoding import Vectors
+
+Activation: TypeAlias = Literal["sigmoid", "softmax"]
+WANTED = "a function of a list of texts that gives probabilities by label for each"
+_encodings: dict[Hashable, Encoding] = {}
+
+
+class TextClassifier:
+    """Probabilities of labels, each text looked at once per process and model; nothing is loaded before the first one.
+
+    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts that gives a dict for
+    each, or one dict of lists, as Detoxify does. Of logits probabilities are made by a sigmoid for each label where the
+    model's configuration says `multi_label_classification`, or has one label, else by a softmax over all; `activation`
+    says it where the configuration does not, or is wrong. `device` is "cuda", "mps" or "cpu" (None: the first that
+    there is), `batch_size` in texts. Weights that run code when they are loaded (`remote_code`), or that are pickles
+    (`pickle`), are loaded only where that is said. Raises `NoModel` where the model, or what runs it, is not here.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Callable[[list[str]], Any] | None = None,
+        *,
+        name: str | None = None,
+        device: str | None = None,
+        batch_size: int = 32,
+        token: str | None = None,
+        remote_code: bool = False,
+        pickle: bool = False,
+        activation: Activation | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is 1 or more, not {batch_size!r}")
+        if activation not in (None, "sigmoid", "softmax"):
+            raise ValueError(f"activation is 'sigmoid' or 'softmax', not {activation!r}")
+        self._function = model if callable(model) else None
+        self._given = DEFAULT["classes"] if model is None or callable(model) else model
+        self._name = name
+        self.device, self.batch_size = device, batch_size
+        self._token, self._remote_code, self._pickle = token, remote_code, pickle
+        self._activation = activation
+
+    @property
+    def name(self) -> str:
+        """What people call it: for thresholds, versions, and pages."""
+        if self._name is not None:
+            return self._name
+        if self._function is not None:
+            return getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        return self._place.name
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What its probabilities depend on."""
+        return {"model": self.name, "function": self._function is not None, "activation": self._activation}
+
+    def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        """Of each text, in their order, the probability of each label. Raises what the model raises for one of them.
+
+        A text that the model cannot read whole is cut at its end: `windows` gives parts that it can.
+        """
+        if not texts:
+            return []
+        if self._function is not None:
+            return _checked(self._function(list(texts)), len(texts), self.name)
+        rows = self._encoding()(texts)
+        labels = self._labels()
+        return [dict(zip(labels, rows[text].tolist(), strict=True)) for text in texts]
+
+    def each(self, texts: Sequence[str]) -> dict[str, dict[str, float] | Exception]:
+        """The probabilities for each text, or why the model fails for this one. Raises `NoModel`: no text's fault."""
+        found: dict[str, dict[str, float] | Exception] = {}
+        waiting = [list(dict.fromkeys(texts))]
+        while waiting:
+            part = waiting.pop()
+            try:
+                found |= dict(zip(part, self.classify(part), strict=True))
+            except NoModel:
+                raise
+            except Exception as error:
+                if len(part) == 1:
+                    found[part[0]] = error
+                else:
+                    waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
+        return found
+
+    def windows(self, text: str) -> list[str]:
+        """The text, or parts of it that the model reads whole, with an overlap; a function is given it as it is."""
+        if self._function is not None:
+            return [text]
+        held = self._loaded()
+        tokenizer, network = held.model
+        with held.running:  # a tokenizer serves one at a time
+            room = limit_of(tokenizer, network.config) - tokenizer.num_special_tokens_to_add()
+            return windows(text, spans_with(tokenizer), room)
+
+    def load(self) -> None:
+        """Load the model now. Raises `NoModel`."""
+        if self._function is None:
+            self._loaded()
+
+    @cached_property
+    def _place(self) -> Place:
+        return find(self._given)
+
+    def _encoding(self) -> Encoding:
+        key = *self._key(), self._activation
+        return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._predict))
+
+    def _key(self) -> tuple[Hashable, ...]:
+        return "classes", self._place.where, self.device, self._remote_code
+
+    def _loaded(self) -> Loaded:
+        return shared(self._key(), self._load)
+
+    def _load(self) -> Loaded:
+        place = self._place
+        with loading(place, f"classifying with {place.name}"), trusting(place, "TextClassifier"):
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+            device = device_of(self.device)
+            asked = {"token": self._token, "local_files_only": is_offline(), "trust_remote_code": self._remote_code}
+            weights = {} if self._pickle else {"use_safetensors": True}
+            network = AutoModelForSequenceClassification.from_pretrained(place.where, **asked, **weights)
+            network = network.to(device).eval()
+            model = AutoTokenizer.from_pretrained(place.where, **asked), network
+        return Loaded(model, place.name, "classes", place.where, device, bytes_of(network), 0.0)
+
+    def _labels(self) -> list[str]:
+        config = self._loaded().model[1].config
+        return [str(config.id2label[place]) for place in range(config.num_labels)]
+
+    def _predict(self, texts: list[str]) -> Vectors:
+        import numpy
+
+        held = self._loaded()
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))  # so that little is padded
+        with held.running:
+            held.texts += len(texts)
+            rows = [self._probabilities(held.model, [texts[place] for place in part]) for part in self._parts(order)]
+        found: Vectors = numpy.concatenate(rows)[numpy.argsort(order)]
+        if not numpy.isfinite(found).all():
+            raise ValueError(f"{self.name!r} gave a number that is not finite for a text")
+        return found
+
+    def _parts(self, order: list[int]) -> list[list[int]]:
+        return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+
+    def _probabilities(self, model: Any, texts: list[str]) -> Any:
+        import torch
+
+        tokenizer, network = model
+        longest = limit_of(tokenizer, network.config)
+        given = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=longest)
+        with torch.inference_mode():
+            logits = network(**given.to(network.device)).logits.float()
+        sigmoid = (self._activation or _activation(network.config)) == "sigmoid"
+        return (logits.sigmoid() if sigmoid else logits.softmax(-1)).cpu().numpy()
+
+
+def text_classifier(given: Any = None, **options: Any) -> TextClassifier:
+    """A classifier of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (a default).
+
+    Raises `NoModel` for anything else.
+    """
+    if isinstance(given, TextClassifier):
+        return given
+    if isinstance(given, Mapping):
+        return TextClassifier(**{**options, **given})
+    if given is None or isinstance(given, str | os.PathLike):
+        return TextClassifier(given, **options)
+    predict = getattr(given, "predict", given)  # Detoxify's models are no functions
+    if callable(predict):
+        return TextClassifier(predict, name=None if predict is given else type(given).__name__, **options)
+    raise NoModel(f"a text classifier is a model's name, a folder, or {WANTED}, not {given!r:.200}")
+
+
+def _activation(config: Any) -> Activation:
+    several = getattr(config, "problem_type", None) == "multi_label_classification"
+    return "sigmoid" if several or config.num_labels == 1 else "softmax"
+
+
+def _checked(given: Any, number: int, name: str) -> list[dict[str, float]]:
+    """What a function gives, as a dict of finite numbers for each text. Raises `ValueError`."""
+    if isinstance(given, Mapping):  # of lists, by label
+        given = _by_text(given, number)
+    if not isinstance(given, list | tuple) or len(given) != number:
+        raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {WANTED}")
+    return [_numbers(row, name) for row in given]
+
+
+def _by_text(given: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+    columns = {label: list(values) for label, values in given.items() if hasattr(values, "__len__")}
+    if len(columns) != len(given) or any(len(values) != number for values in columns.values()):
+        raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {WANTED}")
+    return [{label: values[place] for label, values in columns.items()} for place in range(number)]
+
+
+def _numbers(row: Any, name: str) -> dict[str, float]:
+    try:
+        found = {str(label): float(value) for label, value in row.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"a text classifier gave {row!r:.100} for a text: it is {WANTED}") from None
+    if not all(0 <= value <= 1 for value in found.values()):
+        raise ValueError(f"{name!r} gave {row!r:.200} for a text: a probability is a number from 0 to 1")
+    return found

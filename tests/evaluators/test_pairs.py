@@ -1,0 +1,131 @@
+"""Pairs of texts to scores, against transformers on tiny models that the session builds."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from assay.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
+from evaluators.tiny_models import relabel
+
+pytest.importorskip("sentence_transformers")
+TEXTS = {
+    "empty": "",
+    "one word": "Paris",
+    "emoji": "🙂🙃 👩‍👩‍👧",
+    "arabic": "ما هي عاصمة فرنسا؟ إنها باريس.",
+    "chinese": "法国的首都是巴黎。它在塞纳河上。",
+    "long": "Mont Blanc is in the Alps. " * 1000,
+    "usual": "Mont Blanc is 4,806 m high.",
+}
+
+
+def direct(folder, pairs):
+    """The logits of each pair by itself."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        return [model(**tokenizer([pair], truncation=True, return_tensors="pt")).logits[0] for pair in pairs]
+
+
+def test_one_score_is_that_of_the_model_after_its_sigmoid(tiny_relevance):
+    pairs = [(one, TEXTS["usual"]) for one in TEXTS.values()]
+    expected = [logits.sigmoid().item() for logits in direct(tiny_relevance, pairs)]
+    assert PairScorer(tiny_relevance, device="cpu").score(pairs) == pytest.approx(expected, abs=1e-5)
+
+
+def test_inference_goes_by_the_names_of_the_labels(tiny_nli):
+    pairs = [(TEXTS["usual"], one) for one in TEXTS.values()]
+    found = PairScorer(tiny_nli, device="cpu").infer(pairs)
+    for one, logits in zip(found, direct(tiny_nli, pairs), strict=True):
+        against, follows, neither = logits.softmax(-1).tolist()
+        assert (one.entailment, one.neutral, one.contradiction) == pytest.approx((follows, neither, against), abs=1e-5)
+
+
+def test_a_model_without_the_three_labels_is_refused_with_what_it_has(tiny_nli, tmp_path):
+    folder = shutil.copytree(tiny_nli, tmp_path / "unnamed")
+    relabel(folder, ["LABEL_0", "LABEL_1", "LABEL_2"])
+    with pytest.raises(NoModel, match=r"'unnamed' gives 'LABEL_0', 'LABEL_1', 'LABEL_2' for a pair: an NLI model has"):
+        PairScorer(folder, device="cpu").infer([("a", "b")])
+    said = PairScorer(folder, device="cpu", labels=("contradiction", "entailment", "neutral"))
+    assert said.infer([("a", "b")]) == PairScorer(tiny_nli, device="cpu").infer([("a", "b")])
+
+
+def test_each_pair_is_asked_for_once():
+    asked = []
+    scorer = PairScorer(lambda pairs: asked.append(pairs) or [float(len(one + other)) for one, other in pairs])
+    assert scorer.score([("a", "bc"), ("ab", "c"), ("a", "bc"), ("", "")]) == [3.0, 3.0, 3.0, 0.0]
+    assert asked == [[("a", "bc"), ("ab", "c"), ("", "")]]
+
+
+def test_a_pair_that_the_model_cannot_take_fails_alone():
+    def refuses(pairs):
+        if ("bad", "x") in pairs:
+            raise RuntimeError("no score for bad")
+        return [0.5] * len(pairs)
+
+    found = PairScorer(refuses).each([(one, "x") for one in ("a", "bad", "b", "c")])
+    assert str(found.pop(("bad", "x"))) == "no score for bad"
+    assert found == {("a", "x"): (0.5,), ("b", "x"): (0.5,), ("c", "x"): (0.5,)}
+
+
+def test_a_number_that_is_not_finite_fails_alone():
+    found = PairScorer(lambda pairs: [float("nan") if one == "bad" else 1.0 for one, _ in pairs]).each(
+        [("bad", ""), ("good", "")]
+    )
+    assert found["good", ""] == (1.0,)
+    assert "not finite" in str(found["bad", ""])
+
+
+@pytest.mark.parametrize(
+    "gives",
+    [
+        lambda pairs: [{"Neutral": 0.2, "CONTRADICTION": 0.1, "entailment": 0.7}] * len(pairs),
+        lambda pairs: [[0.7, 0.2, 0.1]] * len(pairs),
+    ],
+)
+def test_a_function_may_tell_the_three_apart(gives):
+    [found] = PairScorer(gives).infer([("a", "b")])
+    assert (found.entailment, found.neutral, found.contradiction) == pytest.approx((0.7, 0.2, 0.1))
+    assert isinstance(found, Inference)
+
+
+@pytest.mark.parametrize(
+    ("gives", "what"),
+    [
+        (lambda pairs: [1.0], "gave an array of"),
+        (lambda pairs: [[1.0, 2.0]] * 2, "gave an array of"),
+        (lambda pairs: "no", "gave 'no'"),
+        (lambda pairs: [{"entailment": 1.0}] * 2, "without neutral, contradiction"),
+        (lambda pairs: [float("inf")] * 2, "not finite"),
+    ],
+)
+def test_what_is_no_score_is_said(gives, what):
+    with pytest.raises(ValueError, match=what):
+        PairScorer(gives).score([("a", "b"), ("b", "a")])
+
+
+def test_one_score_is_no_inference():
+    with pytest.raises(NoModel, match="gives one score for a pair: what is asked for are entailment"):
+        PairScorer(lambda pairs: [1.0], name="mine").infer([("a", "b")])
+
+
+def test_what_names_no_pair_scorer_is_refused():
+    with pytest.raises(NoModel, match="a pair scorer is a model's name, a folder"):
+        pair_scorer(5)
+
+
+def test_no_pairs_need_no_model():
+    assert PairScorer("no/such-model").score([]) == []
+
+
+def test_a_cross_encoder_that_is_there_is_a_scorer(tiny_relevance):
+    from sentence_transformers import CrossEncoder
+
+    model = CrossEncoder(str(tiny_relevance), device="cpu")
+    assert pair_scorer(model).score([("a", "b")]) == PairScorer(tiny_relevance, device="cpu").score([("a", "b")])
+    assert pair_scorer(model).name == "CrossEncoder"

@@ -1,0 +1,72 @@
+"""What is told while a model loads or reads many texts."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from assay.evaluators.protocol import _telling
+from assay.evaluators.protocol._telling import telling, told_to, tracked
+
+
+def test_who_draws_already_is_told_and_told_when_it_is_over():
+    said: list[str] = []
+    with told_to(said.append), pytest.raises(ValueError, match="broken"), telling("loading x"):
+        assert said == ["loading x"]
+        raise ValueError("broken")
+    assert said == ["loading x", ""]
+
+
+def test_nobody_is_told_where_nobody_looks(capfd: pytest.CaptureFixture[str]):
+    with telling("loading x"):
+        assert list(tracked([["a"], ["b", "c"]], "texts embedded")) == [["a"], ["b", "c"]]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_how_far_it_is_is_told_when_it_takes_a_while(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_telling, "PATIENCE", -1.0)
+    said: list[str] = []
+    with told_to(said.append):
+        assert list(tracked([["a"] * 1000, ["b"] * 1000], "texts embedded"))
+    assert said == ["1,000 of 2,000 texts embedded", "2,000 of 2,000 texts embedded", ""]
+
+
+def test_one_part_is_told_of_by_nobody(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_telling, "PATIENCE", -1.0)
+    said: list[str] = []
+    with told_to(said.append):
+        assert list(tracked([["a"]], "texts embedded")) == [["a"]]
+    assert said == []
+
+
+def test_a_terminal_shows_both():
+    script = (
+        "from assay.evaluators.protocol import _telling as t\n"
+        "t.PATIENCE = -1.0\n"
+        "with t.telling('loading tiny'): pass\n"
+        "list(t.tracked([['a'], ['b']], 'texts embedded'))\n"
+    )
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env=environment) as program:
+        os.close(theirs)
+        shown = _all(ours)
+        assert program.wait(60) == 0
+    assert "loading tiny" in shown
+    assert "texts embedded" in shown
+
+
+def _all(terminal: int) -> str:
+    parts = []
+    try:
+        while part := os.read(terminal, 4096):
+            parts.append(part)
+    except OSError:  # the other side is gone
+        pass
+    finally:
+        os.close(terminal)
+    return b"".join(parts).decode()

@@ -1,0 +1,70 @@
+"""Thresholds: infinite ones on their way through JSON and stores, and whose they are."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from math import inf
+
+import orjson
+import pytest
+
+from assay.collector.client import HTTPStore
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.evaluators import Experiment, Metric, evaluate, evaluator, from_dict, get, monitor
+from assay.evaluators.monitors._data import of_data
+
+
+@contextmanager
+def sqlite(folder):
+    with SQLiteStore(folder / "assay.db") as store:
+        yield store
+
+
+@contextmanager
+def http(folder):
+    with SQLiteStore(folder / "assay.db") as kept, Server(kept) as server, HTTPStore(server.url) as store:
+        yield store
+
+
+def through_json(value):
+    return orjson.loads(orjson.dumps(value))
+
+
+@pytest.mark.parametrize("threshold", [inf, -inf, 0.5, None])
+def test_a_threshold_survives_json(threshold):
+    metric = Metric("loss", (-inf, inf), higher_is_better=False, threshold=threshold)
+    again = Metric.from_dict(through_json(metric.to_dict()))
+    assert (again.key, again.threshold, again.higher_is_better) == ("loss", threshold, False)
+
+
+@pytest.mark.parametrize("option", ["threshold", "metric_threshold"])
+def test_an_evaluator_with_an_infinite_threshold_is_made_again_from_json(option):
+    plain = through_json(get("latency", **{option: inf}).to_dict())
+    assert plain["init_parameters"] == {option: "Infinity"}
+    assert from_dict(plain).metrics[0].threshold == inf
+
+
+def test_a_parameter_that_is_infinite_survives_json_and_a_text_that_says_infinity_stays_a_text():
+    limited = from_dict(through_json(get("has_span", max_seconds=inf).to_dict()))
+    assert limited.origin["init_parameters"] == {"max_seconds": inf}
+    assert from_dict(through_json(get("contains", text="Infinity").to_dict())).function.text == "Infinity"
+
+
+@pytest.mark.parametrize("opened", [sqlite, http])
+def test_of_an_experiment_that_is_read_back_all_scores_are_below_infinity(opened, tmp_path):
+    loss = evaluator(lambda outputs: len(outputs), key="loss", range=(0, inf), higher_is_better=False, threshold=inf)
+    with opened(tmp_path) as store:
+        made = evaluate([{"inputs": {"text": "a"}}], lambda text: text, evaluators=[loss], store=store, progress=False)
+        assert made.record.evaluators[0]["metrics"][0]["threshold"] == "Infinity"
+        assert Experiment.load(store, made.id).summary()["loss"].passed == 1.0
+
+
+@pytest.mark.parametrize("opened", [sqlite, http])
+def test_a_rule_of_data_has_its_infinite_threshold(opened, tmp_path):
+    rule = monitor("fast", evaluators=[get("latency", threshold=inf)]).record
+    with opened(tmp_path) as store:
+        store.save_rule(rule)
+        [read] = store.rules()
+    assert of_data(read).evaluators[0].metrics[0].threshold == inf
+    assert read.version == rule.version != monitor("fast", evaluators=[get("latency")]).record.version
