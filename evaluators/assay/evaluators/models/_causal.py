@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from assay.evaluators.models._find import NoModel
+from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vector
@@ -74,7 +75,8 @@ class Causal:
         width, stride = self._width(how)
         rows = [row for whose, one in enumerate(given) for row in _windows(whose, one, width, stride)]
         parts: list[list[tuple[int, Vector]]] = [[] for _ in pairs]
-        for batch in _batches(rows, self._fitting(how.batch_tokens)):
+        batches = list(_batches(rows, self._fitting(how.batch_tokens)))
+        for batch in tracked(batches, "windows of texts read"):
             for place, found in zip(batch, self._scores([rows[place] for place in batch]), strict=True):
                 parts[rows[place].whose].append((place, found))
         return [self._joined(found) for found in parts]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from assay.evaluators.models._each import each
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
 from assay.evaluators.models._presets import DEFAULT
@@ -86,20 +87,7 @@ class TextClassifier:
 
     def each(self, texts: Sequence[str]) -> dict[str, dict[str, float] | Exception]:
         """The probabilities for each text, or why the model fails for this one. Raises `NoModel`: no text's fault."""
-        found: dict[str, dict[str, float] | Exception] = {}
-        waiting = [list(dict.fromkeys(texts))]
-        while waiting:
-            part = waiting.pop()
-            try:
-                found |= dict(zip(part, self.classify(part), strict=True))
-            except NoModel:
-                raise
-            except Exception as error:
-                if len(part) == 1:
-                    found[part[0]] = error
-                else:
-                    waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
-        return found
+        return each(self.classify, texts)
 
     def windows(self, text: str) -> list[str]:
         """The text, or parts of it that the model reads whole, with an overlap; a function is given it as it is."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from assay.evaluators.models._each import each, joined, parted
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
 from assay.evaluators.models._hhem import KIND, WINDOW, Consistency
@@ -118,20 +119,7 @@ class PairScorer:
 
         Raises `NoModel`, which is no pair's fault.
         """
-        found: dict[Pair, tuple[float, ...] | Exception] = {}
-        waiting = [list(dict.fromkeys(pairs))]
-        while waiting:
-            part = waiting.pop()
-            try:
-                found |= dict(zip(part, self._rows(part), strict=True))
-            except NoModel:
-                raise
-            except Exception as error:
-                if len(part) == 1:
-                    found[part[0]] = error
-                else:
-                    waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
-        return found
+        return each(self._rows, pairs)
 
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""
@@ -162,7 +150,7 @@ class PairScorer:
     def _rows(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         if not pairs:
             return []
-        texts = [_joined(*pair) for pair in pairs]
+        texts = [joined(*pair) for pair in pairs]
         rows = self._encoding()(texts)
         return [tuple(rows[text].tolist()) for text in texts]
 
@@ -208,7 +196,7 @@ class PairScorer:
         labels = self._order(held.model)
         order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
         size = _PART * self.batch_size
-        parts = [[_parted(texts[place]) for place in order[at : at + size]] for at in range(0, len(texts), size)]
+        parts = [[parted(texts[place]) for place in order[at : at + size]] for at in range(0, len(texts), size)]
         with held.running:
             held.texts += len(texts)
             given = [_predicted(held.model, part, self.batch_size, labels) for part in tracked(parts, "pairs scored")]
@@ -224,7 +212,7 @@ class PairScorer:
 
     def _asked(self, texts: list[str]) -> Vectors:
         assert self._function is not None
-        pairs = [_parted(text) for text in texts]
+        pairs = [parted(text) for text in texts]
         return _finite(self._checked(self._function(list(pairs)), len(pairs)), self.name)
 
     def _checked(self, given: Any, number: int) -> Vectors:
@@ -325,13 +313,3 @@ def _by_label(row: Mapping[str, float]) -> dict[str, float]:
     if missing := [label for label in LABELS if label not in plain]:
         raise ValueError(f"a pair scorer gave {row!r:.200}, without {', '.join(missing)}: it is {WANTED}")
     return plain
-
-
-def _joined(one: str, other: str) -> str:
-    """A pair as one text, from which it can be told again."""
-    return f"{len(one)} {one}{other}"
-
-
-def _parted(text: str) -> Pair:
-    length, _, rest = text.partition(" ")
-    return rest[: int(length)], rest[int(length) :]
