@@ -303,6 +303,27 @@ def test_weights_that_are_pickles_are_loaded_where_that_is_said(tmp_path):
     LikelihoodModel(folder, pickle=True).load()
 
 
+def test_a_model_that_reads_both_ways_is_refused(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    saved(tmp_path, transformers.BertConfig(vocab_size=400, initializer_range=0.5, **sizes))
+    [found] = score(get("perplexity", model=tmp_path), outputs=USUAL)
+    assert "is no causal language model: a token changes what is told of those before it" in found.error
+
+
+def test_a_model_without_a_head_is_refused_and_not_given_a_random_one(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    saved(tmp_path, transformers.LlamaConfig(vocab_size=400, **sizes))
+    transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    [found] = score(get("perplexity", model=tmp_path), outputs=USUAL)
+    assert "is no causal language model: it has no weights 'lm_head.weight'" in found.error
+
+
+def test_numbers_that_are_not_finite_are_an_error_and_no_score(tmp_path):
+    saved(tmp_path, gpt2(initializer_range=1e30))
+    [found] = score(get("perplexity", model=tmp_path), outputs=USUAL)
+    assert "gave a log-probability that is not finite" in found.error
+
+
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     [found] = score(get("perplexity"), outputs="a b")

@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from assay.evaluators.models._find import NoModel
+from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vector
@@ -52,7 +53,7 @@ class _Window:
 
 
 class Causal:
-    """A model of transformers with its tokenizer, in memory. Not for two threads at once."""
+    """A model of transformers with its tokenizer, in memory. Not for two threads at once. Raises `NoModel`."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self.model, self.name = model, name
@@ -60,7 +61,7 @@ class Causal:
         tokenizer.split_special_tokens = True  # a text that quotes "<|endoftext|>" is read as any other
         tokenizer.model_max_length = int(1e30)  # windows are ours: no warning
         self._context = _context(model.config)
-        self._head = _head(model)
+        self._head = _head(model, name)
 
     def log_probabilities(self, pairs: Sequence[Pair], how: Reading) -> list[Vector]:
         """Of each pair an array of (tokens of the text that have one before them,), natural logarithms.
@@ -74,7 +75,8 @@ class Causal:
         width, stride = self._width(how)
         rows = [row for whose, one in enumerate(given) for row in _windows(whose, one, width, stride)]
         parts: list[list[tuple[int, Vector]]] = [[] for _ in pairs]
-        for batch in _batches(rows, self._fitting(how.batch_tokens)):
+        batches = list(_batches(rows, self._fitting(how.batch_tokens)))
+        for batch in tracked(batches, "windows of texts read"):
             for place, found in zip(batch, self._scores([rows[place] for place in batch]), strict=True):
                 parts[rows[place].whose].append((place, found))
         return [self._joined(found) for found in parts]
@@ -219,21 +221,24 @@ def _padded(rows: Sequence[_Window], device: Any) -> tuple[Any, Any]:
     return ids.to(device), None if mask.all() else mask.to(device)
 
 
-def _head(model: Any) -> Any:
+def _head(model: Any, name: str) -> Any:
     """The layer that makes logits of the last hidden states; None where logits are something else as well.
 
-    Some models scale or cap them (Gemma 2, Cohere, Granite): both ways are tried on a few tokens.
+    Some models scale or cap them (Gemma 2, Cohere, Granite): both ways are tried on a few tokens. Raises `NoModel`
+    where what comes later changes what was before, as in BERT.
     """
     import torch
 
-    head = model.get_output_embeddings()
-    if head is None or model.base_model is model:
-        return None
     with torch.inference_mode():
-        few = torch.arange(min(4, _vocabulary(model.config)), device=model.device).unsqueeze(0)
-        states = getattr(model.base_model(input_ids=few, use_cache=False), "last_hidden_state", None)
-        same = states is not None and torch.equal(head(states), model(input_ids=few, use_cache=False).logits)
-    return head if same else None
+        few = torch.tensor([[0, 1, 2, 0], [0, 1, 2, 1]], device=model.device)
+        logits = model(input_ids=few, use_cache=False).logits
+        if not torch.allclose(logits[0, :3], logits[1, :3], rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise NoModel(f"{name!r} is no causal language model: a token changes what is told of those before it")
+        head, body = model.get_output_embeddings(), model.base_model
+        if head is None or body is model:
+            return None
+        states = getattr(body(input_ids=few, use_cache=False), "last_hidden_state", None)
+        return head if states is not None and torch.equal(head(states), logits) else None
 
 
 def _context(config: Any) -> int | None:

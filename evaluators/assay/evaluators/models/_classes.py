@@ -7,12 +7,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from assay.evaluators.models._each import each
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
 from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
 from assay.evaluators.models._trust import trusting
 from assay.evaluators.models._windows import limit_of, spans_with, windows
+from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vectors
@@ -85,20 +87,7 @@ class TextClassifier:
 
     def each(self, texts: Sequence[str]) -> dict[str, dict[str, float] | Exception]:
         """The probabilities for each text, or why the model fails for this one. Raises `NoModel`: no text's fault."""
-        found: dict[str, dict[str, float] | Exception] = {}
-        waiting = [list(dict.fromkeys(texts))]
-        while waiting:
-            part = waiting.pop()
-            try:
-                found |= dict(zip(part, self.classify(part), strict=True))
-            except NoModel:
-                raise
-            except Exception as error:
-                if len(part) == 1:
-                    found[part[0]] = error
-                else:
-                    waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
-        return found
+        return each(self.classify, texts)
 
     def windows(self, text: str) -> list[str]:
         """The text, or parts of it that the model reads whole, with an overlap; a function is given it as it is."""
@@ -124,7 +113,7 @@ class TextClassifier:
         return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._predict))
 
     def _key(self) -> tuple[Hashable, ...]:
-        return "classes", self._place.where, self.device, self._remote_code
+        return "classes", self._place.where, self.device, self._remote_code, self._pickle
 
     def _loaded(self) -> Loaded:
         return shared(self._key(), self._load)
@@ -153,7 +142,8 @@ class TextClassifier:
         order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))  # so that little is padded
         with held.running:
             held.texts += len(texts)
-            rows = [self._probabilities(held.model, [texts[place] for place in part]) for part in self._parts(order)]
+            parts = tracked(self._parts(order), "texts classified")
+            rows = [self._probabilities(held.model, [texts[place] for place in part]) for part in parts]
         found: Vectors = numpy.concatenate(rows)[numpy.argsort(order)]
         if not numpy.isfinite(found).all():
             raise ValueError(f"{self.name!r} gave a number that is not finite for a text")

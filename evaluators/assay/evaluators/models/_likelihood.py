@@ -10,11 +10,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from assay.evaluators.models._causal import Causal, Pair, Reading
+from assay.evaluators.models._each import each, joined, parted
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, is_offline, loading
 from assay.evaluators.models._gguf import check, place_of
 from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.models._trust import trusting
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vector, Vectors
@@ -33,9 +35,8 @@ class LikelihoodModel:
 
     `model` is a folder, a model of the hub, a preset's name, a GGUF file (which needs `gguf` and `accelerate`), or a
     function of a list of (prefix, text). `device` is "cuda", "mps" or "cpu" (None: the first that there is); `dtype`
-    "float32", or "bfloat16" or "float16" for half of the memory and scores that differ in the third digit. Weights
-    that run code when they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where that is
-    said.
+    "float32", or "bfloat16" or "float16" for half of the memory and two or three digits. Weights that run code when
+    they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where that is said.
 
     Prefix and text are tokenized as one; a token with characters of both, as a space before a word, is the text's.
     What special tokens are called is read as text. The first token has nothing before it: it has no log-probability,
@@ -94,29 +95,13 @@ class LikelihoodModel:
         """
         if not pairs:
             return []
-        keys = [_key(*pair) for pair in pairs]
+        keys = [joined(*pair) for pair in pairs]
         found = self._encoding()(keys)
         return [found[key] for key in keys]
 
     def each(self, pairs: Sequence[Pair]) -> dict[Pair, Vector | Exception]:
-        """The log-probabilities of each, or why the model fails for this one. Raises `NoModel`, which is none's fault.
-
-        What fails together is tried in halves.
-        """
-        found: dict[Pair, Vector | Exception] = {}
-        waiting = [list(dict.fromkeys(pairs))]
-        while waiting:
-            part = waiting.pop()
-            try:
-                found |= dict(zip(part, self.log_probabilities(part), strict=True))
-            except NoModel:
-                raise
-            except Exception as error:
-                if len(part) == 1:
-                    found[part[0]] = error
-                else:
-                    waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
-        return found
+        """The log-probabilities of each, or why the model fails for this one. Raises `NoModel`: no text's fault."""
+        return each(self.log_probabilities, pairs)
 
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""
@@ -135,14 +120,14 @@ class LikelihoodModel:
 
     def _loaded_as(self) -> tuple[Hashable, ...]:
         place, file = self._place
-        return "likelihood", place.where, file, self.device, self.dtype, self._remote_code
+        return "likelihood", place.where, file, self.device, self.dtype, self._remote_code, self._pickle
 
     def _loaded(self) -> Loaded:
         return shared(self._loaded_as(), self._load)
 
     def _load(self) -> Loaded:
         place, file = self._place
-        with loading(place, f"log-probabilities with {place.name}"):
+        with loading(place, f"log-probabilities with {place.name}"), trusting(place, "LikelihoodModel"):
             if file is not None:
                 check()
             import torch
@@ -153,7 +138,11 @@ class LikelihoodModel:
             tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
             if file is None and not self._pickle:
                 options["use_safetensors"] = True
-            model: Any = AutoModelForCausalLM.from_pretrained(place.where, **options)
+            model, told = cast(Any, AutoModelForCausalLM.from_pretrained)(
+                place.where, output_loading_info=True, **options
+            )
+            if missing := sorted(told["missing_keys"]):
+                raise NoModel(f"{place.name!r} is no causal language model: it has no weights {missing[0]!r}")
             model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
             causal = Causal(model, tokenizer, place.name)
         return Loaded(causal, place.name, "likelihood", place.where, device, bytes_of(model), 0.0)
@@ -166,13 +155,13 @@ class LikelihoodModel:
         held = self._loaded()
         with held.running:
             held.texts += len(keys)
-            found = held.model.log_probabilities([_pair(key) for key in keys], self.reading)
+            found = held.model.log_probabilities([parted(key) for key in keys], self.reading)
             return cast("Vectors", found)
 
     def _asked(self, keys: list[str]) -> Vectors:
         """What a function gives, if these are log-probabilities. Raises `ValueError`."""
         assert self._function is not None
-        given = self._function([_pair(key) for key in keys])
+        given = self._function([parted(key) for key in keys])
         if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != len(keys):
             raise ValueError(f"a likelihood model gave {given!r:.100} for {len(keys)} texts: it is {WANTED}")
         return cast("Vectors", [_checked(one) for one in given])
@@ -233,13 +222,3 @@ def _checked(given: Any) -> Vector:
     if found.ndim != 1 or not numpy.isfinite(found).all() or (found > 0).any():
         raise ValueError(f"a likelihood model gave {given!r:.100}: log-probabilities are finite, and 0 at most")
     return cast("Vector", found)
-
-
-def _key(prefix: str, text: str) -> str:
-    """A pair as one text, from which it can be told again."""
-    return f"{len(prefix)} {prefix}{text}"
-
-
-def _pair(key: str) -> Pair:
-    length, _, both = key.partition(" ")
-    return both[: int(length)], both[int(length) :]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from assay.evaluators.models._each import each, joined, parted
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
 from assay.evaluators.models._hhem import KIND, WINDOW, Consistency
@@ -20,6 +21,7 @@ from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
 from assay.evaluators.models._trust import trusting
 from assay.evaluators.models._windows import limit_of, spans_with, windows
+from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vectors
@@ -38,6 +40,7 @@ _ALSO = {  # how models of fact checking (FEVER, VitaminC) name the three
     "nei": "neutral",
 }
 _ORDERS = {"vitaminc": ("entailment", "contradiction", "neutral")}  # of presets, as SummaC's own code has it
+_PART = 16  # batches between two looks at how far it is
 _encodings: dict[Hashable, Encoding] = {}
 
 
@@ -116,20 +119,7 @@ class PairScorer:
 
         Raises `NoModel`, which is no pair's fault.
         """
-        found: dict[Pair, tuple[float, ...] | Exception] = {}
-        waiting = [list(dict.fromkeys(pairs))]
-        while waiting:
-            part = waiting.pop()
-            try:
-                found |= dict(zip(part, self._rows(part), strict=True))
-            except NoModel:
-                raise
-            except Exception as error:
-                if len(part) == 1:
-                    found[part[0]] = error
-                else:
-                    waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
-        return found
+        return each(self._rows, pairs)
 
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""
@@ -167,7 +157,7 @@ class PairScorer:
     def _rows(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         if not pairs:
             return []
-        texts = [_joined(*pair) for pair in pairs]
+        texts = [joined(*pair) for pair in pairs]
         rows = self._encoding()(texts)
         return [tuple(rows[text].tolist()) for text in texts]
 
@@ -178,7 +168,7 @@ class PairScorer:
         return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._predict))
 
     def _key(self) -> Hashable:
-        return "pairs", self._place.where, self.device, self._remote_code, self._labels
+        return "pairs", self._place.where, self.device, self._remote_code, self._pickle, self._labels
 
     def _loaded(self) -> Loaded:
         return shared(self._key(), self._load)
@@ -206,12 +196,18 @@ class PairScorer:
         )
 
     def _predict(self, texts: list[str]) -> Vectors:
+        """Pairs of like length go together, as within the model itself, so that parts cost no more than the whole."""
+        import numpy
+
         held = self._loaded()
-        order = self._order(held.model)
+        labels = self._order(held.model)
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        size = _PART * self.batch_size
+        parts = [[parted(texts[place]) for place in order[at : at + size]] for at in range(0, len(texts), size)]
         with held.running:
             held.texts += len(texts)
-            given = _predicted(held.model, [_parted(text) for text in texts], self.batch_size, order)
-        return _finite(given, self.name)
+            given = [_predicted(held.model, part, self.batch_size, labels) for part in tracked(parts, "pairs scored")]
+        return _finite(numpy.concatenate(given)[numpy.argsort(order)], self.name)
 
     def _order(self, model: Any) -> list[int] | None:
         """Where the three labels stand; None for a model of one score. Raises `NoModel` for any other."""
@@ -223,7 +219,7 @@ class PairScorer:
 
     def _asked(self, texts: list[str]) -> Vectors:
         assert self._function is not None
-        pairs = [_parted(text) for text in texts]
+        pairs = [parted(text) for text in texts]
         return _finite(self._checked(self._function(list(pairs)), len(pairs)), self.name)
 
     def _checked(self, given: Any, number: int) -> Vectors:
@@ -324,13 +320,3 @@ def _by_label(row: Mapping[str, float]) -> dict[str, float]:
     if missing := [label for label in LABELS if label not in plain]:
         raise ValueError(f"a pair scorer gave {row!r:.200}, without {', '.join(missing)}: it is {WANTED}")
     return plain
-
-
-def _joined(one: str, other: str) -> str:
-    """A pair as one text, from which it can be told again."""
-    return f"{len(one)} {one}{other}"
-
-
-def _parted(text: str) -> Pair:
-    length, _, rest = text.partition(" ")
-    return rest[: int(length)], rest[int(length) :]
