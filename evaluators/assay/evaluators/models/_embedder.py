@@ -32,9 +32,9 @@ class Embedder:
     at an OpenAI-compatible endpoint; `api_key` goes there and nowhere else (None: ASSAY_EMBEDDINGS_KEY where the
     address is ASSAY_EMBEDDINGS_URL, OPENAI_API_KEY where it is OPENAI_BASE_URL or OpenAI's), and `deadline` is in
     seconds, for one request with all its attempts. `device` is "cuda", "mps" or "cpu" (None: the first that there is),
-    `batch_size` in texts (None: what suits the model). `cache` keeps vectors in a file, True in the user's cache directory, a
-    path there; None keeps those of endpoints, and those of models where ASSAY_VECTORS names a file. Those of a function
-    are kept where that is said and it has a `name`.
+    `batch_size` in texts (None: what suits the model). `cache` keeps vectors in a file, True in the user's cache
+    directory, a path there; None keeps those of endpoints, and those of models where ASSAY_VECTORS names a file. Those
+    of a function are kept where that is said and it has a `name`.
     Weights that run code when they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where
     that is said. Nothing is loaded before the first text. Raises `NoModel` then, where the model or what runs it is not
     here, and `ValueError` at once for arguments that do not go together.
