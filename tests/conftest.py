@@ -40,8 +40,8 @@ def spool_elsewhere() -> None:
 
 
 def no_cache() -> None:
-    """Answers of judges are kept nowhere but where a test says: not in the user's cache, nor from test to test."""
-    os.environ["ASSAY_CACHE"] = "off"
+    """Answers and vectors are kept nowhere but where a test says: not in the user's cache, nor from test to test."""
+    os.environ["ASSAY_CACHE"] = os.environ["ASSAY_VECTORS"] = "off"
 
 
 @pytest.fixture

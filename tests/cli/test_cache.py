@@ -12,6 +12,7 @@ from assay.cli._app import app
 from assay.cli._common import failing_in_one_line
 from assay.evaluators.judges import Completion
 from assay.evaluators.judges._cache import Cache
+from assay.evaluators.models import Embedder
 
 
 def assay(*arguments, **options):
@@ -98,3 +99,25 @@ def test_where_no_answers_are_kept_it_says_so(monkeypatch):
 
 def test_a_duration_that_is_none_is_refused(path):
     assert "no duration" in refusal("clear", "--cache", path, "--older-than", "yesterday", "--yes")
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    """Two vectors of one model."""
+    path = tmp_path / "vectors.db"
+    kept = Embedder(lambda texts: [[len(text), 1] for text in texts], name="lengths", cache=path)
+    kept.embed(["a", "bb"])
+    return path
+
+
+def test_vectors_are_shown_and_forgotten_beside_answers(path, vectors, monkeypatch):
+    monkeypatch.setenv("ASSAY_CACHE", str(path))
+    monkeypatch.setenv("ASSAY_VECTORS", str(vectors))
+    answers, made = map(json.loads, assay("stats", "--json").stdout.splitlines())
+    assert (answers["answers"], made["vectors"], made["models"]) == (3, 2, {"lengths": 2})
+    assert assay("clear", "--yes").stdout == "3 answers, 2 vectors forgotten\n"
+    assert json.loads(assay("stats", "--cache", vectors, "--json").stdout)["vectors"] == 0
+
+
+def test_a_file_of_vectors_is_known_by_its_mark(vectors):
+    assert assay("clear", "--cache", vectors, "--model", "lengths", "--yes").stdout == "2 vectors forgotten\n"

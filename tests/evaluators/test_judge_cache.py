@@ -257,7 +257,7 @@ def test_a_file_that_cannot_be_used_breaks_no_judgement(spoil, tmp_path, caplog)
 
 
 def test_a_file_that_somebody_holds_breaks_no_judgement(path, monkeypatch):
-    monkeypatch.setattr("assay.evaluators.judges._cache.PATIENCE", 0.05)
+    monkeypatch.setattr("assay.evaluators.models._cache_file.PATIENCE", 0.05)
     with closing(Cache(path)) as other:
         other.put(b"other", OK)
     with closing(sqlite3.connect(path)) as holder:

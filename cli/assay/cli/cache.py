@@ -1,10 +1,10 @@
-"""`assay cache`: the answers of judges that are kept, so that nothing is asked and paid for twice."""
+"""`assay cache`: answers of judges and vectors of texts that are kept, so that nothing is asked and paid for twice."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,31 +18,36 @@ from assay.collector.querystring import duration
 
 if TYPE_CHECKING:
     from assay.evaluators.judges._cache import Cache, Stats
+    from assay.evaluators.models._kept import VectorFile, VectorStats
 
 app = typer.Typer(
-    help="The cache of judges' answers: what it holds, forgetting it.",
+    help="The caches of judges' answers and of texts' vectors: what they hold, forgetting it.",
     no_args_is_help=True,
     epilog="Example: `assay cache stats`",
 )
 
-At = Annotated[str | None, typer.Option("--cache", help="The file; else ASSAY_CACHE, else the user's cache directory.")]
-Model = Annotated[str | None, typer.Option(help="Only answers of this model, as `stats` shows it.")]
-OlderThan = Annotated[str | None, typer.Option(help="Only answers that were given longer ago, such as 7d.")]
+At = Annotated[
+    str | None,
+    typer.Option("--cache", help="One file; else ASSAY_CACHE and ASSAY_VECTORS, else the user's cache directory."),
+]
+Model = Annotated[str | None, typer.Option(help="Only what is of this model, as `stats` shows it.")]
+OlderThan = Annotated[str | None, typer.Option(help="Only what was made longer ago, such as 7d.")]
 
 
 @app.command()
 def stats(at: At = None, as_json: JsonOption = False) -> None:
-    """How many answers are kept, of which models, since when, and how large the file is.
+    """How many answers and vectors are kept, of which models, since when, and how large the files are.
 
     Example: `assay cache stats --json`
     """
-    with _opened(at) as cache:
-        held = cache.stats() if cache is not None else None
-        path = str(cache.path) if cache is not None else None
+    with _opened(at) as caches:
+        held = [(cache, cache.stats()) for cache in caches]
     if as_json:
-        emit([{"cache": path, **(held._asdict() if held is not None else {"answers": 0})}])
-    elif held is not None:
-        table(("model", "answers"), [*((model or "?", count(n)) for model, n in held.models.items()), _whole(held)])
+        emit([{"cache": str(cache.path), **told._asdict()} for cache, told in held] or [{"cache": None, "answers": 0}])
+        return
+    for cache, told in held:
+        rows = ((model or "?", count(n)) for model, n in told.models.items())
+        table(("model", cache.TABLE), [*rows, _whole(told)])
 
 
 @app.command()
@@ -53,50 +58,79 @@ def clear(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget kept answers: judges are asked anew.
+    """Forget kept answers and vectors: judges are asked, and texts encoded, anew.
 
     Example: `assay cache clear --older-than 7d --yes`
     """
     seconds = duration(older_than) / 1e9 if older_than is not None else None
-    with _opened(at) as cache:
-        if cache is None:
-            cleared = 0
-        else:
-            if not yes:
-                typer.confirm(f"Forget {_told(model, older_than)} in {cache.path}?", abort=True, err=True)
-            cleared = cache.clear(older_than=seconds, model=model)
+    with _opened(at) as caches:
+        for cache in () if yes else caches:
+            told = _told(cache.TABLE, model, older_than)
+            typer.confirm(f"Forget {told} in {cache.path}?", abort=True, err=True)
+        cleared = [(cache.TABLE, cache.clear(older_than=seconds, model=model)) for cache in caches]
     if as_json:
-        emit([{"cleared": cleared}])
+        emit([{"cleared": sum(number for _, number in cleared)}])
     else:
-        typer.echo(f"{count(cleared)} answers forgotten")
+        said = (f"{count(number)} {kind}" for kind, number in cleared or [("answers", 0)])
+        typer.echo(f"{', '.join(said)} forgotten")
 
 
 @contextmanager
-def _opened(at: str | None) -> Iterator[Cache | None]:
-    """The cache that is there; says which on stderr, and None where there is none yet. Raises `Refused`."""
-    from assay.evaluators.judges._cache import Cache, default_path
-
-    path = Path(at).expanduser() if at else default_path()
-    if path is None:
-        raise Refused("ASSAY_CACHE is off: no answers are kept; name a file with --cache")
-    notes.print(f"cache: {path}{'' if path.exists() else ' (nothing is kept yet)'}", markup=False, soft_wrap=True)
-    if not path.exists():
-        yield None
-        return
-    cache = Cache(path)
+def _opened(at: str | None) -> Iterator[list[Cache | VectorFile]]:
+    """The caches that are there; says which on stderr. Raises `Refused`."""
+    caches = [_of(Path(at).expanduser())] if at else _usual()
+    for cache in caches:
+        there = "" if cache.path.exists() else " (nothing is kept yet)"
+        notes.print(f"cache: {cache.path}{there}", markup=False, soft_wrap=True)
+    here = [cache for cache in caches if cache.path.exists()]
     try:
-        yield cache
+        yield here
     except sqlite3.Error as error:
-        raise Refused(f"{path} cannot be read as a cache of judges ({error}): move it away, or name another") from None
+        paths = " or ".join(str(cache.path) for cache in here)
+        kinds = " or ".join(cache.OF for cache in here)
+        raise Refused(
+            f"{paths} cannot be read as a cache of {kinds} ({error}): move it away, or name another"
+        ) from None
     finally:
-        cache.close()
+        for cache in here:
+            cache.close()
 
 
-def _whole(held: Stats) -> tuple[str, str]:
+def _usual() -> list[Cache | VectorFile]:
+    """Where the environment says. Vectors are kept where somebody asked for it: no file is no news.
+
+    Raises `Refused` where nothing is kept.
+    """
+    from assay.evaluators.judges._cache import Cache, default_path
+    from assay.evaluators.models import _kept
+
+    answers, vectors = default_path(), _kept.default_path()
+    caches: list[Cache | VectorFile] = [Cache(answers)] if answers is not None else []
+    if vectors is not None and vectors.exists():
+        caches.append(_kept.VectorFile(vectors))
+    if not caches:
+        raise Refused("ASSAY_CACHE is off: no answers are kept; name a file with --cache")
+    return caches
+
+
+def _of(path: Path) -> Cache | VectorFile:
+    """What a file is of, by the mark that it bears; of answers where it bears none."""
+    from assay.evaluators.judges._cache import Cache
+    from assay.evaluators.models._kept import VectorFile
+
+    if not path.is_file():
+        return Cache(path)
+    with closing(sqlite3.connect(path)) as file, suppress(sqlite3.Error):
+        if file.execute("PRAGMA application_id").fetchone() == (VectorFile.APPLICATION,):
+            return VectorFile(path)
+    return Cache(path)
+
+
+def _whole(held: Stats | VectorStats) -> tuple[str, str]:
     age = f", the oldest {ago(int(held.oldest * 1e9))}" if held.oldest is not None else ""
-    return f"together ({held.bytes / 1e6:.1f} MB{age})", count(held.answers)
+    return f"together ({held.bytes / 1e6:.1f} MB{age})", count(held[0])
 
 
-def _told(model: str | None, older_than: str | None) -> str:
+def _told(kind: str, model: str | None, older_than: str | None) -> str:
     of = f" of {model}" if model is not None else ""
-    return f"answers{of}{f' older than {older_than}' if older_than else ''}" if of or older_than else "all answers"
+    return f"{kind}{of}{f' older than {older_than}' if older_than else ''}" if of or older_than else f"all {kind}"

@@ -18,13 +18,12 @@ from assay.evaluators.judges._faults import final, not_a_completion
 from assay.evaluators.judges._habits import Form, Habits, habits_of
 from assay.evaluators.judges._loop import kept, on_judges_loop
 from assay.evaluators.judges._schemas import response_format
-from assay.evaluators.judges._unobserved import unobserved
+from assay.evaluators.models._unobserved import unobserved
 from assay.evaluators.protocol import Unjudged, in_thread
 
 if TYPE_CHECKING:
     from openai import AsyncAPIResponse, AsyncOpenAI
 
-OPENAI = "https://api.openai.com/v1"
 LARGEST = 32 << 20  # bytes of an answer, unpacked
 CLIENTS = 32  # endpoints and keys whose connections are kept
 _NO_KEY = "none"  # the client insists on one; servers at home look at none

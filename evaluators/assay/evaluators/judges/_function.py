@@ -13,7 +13,7 @@ import orjson
 from assay.collector.records import Usage
 from assay.evaluators.judges._ask import Ask, Backend, Completion, Message
 from assay.evaluators.judges._chat import as_text, completion_of, in_words, text_in
-from assay.evaluators.judges._unobserved import unobserved
+from assay.evaluators.models._unobserved import unobserved
 from assay.evaluators.protocol import Unjudged, in_thread
 
 _WARMING = threading.Lock()

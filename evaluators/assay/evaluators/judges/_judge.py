@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,11 @@ from assay.collector.records import JSON
 from assay.evaluators.judges._ask import Answer, Ask, Backend, NoJudge
 from assay.evaluators.judges._asking import answered
 from assay.evaluators.judges._budget import Ledger, budget_for
-from assay.evaluators.judges._checks import check_address, check_key, check_number, check_price, check_text, check_whole
-from assay.evaluators.judges._endpoint import OPENAI, Endpoint
+from assay.evaluators.judges._checks import check_number, check_price, check_text, check_whole
+from assay.evaluators.judges._endpoint import Endpoint
 from assay.evaluators.judges._function import backend_from
 from assay.evaluators.judges._prices import price_of
+from assay.evaluators.models._address import OPENAI, check_address, check_key, first_of
 from assay.tracer.hints import did_you_mean
 
 _NOBODY = (
@@ -184,26 +184,30 @@ def _check(judge: Judge) -> None:
 
 
 def _of_environment(judge: Judge) -> dict[str, Any]:
-    url = check_address(judge.base_url or _own_addresses()[0])
+    url = _address(judge.base_url or _own_addresses()[0])
     return {
-        "model": judge.model or _first("ASSAY_JUDGE") or "",
+        "model": judge.model or first_of("ASSAY_JUDGE") or "",
         "base_url": url,
         "api_key": check_key(judge.api_key) or check_key(_own_key(url)),
     }
 
 
+def _address(url: Any) -> str:
+    return check_address(url, "base_url (or ASSAY_JUDGE_URL, OPENAI_BASE_URL)")
+
+
 def _own_addresses() -> tuple[str, str]:
     """Where the environment says that judges are, and where it says that OpenAI's API is."""
-    openai = _first("OPENAI_BASE_URL") or OPENAI
-    return _first("ASSAY_JUDGE_URL") or openai, openai
+    openai = first_of("OPENAI_BASE_URL") or OPENAI
+    return first_of("ASSAY_JUDGE_URL") or openai, openai
 
 
 def _own_key(url: str) -> str | None:
     """The environment's key for an address; none for one that it does not name, or whoever names one would get it."""
     judges, openai = _own_addresses()
-    if url == check_address(judges):
-        return _first("ASSAY_JUDGE_KEY", "OPENAI_API_KEY")
-    return _first("OPENAI_API_KEY") if url == check_address(openai) else None
+    if url == _address(judges):
+        return first_of("ASSAY_JUDGE_KEY", "OPENAI_API_KEY")
+    return first_of("OPENAI_API_KEY") if url == _address(openai) else None
 
 
 def _of_backend(judge: Judge) -> dict[str, Any]:
@@ -213,10 +217,6 @@ def _of_backend(judge: Judge) -> dict[str, Any]:
     if judge.base_url is not None:
         raise ValueError(f"a judge has a base_url or a backend, not both: {judge.base_url!r} and {backend!r:.200}")
     return {"model": judge.model or backend.model}
-
-
-def _first(*names: str) -> str | None:
-    return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
 
 
 def _is_told(judge: Judge, each: dataclasses.Field[Any]) -> bool:

@@ -1,33 +1,43 @@
-"""Texts to vectors: a sentence-transformers model, a function, or whatever else gives one vector for each text."""
+"""Texts to vectors, whoever makes them: a model on this machine, an endpoint, a function."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from assay.evaluators.models._encoding import Encoding
-from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
+from assay.evaluators.models._endpoint import DEADLINE, Endpoint
+from assay.evaluators.models._find import NoModel, Place, find
+from assay.evaluators.models._kept import KeptVectors, path_for
+from assay.evaluators.models._onnx import Onnx
 from assay.evaluators.models._presets import DEFAULT
-from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
-from assay.evaluators.protocol._telling import tracked
+from assay.evaluators.models._source import WANTED, Function, Source
+from assay.evaluators.models._transformer import Transformer
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vector, Vectors
 
-WANTED = "a function of a list of texts that gives one vector of finite numbers for each"
-_PART = 16  # batches between two looks at how far it is
-_encodings: dict[Hashable, Encoding] = {}
+_encodings: dict[Hashable, Encoding] = {}  # of models, which stay in memory as well
+_of_users: weakref.WeakValueDictionary[Hashable, Encoding] = weakref.WeakValueDictionary()
 
 
 class Embedder:
     """Vectors of texts, each text encoded once per process and model.
 
-    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. `device` is "cuda",
-    "mps" or "cpu" (None: the first that there is), `batch_size` in texts. Weights that run code when they are loaded
-    (`remote_code`), or that are pickles (`pickle`), are loaded only where that is said. Nothing is loaded before the
-    first text. Raises `NoModel` then, where the model or what runs it is not here.
+    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A folder with model.onnx
+    and no other weights, and a file that ends in .onnx, run on onnxruntime. With `base_url` it is the name of a model
+    at an OpenAI-compatible endpoint; `api_key` goes there and nowhere else (None: ASSAY_EMBEDDINGS_KEY where the
+    address is ASSAY_EMBEDDINGS_URL, OPENAI_API_KEY where it is OPENAI_BASE_URL or OpenAI's), and `deadline` is in
+    seconds, for one request with all its attempts. `device` is "cuda", "mps" or "cpu" (None: the first that there is),
+    `batch_size` in texts (None: what suits the model). `cache` keeps vectors in a file, True in the user's cache
+    directory, a path there; None keeps those of endpoints, and those of models where ASSAY_VECTORS names a file. Those
+    of a function are kept where that is said and it has a `name`.
+    Weights that run code when they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where
+    that is said. Nothing is loaded before the first text. Raises `NoModel` then, where the model or what runs it is not
+    here, and `ValueError` at once for arguments that do not go together.
     """
 
     def __init__(
@@ -36,33 +46,38 @@ class Embedder:
         *,
         name: str | None = None,
         device: str | None = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         token: str | None = None,
         remote_code: bool = False,
         pickle: bool = False,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        deadline: float = DEADLINE,
+        cache: bool | str | os.PathLike[str] | None = None,
     ) -> None:
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is 1 or more, not {batch_size!r}")
-        self._function = model if callable(model) else None
-        self._given = DEFAULT["embedding"] if model is None or callable(model) else model
-        self._name = name
+        self._given, self._name, self._cache = model, name, cache
+        self._function = Function(model, name) if callable(model) else None
+        self._endpoint: Endpoint | None = None
+        if base_url is not None:
+            self._endpoint = Endpoint(model, base_url, api_key, deadline=deadline, batch_size=batch_size)
+        elif api_key is not None:
+            raise ValueError("api_key goes to base_url, which is not given")
+        if cache and self._function is not None and name is None:
+            raise ValueError("nobody knows what a function gives the next time: with cache= it needs a name=")
         self.device, self.batch_size = device, batch_size
-        self._token, self._remote_code, self._pickle = token, remote_code, pickle
-        self._own = Encoding(self._checked)  # of a function
+        self._options: dict[str, Any] = {"token": token, "remote_code": remote_code, "pickle": pickle}
 
     @property
     def name(self) -> str:
         """What people call it: for thresholds, versions, and pages."""
-        if self._name is not None:
-            return self._name
-        if self._function is not None:
-            return getattr(self._function, "__qualname__", type(self._function).__qualname__)
-        return self._place.name
+        return self._name if self._name is not None else self._source.name
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """What its vectors depend on."""
-        return {"model": self.name, "function": self._function is not None}
+        return {**self._source.identity, "model": self.name}
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """An array of (number of texts, dimensions), in their order, as the model gives them."""
@@ -75,80 +90,38 @@ class Embedder:
 
     def by_text(self, texts: Sequence[str]) -> dict[str, Vector]:
         """The vector of each text, by text."""
-        return self._encoding()(texts)
+        return self._encoding(texts)
 
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""
-        if self._function is None:
-            self._loaded()
+        self._source.load()
 
     @cached_property
     def _place(self) -> Place:
-        return find(self._given)
+        assert not callable(self._given)
+        return find(DEFAULT["embedding"] if self._given is None else self._given)
 
+    @cached_property
+    def _source(self) -> Source:
+        special: Source | None = self._function or self._endpoint
+        if special is not None:
+            return special
+        running: dict[str, Any] = {"device": self.device, "batch_size": self.batch_size}
+        if self._place.runs_on_onnx:
+            return Onnx(self._place, **running)
+        return Transformer(self._place, **running, **self._options)
+
+    @cached_property
     def _encoding(self) -> Encoding:
-        if self._function is not None:
-            return self._own
-        key = self._key()
-        return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._encode))
-
-    def _key(self) -> Hashable:
-        return "embedding", self._place.where, self.device, self._remote_code
-
-    def _loaded(self) -> Loaded:
-        return shared(self._key(), self._load)
-
-    def _load(self) -> Loaded:
-        place = self._place
-        with loading(place, f"embedding with {place.name}"):
-            from sentence_transformers import SentenceTransformer
-
-            device = device_of(self.device)
-            model = SentenceTransformer(
-                place.where,
-                device=device,
-                token=self._token,
-                trust_remote_code=self._remote_code,
-                local_files_only=is_offline(),
-                model_kwargs={} if self._pickle else {"use_safetensors": True},
-            )
-        return Loaded(model, place.name, "embedding", place.where, device, bytes_of(model), 0.0)
-
-    def _encode(self, texts: list[str]) -> Vectors:
-        held = self._loaded()
-        with held.running:
-            held.texts += len(texts)
-            return self._run(held.model, texts)
-
-    def _run(self, model: Any, texts: list[str]) -> Vectors:
-        """Texts of like length go together, as within the model itself, so that parts cost no more than the whole."""
-        import numpy
-
-        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-        size = _PART * self.batch_size
-        parts = [[texts[place] for place in order[start : start + size]] for start in range(0, len(texts), size)]
-        encoded = [
-            model.encode(part, batch_size=self.batch_size, show_progress_bar=False)
-            for part in tracked(parts, "texts embedded")
-        ]
-        vectors: Vectors = numpy.concatenate(encoded)[numpy.argsort(order)]
-        return vectors
-
-    def _checked(self, texts: list[str]) -> Vectors:
-        """What a function gives, if these are vectors. Raises `ValueError`."""
-        import numpy
-
-        assert self._function is not None
-        given = self._function(list(texts))
-        try:
-            vectors = numpy.asarray(given, dtype=numpy.float32)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"an embedder gave {given!r:.100}: it is {WANTED}") from error
-        if vectors.ndim != 2 or len(vectors) != len(texts):
-            raise ValueError(f"an embedder gave an array of {vectors.shape} for {len(texts)} texts: it is {WANTED}")
-        if not numpy.isfinite(vectors).all():
-            raise ValueError(f"an embedder gave numbers that are not finite: it is {WANTED}")
-        return vectors
+        """Shared by all that encode with the same; for functions and endpoints as long as anybody has an embedder."""
+        source, known = self._source, _of_users if self._function or self._endpoint else _encodings
+        anonymous = self._function is not None and self._cache is None
+        path = None if anonymous else path_for(self._cache, source.paid)
+        if (encoding := known.get((source.key, path))) is not None:
+            return encoding
+        digest = source.digest() if path is not None else None
+        kept = KeptVectors(path, self.name, digest) if path is not None and digest is not None else None
+        return known.setdefault((source.key, path), Encoding(source.encode, kept, portion=source.portion))
 
 
 def embedder(given: Any = None, **options: Any) -> Embedder:
@@ -164,5 +137,8 @@ def embedder(given: Any = None, **options: Any) -> Embedder:
         return Embedder(given, **options)
     encode = getattr(given, "encode", given)  # a SentenceTransformer is no function
     if callable(encode):
-        return Embedder(encode, name=None if encode is given else type(given).__name__, **options)
+        made = Embedder(encode, **options)
+        if encode is not given and made._name is None:
+            made._name = type(given).__name__
+        return made
     raise NoModel(f"an embedder is a model's name, a folder, or {WANTED}, not {given!r:.200}")

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -35,10 +35,18 @@ class Kept(Protocol):
 
 
 class Encoding:
-    """One model's vectors. `encode` is called by one thread at a time, with texts of which no two are the same."""
+    """One model's vectors. `encode` is called by one thread at a time, with texts of which no two are the same: with
+    `portion` of them at most (None: with all), and what came of one portion is not lost for what comes of another.
+    """
 
-    def __init__(self, encode: Callable[[list[str]], Vectors], kept: Kept | None = None, memory: int = MEMORY) -> None:
-        self._encode, self._kept, self._memory = encode, kept, memory
+    def __init__(
+        self,
+        encode: Callable[[list[str]], Vectors],
+        kept: Kept | None = None,
+        memory: int = MEMORY,
+        portion: int | None = None,
+    ) -> None:
+        self._encode, self._kept, self._memory, self._portion = encode, kept, memory, portion
         self._known: OrderedDict[str, Vector] = OrderedDict()
         self._bytes = 0
         self._nobody_at_work()
@@ -59,7 +67,15 @@ class Encoding:
             found |= (old := self._kept.get(missing))
             self._remember(old)
             missing = [text for text in missing if text not in old]
-        return found | self._made(missing) if missing else found
+        found |= self._made(missing) if missing else {}
+        return found if len({len(vector) for vector in found.values()}) < 2 else self._anew(wanted)
+
+    def _anew(self, texts: Iterable[str]) -> dict[str, Vector]:
+        """What is remembered is another model's, of the same name: its vectors have another length."""
+        with self._guard:
+            self._known.clear()
+            self._bytes = 0
+        return self._made(list(texts))
 
     def _remembered(self, texts: Iterable[str]) -> dict[str, Vector]:
         found: dict[str, Vector] = {}
@@ -78,22 +94,24 @@ class Encoding:
         try:
             with self._running:
                 if any(text not in mine for text in texts):
-                    self._run()
+                    self._run(mine)
                 if left := [text for text in texts if text not in mine]:  # others' texts were in the way
-                    self._give(self._vectors(left), {text: [mine] for text in left})
+                    for vectors in self._vectors(left):
+                        self._give(vectors, {text: [mine] for text in left})
         finally:
             self._take_back(texts, mine)
         return mine
 
-    def _run(self) -> None:
-        """Everything that waits; where that fails each caller tries its own."""
+    def _run(self, mine: dict[str, Vector]) -> None:
+        """Everything that waits; where that fails each caller tries its own, unless there is no other."""
         with self._guard:
             taken, self._waiting = self._waiting, {}
         try:
-            vectors = self._vectors(list(taken))
+            for vectors in self._vectors(list(taken)):
+                self._give(vectors, taken)
         except Exception:
-            return
-        self._give(vectors, taken)
+            if all(place is mine for places in taken.values() for place in places):
+                raise
 
     def _give(self, vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
         for text, vector in vectors.items():
@@ -103,8 +121,10 @@ class Encoding:
         if self._kept is not None:
             self._kept.put(vectors)
 
-    def _vectors(self, texts: list[str]) -> dict[str, Vector]:
-        return dict(zip(texts, self._encode(texts), strict=True))
+    def _vectors(self, texts: list[str]) -> Iterator[dict[str, Vector]]:
+        size = self._portion or len(texts)
+        for some in (texts[start : start + size] for start in range(0, len(texts), size)):
+            yield dict(zip(some, self._encode(some), strict=True))
 
     def _take_back(self, texts: Iterable[str], mine: dict[str, Vector]) -> None:
         with self._guard:
@@ -119,7 +139,7 @@ class Encoding:
         with self._guard:
             for text, vector in vectors.items():
                 if text not in self._known:
-                    self._known[text] = vector
+                    self._known[text] = vector.copy()  # a view would hold the whole array of its portion
                     self._bytes += _size(text, vector)
             while self._bytes > self._memory and self._known:
                 text, vector = self._known.popitem(last=False)

@@ -14,6 +14,7 @@ from assay.evaluators.protocol import Unjudged
 from assay.evaluators.protocol._telling import telling
 
 EXTRA = "pip install 'assay[models]'"
+_TORCH = ("*.safetensors", "pytorch_model*.bin")
 
 
 class NoModel(Unjudged, ValueError):
@@ -33,6 +34,19 @@ class Place:
         """Whether it is a folder of this machine."""
         return Path(self.where).is_dir()
 
+    @property
+    def runs_on_onnx(self) -> bool:
+        """Whether its weights are those of onnxruntime: nothing else is there, or the file itself was named."""
+        if self.where.endswith(".onnx") or (self.preset is not None and self.preset.like is not None):
+            return True
+        folder = Path(self.where)
+        return weights_in(folder) is not None and not any(any(folder.glob(pattern)) for pattern in _TORCH)
+
+
+def weights_in(folder: Path) -> Path | None:
+    """The ONNX file of a folder, as optimum and the hub lay it."""
+    return next((path for name in ("model.onnx", "onnx/model.onnx") if (path := folder / name).is_file()), None)
+
 
 def find(name: str | os.PathLike[str]) -> Place:
     """A folder that is there, else a preset by name or by its name on the hub, else a name on the hub.
@@ -43,12 +57,33 @@ def find(name: str | os.PathLike[str]) -> Place:
     if Path(given).expanduser().is_dir():
         folder = Path(given).expanduser()
         return Place(folder.name, str(folder))
-    if given.startswith((".", "/", "~")):
-        raise NoModel(f"there is no folder {given!r}; name one that holds a model, or a model of the hub")
+    if given.endswith(".onnx") and Path(given).expanduser().is_file():
+        file = Path(given).expanduser()
+        return Place(f"{_folder_of(file).name}/{file.stem}", str(file))
+    if given.startswith((".", "/", "~")) or given.endswith(".onnx"):
+        what = "file" if given.endswith(".onnx") else "folder"
+        raise NoModel(f"there is no {what} {given!r}; name one that holds a model, or a model of the hub")
     preset = PRESETS.get(given) or BY_HUB.get(given)
     if preset is None:
         return Place(given, given)
     return Place(preset.name, _packaged(preset) or preset.hub, preset)
+
+
+def _folder_of(file: Path) -> Path:
+    """The model's: exports lie in a folder `onnx` of it."""
+    return file.parent.parent if file.parent.name == "onnx" else file.parent
+
+
+def snapshot(place: Place) -> str | None:
+    """The folder of a model: its own, or what a download of the hub has left; None where it is not here."""
+    if place.local:
+        return place.where
+    if not place.where or importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(place.where, "config.json")
+    return str(Path(file).parent) if isinstance(file, str) else None
 
 
 def is_offline() -> bool:
@@ -59,11 +94,14 @@ def is_offline() -> bool:
 def _packaged(preset: Preset) -> str | None:
     if preset.package is None or importlib.util.find_spec(preset.package) is None:
         return None
-    return str(importlib.import_module(preset.package).get_model_path())
+    module = importlib.import_module(preset.package)
+    if hasattr(module, "get_model_path"):
+        return str(module.get_model_path())
+    return str(Path(module.model_path()).parent)
 
 
 @contextmanager
-def loading(place: Place, what: str) -> Iterator[None]:
+def loading(place: Place, what: str, extra: str = EXTRA) -> Iterator[None]:
     """Say in one line what is missing: a package of the extra, or the model itself. Raises `NoModel`."""
     try:
         with telling(f"loading {place.name}"):
@@ -71,7 +109,7 @@ def loading(place: Place, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "assay":
             raise
-        raise NoModel(f"{what} needs {error.name!r}, which is not installed: {EXTRA}") from None
+        raise NoModel(f"{what} needs {error.name!r}, which is not installed: {extra}") from None
     except NoModel:
         raise
     except (OSError, ValueError) as error:
@@ -82,6 +120,8 @@ def _told(place: Place, error: Exception) -> str:
     said = " ".join(str(error).split())[:200]
     if place.local:
         return f"the folder {place.where!r} holds no model that can be loaded: {said}"
+    if place.preset is not None and not place.where:
+        return f"model {place.name!r} is not on this machine: pip install {_dist(place.preset.package)}"
     offline = " (HF_HUB_OFFLINE is set)" if is_offline() else ""
     way = f"hf download {place.where} --local-dir DIR"
     package = f", or: pip install {_dist(place.preset.package)}" if place.preset and place.preset.package else ""

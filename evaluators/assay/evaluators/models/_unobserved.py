@@ -1,4 +1,4 @@
-"""Calls to judges that nobody's instrumentation sees: judgements that are traced and judged in turn have no end."""
+"""Calls to models that nobody's instrumentation sees: judgements that are traced and judged in turn have no end."""
 
 from __future__ import annotations
 

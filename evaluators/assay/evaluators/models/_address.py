@@ -1,0 +1,53 @@
+"""Where models are asked, and with which key: one line says what is wrong with either."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+OPENAI = "https://api.openai.com/v1"
+ROUTES = ("/chat/completions", "/embeddings")
+
+
+def check_address(url: Any, given: str = "base_url") -> str:
+    """The address of an endpoint, without the slash at its end; `given` says where it came from.
+
+    Raises `ValueError`; a password in it is not shown.
+    """
+    parts = _parts(url, given)
+    if parts.username or parts.password:
+        raise ValueError("base_url bears a name or a password, which feedback would show: give api_key")
+    if parts.query or parts.fragment:
+        raise ValueError(f"base_url ends with its path, without what follows '?' or '#': {url.partition('?')[0]!r}")
+    for route in ROUTES:
+        if parts.path.rstrip("/").endswith(route):
+            raise ValueError(f"base_url ends before {route}, not {url!r}")
+    return str(url).strip().rstrip("/")
+
+
+def check_key(key: Any) -> str | None:
+    """A key as a header can bear it, without the spaces around it. Raises `ValueError`, which does not show it."""
+    if key is None:
+        return None
+    if not isinstance(key, str):
+        raise ValueError(f"api_key is a text, not a {type(key).__name__}")
+    if not (key.isascii() and key.strip().isprintable()):
+        raise ValueError("api_key has characters that no key has, line breaks or letters with accents: is it whole?")
+    return key.strip() or None
+
+
+def first_of(*names: str) -> str | None:
+    """The first of these variables of the environment that says something."""
+    return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
+
+
+def _parts(url: Any, given: str) -> Any:
+    try:
+        parts = urlsplit(url.strip())
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except (ValueError, AttributeError, TypeError):
+        pass
+    shown = repr(url.rpartition("@")[2] if isinstance(url, str) else url)[:200]
+    raise ValueError(f"{given} is an address such as http://localhost:8000/v1, not {shown}")

@@ -1,0 +1,90 @@
+"""Vectors by sentence-transformers, on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from assay.evaluators.models._find import Place, is_offline, loading, snapshot
+from assay.evaluators.models._kept import digest_of
+from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.protocol._telling import tracked
+
+if TYPE_CHECKING:
+    from assay.evaluators.models._encoding import Vectors
+
+BATCH = 32  # texts, where nothing is said
+_PART = 16  # batches between two looks at how far it is
+
+
+class Transformer:
+    """A SentenceTransformer, loaded once per process, place and device."""
+
+    portion = None
+    paid = False
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        device: str | None,
+        batch_size: int | None,
+        token: str | None,
+        remote_code: bool,
+        pickle: bool,
+    ) -> None:
+        self.name, self._place, self._device = place.name, place, device
+        self._batch_size = batch_size or BATCH
+        self._token, self._remote_code, self._pickle = token, remote_code, pickle
+        self.key = "embedding", place.where, device, remote_code
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Its name."""
+        return {"model": self.name, "function": False}
+
+    def digest(self) -> str | None:
+        """Of its files, where they are here."""
+        folder = snapshot(self._place)
+        return digest_of(folder) if folder else None
+
+    def load(self) -> None:
+        """Load the model now. Raises `NoModel`."""
+        shared(self.key, self._load)
+
+    def encode(self, texts: list[str]) -> Vectors:
+        """As the model gives them. Raises `NoModel`."""
+        held = shared(self.key, self._load)
+        with held.running:
+            held.texts += len(texts)
+            return self._run(held.model, texts)
+
+    def _load(self) -> Loaded:
+        place = self._place
+        with loading(place, f"embedding with {place.name}"):
+            from sentence_transformers import SentenceTransformer
+
+            device = device_of(self._device)
+            model = SentenceTransformer(
+                place.where,
+                device=device,
+                token=self._token,
+                trust_remote_code=self._remote_code,
+                local_files_only=is_offline(),
+                model_kwargs={} if self._pickle else {"use_safetensors": True},
+            )
+        return Loaded(model, place.name, "embedding", place.where, device, bytes_of(model), 0.0)
+
+    def _run(self, model: Any, texts: list[str]) -> Vectors:
+        """Texts of like length go together, as within the model itself, so that parts cost no more than the whole."""
+        import numpy
+
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        size = _PART * self._batch_size
+        parts = [[texts[place] for place in order[start : start + size]] for start in range(0, len(texts), size)]
+        encoded = [
+            model.encode(part, batch_size=self._batch_size, show_progress_bar=False)
+            for part in tracked(parts, "texts embedded")
+        ]
+        vectors: Vectors = numpy.concatenate(encoded)[numpy.argsort(order)]
+        return vectors

@@ -1,0 +1,194 @@
+"""Embeddings of an OpenAI-compatible endpoint, asked over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import os
+import struct
+import threading
+
+import pytest
+
+from assay.evaluators import get, score
+from assay.evaluators.models import Embedder, NoModel, embedder
+from assay.evaluators.protocol import Unjudged
+from evaluators.judge_server import Reply, error, serving
+
+
+def vector(text):
+    return [float(len(text)), 1.0]
+
+
+def data(texts, packed=False):
+    vectors = [vector(text) for text in texts]
+    shown = [base64.b64encode(struct.pack("<2f", *v)).decode() for v in vectors] if packed else vectors
+    return [{"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(shown)]
+
+
+def embeddings(request):
+    """What OpenAI says, in the form that was asked for."""
+    texts = request.body["input"]
+    return Reply(body={"object": "list", "data": data(texts, request.body.get("encoding_format") == "base64")})
+
+
+def asked(server, texts=("a", "bb"), **options):
+    return Embedder("small", base_url=server.url, cache=False, **options).embed(list(texts)).tolist()
+
+
+def test_texts_go_to_the_address_with_its_key_and_come_back_in_order():
+    with serving(embeddings) as server:
+        assert asked(server, ("a", "bb", "a"), api_key="sk-1") == [[1.0, 1.0], [2.0, 1.0], [1.0, 1.0]]
+    [request] = server.requests
+    assert (request.path, request.headers["authorization"]) == ("/v1/embeddings", "Bearer sk-1")
+    assert (request.body["model"], request.body["input"]) == ("small", ["a", "bb"])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_order_is_that_of_index_and_numbers_may_be_packed_or_not(packed):
+    with serving([Reply(body={"data": data(["a", "bb", "ccc"], packed)[::-1]})]) as server:
+        assert asked(server, ("a", "bb", "ccc")) == [[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]
+
+
+def test_a_request_has_as_many_texts_as_it_may_and_no_more_characters():
+    texts = [str(n) for n in range(5)] + ["x" * 150_000, "y" * 150_000]
+    with serving(embeddings) as server:
+        asked(server, texts, batch_size=4)
+    assert [len(body["input"]) for body in server.bodies] == [4, 2, 1]
+
+
+def test_an_empty_text_is_sent_as_a_space():
+    with serving(embeddings) as server:
+        assert asked(server, [""]) == [[1.0, 1.0]]
+    assert server.bodies[0]["input"] == [" "]
+
+
+def test_what_may_pass_is_tried_again():
+    refused = error(429, "slow down", headers={"retry-after": "0"})
+    with serving([refused, 500, Reply(body={"data": data(["a", "bb"])})]) as server:
+        assert asked(server) == [[1.0, 1.0], [2.0, 1.0]]
+
+
+def test_what_hangs_ends_at_the_deadline():
+    with (
+        serving(lambda request: Reply(hang=True)) as server,
+        pytest.raises(TimeoutError, match=r"small at .* gave no vectors within 0.3 s after \d attempt"),
+    ):
+        asked(server, deadline=0.3)
+
+
+@pytest.mark.parametrize(
+    ("reply", "what"),
+    [
+        (401, "refused the key"),
+        (404, "there is no model 'small' at .*, or no embeddings"),
+        (413, "give a smaller batch_size"),
+        (Reply(body="<html>", headers={"content-type": "text/html"}), "no embeddings .*is its base_url right"),
+        (Reply(body={"data": data(["a"])}), "embeddings of 1 places for 2 texts"),
+        (Reply(body={"data": data(["a"]) * 2}), "embeddings of 2 places for 2 texts, not one of each"),
+        (Reply(body={"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}), "gave"),
+        (Reply(body={"data": [{"embedding": [1.0]}, {"embedding": "%%"}]}), "no embeddings"),
+        (Reply(body={"data": [{"embedding": [1.0]}, {"embedding": None}]}), "no embeddings"),
+        (Reply(body=b'{"data": [{"embedding": [1e999]}, {"embedding": [1]}]}'), "no embeddings"),
+        (Reply(body={"error": {"message": "no"}}), "no list of embeddings"),
+    ],
+)
+def test_what_no_other_try_can_mend_is_said(reply, what):
+    with serving([reply]) as server, pytest.raises(Unjudged, match=what):
+        asked(server)
+
+
+def test_the_key_is_in_no_message():
+    told = error(400, "the key sk-secret is not welcome")
+    with serving([told]) as server, pytest.raises(Unjudged, match="the key … is not welcome"):
+        asked(server, api_key="sk-secret")
+
+
+def test_vectors_that_change_their_length_are_an_error():
+    replies = [Reply(body={"data": data(["a"])}), Reply(body={"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]})]
+    with serving(replies) as server, pytest.raises((ValueError, Unjudged)):
+        asked(server, ("x" * 150_000, "y" * 150_000), batch_size=1)
+
+
+def test_what_came_before_a_failure_is_not_asked_for_again():
+    with serving(lambda request: 400 if "bad" in request.body["input"] else embeddings(request)) as server:
+        made = Embedder("small", base_url=server.url, cache=False, batch_size=1)
+        with pytest.raises(Unjudged):
+            made.embed(["a", "bad"])
+        assert made.embed(["a"]).tolist() == [[1.0, 1.0]]
+    assert [body["input"] for body in server.bodies].count(["a"]) == 1
+
+
+def test_a_bad_text_takes_no_other_case_with_it():
+    import asyncio
+
+    from assay.collector.records import Case, Target
+
+    with serving(lambda request: 400 if "bad" in request.body["input"] else embeddings(request)) as server:
+        model = {"model": "small", "base_url": server.url, "cache": False}
+        cases = [Case(outputs=text, reference_outputs="r") for text in ("a", "bad", "ccc")]
+        targets = [Target(trace_id=f"{n:032x}") for n in range(3)]
+        rows = asyncio.run(get("semantic_similarity", model=model).evaluate_batch(cases, targets))
+    assert [row[0].outcome for row in rows] == ["score", "error", "score"]
+    assert "refused to embed (400)" in rows[1][0].error
+
+
+def test_a_key_of_the_environment_goes_to_its_own_address_alone(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    with serving(embeddings) as other, serving(embeddings) as ours:
+        monkeypatch.setenv("ASSAY_EMBEDDINGS_URL", ours.url)
+        monkeypatch.setenv("ASSAY_EMBEDDINGS_KEY", "sk-ours")
+        asked(other), asked(ours)
+        monkeypatch.setenv("OPENAI_BASE_URL", other.url + "/")
+        asked(other)
+    assert [request.headers["authorization"] for request in other.requests] == ["Bearer none", "Bearer sk-openai"]
+    assert [request.headers["authorization"] for request in ours.requests] == ["Bearer sk-ours"]
+
+
+def test_without_a_key_openai_is_not_asked(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    model = Embedder("text-embedding-3-small", base_url="https://api.openai.com/v1", cache=False)
+    [found] = score(get("semantic_similarity", model=model), outputs="a", reference_outputs="b")
+    assert "needs a key: give api_key, or set OPENAI_API_KEY" in found.error
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"base_url": "http://localhost:1/v1"}, "asked by its name, which is never guessed"),
+        ({"model": len, "base_url": "http://localhost:1/v1"}, "never guessed"),
+        ({"model": "m", "base_url": "localhost"}, "base_url is an address such as"),
+        ({"model": "m", "base_url": "http://h/v1/embeddings"}, "base_url ends before /embeddings"),
+        ({"model": "m", "base_url": "http://u:p@h/v1"}, "bears a name or a password"),
+        ({"model": "m", "api_key": "k"}, "api_key goes to base_url, which is not given"),
+        ({"model": "m", "base_url": "http://h/v1", "deadline": 0}, "deadline is a number of seconds above 0"),
+        ({"model": len, "cache": True}, "it needs a name="),
+    ],
+)
+def test_what_does_not_go_together_is_refused_at_once(given, what):
+    with pytest.raises(ValueError, match=what):
+        embedder(given)
+
+
+def test_the_version_knows_the_address_and_never_the_key():
+    one, two = (Embedder("m", base_url=f"http://{host}/v1", api_key="sk-1") for host in ("a", "b"))
+    assert get("groundedness", model=one).version != get("groundedness", model=two).version
+    assert "sk-1" not in repr(one.identity)
+
+
+def test_without_the_client_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "openai", None)
+    with pytest.raises(NoModel, match="needs 'openai', which is not installed: pip install 'assay"):
+        Embedder("m", base_url="http://localhost:1/v1", cache=False).embed(["a"])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_asks_over_its_own_connection():
+    with serving(embeddings) as server:
+        made = Embedder("small", base_url=server.url, cache=False)
+        made.load(), made.embed(["a"])
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if made.embed(["bb"]).tolist() == [[2.0, 1.0]] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert made.embed(["ccc"]).tolist() == [[3.0, 1.0]]
+    assert threading.active_count() >= 1

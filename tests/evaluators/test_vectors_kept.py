@@ -1,0 +1,189 @@
+"""Vectors in a file: nothing is encoded twice, and nothing that is wrong with the file costs a score."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import numpy
+import pytest
+
+from assay.evaluators import get, score
+from assay.evaluators.models import Embedder, _kept
+from assay.evaluators.models._encoding import Encoding
+from assay.evaluators.models._kept import KeptVectors, VectorFile, default_path, digest_of, path_for
+from evaluators.judge_server import Reply, serving
+
+
+class Counting:
+    """A model that notes what it is asked."""
+
+    def __init__(self, dimensions=2):
+        self.asked, self.dimensions = [], dimensions
+
+    def __call__(self, texts):
+        self.asked += texts
+        return numpy.asarray([[float(len(text) + 1)] * self.dimensions for text in texts], dtype=numpy.float32)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "vectors.db"
+
+
+def encoded(path, texts, model=None, digest="one"):
+    """What a process that begins anew encodes, and what comes of it."""
+    model = model or Counting()
+    made = Encoding(model, KeptVectors(path, "model", digest))(texts)
+    return model.asked, [made[text].tolist() for text in texts]
+
+
+def test_a_process_encodes_nothing_that_another_has_encoded(path):
+    assert encoded(path, ["a", "bb"]) == (["a", "bb"], [[2.0, 2.0], [3.0, 3.0]])
+    assert encoded(path, ["bb", "ccc"]) == (["ccc"], [[3.0, 3.0], [4.0, 4.0]])
+
+
+def test_another_model_has_its_own_vectors(path):
+    encoded(path, ["a"])
+    assert encoded(path, ["a"], digest="two")[0] == ["a"]
+
+
+def test_texts_are_not_in_the_file_and_only_the_user_may_read_it(path):
+    encoded(path, ["a very secret text"])
+    assert b"secret" not in path.read_bytes() + path.with_name("vectors.db-wal").read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "🙂", "العربية", "\ud800", "\0"])
+def test_any_text_has_its_place(path, text):
+    encoded(path, [text])
+    assert encoded(path, [text])[0] == []
+
+
+def foreign(path):
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("CREATE TABLE spans (id)")
+
+
+def damaged(path):
+    encoded(path, [str(n) for n in range(200)])
+    for one in _kept._files.values():
+        one.close()
+    path.write_bytes(path.read_bytes()[:4096] + b"x" * 8192)
+
+
+@pytest.mark.parametrize(
+    "spoil", [foreign, damaged, lambda path: path.write_text("a diary"), lambda path: path.mkdir()]
+)
+def test_a_file_that_cannot_be_used_costs_no_score(spoil, path, caplog):
+    spoil(path)
+    with caplog.at_level(logging.WARNING, "assay.evaluators"):
+        assert encoded(path, ["a", "bb"]) == (["a", "bb"], [[2.0, 2.0], [3.0, 3.0]])
+        encoded(path, ["ccc"])
+    assert len(caplog.records) == 1
+    assert "texts are encoded anew" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"", b"1234", b"12345678", "text", None, 5, b"x" * 12])
+def test_a_row_that_is_not_ours_is_encoded_anew(path, body):
+    encoded(path, ["a"])
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE OR IGNORE vectors SET body = coalesce(?, zeroblob(9))", (body,))
+    assert encoded(path, ["a"]) == (["a"], [[2.0, 2.0]])
+
+
+def test_a_flipped_bit_is_seen(path):
+    encoded(path, ["a"])
+    with closing(sqlite3.connect(path)) as file, file:
+        (body,) = file.execute("SELECT body FROM vectors").fetchone()
+        file.execute("UPDATE vectors SET body = ?", (body[:-1] + bytes([body[-1] ^ 1]),))
+    assert encoded(path, ["a"])[0] == ["a"]
+
+
+def test_vectors_of_another_length_are_another_models_of_the_same_name(path):
+    encoded(path, ["a", "bb"])
+    assert encoded(path, ["bb", "ccc"], Counting(3)) == (["ccc", "bb", "ccc"], [[3.0] * 3, [4.0] * 3])
+    assert encoded(path, ["bb", "ccc"], Counting(3))[0] == []
+
+
+def test_the_file_stays_within_its_size_and_the_oldest_go(path):
+    with closing(VectorFile(path, size=200_000)) as file:
+        for number in range(200):
+            file.keep({number.to_bytes(4): os.urandom(2_000)}, "m")
+        assert 20 < file.stats().vectors < 120
+        assert file.rows([(199).to_bytes(4)]) != {}
+        assert file.rows([(0).to_bytes(4)]) == {}
+
+
+def test_what_is_too_old_is_encoded_anew_and_goes(path):
+    encoded(path, ["a"])
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE vectors SET made = made - ?", (_kept.MAX_AGE,))
+    assert encoded(path, ["a", "bb"])[0] == ["a", "bb"]
+
+
+def test_many_texts_are_found_at_once(path):
+    texts = [str(n) for n in range(1_203)]
+    encoded(path, texts)
+    assert encoded(path, texts)[0] == []
+
+
+def test_processes_share_one_file(path):
+    script = (
+        "import sys; from assay.evaluators.models import Embedder\n"
+        "made = Embedder(lambda texts: [[len(text), 1] for text in texts], name='lengths', cache=sys.argv[1])\n"
+        "for n in range(30): made.embed([f'{sys.argv[2]} {n}'])\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", script, str(path), str(n)]) for n in range(3)]
+    assert [one.wait(60) for one in running] == [0, 0, 0]
+    with closing(VectorFile(path)) as file:
+        assert file.stats().vectors == 90
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_has_its_own_connection(path):
+    made = Embedder(Counting(), name="m", cache=path)
+    made.embed(["a"])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if made.embed(["a", "bb"]).tolist() == [[2.0, 2.0], [3.0, 3.0]] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert encoded(path, ["bb"], digest="function m")[0] == []
+
+
+def test_where_it_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("ASSAY_VECTORS")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert (path_for(None, paid=False), path_for(None, paid=True)) == (None, tmp_path / "assay" / "vectors.db")
+    assert path_for(True, paid=False) == default_path()
+    assert path_for(False, paid=True) is None
+    monkeypatch.setenv("ASSAY_VECTORS", str(tmp_path / "mine.db"))
+    assert path_for(None, paid=False) == tmp_path / "mine.db"
+
+
+def test_what_an_endpoint_gave_is_not_asked_for_again(path):
+    reply = Reply(body={"data": [{"index": 0, "embedding": [1.0, 2.0]}, {"index": 1, "embedding": [2.0, 1.0]}]})
+    with serving([reply]) as server:
+        for _ in range(2):  # as in two processes: nothing is shared but the file
+            model = {"model": "small", "base_url": server.url, "cache": str(path)}
+            [found] = score(get("semantic_similarity", model=model), outputs="a", reference_outputs="b")
+            assert found.score == pytest.approx(0.9)
+    assert len(server.requests) == 1
+
+
+def test_a_model_that_was_trained_again_is_another(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(os.urandom(5 << 20))
+    before = digest_of(tmp_path)
+    assert digest_of(tmp_path) == before
+    (tmp_path / "model.safetensors").write_bytes(os.urandom(5 << 20))
+    assert digest_of(tmp_path) != before
+
+
+def test_what_is_remembered_holds_no_whole_batch():
+    encoding = Encoding(Counting())
+    encoding([str(n) for n in range(50)])
+    assert all(vector.base is None for vector in encoding._known.values())
