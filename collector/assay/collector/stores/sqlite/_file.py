@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from assay.collector.stores.sqlite._lock import Lock, real
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader, Readers, connect_read_only
 from assay.collector.stores.sqlite._watch import Watch
-from assay.collector.stores.sqlite._writer import Writer
+from assay.collector.stores.sqlite._writer import Job, Writer
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class File:
         self.name = named(path)
         self.path = real(path)
         self.origin = Origin()
-        self._closed = threading.Lock()
+        self._closed, self._in_vain = threading.Lock(), False
         with ExitStack() as opened:  # closes what was opened if the rest cannot be
             self._lock = Lock(self.path)
             opened.callback(self._lock.undo)
@@ -66,6 +67,10 @@ class File:
     def read(self) -> AbstractContextManager[Reader]:
         """A reader in one consistent snapshot of the file. Not to be asked for twice by one thread."""
         return self._readers.one()
+
+    def put(self, job: Job) -> Future[Any]:
+        """Queue a job for the writer. Raises `Unavailable`."""
+        return self.writer.put(job)
 
     def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
         """Do something on the writing connection and wait until it is durable. May raise `Unavailable`."""
@@ -118,6 +123,10 @@ class File:
         _maintenance.drop_unused(db)
         self.appender.forget()  # what it remembers may be gone
 
+    def was_in_vain(self) -> None:
+        """A file that was made for what was refused then goes when it is closed, unless anything was written."""
+        self._in_vain = True
+
     def close(self) -> None:
         """Write what is queued, then let go. Closing twice is harmless, and so it is in a fork: the parent goes on."""
         if not self.origin.is_here or not self._closed.acquire(blocking=False):
@@ -125,4 +134,7 @@ class File:
         self.writer.close()
         self._readers.close()
         self._db.close()
-        self._lock.release()
+        if self._in_vain and self.writer.commits == 0:
+            self._lock.undo()
+        else:
+            self._lock.release()

@@ -150,8 +150,8 @@ def inherited() -> None:
 
 
 def holder(path: str | Path) -> dict[str, Any] | None:
-    """`{"pid": …, "url": … or None}` of the process that holds the database file at `path`, or None. Finds one that says
-    so beside the file; links lead there, a second name of the same file does not.
+    """`{"pid": …, "url": … or None}` of the process that holds the database file at `path`, or None. It says so beside
+    the file; links lead there, a second name of the same file does not.
     """
     path = real(path)
     try:
@@ -187,8 +187,8 @@ def _refuse_names(path: str, descriptor: int) -> None:
     names = os.fstat(descriptor).st_nlink
     if names > 1:
         raise Refused(
-            f"{path!r} is one of {names} names of the same file (hard links), and what was written last is found by one of"
-            f" them alone; remove the others (`find -samefile`), or open a copy"
+            f"{path!r} is one of {names} names of the same file (hard links), and what was written last is found by one"
+            " of them alone; remove the others (`find -samefile`), or open a copy"
         )
 
 
