@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -36,10 +35,9 @@ def filled(file: Path, traces: int = 600) -> dict[str, list[str]]:
         for root in roots[::10]:
             store.feedback(root.trace_id, "good", 1, author="ann")
         store.save_examples("set", [Example(id=f"{n}", inputs={"n": n}) for n in range(50)])
-        found = {
+        return {
             trace.trace_id: [one.span_id for one in trace.runs] for trace in store.many([r.trace_id for r in roots])
         }
-    return found
 
 
 def roots(file: Path, *names: str) -> list[int]:

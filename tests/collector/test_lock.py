@@ -181,3 +181,22 @@ def test_a_path_goes_on_leading_to_its_file_wherever_the_process_goes(
         store.append([run("a")])
         assert (store.where, names(store.traces())) == ("assay.db", ["a"])
     assert os.listdir() == []
+
+
+SERVE = "import sys; from assay.cli import main; sys.argv[:1] = ['assay', 'serve']; main()"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_start_that_is_refused_leaves_nothing_behind_and_takes_nothing_away(file: Path, there: bool) -> None:
+    if there:
+        SQLiteStore(file).close()
+    before = os.listdir(file.parent)
+    assert "API key" in outcome(SERVE, "--host", "0.0.0.0", "--port", "0", "--store", file)
+    assert os.listdir(file.parent) == before
+
+
+def test_a_start_on_a_port_that_is_taken_leaves_nothing_behind(file: Path, tmp_path: Path) -> None:
+    with SQLiteStore(file) as store, Server(store) as server:
+        other = tmp_path / "other.db"
+        assert "is held by" in outcome(SERVE, "--port", str(server.port), "--store", other)
+        assert not list(tmp_path.glob("other*"))

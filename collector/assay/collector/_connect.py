@@ -78,9 +78,9 @@ class _Shared:
     """A file that this process has open: opened once, however often it is asked for, and closed by its last user."""
 
     def __init__(self, path: Path) -> None:
-        from assay.collector.stores.sqlite import SQLiteStore
+        from assay.collector.stores.sqlite import opened
 
-        self.key, self.store, self.users = path.resolve(), SQLiteStore(path), 0
+        self.key, self.store, self.users = path.resolve(), opened(path), 0
 
     def handle(self) -> _Handle:
         self.users += 1

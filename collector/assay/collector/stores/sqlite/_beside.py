@@ -22,8 +22,8 @@ def connect_beside(path: str) -> sqlite3.Connection:
         return _connection(path, "mode=ro")
     except sqlite3.OperationalError as error:
         raise Refused(
-            f"{path!r} cannot be read here: part of it is in {path + '-wal'!r}, and to read that in takes a folder in which"
-            " this user may write; copy both files into one"
+            f"{path!r} cannot be read here: part of it is in {path + '-wal'!r}, and to read that in takes a folder in"
+            " which this user may write; copy both files into one"
         ) from error
 
 

@@ -8,9 +8,15 @@ from contextlib import contextmanager
 
 from assay.collector.errors import Halted, Refused, StoreError, Unavailable
 
-FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+SHUT_CODES = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 DAMAGED = "see what with `assay db check`, save what can be read with `assay db recover`, or restore a copy of the file"
+
+
+def is_full(error: Exception) -> bool:
+    """Whether there was no room."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in FULL_CODES
 
 
 def translate(error: Exception) -> Exception:
@@ -20,6 +26,9 @@ def translate(error: Exception) -> Exception:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in FULL_CODES:
         return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
+    if code in SHUT_CODES:
+        way_out = "may this user write it and in its folder, and is its disk mounted for writing?"
+        return Unavailable(f"the database cannot be written now: {error}; {way_out}", retry_after=5.0)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"the database is locked by another program: {error}")
     if (

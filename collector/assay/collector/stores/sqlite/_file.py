@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +23,12 @@ from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._lock import Lock, real
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader, Readers, connect_read_only
+from assay.collector.stores.sqlite._reserve import Reserve
 from assay.collector.stores.sqlite._watch import Watch
-from assay.collector.stores.sqlite._writer import Writer
+from assay.collector.stores.sqlite._writer import Job, Writer
 
 T = TypeVar("T")
+_makes_room = ContextVar("makes_room", default=False)
 
 
 class File:
@@ -38,10 +42,12 @@ class File:
         self.name = named(path)
         self.path = real(path)
         self.origin = Origin()
-        self._closed = threading.Lock()
+        self._closed, self._in_vain = threading.Lock(), False
         with ExitStack() as opened:  # closes what was opened if the rest cannot be
             self._lock = Lock(self.path)
             opened.callback(self._lock.undo)
+            reserve = Reserve(self.path)
+            reserve.open_on_a_full_disk()
             self._db = opened.enter_context(closing(open_writable(self.path)))
             with explained(self.name):
                 self.clock = Clock(self._db)
@@ -51,7 +57,7 @@ class File:
             self._refuse_unreadable()
             opened.pop_all()
         self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
-        self.writer = Writer(self._db, watch, partial(_feedback.append, self.appender), self.appender.forget)
+        self.writer = Writer(self._db, watch, reserve, partial(_feedback.append, self.appender), self.appender.forget)
         self._readers.damaged = self._halt
 
     def _refuse_unreadable(self) -> None:
@@ -67,9 +73,27 @@ class File:
         """A reader in one consistent snapshot of the file. Not to be asked for twice by one thread."""
         return self._readers.one()
 
+    def put(self, job: Job) -> Future[Any]:
+        """Queue a job for the writer. Raises `Unavailable`."""
+        return self.writer.put(job)
+
     def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
         """Do something on the writing connection and wait until it is durable. May raise `Unavailable`."""
-        return self.writer.call(action)
+        return self.writer.call(action, frees=_makes_room.get())
+
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """What this thread writes within makes room: it may take what is kept for that on a full disk."""
+        before = _makes_room.set(True)
+        try:
+            yield
+        finally:
+            _makes_room.reset(before)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing but what makes room can be written, and even that in small pieces."""
+        return not (self.writer.writable and self.writer.reserve.held)
 
     def trouble(self) -> str | None:
         """Why nothing can be kept now, in words that name no path; None while all is well."""
@@ -118,6 +142,10 @@ class File:
         _maintenance.drop_unused(db)
         self.appender.forget()  # what it remembers may be gone
 
+    def was_in_vain(self) -> None:
+        """A file that was made for what was refused then goes when it is closed, unless anything was written."""
+        self._in_vain = True
+
     def close(self) -> None:
         """Write what is queued, then let go. Closing twice is harmless, and so it is in a fork: the parent goes on."""
         if not self.origin.is_here or not self._closed.acquire(blocking=False):
@@ -125,4 +153,7 @@ class File:
         self.writer.close()
         self._readers.close()
         self._db.close()
-        self._lock.release()
+        if self._in_vain and self.writer.commits == 0:
+            self._lock.undo()
+        else:
+            self._lock.release()

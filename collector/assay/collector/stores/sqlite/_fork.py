@@ -1,4 +1,4 @@
-"""A store does not survive a fork: the threads that write are the parent's, and SQLite's connections must not be shared."""
+"""A store does not survive a fork: its threads are the parent's, and SQLite's connections must not be shared."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Origin:
         """Raises `Closed` in a fork of that process, where locks may be held by threads that are not there."""
         if os.getpid() != self.pid:
             raise Closed(
-                f"this store was opened by process {self.pid}, of which this one is a fork: open one here, with connect(),"
-                " after forking"
+                f"this store was opened by process {self.pid}, of which this one is a fork: open one here, with"
+                " connect(), after forking"
             )
 
     @property

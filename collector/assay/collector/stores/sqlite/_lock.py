@@ -23,6 +23,7 @@ FORKED = (
     "{!r} was open in a process of which this one is a fork, and SQLite cannot open it anew here: start this process"
     " afresh (multiprocessing's 'spawn'), or fork before the store is opened"
 )
+SAID = 400  # characters that are said beside the file
 PRIVATE = 0o600  # of all that is made; a stricter umask stays
 # SQLite's own locks lie at 2^30, and a file of SQLite has at most 2^48 bytes
 _BYTE = 2**62
@@ -86,10 +87,8 @@ class Lock:
         self._url = url
         if self._said is None or not _still(self._said.fileno(), self._told):
             self._said = self._begun()
-        self._said.seek(0)
-        self._said.truncate()
-        self._said.write(json.dumps({"pid": os.getpid(), "url": url, "file": self.identity}))
-        self._said.flush()
+        with suppress(OSError):  # of a disk that is full: nobody finds this process, but nobody else writes
+            os.pwrite(self._said.fileno(), _line(url, self.identity), 0)
 
     def announce_again(self) -> None:
         """Put back what was taken away: without it nobody would find this process, though nobody could write."""
@@ -139,6 +138,11 @@ class Lock:
             self._said.close()
 
 
+def _line(url: str | None, file: Identity) -> bytes:
+    """As long as any other, so that one takes the other's place whole."""
+    return json.dumps({"pid": os.getpid(), "url": url, "file": file}).ljust(SAID).encode()
+
+
 def inherited() -> None:
     """After a fork, in the child: what the parent holds is not held here."""
     global _guard
@@ -150,8 +154,8 @@ def inherited() -> None:
 
 
 def holder(path: str | Path) -> dict[str, Any] | None:
-    """`{"pid": …, "url": … or None}` of the process that holds the database file at `path`, or None. Finds one that says
-    so beside the file; links lead there, a second name of the same file does not.
+    """`{"pid": …, "url": … or None}` of the process that holds the database file at `path`, or None. It says so beside
+    the file; links lead there, a second name of the same file does not.
     """
     path = real(path)
     try:
@@ -187,8 +191,8 @@ def _refuse_names(path: str, descriptor: int) -> None:
     names = os.fstat(descriptor).st_nlink
     if names > 1:
         raise Refused(
-            f"{path!r} is one of {names} names of the same file (hard links), and what was written last is found by one of"
-            f" them alone; remove the others (`find -samefile`), or open a copy"
+            f"{path!r} is one of {names} names of the same file (hard links), and what was written last is found by one"
+            " of them alone; remove the others (`find -samefile`), or open a copy"
         )
 
 

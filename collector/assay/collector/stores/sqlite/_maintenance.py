@@ -156,7 +156,7 @@ def check(reader: Reader, deep: bool) -> list[str]:
 
 
 def _damage(db: sqlite3.Connection) -> Iterator[str]:
-    """What SQLite finds wrong with the file: table by table, as it stops at the first page that makes no sense to it."""
+    """What SQLite finds wrong with the file: table by table, as it stops at the first page that makes no sense."""
     try:
         said = [row[0] for row in db.execute("PRAGMA integrity_check(100)")]
     except sqlite3.Error as error:

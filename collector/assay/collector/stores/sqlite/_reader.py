@@ -111,8 +111,11 @@ class Readers:
     `now` is the store's clock, `store_now()` in SQL. `damaged` is called when the file turns out to be.
     """
 
-    def __init__(self, path: str, now: Callable[[], int]) -> None:
+    def __init__(
+        self, path: str, now: Callable[[], int], connect: Callable[[str], sqlite3.Connection] | None = None
+    ) -> None:
         self._path, self._now, self._origin = path, now, Origin()
+        self._connect = connect or connect_read_only
         self.damaged: Callable[[Halted], object] = lambda _: None
         self._places = threading.BoundedSemaphore(READERS)
         self._lock = threading.Lock()
@@ -146,7 +149,7 @@ class Readers:
             return self._free.pop() if self._free else self._new()
 
     def _new(self) -> Reader:
-        db = connect_read_only(self._path)
+        db = self._connect(self._path)
         db.create_function("store_now", 0, self._now)
         db.set_progress_handler(lambda: self._closed, STEPS)  # ends a query once the store is closed
         return Reader(db)

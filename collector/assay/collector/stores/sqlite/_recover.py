@@ -40,7 +40,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a recovery has saved, and in words what is not as it was; `problems` are what `check` finds in the new file."""
+    """What was saved, and in words what is not as it was; `problems` are what `check` finds in the new file."""
 
     tables: Sequence[Saved]
     notes: Sequence[str]
@@ -48,7 +48,7 @@ class Recovered:
 
 
 def recover(damaged: str, target: str) -> Recovered:
-    """Make the file `target` of what can be read of `damaged`. Raises `Refused` if the target is there, or nothing can."""
+    """Make the file `target` of what can be read of `damaged`. Raises `Refused` if it is there, or nothing can."""
     if os.path.exists(target):
         raise Refused(f"{target!r} is there already; name a new file to save into")
     if not os.path.exists(damaged):

@@ -283,7 +283,7 @@ def migrate(db: sqlite3.Connection, path: str, upto: int = len(MIGRATIONS)) -> N
 
     Raises `Refused` for a file that is newer than this Assay or that is not Assay's.
     """
-    version = _version(db, path)
+    version = version_of(db, path)
     for step in range(version, upto):
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -295,7 +295,8 @@ def migrate(db: sqlite3.Connection, path: str, upto: int = len(MIGRATIONS)) -> N
         db.execute("COMMIT")
 
 
-def _version(db: sqlite3.Connection, path: str) -> int:
+def version_of(db: sqlite3.Connection, path: str) -> int:
+    """The version of a file, 0 for an empty one. Raises `Refused` for one that is newer than this Assay, or not its."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     application = int(db.execute("PRAGMA application_id").fetchone()[0])
     tables = int(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])

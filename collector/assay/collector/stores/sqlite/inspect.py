@@ -10,9 +10,9 @@ from typing import Any
 from assay.collector import format
 from assay.collector.errors import Refused, StoreError
 from assay.collector.stores.sqlite import _maintenance
-from assay.collector.stores.sqlite._errors import translate
 from assay.collector.stores.sqlite._backup import backup
 from assay.collector.stores.sqlite._beside import connect_beside
+from assay.collector.stores.sqlite._errors import translate
 from assay.collector.stores.sqlite._lock import real
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._recover import Recovered, Saved, recover
