@@ -10,7 +10,7 @@ import orjson
 from rich.table import Column, Table
 from rich.text import Text
 
-from assay.collector import connect, default_place, describe
+from assay.collector import connect, default_place, describe, named
 from assay.collector.errors import Refused, StoreError
 from assay.collector.filters import EVALUATOR, Filter
 from assay.collector.querystring import condition, gathered, term
@@ -39,7 +39,7 @@ def failing_in_one_line() -> Iterator[None]:
 @contextmanager
 def opened(at: str | None, *, make: bool = False) -> Iterator[Store]:
     """The store that a command speaks to; says on stderr which, and closes it. Only with `make` a new file is begun."""
-    place = at or default_place()
+    place = default_place() if at is None else named(at)
     if not make:
         _refuse_absent(place, given=at is not None)
     store = connect(place)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from assay.cli._common import conditions, console, notes, on_a_line, opened
 from assay.cli._options import JsonOption, StoreOption, WhereOption
+from assay.collector import named
 from assay.collector.errors import Refused
 from assay.collector.querystring import duration, parse
 from assay.collector.records import Retention
@@ -31,6 +33,7 @@ app = typer.Typer(
 
 FileOption = Annotated[str | None, typer.Option("--store", help="The SQLite file; else ./assay.db.")]
 Terms = Annotated[list[str], typer.Argument(help="Conditions, such as project=demo session=s-1 since=7d.")]
+Target = Annotated[str, typer.Argument(metavar="FILE", help="The new file; one that is there is refused.")]
 SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -181,15 +184,53 @@ def check(
 
     Example: `assay db check --deep`
     """
-    with inspect.opened(_file(store)) as file:
-        problems = file.check(deep=deep)
+    problems = inspect.check(_file(store), deep=deep)
     if json:
         _print_json([{"sound": not problems, "problems": problems}])
     for problem in problems if not json else ():
         console.print(escape(problem), soft_wrap=True)
     if problems:
+        notes.print("what can be read is saved by: assay db recover NEW.db")
         raise typer.Exit(1)
     notes.print("sound")
+
+
+@app.command()
+def recover(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
+    """Save what can be read of a damaged file into a new one. The damaged one is not written.
+
+    Example: `assay db recover saved.db --store assay.db`
+    """
+    found = inspect.recover(_file(store), named(target))
+    if json:
+        _print_json([asdict(found)])
+    else:
+        _tell(found, target)
+
+
+def _tell(found: inspect.Recovered, target: str) -> None:
+    rows = [one for one in found.tables if one.saved or one.lost != 0]
+    console.print(_table([{"table": one.table, "saved": one.saved, "lost": _lost(one)} for one in rows]))
+    for note in (*found.notes, *found.problems):
+        console.print(escape(note), soft_wrap=True)
+    notes.print(f"saved into {escape(target)}; look at it, then put it in the place of the damaged one", soft_wrap=True)
+
+
+def _lost(saved: inspect.Saved) -> str:
+    return "some, nothing says how many" if saved.lost is None else str(saved.lost)
+
+
+@app.command()
+def backup(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
+    """Copy the file as it is at one moment, while a server writes it. Until the copy is whole it is called FILE.part.
+
+    Example: `assay db backup assay-monday.db --store assay.db`
+    """
+    size = inspect.backup(_file(store), named(target))
+    if json:
+        _print_json([{"bytes": size}])
+    else:
+        notes.print(f"copied {_size(size)} to {escape(target)}", soft_wrap=True)
 
 
 @app.command()
@@ -214,7 +255,7 @@ def sql(
 
 def _file(store: str | None) -> str:
     """The path of a file that is there; what these commands do cannot be done through a server."""
-    path = store or os.environ.get("ASSAY_URL") or "assay.db"
+    path = named(store if store is not None else os.environ.get("ASSAY_URL") or "assay.db")
     if "://" in path:
         raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
     if not Path(path).exists():

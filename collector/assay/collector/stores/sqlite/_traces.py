@@ -56,7 +56,7 @@ class SQLiteTraces(Half):
 
     def write(self, batch: Batch) -> Future[None]:
         """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
-        return self._file.writer.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
+        return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
     def append_async(self, runs: Sequence[Run]) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
@@ -248,12 +248,12 @@ class SQLiteTraces(Half):
         return _delete.passing(db, filter)
 
     def remove(self, gone: Iterable[Gone]) -> int:
-        appender, total, tags = self._file.appender, 0, set[str]()
+        total, tags = 0, set[str]()
         for lot in gone:
-            count, theirs = self._file.write(partial(_delete.remove, appender, lot))
+            count, theirs = self._file.write(partial(_delete.remove, self._file.appender, lot))
             total, tags = total + count, tags | theirs
         if tags:
-            self._file.write(lambda _: _delete.forget_tags(appender, tags))
+            self._file.write(lambda _: _delete.forget_tags(self._file.appender, tags))
         return total
 
     def expire(self, rule: Retention) -> list[Filter]:
