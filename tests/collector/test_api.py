@@ -13,7 +13,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from assay.collector.api import create_app
-from assay.collector.api._http import MAX_PENDING
 from assay.collector.errors import Refused
 from assay.collector.records import Example, Experiment, Feedback, Key, QueueItem, Rule, Target
 from assay.collector.server import Server
@@ -83,16 +82,17 @@ def test_bad_bodies_are_told(api: httpx.Client) -> None:
 
 def test_bodies_that_are_too_much_together_are_told_to_come_later(store: SQLiteStore) -> None:
     app = create_app(store)
-    app.state.pending_bytes = MAX_PENDING - 10  # others are being read
+    pending = app.state.pending
+    pending.add(pending.limit - 10)  # others are being read
     with TestClient(app) as client:
         answer = client.post("/api/feedback", content="[" + " " * 20 + "]")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert client.post("/api/feedback", content="[]").status_code == 200
-    assert app.state.pending_bytes == MAX_PENDING - 10
+    assert pending.size == pending.limit - 10
 
 
 def test_what_is_not_there_is_404(api: httpx.Client) -> None:
-    for path in ("/api/traces/" + "f" * 32, "/api/datasets/none", "/api/experiments/none", "/v1/metrics"):
+    for path in ("/api/traces/" + "f" * 32, "/api/datasets/none", "/api/experiments/none", "/v1/profiles"):
         assert api.get(path).status_code == 404
     assert api.delete("/api/traces/" + "f" * 32).status_code == 404
     assert api.delete("/api/traces").status_code == 400

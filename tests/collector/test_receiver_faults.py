@@ -142,6 +142,6 @@ def test_what_a_store_cannot_do_is_answered_by_whether_it_may_work_later(error, 
         def append(self, runs: Sequence[Run]) -> None:
             raise error
 
-    answer = post(Receiver(Broken()).traces, request(span()))
+    answer = post(Receiver(Broken()).routes["/v1/traces"], request(span()))
     assert (answer.status_code, answer.headers.get("retry-after")) == (status, after)
     assert Status.FromString(answer.content).code == code

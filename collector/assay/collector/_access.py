@@ -1,13 +1,45 @@
-"""Which store a request sees: the one place where routes and pages get theirs."""
+"""What a request may see: the one place where routes and pages get their store."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from starlette.requests import Request
 
+from assay.collector.errors import Forbidden
 from assay.collector.stores import Store
+from assay.collector.stores.project import ProjectStore
+
+ACCESS = "assay.access"  # where an ASGI scope holds it
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the sender of a request may have. `known`: it has a key, or none is needed."""
+
+    project: str | None = None  # None: every project
+    known: bool = True
+
+
+def access_of(scope: Mapping[str, Any]) -> Access:
+    """The access of a request; all of it, where nobody guards."""
+    found: Access = scope.get(ACCESS) or Access()
+    return found
 
 
 def store_of(request: Request) -> Store:
     """The store as this request may see it."""
+    store: Store = request.app.state.store
+    project = access_of(request.scope).project
+    return store if project is None else ProjectStore(store, project)
+
+
+def whole_store(request: Request) -> Store:
+    """The store, for what concerns all of it. Raises `Forbidden` for a key of one project."""
+    project = access_of(request.scope).project
+    if project is not None:
+        raise Forbidden(f"the API key is of project {project!r}: this tells of all of them")
     store: Store = request.app.state.store
     return store

@@ -11,12 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from assay.collector.hosts import url_of
+
 PROBE = 0.5  # seconds
 LISTENING = "0A"
 
 
 def assay_at(url: str, timeout: float = PROBE) -> dict[str, Any] | None:
-    """What an Assay server at `url` says of itself ({"pid", "store", …}); None if none answers there."""
+    """What an Assay server at `url` says of itself ({"pid", "store", …}, less without a key); None if none answers."""
     # Neither httpx nor a proxy: this runs at the start of programs that may not speak to a server at all
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with suppress(OSError, ValueError, urllib.error.URLError), opener.open(f"{url}/healthz", timeout=timeout) as answer:
@@ -27,11 +29,12 @@ def assay_at(url: str, timeout: float = PROBE) -> dict[str, Any] | None:
 
 def holder(host: str, port: int) -> str:
     """Words for who holds a port: an Assay server and its store, a process by its name and id, or another program."""
-    server = assay_at(f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}")
-    if server:
-        return f"an Assay server (process {server.get('pid')}, store {server.get('store')!r})"
+    server = assay_at(url_of(host, port))
+    if server and "store" in server:
+        return f"an Assay server (process {server.get('pid')}, store {server['store']!r})"
     pid = next(_listeners(port), None)
-    return f"process {pid} ({_name(pid)})" if pid else "another program"
+    who = f"process {pid} ({_name(pid)})" if pid else "another program"
+    return f"an Assay server, {who}" if server else who
 
 
 def _listeners(port: int) -> Iterator[int]:

@@ -5,6 +5,8 @@
         Refused                      permanent: it can never work as it was asked
           NotFound                   what was named is not there
           Closed                     the store, or this connection to it, was closed
+          Forbidden                  the API key does not open this
+          TooLarge                   one request holds more than a server takes at once
           Permanent                  a request to the collector can never be kept as it stands
         Unavailable                  may work later; says when to try again
           Halted                     nothing is kept until somebody has looked after the file
@@ -54,6 +56,14 @@ class NotFound(Refused):
 
 class Closed(Refused):
     """Nothing more goes through this store: open another. A sender of telemetry is told to come again, elsewhere."""
+
+
+class Forbidden(Refused):
+    """The API key is good, but not for this: its scopes do not open it, or it belongs to one project."""
+
+
+class TooLarge(Refused):
+    """One request holds more than a server takes at once: in several it may pass."""
 
 
 class Unavailable(StoreError):

@@ -68,6 +68,9 @@ class Filter:
     def __post_init__(self) -> None:
         if self.status is not None and self.status not in STATUSES:  # every trace without an error would pass
             raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
+        for name in BOUNDED:
+            if (count := _count(getattr(self, name))) > MOST:
+                raise ValueError(f"{name} names {count:,} things; at most {MOST} can be asked for at once")
 
     @property
     def leaves_out_judgements(self) -> bool:
@@ -80,7 +83,15 @@ EVALUATOR = "evaluator"  # the kind of run that is a judgement
 STATUSES = get_args(Status)
 OLD_NAMES = {"tag": "tags"}  # read wherever names of conditions are
 LISTS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
+BOUNDED = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
+MOST = 100  # conditions, or words, of one name: each is a part of one question to the database
 COMPARISONS = ("latency_ms", "tokens", "cost")
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.split())
+    return len(value) if value else 0
 
 
 def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:

@@ -16,13 +16,16 @@ from typing import Any
 import uvicorn
 
 from assay.collector import _ports
-from assay.collector.api import Guard, Keys, create_app, is_loopback, past_framework
+from assay.collector._connection import Connection, sweep
+from assay.collector.api import Guard, Keys, create_app, past_framework
 from assay.collector.errors import Refused
+from assay.collector.hosts import bare, is_loopback, url_of
 from assay.collector.intake import Limits
 from assay.collector.stores import Serving, Store
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
 TICK = 0.1  # seconds; uvicorn's own
+KEEP_ALIVE = 75  # seconds; exporters send every few seconds, and one that meets a closing connection fails
 GRACE = 30  # seconds for requests that are under way when the server is told to stop
 
 
@@ -41,11 +44,11 @@ class Server:
         api_key: str | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.store, self.host = store, host
-        locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
+        self.store, self.host = store, bare(host)
+        locked, secret = not is_loopback(self.host), api_key or os.environ.get("ASSAY_API_KEY")
         if locked and not secret and not store.keys():
             raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY")
-        self._socket = _bound(host, port)
+        self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
         self._keys = Keys(store) if locked else None
@@ -56,8 +59,7 @@ class Server:
     @property
     def url(self) -> str:
         """Where it answers."""
-        name = "127.0.0.1" if self.host in ("0.0.0.0", "") else "[::1]" if self.host == "::" else self.host
-        return f"http://{name}:{self.port}"
+        return url_of(self.host, self.port)
 
     def __enter__(self) -> Server:
         started = threading.Event()
@@ -121,6 +123,8 @@ class _Uvicorn(uvicorn.Server):
                 async with asyncio.timeout(TICK):
                     await told.wait()
             ticks = (ticks + 1) % 10
+            if ticks == 0:
+                sweep(self.server_state.connections, loop.time())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to answer, then tell."""
@@ -162,7 +166,9 @@ def _config(app: Any) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         lifespan="off",
+        http=Connection,
         ws="none",
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
         server_header=False,
         proxy_headers=False,

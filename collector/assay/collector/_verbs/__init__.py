@@ -1,16 +1,18 @@
 """The verbs of the stores as requests: one table, from which the server's routes and the client's methods are made."""
 
-from assay.collector._verbs._call import Call, Needs, Sent, call_of, kinds
+from assay.collector._verbs._call import LONGEST, PAGE, Call, Needs, Sent, call_of, kinds
 from assay.collector._verbs._forms import Change, given
 from assay.collector._verbs._table import Control, Traces
 from assay.collector._verbs._verb import Asks, calls, verb
 
-__all__ = [
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Asks",
     "Call",
     "Change",
     "Control",
+    "LONGEST",
     "Needs",
+    "PAGE",
     "Sent",
     "Traces",
     "call_of",

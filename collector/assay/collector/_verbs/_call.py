@@ -33,10 +33,12 @@ from typing import (
 
 from assay.collector._verbs._forms import REQUIRED, change_of, form
 from assay.collector.filters import Filter
+from assay.collector.records import Page
 
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 Needs = Literal["open", "read", "write", "ingest", "admin"]
 Place = Literal["path", "query", "filter", "conditions", "field", "body"]
+PAGE, LONGEST = 1000, 10_000  # items of one page, and of a list that has no pages
 PLACEHOLDER = re.compile(r"{(\w+)(?::path)?}")
 
 
@@ -115,6 +117,16 @@ class Call:
     def listed(self) -> Sent | None:
         """The list that is the only argument, so that it can be sent in batches."""
         return self.sent[0] if len(self.sent) == 1 and self.sent[0].is_list else None
+
+    @cached_property
+    def paged(self) -> bool:
+        """Whether it answers a `Page`, after which another one comes."""
+        return get_origin(self.returns) is Page
+
+    @property
+    def most(self) -> int:
+        """The highest `limit` of one request."""
+        return PAGE if self.paged else LONGEST
 
     @cached_property
     def whole(self) -> Sent | None:

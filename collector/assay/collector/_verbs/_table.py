@@ -40,10 +40,11 @@ class Traces:
         TraceStore.delete,
         "DELETE /api/traces",
         tag="traces",
+        needs="admin",
         patient=True,
         says="Remove the traces that pass, with all that hangs on them. No conditions at all are refused.",
     )
-    many = verb(TraceStore.many, "POST /api/traces/many", tag="traces", batch=IDS)
+    many = verb(TraceStore.many, "POST /api/traces/many", tag="traces", needs="read", batch=IDS)
     trace = verb(TraceStore.trace, "GET /api/traces/{trace_id}", tag="traces")
     scores = verb(TraceStore.scores, "GET /api/scores", tag="feedback")
     sessions = verb(TraceStore.sessions, "GET /api/sessions", tag="traces")
@@ -184,7 +185,7 @@ class Control:
     retention = verb(ControlStore.retention, "GET /api/retention", tag="keeping")
     set_retention = verb(ControlStore.set_retention, "POST /api/retention", tag="keeping", needs="admin")
 
-    keys = verb(ControlStore.keys, "GET /api/keys", tag="keys")
+    keys = verb(ControlStore.keys, "GET /api/keys", tag="keys", needs="admin")
     save_key = verb(ControlStore.save_key, "POST /api/keys", tag="keys", needs="admin")
     delete_key = verb(ControlStore.delete_key, "DELETE /api/keys/{id}", tag="keys", needs="admin")
 

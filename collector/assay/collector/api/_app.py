@@ -13,21 +13,21 @@ from starlette.routing import Route
 
 from assay.collector import pages
 from assay.collector._metrics import Metrics
-from assay.collector.api import _health, _openapi
+from assay.collector.api import _docs, _health, _openapi
 from assay.collector.api._guard import ASGI, Scope
-from assay.collector.api._http import map_errors
+from assay.collector.api._http import map_errors, reply, room
 from assay.collector.api._routes import ROUTES, install
 from assay.collector.api._scopes import Scopes
-from assay.collector.intake import Limits, Receiver
+from assay.collector.intake import PROTOBUF, SIGNALS, Limits, Receiver, otlp_error
 from assay.collector.stores import Store
 
 # What each route needs: the API's, OTLP's, the pages', and those on which FastAPI describes the API
 SCOPES = Scopes(
     (
         *((row.method, row.path, row.needs) for row in ROUTES),
-        *(("POST", path, "ingest") for path in ("/v1/traces", "/v1/logs")),
+        *(("POST", f"/v1/{signal.name}{slash}", "ingest") for signal in SIGNALS for slash in ("", "/")),
         *((method, path, needs) for path, needs, methods in pages.ROUTES for method in methods),
-        *(("GET", path, "read") for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")),
+        *(("GET", path, "read") for path in ("/openapi.json", "/docs")),
     )
 )
 
@@ -42,28 +42,43 @@ def create_app(
     """The collector as an ASGI application over a store, which the caller closes."""
     metrics = metrics or Metrics()
     app = FastAPI(
-        title="Assay", version=metadata.version("assay"), description="Traces, feedback, datasets and experiments."
+        title="Assay",
+        version=metadata.version("assay"),
+        description="Traces, feedback, datasets and experiments.",
+        docs_url=None,  # it loads scripts of others, from elsewhere
+        redoc_url=None,
     )
     receiver = Receiver(store, metrics, limits)
     app.state.store, app.state.scopes = store, SCOPES
     app.state.receiver = receiver  # to be closed by whoever serves the application
-    app.state.otlp = {"/v1/traces": receiver.traces, "/v1/logs": receiver.logs}
+    app.state.otlp = receiver.routes
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     install(app, ROUTES)
     app.include_router(pages.router())
     _health.install(app, metrics, ready or (lambda: True))
     _openapi.install(app, ROUTES)
+    app.add_route("/docs", _docs.docs, methods=["GET"], include_in_schema=False)
+    room(app, receiver.limits, receiver.pending, receiver.beside)
     map_errors(app)
     app.add_exception_handler(404, _nothing_here)
     return app
 
 
 async def _nothing_here(request: Request, error: Exception) -> Response:
-    """Readers get a page, programs JSON."""
+    """Readers get a page, senders of OTLP its error, programs JSON."""
+    if request.url.path.startswith("/v1/"):
+        return _no_signal(request)
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(("/api/", "/v1/")):
         return pages.not_found(request)
     assert isinstance(error, HTTPException)
     return await http_exception_handler(request, error)
+
+
+def _no_signal(request: Request) -> Response:
+    told = f"nothing is taken at {request.url.path!r}: there are {', '.join(request.app.state.otlp)}"
+    if request.headers.get("content-type", "").startswith(PROTOBUF.decode()):
+        return Response(otlp_error(5, told), 404, media_type=PROTOBUF.decode())
+    return reply({"code": 5, "message": told}, 404)
 
 
 def past_framework(app: FastAPI) -> ASGI:

@@ -14,7 +14,10 @@ from assay.collector import _wire
 from assay.collector._access import store_of
 from assay.collector._verbs import Call, Change, Sent, given, kinds
 from assay.collector._verbs._forms import REQUIRED
+from assay.collector.api._bounds import check_limit, few
 from assay.collector.api._http import Body, Limit, Number, conditions, reply
+
+IDS = ("trace_id", "span_id")  # which are kept in lower case
 
 
 class Endpoint:
@@ -28,6 +31,9 @@ class Endpoint:
         """Do what is asked with the store that this request may see. Raises `StoreError`; `ValueError` for bad JSON."""
         body = None if self.takes is None else _wire.decode(self.takes, sent["body"])
         values = {argument.name: _value(argument, request, sent, body) for argument in self.call.sent}
+        check_limit(values.get("limit"), self.call.most)
+        if self.call.listed and self.call.batch > 1:
+            few(len(values[self.call.listed.name]))
         bound = inspect.BoundArguments(self.call.signature, values)
         store = store_of(request)
         run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
@@ -54,7 +60,7 @@ def _value(argument: Sent, request: Request, sent: Mapping[str, Any], body: Any)
         case "query":
             return _from_query(argument, sent[argument.alias])
         case "path":
-            return sent[argument.name]
+            return sent[argument.name].lower() if argument.name in IDS else sent[argument.name]
 
 
 def _from_body(argument: Sent, body: Any) -> Any:

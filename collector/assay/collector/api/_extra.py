@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from assay.collector.api._bounds import MOST_RUNS, few
+from assay.collector.api._sane import sane_booking, sane_feedback, sane_money, sane_open, sane_run
 from assay.collector.clocks import bounded_feedback, bounded_open, bounded_run
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.intake import check_ids
-from assay.collector.records import JSON, Dataset, DatasetKind, Feedback, OpenRun, Run
+from assay.collector.records import JSON, Booking, Dataset, DatasetKind, Feedback, OpenRun, Run
 from assay.collector.stores import ControlStore, TraceStore
 
 
@@ -25,9 +26,8 @@ class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
 
 def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> dict[str, int]:
     """Keep runs, and feedback on them, together or not at all; answered when they are durable."""
-    for run in runs:
-        check_ids(run.trace_id, run.span_id, run.parent_id or "")
-    store.append([*map(bounded_run, runs)], [*map(bounded_feedback, feedback)])
+    few(len(runs) + len(feedback), MOST_RUNS)
+    store.append([bounded_run(sane_run(run)) for run in runs], _sane(feedback))
     return {"runs": len(runs), "feedback": len(feedback)}
 
 
@@ -38,13 +38,30 @@ def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:
 
 def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
     """Keep feedback; answered with the ids when it is durable. The same id overwrites."""
-    store.add_feedback([*map(bounded_feedback, feedback)])
-    return [row.id for row in feedback]
+    rows = _sane(feedback)
+    store.add_feedback(rows)
+    return [row.id for row in rows]
+
+
+def _sane(feedback: Sequence[Feedback]) -> list[Feedback]:
+    return [bounded_feedback(sane_feedback(row)) for row in feedback]
 
 
 def add_running(store: TraceStore, runs: Sequence[OpenRun]) -> None:
     """Keep that runs have started: each until its span arrives, or its trace says that it was dropped."""
-    store.add_running([*map(bounded_open, runs)])
+    store.add_running([bounded_open(sane_open(run)) for run in runs])
+
+
+def book(store: ControlStore, *bookings: Booking) -> list[bool]:
+    """Reserve amounts, each unless it would pass its limit; whether it is reserved. An id books once."""
+    return store.book(*map(sane_booking, bookings))
+
+
+def settle(store: ControlStore, actual: Mapping[str, float]) -> None:
+    """Put in the place of what was reserved, by id, what it came to."""
+    for id, amount in actual.items():
+        sane_money(f"what booking {id!r} came to", amount)
+    store.settle(actual)
 
 
 def delete_trace(store: TraceStore, trace_id: str) -> int:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
 from assay.collector import _wire
+from assay.collector._access import ACCESS, Access
 from assay.collector.api._keys import Keys
 from assay.collector.api._scopes import READING, Scopes, may
+from assay.collector.api._tries import Tries
 from assay.collector.errors import Unavailable
+from assay.collector.hosts import is_loopback, named
+from assay.collector.intake import PROTOBUF, otlp_error
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-CODES = {401: 16, 403: 7, 503: 14}  # google.rpc.Code, as OTLP's error bodies carry it
+CODES = {401: 16, 403: 7, 429: 8, 503: 14}  # google.rpc.Code, as OTLP's error bodies carry it
 MAY = {"admin": "administer"}  # other needs are verbs
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that binds there."""
-    return host in LOOPBACK or host.startswith("127.")
+ALL = Access()
+STRANGER = Access(known=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,57 +48,93 @@ class Guard:
 
     def __init__(self, app: ASGI, scopes: Scopes, keys: Keys | None = None, api_key: str | None = None) -> None:
         self.app, self.scopes, self.keys = app, scopes, keys
-        self._api_key = api_key.encode() if api_key else None
+        self._api_key = sha256(api_key.encode()).digest() if api_key else None
+        self._tries = Tries()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Pass a request on, or answer 401, 403 or 503."""
-        if scope["type"] != "http" or scope["path"] in self.scopes.open:
+        """Pass a request on with what its sender may have, or answer 401, 403, 429 or 503."""
+        if scope["type"] != "http":
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
-        refusal = _elsewhere(scope["method"], headers) or await self._without_right(scope, headers)
-        if refusal is None:
-            return await self.app(scope, receive, send)
-        return await _refuse(send, refusal)
+        if scope["path"] in self.scopes.open:
+            access: Access | _Refusal = self._known(headers)
+        else:
+            access = _elsewhere(scope["method"], headers) or await self._access(scope, headers)
+        if isinstance(access, _Refusal):
+            return await _refuse(send, access, _wants_protobuf(scope, headers))
+        scope[ACCESS] = access
+        return await self.app(scope, receive, send)
 
-    async def _without_right(self, scope: Scope, headers: Mapping[bytes, bytes]) -> _Refusal | None:
+    def _known(self, headers: Mapping[bytes, bytes]) -> Access:
+        """Whose request it is that needs no key, as far as can be told without waiting."""
         if self.keys is None:
-            return _misnamed(headers)
+            return STRANGER if _misnamed(headers) else ALL
+        secret = _secret(headers)
+        hashed = sha256((secret or "").encode())
+        known = secret and (self._is_ours(hashed.digest()) or self.keys.peek(hashed.hexdigest()))
+        return ALL if known else STRANGER
+
+    def _is_ours(self, hashed: bytes) -> bool:
+        return self._api_key is not None and hmac.compare_digest(hashed, self._api_key)
+
+    async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | _Refusal:
+        if self.keys is None:
+            return _misnamed(headers) or ALL
         secret = _secret(headers)
         if secret is None:
             told = "an API key is needed: send it as 'Authorization: Bearer …' (ASSAY_API_KEY for our clients)"
             return _Refusal(401, told)
-        if self._api_key and hmac.compare_digest(secret.encode(), self._api_key):
-            return None
-        return await self._too_narrow(self.keys, secret, scope)
+        hashed, address = sha256(secret.encode()).digest(), (scope.get("client") or ("",))[0]
+        if wait := self._tries.wait(address, hashed):
+            return _Refusal(429, "too many wrong API keys came from this address: try again later", wait)
+        if self._is_ours(hashed):
+            self._tries.right(address, hashed)
+            return ALL
+        return await self._stored(self.keys, hashed, address, scope)
 
-    async def _too_narrow(self, keys: Keys, secret: str, scope: Scope) -> _Refusal | None:
-        """The refusal of a key out of the store."""
+    async def _stored(self, keys: Keys, hashed: bytes, address: str, scope: Scope) -> Access | _Refusal:
+        """What a key out of the store opens."""
         try:
-            scopes = await keys.scopes(hashlib.sha256(secret.encode()).hexdigest())
+            key = await keys.find(hashed.hex())
         except Unavailable as error:
             return _Refusal(503, str(error), error.retry_after)
-        if scopes is None:
+        if key is None:
+            self._tries.wrong(address)
             return _Refusal(401, "the API key is unknown, expired or revoked")
+        self._tries.right(address, hashed)
         needed = self.scopes.needed(scope["method"], scope["path"])  # which remembers paths: not those of strangers
-        return None if may(scopes, needed) else _Refusal(403, f"the API key may not {MAY.get(needed, needed)}")
+        if not may(key.scopes, needed):
+            return _Refusal(403, f"the API key may not {MAY.get(needed, needed)}")
+        return ALL if key.project is None else Access(key.project)
+
+
+def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    return scope["path"].startswith("/v1/") and headers.get(b"content-type", b"").startswith(PROTOBUF)
 
 
 def _elsewhere(method: str, headers: Mapping[bytes, bytes]) -> _Refusal | None:
     """The refusal of what another site's page would write."""
     host, origin = _text(headers, b"host"), _text(headers, b"origin")
-    if origin and method not in READING and urlsplit(origin).netloc != host:
+    if origin and method not in READING and _netloc(origin) != host:
         return _Refusal(403, f"a page of {origin!r} may not write here")
     return None
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # half a pair of brackets
+        return None
 
 
 def _misnamed(headers: Mapping[bytes, bytes]) -> _Refusal | None:
     """The refusal of a name that is not this machine's own."""
     host = _text(headers, b"host")
-    name = urlsplit(f"//{host}").hostname or ""
+    name = named(host)
     if not host or is_loopback(name):
         return None
     return _Refusal(
-        403, f"this server is called localhost or 127.0.0.1, not {name!r}: bind it to an address to open it"
+        403, f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
     )
 
 
@@ -119,13 +155,20 @@ def _secret(headers: Mapping[bytes, bytes]) -> str | None:
     return headers[b"x-api-key"].decode("latin-1") if b"x-api-key" in headers else None
 
 
-async def _refuse(send: Any, refusal: _Refusal) -> None:
-    kind = "Unavailable" if refusal.status == 503 else "Refused"
-    body = _wire.encode({"error": kind, "message": refusal.message, "code": CODES[refusal.status]})
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+async def _refuse(send: Any, refusal: _Refusal, protobuf: bool) -> None:
+    content_type, body = PROTOBUF if protobuf else b"application/json", _told(refusal, protobuf)
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     if refusal.status == 401:
         headers.append((b"www-authenticate", b'Basic realm="assay", charset="UTF-8"'))
     if refusal.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(refusal.retry_after))))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _told(refusal: _Refusal, protobuf: bool) -> bytes:
+    code = CODES[refusal.status]
+    if protobuf:
+        return otlp_error(code, refusal.message)
+    kind = "Refused" if refusal.retry_after is None else "Unavailable"
+    return _wire.encode({"error": kind, "message": refusal.message, "code": code})

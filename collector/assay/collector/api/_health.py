@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from fastapi import FastAPI, Request, Response
 
-from assay.collector._access import store_of
+from assay.collector._access import access_of, whole_store
 from assay.collector._metrics import Metrics
 from assay.collector.api._http import reply
 from assay.collector.api._rule_metrics import RuleMetrics
@@ -26,15 +26,17 @@ def install(app: FastAPI, metrics: Metrics, ready: Callable[[], bool]) -> None:
 
 
 async def healthz(request: Request) -> Response:
-    """Alive. Says who answers, so that a busy port can be named with its holder."""
-    store = store_of(request)
-    where = store.where if isinstance(store, Serving) else None
-    return reply({"status": "ok", "service": "assay", "pid": os.getpid(), "store": where})
+    """Alive. Says who answers to those who may know, so that a busy port can be named with its holder."""
+    told: dict[str, str | int | None] = {"status": "ok", "service": "assay"}
+    if access_of(request.scope).known:
+        store: Store = request.app.state.store
+        told |= {"pid": os.getpid(), "store": store.where if isinstance(store, Serving) else None}
+    return reply(told)
 
 
 async def readyz(request: Request) -> Response:
     """Ready for spans: 503 while starting, stopping, or unable to keep anything; says why."""
-    why = _trouble(store_of(request)) if request.app.state.ready() else "the server is starting or stopping"
+    why = _trouble(request.app.state.store) if request.app.state.ready() else "the server is starting or stopping"
     return reply({"ready": False, "why": why}, 503) if why else reply({"ready": True})
 
 
@@ -42,7 +44,7 @@ def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     numbers: Metrics = request.app.state.metrics
     rules: RuleMetrics = request.app.state.rule_metrics
-    store = store_of(request)
+    store = whole_store(request)
     return Response(numbers.text(_stored(store)) + rules.text(store), media_type=TEXT)
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.requests import ClientDisconnect
 
 from assay.collector import _wire
-from assay.collector.errors import Closed, NotFound, Refused, StoreError, Unavailable
+from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, Unavailable
 from assay.collector.filters import Filter, both, combined
+from assay.collector.intake import Beside, Disconnected, Limits, Pending, Permanent, check_json
+from assay.collector.intake import Body as Incoming
 from assay.collector.querystring import to_filter
 
-MAX_BODY = 64 * 1024 * 1024
-STALL_SECONDS = 30.0  # for the next piece of a body: what is pending may hold up others
-MAX_PENDING = 96 * 1024 * 1024  # of all bodies that are being read or worked on, beside those of OTLP
+TOO_LARGE = ("too_large", "too_many")
+CHECKED = 64 * 1024  # bytes, from which on what stands in a body is counted before it is parsed
+
+
+STATUSES: tuple[tuple[type[Exception], int], ...] = ((NotFound, 404), (Forbidden, 403), (TooLarge, 413))
 
 
 def reply(value: Any, status: int = 200) -> Response:
@@ -26,32 +31,21 @@ def reply(value: Any, status: int = 200) -> Response:
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
-    pieces, size, state = [], 0, request.app.state
-    stream = aiter(request.stream())
+    """The body, counted among OTLP's; a large one has its turn among theirs, until it has been answered."""
+    state = request.app.state
+    body, beside = Incoming(state.pending, state.limits), state.beside
     try:
-        while piece := await _piece(stream):
-            size += len(piece)
-            state.pending_bytes += len(piece)
-            _check_size(size, state.pending_bytes)
-            pieces.append(piece)
-        yield b"".join(pieces)
+        whole = await body.read(dict(request.scope["headers"]), request.receive)
+        async with beside.turn(len(whole)):
+            if len(whole) > CHECKED:
+                await beside(check_json, whole)
+            yield whole
+    except Permanent as refused:
+        raise (TooLarge(str(refused)) if refused.reason in TOO_LARGE else refused) from None
+    except Disconnected:
+        raise ClientDisconnect from None
     finally:
-        state.pending_bytes -= size
-
-
-async def _piece(stream: AsyncIterator[bytes]) -> bytes:
-    try:
-        async with asyncio.timeout(STALL_SECONDS):
-            return await anext(stream, b"")
-    except TimeoutError:
-        raise Unavailable("the rest of the body did not come") from None
-
-
-def _check_size(size: int, pending: int) -> None:
-    if size > MAX_BODY:
-        raise Refused(f"the body is larger than {MAX_BODY:,} bytes: send fewer at once")
-    if pending > MAX_PENDING:
-        raise Unavailable(f"{pending:,} bytes of requests are waiting; send again in a moment")
+        body.release()
 
 
 def conditions(request: Request, others: Collection[str] = ()) -> Filter:
@@ -62,14 +56,15 @@ def conditions(request: Request, others: Collection[str] = ()) -> Filter:
     items = [item for item in request.query_params.multi_items() if item[0] not in others]
     exact = combined(None, _mapping(request.query_params.get("filter", "{}")))
     said = to_filter(item for item in items if item[0] != "filter")
-    return both(exact, said)
+    whole = both(exact, said)
+    return replace(whole, trace_ids=tuple(map(str.lower, whole.trace_ids))) if whole.trace_ids else whole
 
 
 def _mapping(text: str) -> dict[str, Any]:
     return _wire.decode(dict[str, Any], text.encode())
 
 
-Limit = Annotated[int, Query(ge=1, le=1_000_000)]
+Limit = Annotated[int, Query(ge=1, lt=2**63)]
 Number = Annotated[int, Query(ge=-(2**63), lt=2**63)]  # what the tables can hold
 Body = Annotated[bytes, Depends(_body)]
 
@@ -79,7 +74,8 @@ def _answer(status: int, kind: str, message: str) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    return _answer(404 if isinstance(error, NotFound) else 400, type(error).__name__, str(error))
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), 400)
+    return _answer(status, type(error).__name__, str(error))
 
 
 def _unavailable(request: Request, error: Exception) -> Response:
@@ -101,9 +97,13 @@ def _overflow(request: Request, error: Exception) -> Response:
     return _answer(400, "Refused", f"a number is out of bounds: {error}")
 
 
+def room(app: FastAPI, limits: Limits, pending: Pending, beside: Beside) -> None:
+    """Say how much there may be of bodies, and where the large ones wait for their turn."""
+    app.state.limits, app.state.pending, app.state.beside = limits, pending, beside
+
+
 def map_errors(app: FastAPI) -> None:
     """Answer what stores raise: 404 and 400 for what cannot work, 503 with Retry-After for what may work later."""
-    app.state.pending_bytes = 0
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(Closed, _unavailable)  # this server is on its way out: the next one may do it
     app.add_exception_handler(StoreError, _unavailable)

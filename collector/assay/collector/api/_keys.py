@@ -59,10 +59,15 @@ class Keys:
         self._known, self._reading = _Known({}, -inf), _Reading(-inf, Future())
         self._reading.done.set_result(None)
 
-    async def scopes(self, sha256: str) -> tuple[str, ...] | None:
-        """The scopes of a key; None if it is unknown, revoked or expired. Raises `Unavailable`: the store is silent."""
+    async def find(self, sha256: str) -> Key | None:
+        """A key; None if it is unknown, revoked or expired. Raises `Unavailable`: the store is silent."""
         key = (await self._keys()).get(sha256)
-        return key.scopes if key and _opens(key) else None
+        return key if key and _opens(key) else None
+
+    def peek(self, sha256: str) -> Key | None:
+        """A key out of those that are known now, without asking the store."""
+        key = self._known.keys.get(sha256) if self._hold else None
+        return key if key and _opens(key) else None
 
     def close(self) -> None:
         """Let a reading under way come to its end, so that the store can be closed; but no longer than `fresh`."""
@@ -94,7 +99,7 @@ class Keys:
         failure = None
         try:
             keys: Sequence[Key] = self.store.keys()
-            self._known = _Known({key.sha256: key for key in keys if _opens(key)}, reading.since)
+            self._known = _Known(_by_hash(keys), reading.since)
         except Exception as error:
             failure = error
         reading.done.set_result(failure)
@@ -112,5 +117,9 @@ class Keys:
 
 
 def _opens(key: Key) -> bool:
-    """Whether it opens anything; one bound to a project does not, until every route can be held to a project."""
-    return key.project is None and (key.expires_ns is None or key.expires_ns > time.time_ns())
+    return key.expires_ns is None or key.expires_ns > time.time_ns()
+
+
+def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
+    """By SHA-256; of two keys with one secret the wider, one of all projects, holds."""
+    return {key.sha256: key for key in sorted(keys, key=lambda key: key.project is None) if _opens(key)}

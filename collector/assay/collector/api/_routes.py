@@ -38,7 +38,9 @@ def verbs(table: type) -> Iterator[Row]:
     """The routes of a table's verbs. Where the API does more than the store, the `INSTEAD` of the verb answers."""
     for verb in calls(table):
         if run := INSTEAD.get(verb.name):
-            more = call_of(run, f"{verb.method} {verb.path}", tag=verb.tag, needs=verb.needs, count=verb.count)
+            more = call_of(
+                run, f"{verb.method} {verb.path}", tag=verb.tag, needs=verb.needs, count=verb.count, batch=verb.batch
+            )
             yield row(more, run)
         else:
             yield row(verb)
@@ -58,7 +60,9 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "append": _extra.append,
     "add_feedback": _extra.add_feedback,
     "add_running": _extra.add_running,
+    "book": _extra.book,
     "delete_experiment": _extra.delete_experiment,
+    "settle": _extra.settle,
 }
 ROUTES = (
     health("/healthz", "open", _health.healthz, dict[str, str | int | None]),
@@ -78,3 +82,5 @@ def install(app: FastAPI, routes: Iterable[Row]) -> None:
         app.add_api_route(
             row.path, row.handler, methods=[row.method], name=row.name, tags=[row.tag], description=row.says
         )
+        if row.tag == "health":  # probes ask so
+            app.add_api_route(row.path, row.handler, methods=["HEAD"], include_in_schema=False)

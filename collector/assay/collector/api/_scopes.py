@@ -9,10 +9,10 @@ from re import Pattern
 from starlette.routing import compile_path
 
 READING = ("GET", "HEAD", "OPTIONS")
-# What a key's scope opens. A key that may write may do all that is not reading, until keys can be made for less
+# What a key's scope opens. To write is to send, too; to administer (keys, retention, deleting in bulk) is its own
 OPENS: dict[str, frozenset[str]] = {
     "read": frozenset(("read",)),
-    "write": frozenset(("write", "ingest", "admin")),
+    "write": frozenset(("write", "ingest")),
     "ingest": frozenset(("ingest",)),
     "admin": frozenset(("admin",)),
 }

@@ -10,8 +10,9 @@ from assay.collector import _wire
 from assay.collector._verbs import Call, Sent
 from assay.collector._verbs._call import PLACEHOLDER
 from assay.collector.client._transport import Transport, segment
-from assay.collector.errors import NotFound
+from assay.collector.errors import NotFound, TooLarge
 from assay.collector.filters import Filter, combined
+from assay.collector.records import Page
 
 T = TypeVar("T")
 
@@ -19,10 +20,36 @@ T = TypeVar("T")
 def ask(transport: Transport, call: Call, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
     """Send a verb's request. A long list that is its only argument goes in several. Raises `StoreError`."""
     values = _values(call, args, given)
+    if call.paged and (values.get("limit") or 0) > call.most:
+        return _pages(transport, call, values)
     if call.listed is None:
         return _once(transport, call, values)
     name = call.listed.name
-    return _joined(call, [_once(transport, call, {name: batch}) for batch in batches(values[name], call.batch)])
+    answers = [_halved(transport, call, name, batch) for batch in batches(values[name], call.batch)]
+    return _joined(call, list(chain.from_iterable(answers)))
+
+
+def _pages(transport: Transport, call: Call, values: Mapping[str, Any]) -> Page[Any]:
+    """One page of more than the server gives at once."""
+    items: list[Any] = []
+    cursor, left = values.get("cursor"), values["limit"]
+    while True:
+        page = _once(transport, call, {**values, "cursor": cursor, "limit": min(left, call.most)})
+        items += page.items
+        cursor, left = page.next, left - len(page.items)
+        if cursor is None or left <= 0:
+            return Page(items=tuple(items), next=cursor)
+
+
+def _halved(transport: Transport, call: Call, name: str, batch: Sequence[Any]) -> list[Any]:
+    """The answers to a batch: to halves of it where all of it is too large for one request."""
+    try:
+        return [_once(transport, call, {name: batch})]
+    except TooLarge:
+        if len(batch) < 2:
+            raise
+        half = len(batch) // 2
+        return [*_halved(transport, call, name, batch[:half]), *_halved(transport, call, name, batch[half:])]
 
 
 def _values(call: Call, args: tuple[Any, ...], given: dict[str, Any]) -> Mapping[str, Any]:

@@ -34,6 +34,29 @@ def lots(runs: Sequence[Run], feedback: Sequence[Feedback], size: int) -> Iterat
     yield some_runs, some_feedback
 
 
+def halves(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[Lot]:
+    """A lot in two, by whole traces; of a single trace the root comes last, with the feedback; what cannot be parted
+    comes as it is.
+    """
+    traces = list(_traces(runs, feedback))
+    if len(traces) > 1:
+        for some in (traces[: len(traces) // 2], traces[len(traces) // 2 :]):
+            yield [run for part, _ in some for run in part], [row for _, part in some for row in part]
+        return
+    (ordered, rows), middle = traces[0], len(runs) // 2
+    if middle:
+        yield ordered[:middle], ()
+        yield ordered[middle:], rows
+    elif ordered and rows:  # which may be there before what it is said of
+        yield (), rows
+        yield ordered, ()
+    elif len(rows) > 1:
+        yield (), rows[: len(rows) // 2]
+        yield (), rows[len(rows) // 2 :]
+    else:
+        yield ordered, rows
+
+
 def _traces(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[tuple[list[Run], list[Feedback]]]:
     """What belongs to one trace (or to none), in the order of arrival, with its root last."""
     by_trace: dict[str | None, tuple[list[Run], list[Feedback]]] = {}

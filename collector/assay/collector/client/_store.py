@@ -8,8 +8,9 @@ from typing import Any
 from assay.collector._verbs import Call, Control, Traces
 from assay.collector._verbs._table import BATCH
 from assay.collector.client._ask import ask
-from assay.collector.client._lots import lots
+from assay.collector.client._lots import Lot, halves, lots
 from assay.collector.client._transport import Transport
+from assay.collector.errors import TooLarge
 from assay.collector.filters import Filter, combined
 from assay.collector.records import Feedback, Run, Target, TraceSummary
 from assay.collector.stores._each import each
@@ -42,7 +43,18 @@ class HTTPStore(Traces, Control):
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         """As of `TraceStore`, in several requests if it is much: those of one trace in one, but for a huge one's."""
         for together in lots(runs, feedback, BATCH):
-            super().append(*together)
+            self._append(together)
+
+    def _append(self, lot: Lot) -> None:
+        """Keep a lot, in halves if it is too large for one request, down to single runs."""
+        try:
+            super().append(*lot)
+        except TooLarge:
+            parts = list(halves(*lot))
+            if len(parts) < 2:
+                raise
+            for part in parts:
+                self._append(part)
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
         """All traces that pass, page by page: see `TraceStore`."""

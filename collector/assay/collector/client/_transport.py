@@ -10,10 +10,12 @@ from urllib.parse import quote
 import httpx
 
 from assay.collector import _wire
-from assay.collector.errors import Closed, NotFound, Refused, StoreError, Unavailable
+from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, Unavailable
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
+KINDS = {403: Forbidden, 404: NotFound, 413: TooLarge}  # other statuses below 500 are `Refused`
+LARGEST = 32 * 1024 * 1024  # bytes of a body, as servers take them
 TIMEOUT, PATIENCE = httpx.Timeout(60.0, connect=5.0), httpx.Timeout(None, connect=5.0)
 
 
@@ -41,13 +43,16 @@ class Transport:
 
         `patient`: what is asked may take as long as it takes.
         """
+        content = None if body is None else _wire.encode(body)
+        if content is not None and len(content) > LARGEST:
+            raise TooLarge(f"the body is larger than {LARGEST:,} bytes: send less at once")
         given = [(name, _text(value)) for name, value in params if value is not None]
         try:
             response = self._client.request(
                 method,
                 path,
                 params=given,
-                content=None if body is None else _wire.encode(body),
+                content=content,
                 timeout=PATIENCE if patient else TIMEOUT,
             )
         except httpx.TransportError as error:
@@ -76,9 +81,9 @@ def _error(url: str, response: httpx.Response) -> StoreError:
     message = _message(response) or f"{url} answered {response.status_code}: {response.text[:200]!r}"
     if response.status_code in (429, 502, 503, 504):
         return Unavailable(message, _seconds(response))
-    if response.status_code == 404:
-        return NotFound(message)
-    return Refused(message) if response.status_code < 500 else StoreError(message)
+    if response.status_code >= 500:
+        return StoreError(message)
+    return KINDS.get(response.status_code, Refused)(message)
 
 
 def _message(response: httpx.Response) -> str | None:

@@ -1,7 +1,25 @@
 """OTLP in: request → `Decoded` (each span a `RawSpan`, then a `Draft`, then a `Run`) → the store, then the answer."""
 
+from assay.collector.intake._answer import PROTOBUF, otlp_error
+from assay.collector.intake._beside import Beside
+from assay.collector.intake._body import Body, Disconnected, Pending
+from assay.collector.intake._cost import check_json
 from assay.collector.intake._decoded import check_ids
-from assay.collector.intake._http import Receiver
+from assay.collector.intake._errors import Permanent
+from assay.collector.intake._http import SIGNALS, Receiver
 from assay.collector.intake._limits import Limits
 
-__all__ = ["Limits", "Receiver", "check_ids"]
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+    "Beside",
+    "Body",
+    "Disconnected",
+    "Limits",
+    "PROTOBUF",
+    "Pending",
+    "Permanent",
+    "Receiver",
+    "SIGNALS",
+    "check_ids",
+    "check_json",
+    "otlp_error",
+]

@@ -37,15 +37,21 @@ def retry_after(refused: Permanent | Retryable) -> int | None:
 
 
 def success(signal: Signal[Any], decoded: Decoded[Any]) -> Message:
-    """An export response; with partial success if single items were refused."""
+    """An export response; with partial success if single items were refused, or something was passed over."""
     refused = decoded.refused_count
-    partial = {signal.refused_field: refused, "error_message": decoded.reason} if refused else None
+    partial = {signal.refused_field: refused, "error_message": decoded.reason} if refused or decoded.hint else None
     return signal.response(partial_success=partial)
 
 
 def error(refused: Permanent | Retryable) -> Message:
     """A google.rpc.Status."""
     return Status(code=status(refused)[1], message=str(refused))
+
+
+def otlp_error(code: int, message: str) -> bytes:
+    """An error in protobuf by its google.rpc.Code, for what never came as far as this."""
+    told: bytes = Status(code=code, message=message).SerializeToString()
+    return told
 
 
 def encoded(message: Message, content_type: bytes) -> bytes:

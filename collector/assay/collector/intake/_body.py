@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Protocol
@@ -10,6 +11,9 @@ from typing import Any, Protocol
 from assay.collector.intake._errors import Permanent, Retryable
 from assay.collector.intake._limits import Limits
 
+ENDLESS = sys.maxsize
+STEP = 1024 * 1024  # bytes that are inflated before others have their turn
+WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's word for each format
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
@@ -20,8 +24,8 @@ class Sink(Protocol):
     def size(self) -> int:
         """Bytes taken so far, as inflated."""
 
-    def feed(self, piece: bytes) -> None:
-        """Take the next piece."""
+    def feed(self, piece: bytes, step: int = ...) -> bytes:
+        """Take the next piece, as far as it inflates to so many bytes; what is left of it."""
 
     def finish(self) -> bytes:
         """The whole body."""
@@ -34,12 +38,13 @@ class Plain:
         self.limit, self.pieces = limit, list[bytes]()
         self.size = 0  # bytes taken so far
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, piece: bytes, step: int = ENDLESS) -> bytes:
         """Take the next piece. Raises `Permanent` beyond the limit."""
         self.size += len(piece)
         if self.size > self.limit:
             raise Permanent("too_large", f"the body is larger than {self.limit:,} bytes: send less at once")
         self.pieces.append(piece)
+        return b""
 
     def finish(self) -> bytes:
         """The whole body."""
@@ -57,16 +62,27 @@ class Inflated:
         """Bytes inflated so far."""
         return self.plain.size
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, piece: bytes, step: int = ENDLESS) -> bytes:
         """Take the next piece. Raises `Permanent` beyond the limit, or if it is not what it claims to be."""
+        enough = self.size + step
         try:
-            while piece:
+            while piece and self.size < enough:
                 if self.inflater.eof:  # gzip allows several members one after the other
                     self.inflater = zlib.decompressobj(self.wbits)
-                self.plain.feed(self.inflater.decompress(piece, self.plain.limit - self.plain.size + 1))
+                self._inflate(piece, min(enough - self.size, self.plain.limit - self.size + 1))
                 piece = self.inflater.unused_data if self.inflater.eof else self.inflater.unconsumed_tail
         except zlib.error as error:
             raise Permanent("bad_compression", f"the body cannot be inflated: {error}") from error
+        return piece
+
+    def _inflate(self, piece: bytes, most: int) -> None:
+        """Inflate to so many bytes, and to those that wait in the inflater while there is nothing more to read."""
+        self.plain.feed(self.inflater.decompress(piece, most))
+        while not (self.inflater.eof or self.inflater.unconsumed_tail):
+            waiting = self.inflater.decompress(b"", self.plain.limit - self.size + 1)
+            if not waiting:
+                return
+            self.plain.feed(waiting)
 
     def finish(self) -> bytes:
         """The whole body. Raises `Permanent` if it ends before its end."""
@@ -83,8 +99,8 @@ def sink(headers: Mapping[bytes, bytes], limit: int) -> Sink:
     encoding = headers.get(b"content-encoding", b"").strip().lower()
     if encoding in (b"", b"identity"):
         return Plain(limit)
-    if encoding in (b"gzip", b"deflate"):
-        return Inflated(limit, 31 if encoding == b"gzip" else 15)
+    if encoding in WINDOWS:
+        return Inflated(limit, WINDOWS[encoding])
     given = encoding.decode("latin-1")
     raise Permanent("encoding", f"content-encoding {given!r} is not one of gzip, deflate, identity")
 
@@ -111,7 +127,7 @@ class Body:
 
     def __init__(self, pending: Pending, limits: Limits) -> None:
         self._pending, self._limits = pending, limits
-        self.size = 0  # bytes, as inflated
+        self.size = 0  # bytes, as inflated, and later as decoded
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """The whole body, from an ASGI channel.
@@ -129,6 +145,11 @@ class Body:
             raise Retryable("stalled", "the rest of the body did not come") from None
         return into.finish()
 
+    def grow(self, size: int) -> None:
+        """Count more bytes of it. Raises `Retryable` if all bodies together are too many."""
+        self.size += size
+        self._pending.add(size)
+
     def release(self) -> None:
         """Count it as answered."""
         self._pending.size -= self.size
@@ -137,7 +158,10 @@ class Body:
         message = await receive()
         if message["type"] != "http.request":
             raise Disconnected
-        into.feed(message.get("body", b""))
-        grown, self.size = into.size - self.size, into.size
-        self._pending.add(grown)
+        rest = into.feed(message.get("body", b""), STEP)
+        self.grow(into.size - self.size)
+        while rest:
+            await asyncio.sleep(0)
+            rest = into.feed(rest, STEP)
+            self.grow(into.size - self.size)
         return bool(message.get("more_body", False))

@@ -1,20 +1,21 @@
-"""From the bytes of a request to what can be kept of it, alike for traces and logs, protobuf and JSON.
+"""From the bytes of a request to what can be kept of it, alike for all signals, protobuf and JSON.
 
-OTLP lays traces and logs out alike: items in groups by scope, in groups by resource. A request that cannot be parsed as
-a whole is parsed again item by item, so that a bad one does not take the good ones with it; nor does one on which our
-own code fails.
+OTLP lays its signals out alike: items in groups by scope, in groups by resource. A request that cannot be parsed as a
+whole is parsed again item by item, so that a bad one does not take the good ones with it; nor does one on which our
+own code fails. A large request is read item by item from the start: one at a time is in memory as it was parsed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from assay.collector.dialects import Fault
+from assay.collector.intake._beside import LARGE
 from assay.collector.intake._decoded import Decoded, check_count
 from assay.collector.intake._errors import ItemRefused, Permanent
-from assay.collector.intake._limits import Limits
+from assay.collector.intake._limits import Allowance, Limits
 from assay.collector.records import JSON
 
 T = TypeVar("T")
@@ -22,68 +23,104 @@ T = TypeVar("T")
 Group: TypeAlias = tuple[Any, Any, Sequence[Any]]
 
 
+def _no_hint(body: bytes) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
     """One kind of request in one encoding: bytes → groups of items → raw spans or log records → what is kept.
 
-    `parse`, `split` and `parse_item` raise one of `errors`, `resource` and `raw` an `ItemRefused`.
+    `parse`, `split` and `parse_item` raise one of `errors`, `resource` and `raw` an `ItemRefused`; all of them
+    `Permanent` where a request is too much.
     """
 
     errors: tuple[type[Exception], ...]
     parse: Callable[[bytes], Iterable[Group]]
-    split: Callable[[bytes], Iterable[Group]]  # the same with items left as bytes
+    split: Callable[[bytes, int], Iterable[Group]]  # the same with items left as bytes; of so many items at most
     parse_item: Callable[[Any], Any]
-    resource: Callable[[Any, Limits], dict[str, JSON]]
-    raw: Callable[[Any, dict[str, JSON], Any, Limits], Any]  # of an item, its resource and scope
-    read: Callable[[Any, Fault], T]  # by the dialects, of what is raw
+    resource: Callable[[Any, Allowance], dict[str, JSON]]
+    raw: Callable[[Any, dict[str, JSON], Any, Allowance], Any]  # of an item, its resource and scope
+    read: Callable[[Any, Fault], T | None]  # by the dialects, of what is raw; None: nothing to keep, and no fault in it
+    hint: Callable[[bytes], str] = _no_hint  # in words, what was passed over though its sender meant it
 
 
 def decode(codec: Codec[T], body: bytes, limits: Limits) -> Decoded[T]:
     """The items of a request. Raises `Permanent` if it is no such request, or too large."""
-    decoded = Decoded[T]()
-    try:
-        groups = list(codec.parse(body))
-    except codec.errors as error:
-        groups = _salvaged(codec, body, limits, decoded, error)
-    check_count(sum(len(items) for _, _, items in groups), limits)
-    for group in groups:
-        _convert(codec, group, limits, decoded)
+    decoded, allowance = Decoded[T](), Allowance(limits)
+    if len(body) < LARGE:
+        _whole(codec, body, allowance, decoded)
+    else:
+        _one_by_one(codec, body, allowance, decoded)
+    decoded.values, decoded.hint = allowance.used, codec.hint(body)
+    if decoded.hint and not (decoded.items or decoded.passed or decoded.refused):
+        raise Permanent("malformed", f"nothing is kept of this request: {decoded.hint}")
     return decoded
 
 
-def _convert(codec: Codec[T], group: Group, limits: Limits, decoded: Decoded[T]) -> None:
-    resource, scope, items = group
+def _whole(codec: Codec[T], body: bytes, allowance: Allowance, decoded: Decoded[T]) -> None:
     try:
-        attributes = codec.resource(resource, limits)
+        groups = list(codec.parse(body))
+    except codec.errors as error:
+        _one_by_one(codec, body, allowance, decoded, error)
+        return
+    check_count(sum(len(items) for _, _, items in groups), allowance.limits.spans)
+    for resource, scope, items in groups:
+        _convert(codec, resource, scope, items, len(items), allowance, decoded)
+
+
+def _convert(
+    codec: Codec[T],
+    resource: Any,
+    scope: Any,
+    items: Iterable[Any],
+    count: int,
+    allowance: Allowance,
+    decoded: Decoded[T],
+) -> None:
+    try:
+        attributes = codec.resource(resource, allowance)
+    except Permanent:
+        raise
     except Exception as error:
-        decoded.refuse(error, "resource: ", len(items))
+        decoded.refuse(error, "resource: ", count)
         return
     raw, read, keep, fault = codec.raw, codec.read, decoded.items.append, decoded.fault
     for item in items:
         try:
-            keep(read(raw(item, attributes, scope, limits), fault))
+            kept = read(raw(item, attributes, scope, allowance), fault)
+            if kept is None:
+                decoded.passed += 1
+            else:
+                keep(kept)
+        except Permanent:
+            raise
         except Exception as error:
             decoded.refuse(error)
 
 
-def _salvaged(codec: Codec[T], body: bytes, limits: Limits, decoded: Decoded[T], error: Exception) -> list[Group]:
-    """The groups with those items that can be parsed. Raises `Permanent` if there is not one."""
+def _one_by_one(
+    codec: Codec[T], body: bytes, allowance: Allowance, decoded: Decoded[T], error: Exception | None = None
+) -> None:
+    """Take the items that can be parsed. Raises `Permanent` if something is wrong, and not one of them can."""
     try:
-        groups = list(codec.split(body))
+        for resource, scope, items in codec.split(body, allowance.limits.spans):
+            good = _parsed(codec, items, decoded)
+            _convert(codec, resource, scope, good, len(items), allowance, decoded)
     except codec.errors as malformed:
         raise Permanent("malformed", f"the body is not an OTLP request: {malformed}") from error
-    check_count(sum(len(items) for _, _, items in groups), limits)
-    parsed: list[Group] = [(resource, scope, _parsed(codec, items, decoded)) for resource, scope, items in groups]
-    if not any(items for _, _, items in parsed):
+    if (error or decoded.unparsed) and not decoded.parsed:
         raise Permanent("malformed", f"the body is not an OTLP request: {decoded.reason or error}") from error
-    return parsed
 
 
-def _parsed(codec: Codec[T], items: Iterable[Any], decoded: Decoded[T]) -> list[Any]:
-    parsed = []
+def _parsed(codec: Codec[T], items: Iterable[Any], decoded: Decoded[T]) -> Iterator[Any]:
+    """Each item as it is asked for; those that cannot be parsed are refused."""
     for item in items:
         try:
-            parsed.append(codec.parse_item(item))
+            parsed = codec.parse_item(item)
         except codec.errors as error:
+            decoded.unparsed += 1
             decoded.refuse(ItemRefused("malformed", f"cannot be parsed: {error or type(error).__name__}"))
-    return parsed
+        else:
+            decoded.parsed += 1
+            yield parsed

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from assay.collector.dialects import log_fault, log_once
 from assay.collector.intake._errors import ItemRefused, Permanent, from_item
-from assay.collector.intake._limits import Limits
+from assay.collector.intake._limits import GROUPS
 
 T = TypeVar("T")
 ZEROS = ("", "0" * 16, "0" * 32)
@@ -22,6 +22,11 @@ class Decoded(Generic[T]):
     items: list[T] = field(default_factory=list)
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by a word for counters, a sentence for people
     faults: Counter[str] = field(default_factory=Counter)  # by dialect
+    passed: int = 0  # items in which nothing is wrong, and nothing for us
+    parsed: int = 0  # of those that were parsed one by one
+    unparsed: int = 0
+    values: int = 0  # in all items together, beside their bytes
+    hint: str = ""  # what was passed over though its sender meant it
 
     def refuse(self, error: Exception, part: str = "", count: int = 1) -> None:
         """Count items that cannot be kept, for a reason in a part of them; all but `ItemRefused` is a fault of ours."""
@@ -50,9 +55,10 @@ class Decoded(Generic[T]):
 
     @property
     def reason(self) -> str:
-        """The reasons for people, the most frequent first."""
+        """The reasons for people, the most frequent first, then what else they may want to know."""
         shown = [f"{count} × {message}" for (_, message), count in self.refused.most_common(SHOWN)]
-        return "; ".join(shown) + ("; …" if len(self.refused) > SHOWN else "")
+        told = "; ".join(shown) + ("; …" if len(self.refused) > SHOWN else "")
+        return "; ".join(filter(None, (told, self.hint)))
 
 
 def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
@@ -68,7 +74,13 @@ def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
     return parent_id
 
 
-def check_count(count: int, limits: Limits) -> None:
+def check_groups(count: int) -> None:
+    """Raises `Permanent` if a request has too many groups."""
+    if count > GROUPS:
+        raise Permanent("too_many", f"{count:,} groups in one request, at most {GROUPS:,}: send less")
+
+
+def check_count(count: int, most: int) -> None:
     """Raises `Permanent` if a request has too many items."""
-    if count > limits.spans:
-        raise Permanent("too_many", f"{count:,} items in one request, at most {limits.spans:,}: send less")
+    if count > most:
+        raise Permanent("too_many", f"{count:,} items in one request, at most {most:,}: send less")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Generic, TypeVar
 
+from assay.collector._access import access_of
 from assay.collector._metrics import Metrics
 from assay.collector.intake import _answer
 from assay.collector.intake._beside import Beside
@@ -15,6 +16,7 @@ from assay.collector.intake._intake import Intake
 from assay.collector.intake._keep import StoreKeeper
 from assay.collector.intake._limits import Limits
 from assay.collector.intake._logs import LOGS
+from assay.collector.intake._metrics_signal import METRICS
 from assay.collector.intake._signal import Request, Signal
 from assay.collector.intake._traces import TRACES
 from assay.collector.stores import Store
@@ -22,19 +24,21 @@ from assay.tracer import attributes as names
 
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
 OURS = (names.COLLECTOR_HEADER.lower().encode(), b"1")  # to our tracer: what it says beside its spans is kept here
-HUGE = 4 * 1024 * 1024  # after a body of this size the memory that it took is given back to the system
 
 
 class Receiver:
-    """ASGI applications for `/v1/traces` and `/v1/logs`; they answer 200 only when the store has kept everything."""
+    """ASGI applications by path, one for each signal; they answer 200 only when the store has kept everything."""
 
     def __init__(self, store: Store, metrics: Metrics | None = None, limits: Limits | None = None) -> None:
         metrics, self.limits = metrics or Metrics(), limits or Limits()
         self.beside, self.pending = Beside(), Pending(self.limits.pending_bytes)
         metrics.gauge("assay_pending_bytes", lambda: self.pending.size)
         self.intake = Intake([StoreKeeper(store, self.beside)], self.beside, metrics, self.limits)
-        self.traces, self.logs = Route(self, TRACES), Route(self, LOGS)
+        self.routes: dict[str, Route[Any]] = {
+            f"/v1/{signal.name}{slash}": Route(self, signal) for signal in SIGNALS for slash in ("", "/")
+        }
 
     def close(self) -> None:
         """End the thread for large bodies. Call it when no more requests come."""
@@ -54,7 +58,7 @@ class Route(Generic[T]):
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         try:
             codec = self._codec(scope["method"], content_type)
-            answer = await self._taken(codec, content_type, headers, receive)
+            answer = await self._taken(codec, content_type, scope, receive)
         except RequestRefused as refused:
             self._receiver.intake.refused(self._signal, refused.reason)
             await _send_error(send, content_type, refused)
@@ -72,19 +76,16 @@ class Route(Generic[T]):
             raise Permanent("content_type", f"content-type {given!r} is neither {known}")
         return codec
 
-    async def _taken(
-        self, codec: Codec[T], content_type: bytes, headers: Mapping[bytes, bytes], receive: Receive
-    ) -> bytes:
+    async def _taken(self, codec: Codec[T], content_type: bytes, scope: Mapping[str, Any], receive: Receive) -> bytes:
         """The answer to a request that has been kept, encoded."""
         receiver = self._receiver
         body = Body(receiver.pending, receiver.limits)
         try:
-            request = Request(self._signal, codec, await body.read(headers, receive))
+            whole = await body.read(dict(scope["headers"]), receive)
+            request = Request(self._signal, codec, whole, access_of(scope).project, body.grow)
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
-            if body.size >= HUGE:
-                receiver.beside.trim()
         return _answer.encoded(_answer.success(self._signal, decoded), content_type)
 
 

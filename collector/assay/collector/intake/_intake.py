@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from assay.collector._metrics import Metrics
 from assay.collector.dialects import log_once
-from assay.collector.intake._beside import Beside
+from assay.collector.intake._beside import LARGE, Beside
 from assay.collector.intake._decode import decode
 from assay.collector.intake._decoded import Decoded
 from assay.collector.intake._errors import Permanent, RequestRefused, from_store
@@ -17,7 +17,7 @@ from assay.collector.intake._limits import Limits
 from assay.collector.intake._signal import Request, Signal
 
 T = TypeVar("T")
-LARGE = 512 * 1024  # bytes, from which on a body is decoded beside the event loop
+VALUE = 64  # bytes that an attribute or an element of a list takes here beside its text
 
 
 class Intake:
@@ -32,13 +32,15 @@ class Intake:
     async def take(self, request: Request[T]) -> Decoded[T]:
         """What became of a request that is now durable. Raises `Permanent` or `Retryable`, and nothing else."""
         start = time.perf_counter()
-        decoded = await self._decoded(request)
-        self._count(request.signal, "assay_received_total", len(decoded.items) + decoded.refused_count)
-        try:
-            if decoded.items or not decoded.refused:  # with neither, it may hold what only passes through
-                await self._kept(request, decoded)
-        finally:
-            self._count_refused(request.signal, decoded)
+        async with self._beside.turn(len(request.body)):
+            decoded = await self._decoded(request)
+            request.admit(decoded.values * VALUE)
+            self._count_received(request.signal, decoded)
+            try:
+                if decoded.items or not decoded.refused:  # with neither, it may hold what only passes through
+                    await self._kept(request, decoded)
+            finally:
+                self._count_refused(request.signal, decoded)
         self._metrics.observe("assay_acknowledgement_seconds", time.perf_counter() - start)
         return decoded
 
@@ -69,6 +71,11 @@ class Intake:
             decoded.refuse(refusal)
         self._metrics.observe("assay_commit_seconds", time.perf_counter() - start)
         self._count(request.signal, "assay_stored_total", len(decoded.items) - len(refusals))
+
+    def _count_received(self, signal: Signal[Any], decoded: Decoded[Any]) -> None:
+        self._count(signal, "assay_received_total", len(decoded.items) + decoded.refused_count + decoded.passed)
+        if decoded.passed:
+            self._count(signal, "assay_passed_over_total", decoded.passed)
 
     def _count_refused(self, signal: Signal[Any], decoded: Decoded[Any]) -> None:
         if decoded.refused:

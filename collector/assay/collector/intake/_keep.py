@@ -10,6 +10,7 @@ from assay.collector.dialects import Amendment, LogItem
 from assay.collector.errors import Closed, Refused
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import ItemRefused
+from assay.collector.intake._held import held
 from assay.collector.intake._signal import Request
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import Serving, Store
@@ -39,7 +40,13 @@ class StoreKeeper:
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
         """Runs are appended; of logs feedback is added first, then runs are amended, one by one, then the rest."""
-        return await self._kinds[request.signal.name](items) if items else ()
+        if not items:
+            return ()
+        keep = self._kinds[request.signal.name]
+        if request.project is None:
+            return await keep(items)
+        mine, refusals = await asyncio.to_thread(held, self._store, request.project, items)
+        return [*refusals, *(await keep(mine) if mine else ())]
 
     async def _runs(self, runs: Sequence[Run]) -> Refusals:
         if self._append is None:

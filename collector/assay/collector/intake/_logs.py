@@ -1,5 +1,5 @@
 """`/v1/logs`: events named `gen_ai.evaluation.result` become feedback, what our tracer says beside its spans is kept;
-records that no dialect knows are not for us.
+records that no dialect knows are accepted, counted and not kept, as most logs are not for us.
 
 Source of the names: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`; what they lack
 (source, author, …) travels under `assay.feedback.*`.
@@ -26,8 +26,10 @@ from assay.tracer import attributes as names
 SOME_SPAN = "1" * 16
 
 
-def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None = None) -> LogItem:
-    """What is kept of a log record. Raises `ItemRefused` for one that no dialect knows, or that makes no sense."""
+def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None = None) -> LogItem | None:
+    """What is kept of a log record; nothing of one that no dialect knows. Raises `ItemRefused` for one that makes no
+    sense.
+    """
     sent = log.time_ns = log.time_ns or time.time_ns()
     if (kept := bounded_time(sent)) != sent:
         log.time_ns, log.attributes = kept, {**log.attributes, f"{SENT}created_ns": sent}
@@ -37,10 +39,7 @@ def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None =
         if log.event != names.REPORT_EVENT:
             _check(log)
         raise ItemRefused("value", str(error)) from error
-    if item is None:
-        told = f"event {log.event[:64]!r} is not kept: of logs only {names.EVALUATION_EVENT!r} is"
-        raise ItemRefused("not_an_evaluation", told)
-    if not isinstance(item, ProcessReport):  # which speaks of no trace
+    if item is not None and not isinstance(item, ProcessReport):  # which speaks of no trace
         _check(log)
     return item
 
@@ -51,17 +50,14 @@ def _check(log: RawLog) -> None:
 
 
 def _parse(body: bytes) -> Iterable[Group]:
-    request = ExportLogsServiceRequest.FromString(body)
-    return [
-        (group.resource, part.scope, part.log_records) for group in request.resource_logs for part in group.scope_logs
-    ]
+    return _protobuf.groups(ExportLogsServiceRequest.FromString(body).resource_logs, "scope_logs", "log_records")
 
 
 PROTOBUF: Codec[LogItem] = Codec(
     errors=_protobuf.ERRORS,
     parse=_parse,
     split=_protobuf.split,
-    parse_item=LogRecord.FromString,
+    parse_item=_protobuf.parser(LogRecord, "log"),
     resource=_protobuf.resource,
     raw=_protobuf.raw_log,
     read=read_item,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
@@ -17,26 +17,45 @@ from assay.collector.clocks import INT_MAX
 from assay.collector.dialects import RawLog, RawSpan
 from assay.collector.intake import _salvage
 from assay.collector.intake._decode import Group
-from assay.collector.intake._decoded import check_ids
+from assay.collector.intake._decoded import check_groups, check_ids
 from assay.collector.intake._errors import ItemRefused
-from assay.collector.intake._limits import Limits
+from assay.collector.intake._limits import Allowance
 from assay.collector.records import JSON, Event, Link
 
+M = TypeVar("M")
 ERRORS = (DecodeError, _salvage.Malformed)
 
 
-def split(body: bytes) -> Iterable[Group]:
-    """The groups of any request, with items left as bytes. Raises one of `ERRORS`."""
-    for resource, scope, items in _salvage.groups(body):
+def split(body: bytes, most: int) -> Iterable[Group]:
+    """The groups of any request, with items left as bytes. Raises one of `ERRORS`, or `Permanent` for too much."""
+    for resource, scope, items in _salvage.groups(body, most):
+        _salvage.check_messages(resource, "attributed")
+        _salvage.check_messages(scope, "attributed")
         yield Resource.FromString(resource), InstrumentationScope.FromString(scope), items
 
 
-def resource(message: Resource, limits: Limits) -> dict[str, JSON]:
+def parser(message: type[M], kind: str) -> Callable[[bytes], M]:
+    """Parses an item of a kind. Raises one of `ERRORS`, or `Permanent` for one that is more than its bytes."""
+    parse: Callable[[bytes], M] = message.FromString  # type: ignore[attr-defined]
+    return lambda item: parse(_salvage.check_messages(item, kind))
+
+
+def groups(wholes: Sequence[Any], parts: str, items: str) -> Iterable[Group]:
+    """The groups of a request that was parsed. Raises `Permanent` for too many."""
+    check_groups(len(wholes))
+    for whole in wholes:
+        found = getattr(whole, parts)
+        check_groups(len(found))
+        for part in found:
+            yield whole.resource, part.scope, getattr(part, items)
+
+
+def resource(message: Resource, limits: Allowance) -> dict[str, JSON]:
     """Attributes of a resource. Raises `ItemRefused`."""
     return attributes(message.attributes, limits)
 
 
-def raw_span(span: Span, resource: dict[str, JSON], scope: InstrumentationScope, limits: Limits) -> RawSpan:
+def raw_span(span: Span, resource: dict[str, JSON], scope: InstrumentationScope, limits: Allowance) -> RawSpan:
     """One span. Raises `ItemRefused`."""
     trace_id, span_id = span.trace_id.hex(), span.span_id.hex()
     return RawSpan(
@@ -59,7 +78,7 @@ def raw_span(span: Span, resource: dict[str, JSON], scope: InstrumentationScope,
     )
 
 
-def raw_log(record: LogRecord, resource: dict[str, JSON], scope: InstrumentationScope, limits: Limits) -> RawLog:
+def raw_log(record: LogRecord, resource: dict[str, JSON], scope: InstrumentationScope, limits: Allowance) -> RawLog:
     """One log record, its ids unchecked: most records have none. Raises `ItemRefused`."""
     return RawLog(
         trace_id=record.trace_id.hex(),
@@ -74,22 +93,25 @@ def raw_log(record: LogRecord, resource: dict[str, JSON], scope: Instrumentation
     )
 
 
-def _events(span: Span, limits: Limits) -> tuple[Event, ...]:
+def _events(span: Span, limits: Allowance) -> tuple[Event, ...]:
+    limits.use(len(span.events))
     return tuple(
         Event(event.name, min(event.time_unix_nano, INT_MAX), attributes(event.attributes, limits))
         for event in span.events
     )
 
 
-def _links(span: Span, limits: Limits) -> tuple[Link, ...]:
+def _links(span: Span, limits: Allowance) -> tuple[Link, ...]:
+    limits.use(len(span.links))
     return tuple(
         Link(link.trace_id.hex(), link.span_id.hex(), attributes(link.attributes, limits)) for link in span.links
     )
 
 
-def attributes(pairs: Iterable[KeyValue], limits: Limits) -> dict[str, JSON]:
+def attributes(pairs: Sequence[KeyValue], limits: Allowance) -> dict[str, JSON]:
     """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
     values: dict[str, JSON] = {}
+    limits.use(len(pairs))
     for pair in pairs:
         value = pair.value
         # Reading the text first costs a third of asking which of the seven it is
@@ -105,7 +127,7 @@ def attributes(pairs: Iterable[KeyValue], limits: Limits) -> dict[str, JSON]:
     return values
 
 
-def json_value(value: AnyValue, limits: Limits, depth: int) -> JSON:
+def json_value(value: AnyValue, limits: Allowance, depth: int) -> JSON:
     """One value as JSON knows it. Raises `ItemRefused` if it is nested too deep or too long."""
     which: str | None = value.WhichOneof("value")
     if which is None:
@@ -120,11 +142,13 @@ def json_value(value: AnyValue, limits: Limits, depth: int) -> JSON:
     return base64.b64encode(scalar).decode() if which == "bytes_value" else scalar
 
 
-def _nested(value: AnyValue, which: str, limits: Limits, depth: int) -> JSON:
+def _nested(value: AnyValue, which: str, limits: Allowance, depth: int) -> JSON:
     if depth > limits.depth:
         raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
     if which == "array_value":
+        limits.use(len(value.array_value.values))
         return [json_value(element, limits, depth + 1) for element in value.array_value.values]
+    limits.use(len(value.kvlist_value.values))
     return {pair.key: json_value(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
 
 
@@ -135,5 +159,5 @@ def finite(value: float) -> float | str:
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
-def _too_long(length: int, limits: Limits) -> ItemRefused:
+def _too_long(length: int, limits: Allowance) -> ItemRefused:
     return ItemRefused("too_long", f"a value of {length:,} bytes in an attribute, at most {limits.value_bytes:,}")

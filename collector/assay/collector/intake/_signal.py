@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -30,3 +31,5 @@ class Request(Generic[T]):
     signal: Signal[T]
     codec: Codec[T]
     body: bytes
+    project: str | None = None  # to which its sender's key is bound
+    admit: Callable[[int], object] = int  # told the bytes that it takes once it is decoded; raises `Retryable`

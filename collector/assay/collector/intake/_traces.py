@@ -27,15 +27,14 @@ def read_item(span: RawSpan, fault: Fault) -> Run:
 
 
 def _parse(body: bytes) -> Iterable[Group]:
-    request = ExportTraceServiceRequest.FromString(body)
-    return [(group.resource, part.scope, part.spans) for group in request.resource_spans for part in group.scope_spans]
+    return _protobuf.groups(ExportTraceServiceRequest.FromString(body).resource_spans, "scope_spans", "spans")
 
 
 PROTOBUF: Codec[Run] = Codec(
     errors=_protobuf.ERRORS,
     parse=_parse,
     split=_protobuf.split,
-    parse_item=Span.FromString,
+    parse_item=_protobuf.parser(Span, "span"),
     resource=_protobuf.resource,
     raw=_protobuf.raw_span,
     read=read_item,

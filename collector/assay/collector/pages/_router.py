@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from assay.collector._access import store_of
-from assay.collector.errors import Closed, NotFound, Refused, StoreError, Unavailable
+from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, Unavailable
 from assay.collector.pages import _compare, _datasets, _experiments, _forms, _rules, _sessions, traces
 from assay.collector.pages.kit import render
 from assay.collector.stores import Store
@@ -74,6 +74,7 @@ def _target(form: _forms.Form) -> Callable[[Request], Awaitable[Response]]:
 
 _STATUSES = (
     (NotFound, 404, "Not found"),
+    (Forbidden, 403, "Not with this key"),
     (Closed, 503, "Not now"),
     (Refused, 400, "That cannot work"),
     (Unavailable, 503, "Not now"),

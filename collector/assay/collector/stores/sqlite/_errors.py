@@ -32,6 +32,8 @@ def translate(error: Exception) -> Exception:
         return StoreError(f"the text index is damaged: {error}; {DAMAGED}")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Halted(f"the database is damaged: {error}; {DAMAGED}")
+    if "too large" in str(error) or "too many" in str(error) or "too deep" in str(error):  # for any later try as well
+        return Refused(f"this is more than the database takes in one question: {error}")
     return StoreError(f"the database refused: {error}")
 
 

@@ -1,0 +1,42 @@
+"""What a key of one project sends, held to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from assay.collector.dialects import Amendment, LogItem
+from assay.collector.errors import Forbidden
+from assay.collector.intake._errors import ItemRefused
+from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
+from assay.collector.stores import Store
+from assay.collector.stores.project import ProjectStore
+
+
+def held(store: Store, project: str, items: Sequence[Run | LogItem]) -> tuple[list[Any], list[ItemRefused]]:
+    """The items as the project's own, and why others are refused: theirs, or their trace's, is another project."""
+    view = ProjectStore(store, project)
+    foreign = view.foreign(_trace_id(item) for item in items)
+    mine, refusals = [], []
+    for item in items:
+        try:
+            if (trace_id := _trace_id(item)) in foreign:
+                raise view.not_mine(trace_id or "")
+            mine.append(_owned(view, item))
+        except Forbidden as error:
+            refusals.append(ItemRefused("project", str(error)))
+    return mine, refusals
+
+
+def _trace_id(item: Run | LogItem) -> str | None:
+    if isinstance(item, Feedback):
+        return item.target.trace_id
+    return item.trace_id if isinstance(item, Run | OpenRun | Amendment) else None
+
+
+def _owned(view: ProjectStore, item: Run | LogItem) -> Run | LogItem:
+    if isinstance(item, Run | OpenRun | ProcessReport):
+        return view.owned(item)
+    if isinstance(item, Feedback) and item.target.trace_id is None:
+        raise Forbidden(f"the API key is of project {view.project!r}: it may speak of traces and their spans")
+    return item

@@ -1,0 +1,235 @@
+"""A store as a key of one project sees it: what it reads and writes stays inside the project.
+
+A verb that cannot be held to a project is `Forbidden`, and so is every verb that nobody has thought of here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from assay.collector.errors import Forbidden, NotFound
+from assay.collector.filters import Filter, combined
+from assay.collector.records import (
+    JSON,
+    Changes,
+    Condition,
+    Experiment,
+    Feedback,
+    OpenRun,
+    Page,
+    Process,
+    ProcessReport,
+    Rule,
+    Run,
+    RunScores,
+    Target,
+    Trace,
+    Why,
+)
+from assay.collector.stores._control import ControlStore
+from assay.collector.stores._traces import TraceStore
+
+R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
+UNSAID = "default"  # the project of records that say nothing
+SLICE = 500  # ids in one question
+# Verbs whose filter, or whose argument `project`, is all that holds them to a project
+FILTERED = frozenset(("traces", "each", "sessions", "aggregate", "delete"))
+NAMED = frozenset(
+    "experiments running rules settings change_rule delete_rule cursor decisions delete_decisions claim status weighted".split()
+)
+GROUPS = frozenset(("environment", "name", "model", "user", "session"))  # whose values an aggregate tells
+
+
+class ProjectStore:
+    """The verbs of a store for one project."""
+
+    def __init__(self, store: Any, project: str) -> None:
+        self._store, self.project = store, project
+        self.where = f"project {project!r}"
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in FILTERED:
+            return partial(self._filtered, name)
+        if name in NAMED:
+            return partial(self._named, name)
+        if hasattr(TraceStore, name) or hasattr(ControlStore, name):
+            raise Forbidden(f"the API key is of project {self.project!r}, and {name!r} concerns more than one")
+        raise AttributeError(name)
+
+    def _filtered(self, name: str, filter: Filter | None = None, **given: Any) -> Any:
+        conditions = {key: given.pop(key) for key in tuple(given) if key in Filter.__dataclass_fields__}
+        return getattr(self._store, name)(self._within(combined(filter, conditions)), **given)
+
+    def _named(self, name: str, *args: Any, project: str | None = None, **given: Any) -> Any:
+        return getattr(self._store, name)(*args, project=self._mine(project), **given)
+
+    def _within(self, filter: Filter) -> Filter:
+        return replace(filter, project=self._mine(filter.project))
+
+    def _mine(self, project: str | None) -> str:
+        if project not in (None, UNSAID, self.project):
+            raise Forbidden(f"the API key is of project {self.project!r}, not of {project!r}")
+        return self.project
+
+    def owned(self, record: R) -> R:
+        """The record as one of this project's. Raises `Forbidden` for another's."""
+        project = self._mine(record.project)
+        return record if record.project == project else replace(record, project=project)
+
+    def foreign(self, trace_ids: Iterable[str | None]) -> frozenset[str]:
+        """Which of these traces are stored under other projects."""
+        ids = sorted({trace_id for trace_id in trace_ids if trace_id})
+        found = set[str]()
+        for start in range(0, len(ids), SLICE):
+            some = tuple(ids[start : start + SLICE])
+            traces = self._store.traces(trace_ids=some, limit=len(some))
+            found |= {trace.trace_id for trace in traces if trace.project != self.project}
+        return frozenset(found)
+
+    def check(self, trace_ids: Iterable[str | None]) -> None:
+        """Raises `Forbidden` for a trace of another project."""
+        if foreign := self.foreign(trace_ids):
+            raise self.not_mine(min(foreign))
+
+    def not_mine(self, trace_id: str) -> Forbidden:
+        """The error for a trace of another project."""
+        return Forbidden(f"the API key is of project {self.project!r}, to which trace {trace_id!r} does not belong")
+
+    def aimed(self, targets: Iterable[Target]) -> None:
+        """Raises `Forbidden` for a target that is in no trace of this project, such as a session."""
+        targets = list(targets)
+        if any(target.trace_id is None for target in targets):
+            raise Forbidden(f"the API key is of project {self.project!r}: it may speak of traces and their spans")
+        self.check(target.trace_id for target in targets)
+
+    # Spans and feedback
+
+    def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
+        """As of `TraceStore`."""
+        mine = [self.owned(run) for run in runs]
+        self.check(run.trace_id for run in mine)
+        self.aimed(row.target for row in feedback)
+        self._store.append(mine, feedback)
+
+    def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
+        """As of `TraceStore`."""
+        self.check([trace_id])
+        return bool(self._store.amend(trace_id, span_id, fields))
+
+    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
+        """As of `TraceStore`; on traces and their spans."""
+        self.aimed(row.target for row in feedback)
+        self._store.add_feedback(feedback)
+
+    def feedback(self, target: str | Target, key: str, score: float | bool | None = None, **given: Any) -> Feedback:
+        """As of `TraceStore`; on traces and their spans."""
+        self.aimed([Target(trace_id=target) if isinstance(target, str) else target])
+        made: Feedback = self._store.feedback(target, key, score, **given)
+        return made
+
+    def feedbacks(self, filter: Filter | None = None, *, target: Target | None = None, **given: Any) -> Page[Feedback]:
+        """As of `TraceStore`; on traces and their spans."""
+        if target is not None:
+            self.aimed([target])
+        given = given if target is None else {**given, "target": target}
+        page: Page[Feedback] = self._filtered("feedbacks", filter, **given)
+        return page
+
+    def trace(self, trace_id: str) -> Trace:
+        """As of `TraceStore`: another project's trace is not there."""
+        trace: Trace = self._store.trace(trace_id)
+        if trace.root.project != self.project:
+            raise NotFound(f"there is no trace {trace_id!r}")
+        return trace
+
+    def many(self, trace_ids: Sequence[str]) -> list[Trace]:
+        """As of `TraceStore`."""
+        return [trace for trace in self._store.many(trace_ids) if trace.root.project == self.project]
+
+    def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
+        """As of `TraceStore`."""
+        self.trace(trace_id)
+        conditions: list[Condition] = self._store.explain(trace_id, filter)
+        return conditions
+
+    def scores(self, experiment_id: str, **given: Any) -> Page[RunScores]:
+        """As of `TraceStore`."""
+        self.experiment(experiment_id)
+        page: Page[RunScores] = self._store.scores(experiment_id, **given)
+        return page
+
+    def values(self, field: str, *, limit: int = 100) -> list[str]:
+        """As of `TraceStore`, of what an aggregate groups by; of other fields none."""
+        if field == "project":
+            return [self.project]
+        if field not in GROUPS:
+            return []
+        buckets = self._store.aggregate(Filter(project=self.project), group_by=field)
+        return sorted({bucket.group for bucket in buckets if bucket.group})[:limit]
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
+        """As of `TraceStore`; pages may hold less than asked, also nothing, before the end."""
+        changes: Changes = self._store.changes(after, limit=limit, filters=filters)
+        return replace(changes, heads=tuple(head for head in changes.heads if head.project == self.project))
+
+    def add_running(self, runs: Sequence[OpenRun]) -> None:
+        """As of `TraceStore`."""
+        mine = [self.owned(run) for run in runs]
+        self.check(run.trace_id for run in mine)
+        self._store.add_running(mine)
+
+    def add_reports(self, reports: Sequence[ProcessReport]) -> None:
+        """As of `TraceStore`."""
+        self._store.add_reports([self.owned(report) for report in reports])
+
+    def processes(self, **given: Any) -> list[Process]:
+        """As of `TraceStore`."""
+        return [process for process in self._store.processes(**given) if process.project == self.project]
+
+    # Experiments and rules
+
+    def experiment(self, id_or_name: str) -> Experiment:
+        """As of `ControlStore`: another project's is not there."""
+        found: Experiment = self._store.experiment(id_or_name)
+        if found.project != self.project:
+            raise NotFound(f"there is no experiment {id_or_name!r}")
+        return found
+
+    def save_experiment(self, *experiments: Experiment) -> None:
+        """As of `ControlStore`."""
+        mine = [self.owned(one) for one in experiments]
+        for one in mine:
+            self._not_taken(one.id)
+        self._store.save_experiment(*mine)
+
+    def _not_taken(self, id: str) -> None:
+        try:
+            there: Experiment = self._store.experiment(id)
+        except NotFound:
+            return
+        if there.id == id and there.project != self.project:
+            raise Forbidden(f"experiment {id!r} belongs to another project than {self.project!r}")
+
+    def change_experiment(self, id: str, **fields: JSON) -> Experiment:
+        """As of `ControlStore`."""
+        changed: Experiment = self._store.change_experiment(self.experiment(id).id, **fields)
+        return changed
+
+    def delete_experiment(self, id: str) -> bool:
+        """As of `ControlStore`."""
+        return bool(self._store.delete_experiment(self.experiment(id).id))
+
+    def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
+        """As of `ControlStore`, without an owner: a file's rules may be of several projects."""
+        if owner is not None:
+            raise Forbidden(f"the API key is of project {self.project!r}, and a file of rules may be of several")
+        self._store.save_rule(*[self.owned(rule) for rule in rules], activate=activate)
+
+    def why(self, trace_id: str) -> list[Why]:
+        """As of `ControlStore`."""
+        self.trace(trace_id)
+        found: list[Why] = self._store.why(trace_id)
+        return found
