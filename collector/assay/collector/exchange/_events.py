@@ -16,7 +16,7 @@ from assay.collector.records import JSON, Feedback
 from assay.tracer import attributes as names
 
 
-def _read(log: RawLog, fault: Fault) -> LogItem:
+def _read(log: RawLog, fault: Fault) -> LogItem | None:
     exact = log.attributes.get(EXACT)
     return _wire.decode(Feedback, exact) if isinstance(exact, str) else read_item(log, fault)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from assay.collector import _wire
+from assay.collector._verbs import LONGEST
 from assay.collector.errors import Refused
 from assay.collector.exchange import _events, _spans
 from assay.collector.filters import EVALUATOR, Filter
@@ -19,6 +20,7 @@ from assay.collector.stores import Store
 
 FORMATS = ("otlp", "jsonl")
 RUNS, TRACES = 500, 100  # at once; of one trace all of them
+MANY = 1_000_000
 
 
 def exported(store: Store, format: str, filter: Filter | None = None) -> Iterator[tuple[bytes, Counter[str]]]:
@@ -36,8 +38,9 @@ def exported(store: Store, format: str, filter: Filter | None = None) -> Iterato
         yield from _lines(chain(beside, _runs_and_feedback(store, filter), _decisions(store) if whole else ()))
         return
     for runs in _runs(store, filter):
-        line, without = _spans.request(runs)
-        yield line, Counter({"run": len(runs) - len(without), "left out": len(without)})
+        for some in (runs[start : start + RUNS] for start in range(0, len(runs), RUNS)):
+            line, without = _spans.request(some)
+            yield line, Counter({"run": len(some) - len(without), "left out": len(without)})
     for feedback in _lots(_feedback(store, filter), RUNS):
         yield _events.request(feedback), Counter(feedback=len(feedback))
 
@@ -69,11 +72,23 @@ def _lines(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[bytes, Counter[
 def _control(store: Store) -> Iterator[tuple[str, Any]]:
     for dataset in store.datasets():
         yield from (("dataset", version) for version in _versions(store, dataset.name))
-    yield from (("experiment", experiment) for experiment in store.experiments(limit=1_000_000))
+    yield from (("experiment", experiment) for experiment in _unpaged("experiments", store.experiments))
     yield from (("rule", rule) for rule in store.rules())
     yield from (("retention", rule) for rule in store.retention())
     for name in store.queues():
-        yield from (("queue item", item) for item in store.queue(name, status=None, limit=1_000_000))
+        items = _unpaged(f"items in queue {name!r}", partial(store.queue, name, status=None))
+        yield from (("queue item", item) for item in items)
+
+
+def _unpaged(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
+    """All of a list that has no pages. Raises `Refused` where a server gives only the first of them."""
+    try:
+        return ask(limit=MANY)
+    except Refused:
+        found = ask(limit=LONGEST)
+    if len(found) == LONGEST:
+        raise Refused(f"the server gives no more than {LONGEST:,} {what}; export from its file, with --store")
+    return found
 
 
 def _versions(store: Store, name: str) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from assay.collector.records import JSON, Run, canonical
 from assay.tracer import attributes as names
 
 EXACT = "assay.exact"
-LIMITS = Limits(spans=10**9, value_bytes=2**31, attributes=10**6)  # of a file that its owner takes in
+LIMITS = Limits(spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6)  # of a file that its owner takes in
 _IDS = ("trace_id", "span_id", "parent_id")
 
 
@@ -63,20 +63,21 @@ def _found(runs: Iterable[Run], spans: Mapping[tuple[str, str], Any]) -> dict[tu
 
 
 def _encoded(runs: Iterable[Run], spans: Mapping[tuple[str, str], Any]) -> bytes:
-    by_resource: dict[bytes, tuple[Mapping[str, JSON], list[Any]]] = {}
+    groups: dict[bytes, tuple[Mapping[str, JSON], dict[tuple[str, str], list[Any]]]] = {}
     for run in runs:
-        group = by_resource.setdefault(canonical(run.resource), (run.resource, []))
-        group[1].append({"scope": _scope(run), "spans": [spans[run.trace_id, run.span_id]]})
-    groups = [
-        {"resource": {"attributes": attributes(resource)}, "scopeSpans": parts}
-        for resource, parts in by_resource.values()
-    ]
-    return _wire.encode({"resourceSpans": groups})
+        _, scopes = groups.setdefault(canonical(run.resource), (run.resource, {}))
+        scopes.setdefault(_scope(run), []).append(spans[run.trace_id, run.span_id])
+    return _wire.encode({"resourceSpans": [_group(resource, scopes) for resource, scopes in groups.values()]})
 
 
-def _scope(run: Run) -> dict[str, str]:
+def _group(resource: Mapping[str, JSON], scopes: Mapping[tuple[str, str], list[Any]]) -> dict[str, Any]:
+    parts = [{"scope": {"name": name, "version": version}, "spans": of} for (name, version), of in scopes.items()]
+    return {"resource": {"attributes": attributes(resource)}, "scopeSpans": parts}
+
+
+def _scope(run: Run) -> tuple[str, str]:
     name, version = run.attributes.get("otel.scope.name"), run.attributes.get("otel.scope.version")
-    return {"name": str(name or "assay"), **({"version": str(version)} if version else {})}
+    return str(name or "assay"), str(version or "")
 
 
 def _bare(run: Run) -> dict[str, Any]:

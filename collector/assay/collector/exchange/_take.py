@@ -140,10 +140,10 @@ class _Import:
                 self.taken.kept["amendment"] += 1
             else:
                 self.taken.left_out["log record"] += 1
-        if others := decoded.refused_by_reason.pop("not_an_evaluation", 0):
-            self.taken.left_out["log record"] += others
-        if bad := decoded.refused_count - others:
-            self.taken.refuse(number, decoded.reason, bad)
+        if decoded.passed:
+            self.taken.left_out["log record"] += decoded.passed
+        if decoded.refused:
+            self.taken.refuse(number, decoded.reason, decoded.refused_count)
 
     def _metrics(self, number: int, line: bytes) -> None:
         self.taken.left_out["metrics"] += 1
