@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,17 +16,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from assay.cli._common import console, notes, on_a_line, opened
-from assay.cli._options import JsonOption, StoreOption
+from assay.cli._common import conditions, console, notes, on_a_line, opened
+from assay.cli._options import JsonOption, StoreOption, WhereOption
 from assay.collector import named
 from assay.collector.errors import Refused
 from assay.collector.querystring import duration, parse
 from assay.collector.records import Retention
 from assay.collector.stores.sqlite import inspect
+from assay.collector.terminal import MESSAGE
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look after a database: sizes, retention, deletion, checks, SQL.",
+    help="Look after a database: sizes, retention, deletion, export, import, checks, SQL.",
     epilog="Example: `assay db stats`",
 )
 
@@ -109,6 +112,66 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
         _print_json([{"freed_bytes": freed}])
     else:
         notes.print(f"gave back {_size(freed)}")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A new file; - for stdout.")],
+    format: Annotated[str, typer.Option(help="otlp: runs and feedback, for any tool; jsonl: every record.")] = "otlp",
+    where: WhereOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Write what a store holds as lines of JSON: as OpenTelemetry's file exporter does, or every record.
+
+    Example: `assay db export backup.jsonl --format jsonl`
+    """
+    from assay.collector.exchange import exported, written
+
+    with opened(store) as kept:
+        lines = exported(kept, format, conditions(where))
+        counts = _streamed(lines) if str(file) == "-" else written(lines, file)
+    notes.print(f"wrote {_listed(counts)}", markup=False)
+
+
+def _streamed(lines: Iterable[tuple[bytes, Counter[str]]]) -> Counter[str]:
+    counts = Counter[str]()
+    for line, held in lines:
+        sys.stdout.buffer.write(line + b"\n")
+        counts += held
+    sys.stdout.buffer.flush()
+    return counts
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote, or OpenTelemetry's file exporter; - for stdin.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Keep what a file's lines say; doing it again changes nothing. Exit status 1 if some of it could not be kept.
+
+    Example: `assay db import backup.jsonl --store new.db`
+    """
+    from assay.collector.exchange import take
+
+    with opened(store, make=True) as kept:
+        if str(file) == "-":
+            taken = take(kept, sys.stdin.buffer)
+        else:
+            with file.open("rb") as lines:
+                taken = take(kept, lines)
+    if json:
+        _print_json([{"kept": taken.kept, "left_out": taken.left_out, "bad": taken.bad, "reasons": taken.reasons}])
+    for reason in taken.reasons if not json else ():
+        notes.print(on_a_line(reason, MESSAGE), markup=False, highlight=False, soft_wrap=True)
+    left_out = f", left out {_listed(taken.left_out)}" if taken.left_out else ""
+    notes.print(f"kept {_listed(taken.kept)}{left_out}, bad: {taken.bad:,}", markup=False, soft_wrap=True)
+    if taken.bad:
+        raise typer.Exit(1)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} × {kind}" for kind, count in counts.items()) or "nothing"
 
 
 @app.command()
