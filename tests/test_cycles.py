@@ -23,7 +23,8 @@ def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
         yield node
     typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
     for child in node.orelse if typing_only else ast.iter_child_nodes(node):
-        yield from statements(child)
+        if not isinstance(child, ast.expr):  # which holds none, and is most of a tree
+            yield from statements(child)
 
 
 def imported(statement: ast.Import | ast.ImportFrom, modules: set[str]) -> set[str]:

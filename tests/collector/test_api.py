@@ -184,7 +184,10 @@ def test_keys(store: SQLiteStore) -> None:
 
     for one in (key("reader", scopes=("read",)), key("old", expires_ns=time.time_ns() - 1), key("bound", project="p")):
         store.save_key(one)
-    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        Server(store, host="0.0.0.0", api_key="master") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
 
         def status(secret: str | None, method: str = "GET", path: str = "/api/count") -> int:
             headers = {} if secret is None else {"authorization": f"Bearer {secret}"}

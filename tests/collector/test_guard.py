@@ -180,7 +180,10 @@ def test_an_expired_key_opens_nothing_though_the_store_does_not_answer(store: He
 
 def test_requests_are_answered_later_while_there_are_no_keys(store: Held) -> None:
     store.broken = True
-    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        Server(store, host="0.0.0.0", api_key="master") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         answer = client.get("/api/count", headers=bearer(SECRET))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert (answer.json()["error"], answer.json()["code"]) == ("Unavailable", 14)
@@ -353,7 +356,10 @@ def test_keys_open_what_their_scopes_say(store: Held) -> None:
         ("GET", "/"),
         ("POST", "/api/vacuum"),
     )
-    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        Server(store, host="0.0.0.0", api_key="master") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
 
         def statuses(scope: str) -> list[int]:
             headers = bearer(scope) | {"content-type": "application/json"}
@@ -369,7 +375,10 @@ def test_keys_open_what_their_scopes_say(store: Held) -> None:
 
 
 def test_the_variables_key_opens_everything_and_no_other_does(store: Held) -> None:
-    with Server(store, host="0.0.0.0", api_key="master") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        Server(store, host="0.0.0.0", api_key="master") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         assert client.post("/api/vacuum", headers=bearer("master")).status_code == 200
         assert client.post("/api/vacuum", headers=bearer("masters")).status_code == 401
 

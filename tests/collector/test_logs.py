@@ -80,7 +80,9 @@ def test_an_event_in_json(server: Server) -> None:
     attributes = [{"key": key, "value": {"stringValue": value}} for key, value in pairs.items()]
     record = {"traceId": ROOT.trace_id, "observedTimeUnixNano": "9", "attributes": attributes}
     body = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record, {"traceId": 5}]}]}]}
-    response = httpx.post(f"{server.url}/v1/logs", content=json.dumps(body).encode(), headers={"content-type": JSON}, timeout=60)
+    response = httpx.post(
+        f"{server.url}/v1/logs", content=json.dumps(body).encode(), headers={"content-type": JSON}, timeout=60
+    )
     assert response.json()["partialSuccess"]["rejectedLogRecords"] == "1"
     [kept] = server.store.trace(ROOT.trace_id).feedback
     assert (kept.key, kept.label, kept.target, kept.created_ns) == ("tone", "polite", Target(trace_id=ROOT.trace_id), 9)

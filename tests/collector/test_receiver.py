@@ -375,7 +375,11 @@ def test_a_body_that_stalls_is_given_up(tmp_path, path):
 
 
 def test_the_numbers_of_what_happened(tmp_path):
-    with SQLiteStore(tmp_path / "a.db") as store, Server(store) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        SQLiteStore(tmp_path / "a.db") as store,
+        Server(store) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         send(client, request(span(), span(), span(trace_id=bytes(16)), span(end_time_unix_nano=2**64 - 1)))
         send(client, b"\xff")
         numbers = client.get("/metrics").text.splitlines()

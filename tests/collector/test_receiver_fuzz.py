@@ -253,6 +253,8 @@ def test_no_request_that_openapi_allows_is_answered_with_500(tmp_path: Path) -> 
             "15",
             "--phases",
             "fuzzing",
+            "--request-timeout",
+            "60",
             "--suppress-health-check",
             "all",
         ]

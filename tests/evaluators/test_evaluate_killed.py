@@ -72,7 +72,7 @@ def test_kills_at_random_points_and_resume_give_the_rows_of_one_clean_run(tmp_pa
         assert there <= done
         assert there.isdisjoint(asked.read_text().splitlines()[already:])  # nothing stored is run again
     process = started(tmp_path)
-    assert process.wait(60) == 0, process.stderr.read()
+    assert process.wait(240) == 0, process.stderr.read()
     process.stderr.close()
     with SQLiteStore(tmp_path / "assay.db") as store:
         (record,) = store.experiments()

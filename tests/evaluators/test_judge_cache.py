@@ -171,11 +171,14 @@ def test_a_key_that_is_refused_is_not_everybodys(path):
 
 
 def test_a_file_that_is_held_holds_up_one_thread_and_not_each_question(path):
+    of_others = set(threading.enumerate())  # evaluators of other tests may hang still
+
     async def most_threads(judge):
         asking = asyncio.gather(*(judge.ask(ask(str(number))) for number in range(300)))
         most = 0
         while not asking.done():
-            most = max(most, sum(thread.name == "assay-evaluator" for thread in threading.enumerate()))
+            ours = set(threading.enumerate()) - of_others
+            most = max(most, sum(thread.name == "assay-evaluator" for thread in ours))
             await asyncio.sleep(0.001)
         return most
 

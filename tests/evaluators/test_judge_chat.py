@@ -12,11 +12,15 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 NAMES = ("choices", "message", "content", "logprobs", "token", "logprob", "top_logprobs", "usage", "model", "refusal")
-BODIES = st.recursive(
-    VALUES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
-    max_leaves=20,
-).filter(lambda body: isinstance(body, dict))
+BODIES = st.dictionaries(
+    st.sampled_from(NAMES) | st.text(max_size=5),
+    st.recursive(
+        VALUES,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
+        max_leaves=20,
+    ),
+    max_size=5,
+)
 
 
 @given(BODIES)

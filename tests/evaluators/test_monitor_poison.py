@@ -27,7 +27,7 @@ def bad(outputs):
         {deed}
     return True
 
-monitor("fine", evaluators=[fine], timeout=2)
+monitor("fine", evaluators=[fine], timeout=60)
 monitor("bad", evaluators=[bad], timeout=2, retries=1)
 """
 DEADLINE = 120
@@ -67,7 +67,7 @@ def until(what):
 
 def watched(folder, deed, runs):
     """What is decided of five traces by two rules, by rule and number of the trace; and what was told."""
-    with watching(folder, RULES.format(deed=deed), memory=1 << 30, grace=2.0, claim=1.5) as (store, told):
+    with watching(folder, RULES.format(deed=deed), memory=1 << 30, grace=60.0, claim=1.5) as (store, told):
         until(lambda: len(store.rules()) == 2)
         store.append(runs)
         until(lambda: all_over(decided(store)))

@@ -179,7 +179,7 @@ PROGRAM = """
 import sys, threading
 from pathlib import Path
 from assay.evaluators.monitors import Plan, Supervisor
-plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], grace=1.5)
+plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], grace=3.5)
 Supervisor(plan, lambda line: print(line, flush=True), lambda loaded: print("shown", flush=True)).run(threading.Event())
 """
 
@@ -211,7 +211,7 @@ def test_a_worker_that_slept_together_with_its_supervisor_is_left_alone(url, tmp
         for number in (signal.SIGSTOP, signal.SIGCONT):
             process.send_signal(number)
             worker.send_signal(number)
-            time.sleep(4)
+            time.sleep(5)
         assert [child.pid for child in psutil.Process(process.pid).children()] == [worker.pid]
         worker.send_signal(signal.SIGSTOP)
-        assert "gave no sign of life for 2 s" in process.stdout.readline()
+        assert "gave no sign of life for 4 s" in process.stdout.readline()
