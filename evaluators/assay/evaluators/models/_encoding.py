@@ -37,6 +37,7 @@ class Kept(Protocol):
 class Encoding:
     """One model's vectors. `encode` is called by one thread at a time, with texts of which no two are the same: with
     `portion` of them at most (None: with all), and what came of one portion is not lost for what comes of another.
+    Vectors are of one length, unless `ragged`.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class Encoding:
         kept: Kept | None = None,
         memory: int = MEMORY,
         portion: int | None = None,
+        ragged: bool = False,
     ) -> None:
         self._encode, self._kept, self._memory, self._portion = encode, kept, memory, portion
+        self._ragged = ragged
         self._known: OrderedDict[str, Vector] = OrderedDict()
         self._bytes = 0
         self._nobody_at_work()
@@ -68,7 +71,7 @@ class Encoding:
             self._remember(old)
             missing = [text for text in missing if text not in old]
         found |= self._made(missing) if missing else {}
-        return found if len({len(vector) for vector in found.values()}) < 2 else self._anew(wanted)
+        return found if self._ragged or len({len(vector) for vector in found.values()}) < 2 else self._anew(wanted)
 
     def _anew(self, texts: Iterable[str]) -> dict[str, Vector]:
         """What is remembered is another model's, of the same name: its vectors have another length."""

@@ -71,7 +71,7 @@ class LikelihoodModel:
         self.device, self.dtype = device, dtype
         self.reading = Reading(max_length, stride, bos, batch_tokens)
         self._token, self._remote_code, self._pickle = token, remote_code, pickle
-        self._own = Encoding(self._asked)  # of a function
+        self._own = Encoding(self._asked, ragged=True)  # of a function
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ class LikelihoodModel:
         if self._function is not None:
             return self._own
         key = (*self._loaded_as(), self.reading)
-        return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._read))
+        return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._read, ragged=True))
 
     def _loaded_as(self) -> tuple[Hashable, ...]:
         place, file = self._place
