@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from assay.collector.records import Case, Document, Example, Run, Target, Trace
 from assay.collector.stores.sqlite import SQLiteStore
-from evaluators.tiny_models import tiny_nli, tiny_relevance, tiny_toxicity  # noqa: F401
+from evaluators.tiny_models import tiny_hhem, tiny_nli, tiny_relevance, tiny_toxicity  # noqa: F401
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # the oracle must not call home
 settings.register_profile(  # oracles load slowly the first time, and machines may be busy

@@ -16,6 +16,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 def save_tokenizer(folder: Path, length: int) -> None:
     """A BERT tokenizer that knows a few words, and all letters."""
+    pytest.importorskip("sentence_transformers")
     from transformers import BertTokenizerFast
 
     vocabulary = [*WORDS, *[x for x in LETTERS if x not in WORDS], *[f"##{x}" for x in LETTERS]]
@@ -28,11 +29,11 @@ def save_tokenizer(folder: Path, length: int) -> None:
 
 def save_classifier(folder: Path, labels: list[str], *, seed: int = 0, length: int = 64, **config) -> Path:
     """A `BertForSequenceClassification` with these labels, in a folder, as safetensors."""
+    folder.mkdir(parents=True)
+    save_tokenizer(folder, length)
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    folder.mkdir(parents=True)
-    save_tokenizer(folder, length)
     torch.manual_seed(seed)
     settings = BertConfig(
         vocab_size=len(WORDS) + 2 * len(LETTERS),
@@ -76,3 +77,38 @@ def tiny_toxicity(tmp_path_factory):
     labels = ["toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate"]
     kind = {"problem_type": "multi_label_classification"}
     return save_classifier(tmp_path_factory.mktemp("tiny") / "toxicity", labels, seed=3, **kind)
+
+
+@pytest.fixture(scope="session")
+def tiny_hhem(tmp_path_factory):
+    """A folder like that of Vectara's model: a T5 under another name, beside code that must not run.
+
+    What it is built on lies in the folder `foundation` beside it.
+    """
+    pytest.importorskip("sentence_transformers")
+    import torch
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForTokenClassification
+
+    folder = tmp_path_factory.mktemp("tiny") / "hhem"
+    foundation = folder.parent / "foundation"
+    folder.mkdir()
+    words = ["<pad>", "</s>", "<unk>", *WORDS[5:], "premise", "hypothesis", ":", "determine", "if", "true"]
+    told = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    told.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=told, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
+    ).save_pretrained(foundation)
+    torch.manual_seed(4)
+    config = T5Config(vocab_size=len(words), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, num_labels=2)
+    config.save_pretrained(foundation)
+    network = T5ForTokenClassification(config).eval()
+    torch.nn.init.normal_(network.classifier.weight)
+    weights = {f"t5.{name}": value.clone() for name, value in network.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    code = {"AutoModelForSequenceClassification": "modeling_hhem_v2.HHEMv2ForSequenceClassification"}
+    described = {"model_type": "HHEMv2", "foundation": str(foundation), "auto_map": code}
+    (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    (folder / "modeling_hhem_v2.py").write_text("raise SystemExit('this code must not run')\n", encoding="utf-8")
+    return folder

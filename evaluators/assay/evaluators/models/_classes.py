@@ -13,6 +13,7 @@ from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
 from assay.evaluators.models._trust import trusting
 from assay.evaluators.models._windows import limit_of, spans_with, windows
+from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vectors
@@ -124,7 +125,7 @@ class TextClassifier:
         return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._predict))
 
     def _key(self) -> tuple[Hashable, ...]:
-        return "classes", self._place.where, self.device, self._remote_code
+        return "classes", self._place.where, self.device, self._remote_code, self._pickle
 
     def _loaded(self) -> Loaded:
         return shared(self._key(), self._load)
@@ -153,7 +154,8 @@ class TextClassifier:
         order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))  # so that little is padded
         with held.running:
             held.texts += len(texts)
-            rows = [self._probabilities(held.model, [texts[place] for place in part]) for part in self._parts(order)]
+            parts = tracked(self._parts(order), "texts classified")
+            rows = [self._probabilities(held.model, [texts[place] for place in part]) for part in parts]
         found: Vectors = numpy.concatenate(rows)[numpy.argsort(order)]
         if not numpy.isfinite(found).all():
             raise ValueError(f"{self.name!r} gave a number that is not finite for a text")

@@ -20,6 +20,7 @@ from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
 from assay.evaluators.models._trust import trusting
 from assay.evaluators.models._windows import limit_of, spans_with, windows
+from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vectors
@@ -38,6 +39,7 @@ _ALSO = {  # how models of fact checking (FEVER, VitaminC) name the three
     "nei": "neutral",
 }
 _ORDERS = {"vitaminc": ("entailment", "contradiction", "neutral")}  # of presets, as SummaC's own code has it
+_PART = 16  # batches between two looks at how far it is
 _encodings: dict[Hashable, Encoding] = {}
 
 
@@ -178,7 +180,7 @@ class PairScorer:
         return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._predict))
 
     def _key(self) -> Hashable:
-        return "pairs", self._place.where, self.device, self._remote_code, self._labels
+        return "pairs", self._place.where, self.device, self._remote_code, self._pickle, self._labels
 
     def _loaded(self) -> Loaded:
         return shared(self._key(), self._load)
@@ -206,12 +208,18 @@ class PairScorer:
         )
 
     def _predict(self, texts: list[str]) -> Vectors:
+        """Pairs of like length go together, as within the model itself, so that parts cost no more than the whole."""
+        import numpy
+
         held = self._loaded()
-        order = self._order(held.model)
+        labels = self._order(held.model)
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+        size = _PART * self.batch_size
+        parts = [[_parted(texts[place]) for place in order[at : at + size]] for at in range(0, len(texts), size)]
         with held.running:
             held.texts += len(texts)
-            given = _predicted(held.model, [_parted(text) for text in texts], self.batch_size, order)
-        return _finite(given, self.name)
+            given = [_predicted(held.model, part, self.batch_size, labels) for part in tracked(parts, "pairs scored")]
+        return _finite(numpy.concatenate(given)[numpy.argsort(order)], self.name)
 
     def _order(self, model: Any) -> list[int] | None:
         """Where the three labels stand; None for a model of one score. Raises `NoModel` for any other."""

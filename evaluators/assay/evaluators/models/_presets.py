@@ -43,7 +43,6 @@ _ALL = (
         hub="vectara/hallucination_evaluation_model",
         use="pairs",
         source="H2O Eval Studio",
-        remote_code=True,
     ),
     Preset(name="nli", hub="cross-encoder/nli-deberta-v3-base", use="pairs"),
     Preset(name="vitaminc", hub="tals/albert-xlarge-vitaminc-mnli", use="pairs", source="SummaC"),

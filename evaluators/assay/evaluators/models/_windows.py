@@ -18,14 +18,11 @@ PIECE = 200_000  # characters that are looked at together
 _LEAST = 8  # tokens of a window
 
 
-class NoWindows(ValueError):
-    """A text is too long for a model, and its tokenizer does not say where tokens stand."""
-
-
-def windows(text: str, spans_of: Callable[[str], Spans], size: int, overlap: float = OVERLAP) -> list[str]:
+def windows(text: str, spans_of: Callable[[str], Spans], size: int, *, characters: int = PIECE) -> list[str]:
     """The text itself where it has no more than `size` tokens, else windows of at most that many, in order.
 
-    Together they are all of the text but for blanks between them. `size` below 8 counts as 8.
+    Together they are all of the text but for blanks between them. `size` below 8 counts as 8. No more than so many
+    `characters` are looked at together.
     """
     size = max(size, _LEAST)
     if _surely_fits(text, size):
@@ -33,19 +30,19 @@ def windows(text: str, spans_of: Callable[[str], Spans], size: int, overlap: flo
     found: list[str] = []
     start = 0
     while start < len(text):
-        piece = text[start : start + PIECE]
+        piece = text[start : start + characters]
         spans = spans_of(piece)
         ends = start + len(piece) == len(text)
         if not found and ends and len(spans) <= size:
             return [text]
-        parts, next_token = _cut(piece, spans, max(size - SPARE, _LEAST), overlap, ends)
+        parts, next_token = _cut(piece, spans, max(size - SPARE, _LEAST), ends)
         found += parts
         start += len(piece) if ends or next_token == 0 else spans[next_token][0]
     return found or [text]
 
 
 def spans_with(tokenizer: Any) -> Callable[[str], Spans]:
-    """Where a tokenizer of transformers has its tokens. Raises `NoWindows`, when it is called, where it cannot say."""
+    """Where a tokenizer of transformers has its tokens. Raises `ValueError`, when it is called, where it cannot say."""
 
     def spans_of(text: str) -> Spans:
         try:
@@ -54,7 +51,7 @@ def spans_with(tokenizer: Any) -> Callable[[str], Spans]:
             )
         except NotImplementedError as error:
             kind = type(tokenizer).__name__
-            raise NoWindows(
+            raise ValueError(
                 f"a text of {len(text)} characters is too long, and {kind} cannot cut it: {error}"
             ) from None
         return [(first, end) for first, end in told["offset_mapping"] if end > first]
@@ -76,7 +73,7 @@ def _surely_fits(text: str, size: int) -> bool:
     return len(text) < size and len(text.encode(errors="replace")) < size
 
 
-def _cut(piece: str, spans: Spans, size: int, overlap: float, ends: bool) -> tuple[list[str], int]:
+def _cut(piece: str, spans: Spans, size: int, ends: bool) -> tuple[list[str], int]:
     """The windows of a piece of a text, and the token with which the next piece begins; 0 where there is no progress.
 
     Where the text goes on behind the piece, the last window is left to the next one.
@@ -91,7 +88,7 @@ def _cut(piece: str, spans: Spans, size: int, overlap: float, ends: bool) -> tup
             break
         end = _word(spans, end, at + size // 2)
         found.append(piece[spans[at][0] : spans[end - 1][1]])
-        back = max(end - int(size * overlap), at + 1)
+        back = max(end - int(size * OVERLAP), at + 1)
         at = _word(spans, back, max(at + 1, back - size // 8))
     if not found and not ends:
         return [piece], 0
