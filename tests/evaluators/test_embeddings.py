@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from assay.collector.records import Case, Document
 from assay.evaluators import get, score
 
 pytest.importorskip("sentence_transformers")
@@ -173,3 +174,16 @@ def test_a_vector_of_zeros_in_the_answer_is_a_problem_of_groundedness(answer, co
     model = lambda texts: [[0.0, 0.0] if text == "nil" else [1.0, 0.0] for text in texts]  # noqa: E731
     made = get("groundedness", model=model, splitter=lambda text: text.split(". "))
     assert score(made, outputs=answer, documents=[context])[0].outcome == outcome
+
+
+@pytest.mark.parametrize("id", ["sas", "groundedness", "answer_sem_sent_similarity", "context_relevancy_soft"])
+def test_a_bad_case_does_not_spoil_its_batch_nor_its_order(id):
+    documents = (Document(content=TEXTS["usual"]),)
+    known = {"inputs": QUESTION, "reference_outputs": TEXTS["usual"], "documents": documents}
+    texts = ["Paris", "It is high.", "Hope this helps!"]
+    cases = [Case(**{**known, "inputs": text, "outputs": text}) for text in texts]
+    bad = Case(**{**known, "inputs": {"a": 1, "b": 2}, "outputs": {"a": 1, "b": 2}})
+    batch = get(id).function.batch
+    came = batch([cases[0], bad, *cases[1:]])
+    assert isinstance(came.pop(1), ValueError)
+    assert came == [batch([case])[0] for case in cases]
