@@ -5,6 +5,7 @@ Which of the two a model is stands in its configuration, as Haystack reads it: o
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from assay.evaluators.models._pairs import Pair, PairScorer, pair_scorer
 from assay.evaluators.models._stepwise import Stepwise
 
 CLASSIFIES = "ForSequenceClassification"
+_OF_PAIRS = frozenset(inspect.signature(PairScorer).parameters)  # what else is said is said of an embedder
 
 
 class Comparer:
@@ -84,7 +86,7 @@ def _is_cross(given: Any, token: str | None = None) -> bool:
     if isinstance(given, PairScorer | Embedder):
         return isinstance(given, PairScorer)
     if isinstance(given, Mapping):
-        return _is_cross(given.get("model"), given.get("token", token))
+        return given.keys() <= _OF_PAIRS and _is_cross(given.get("model"), given.get("token", token))
     if isinstance(given, str | os.PathLike):
         return _classifies(find(given), token)
     return hasattr(given, "predict") and not hasattr(given, "encode")  # a function is one of texts
