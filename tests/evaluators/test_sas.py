@@ -13,6 +13,7 @@ from assay.collector.records import Case
 from assay.evaluators import get, score
 from assay.evaluators import haystack as ours
 from assay.evaluators.models import NoModel, PairScorer
+from assay.evaluators.models._alike import Comparer, _is_cross
 
 pytest.importorskip("sentence_transformers")
 theirs = pytest.importorskip("haystack.components.evaluators")
@@ -186,3 +187,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
 
 def test_the_name_of_haystack_has_its_model():
     assert get("SAS").to_dict()["init_parameters"] == {"model": "paraphrase-multilingual-mpnet-base-v2"}
+
+
+def test_what_only_an_embedder_takes_makes_it_one(tiny_relevance):
+    folder = str(tiny_relevance)
+    assert isinstance(Comparer({"model": folder, "device": "cpu"}).model, PairScorer)
+    assert not _is_cross({"model": "text-embedding-3-small", "base_url": "http://127.0.0.1:1/v1"})

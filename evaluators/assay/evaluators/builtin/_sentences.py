@@ -1,4 +1,4 @@
-"""Sentences by rules, in linear time: abbreviations, initials, decimals, lists, quotes, code, and the marks of many scripts.
+"""Sentences by rules, in linear time: abbreviations, initials, decimals, lists, quotes, code, marks of many scripts.
 
 A split too few is better than one too many for the metrics that use it: a mark ends a sentence only when what follows
 can begin one. A text without marks is one sentence per paragraph or entry of a list: so is Thai, which has none.
@@ -31,8 +31,8 @@ _ROMAN = re.compile(r"[IVX]{1,5}")
 
 # Words that a period follows without ending the sentence: before a name, and wherever they stand.
 _NEVER_ENDS = frozenset(
-    "mr mrs ms dr prof st rev hon gen col capt lt sgt maj gov sen rep pres mt ft m mm mme mlle herr hr fr fa sr sra srta "
-    "sres dra ud uds dott sig dhr mevr डॉ प्रो "
+    "mr mrs ms dr prof st rev hon gen col capt lt sgt maj gov sen rep pres mt ft m mm mme mlle herr hr fr fa "
+    "sr sra srta sres dra ud uds dott sig dhr mevr डॉ प्रो "
     "vs e.g i.e cf approx no nos vol vols pp p ch sec fig figs eq ed eds est dept univ "
     "jan feb mar apr jun jul aug sep sept oct nov dec b.a m.a "
     "z.b bzw ca d.h u.a o.ä nr str bspw ggf evtl vgl inkl zzgl mio mrd tsd tel abs "

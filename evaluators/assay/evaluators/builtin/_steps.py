@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from assay.evaluators.builtin._sentences import sentences
 
-_BEFORE = r"[ \t]*(?:[#>]+[ \t]*)?[*_]{0,3}"  # of Markdown: headings, quotes, bold
+_BEFORE = r"[ \t]*+(?:[#>]++[ \t]*+)?[*_]{0,3}"  # of Markdown: headings, quotes, bold
 _NUMBER = re.compile(
     rf"{_BEFORE}(?:"
     r"(?:step|schritt|[ée]tape|paso|passo|passaggio|stap|steg|krok|шаг|خطوة|الخطوة|चरण|단계)"
@@ -20,8 +20,8 @@ _NUMBER = re.compile(
     r")[*_]{0,3}[ \t]*",
     re.IGNORECASE,
 )
-_BULLET = re.compile(r"[ \t]*[-*•‣◦▪●–—][ \t]+(?:\[[ xX]\][ \t]+)?")
-_FENCE = re.compile(r"[ \t]*(?:```|~~~)")
+_BULLET = re.compile(r"[ \t]*+[-*•‣◦▪●–—][ \t]+(?:\[[ xX]\][ \t]+)?")
+_FENCE = re.compile(r"[ \t]*+(?:```|~~~)")
 _INLINE = re.compile(r"(?<![^\s:：;,])\(?(\d{1,2})[.)]\s+")
 _SEQUENCE = re.compile(
     r"(?:(?:first(?:ly)?|to (?:begin|start)(?: with)?|second(?:ly)?|third(?:ly)?|fourth(?:ly)?|then|next"

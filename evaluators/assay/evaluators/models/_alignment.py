@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Edit: TypeAlias = Literal["same", "mismatch", "insertion", "deletion"]
 _Cost: TypeAlias = tuple[int, int, float]  # edits, steps that are not the same, 1 - S of those beside each other
 
-MOST = 1_000  # steps of a side: their number squared is looked at
+MOST = 500  # steps of a side: their number squared is looked at
 SHOWN = 100, 300  # entries of an alignment in metadata, and characters of a step
 
 

@@ -5,6 +5,7 @@ Which of the two a model is stands in its configuration, as Haystack reads it: o
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from assay.evaluators.models._pairs import Pair, PairScorer, pair_scorer
 from assay.evaluators.models._stepwise import Stepwise
 
 CLASSIFIES = "ForSequenceClassification"
+_OF_PAIRS = frozenset(inspect.signature(PairScorer).parameters)  # what else is said is said of an embedder
 
 
 class Comparer:
@@ -36,7 +38,8 @@ class Comparer:
     @cached_property
     def model(self) -> Embedder | PairScorer:
         """The bi-encoder or cross-encoder; of a name its configuration says which. Raises `NoModel`."""
-        return pair_scorer(self._given, **self._options) if _is_cross(self._given) else self._as_embedder()
+        cross = _is_cross(self._given, self._options.get("token"))
+        return pair_scorer(self._given, **self._options) if cross else self._as_embedder()
 
     def each(self, pairs: Sequence[Pair]) -> dict[Pair, float | Exception]:
         """The similarity of each pair, or why there is none: a `Skip` where the vector of a text is zero.
@@ -79,17 +82,17 @@ class Comparing(Stepwise[Pair, float]):
         return self._comparer.identity
 
 
-def _is_cross(given: Any) -> bool:
+def _is_cross(given: Any, token: str | None = None) -> bool:
     if isinstance(given, PairScorer | Embedder):
         return isinstance(given, PairScorer)
     if isinstance(given, Mapping):
-        return _is_cross(given.get("model"))
+        return given.keys() <= _OF_PAIRS and _is_cross(given.get("model"), given.get("token", token))
     if isinstance(given, str | os.PathLike):
-        return _classifies(find(given))
+        return _classifies(find(given), token)
     return hasattr(given, "predict") and not hasattr(given, "encode")  # a function is one of texts
 
 
-def _classifies(place: Place) -> bool:
+def _classifies(place: Place, token: str | None) -> bool:
     if place.preset is not None:
         return place.preset.use == "pairs"
     if place.local and not (Path(place.where) / "config.json").is_file():
@@ -97,7 +100,7 @@ def _classifies(place: Place) -> bool:
     with loading(place, f"comparing texts with {place.name}"):
         from transformers import PretrainedConfig
 
-        described, _ = PretrainedConfig.get_config_dict(place.where, local_files_only=is_offline())
+        described, _ = PretrainedConfig.get_config_dict(place.where, token=token, local_files_only=is_offline())
     return any(str(name).endswith(CLASSIFIES) for name in described.get("architectures") or ())
 
 

@@ -230,8 +230,8 @@ class Groundedness(_OfSentences):
     """The least, over the sentences of the answer, of the greatest S with a sentence of the retrieved context.
 
     One sentence that nothing supports, be it "Hope this helps!", decides: it is named in the comment. An answer without
-    a sentence is an error (the document: a problem), as is one whose vector is zero; where nothing was retrieved
-    nothing is grounded: 0. Databricks' `groundedness` asks a judge: `groundedness_judge`.
+    a sentence is an error (the document: a problem), as is a sentence of it whose vector is zero; where nothing was
+    retrieved nothing is grounded: 0. Databricks' `groundedness` asks a judge: `groundedness_judge`.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
@@ -240,15 +240,15 @@ class Groundedness(_OfSentences):
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> Steps:
-        try:
-            said = self._sentences(text_of(case.outputs), "the answer")
-            context = [one for chunk in _chunks(case) for one in self._parts(chunk)]
-            if not context:
-                return {"score": 0.0, "comment": "nothing was retrieved"}
-            vectors = yield [*said, *context]
-            best = _best(vectors, said, context)
-        except Skip as skip:
-            raise ValueError(str(skip)) from None
+        if not (said := self._parts(text_of(case.outputs))):
+            raise ValueError("the answer has no sentence")
+        context = [one for chunk in _chunks(case) for one in self._parts(chunk)]
+        if not context:
+            return {"score": 0.0, "comment": "nothing was retrieved"}
+        vectors = yield [*said, *context]
+        if nameless := [one for one in said if not vectors[one].any()]:
+            raise ValueError(f"the model gave a vector of zeros for {nameless[0]!r:.300} of the answer")
+        best = _best(vectors, said, context)
         least = min(range(len(said)), key=best.__getitem__)
         return {"score": best[least], "comment": f"least grounded: {said[least]!r:.300}"}
 
