@@ -326,8 +326,8 @@ def test_numbers_that_are_not_finite_are_an_error_and_no_score(tmp_path):
 
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    [found] = score(get("perplexity"), outputs="a b")
-    assert "run `hf download distilbert/distilgpt2 --local-dir DIR` and name the folder DIR instead" in found.error
+    [found] = score(get("perplexity", model="no/such-model"), outputs="a b")
+    assert "run `hf download no/such-model --local-dir DIR` and name the folder DIR instead" in found.error
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
