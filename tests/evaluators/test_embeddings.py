@@ -125,3 +125,51 @@ def test_paraphrases_are_the_same_step():
         documents=["1. Preheat the oven to 180 degrees.\n2. Whisk the eggs until fluffy.\n3. Combine flour and sugar."],
     )
     assert [row.score for row in rows] == [1, 0, 0, 1, 3, 3]
+
+
+QUESTION = "How high is Mont Blanc?"
+
+
+def direct(model, ones, others):
+    """Cosines of each with each, by numpy."""
+    a, b = (model.encode(list(texts)).astype(numpy.float64) for texts in (ones, others))
+    return (a @ b.T) / numpy.linalg.norm(a, axis=1)[:, None] / numpy.linalg.norm(b, axis=1)
+
+
+@pytest.mark.parametrize("name", ["one word", "emoji", "arabic", "chinese", "long", "usual"])
+def test_sentences_of_the_answer_beside_question_and_context(model, name):
+    said = list(dict.fromkeys(sentences(TEXTS[name])))
+    context = ["Mont Blanc lies in the Alps.", "It is high.", "باريس عاصمة فرنسا."]
+    given = {"inputs": QUESTION, "outputs": TEXTS[name], "documents": [" ".join(context[:2]), "", context[2]]}
+    grounded = direct(model, said, context).max(axis=1)
+    [found] = score(get("groundedness"), **given)
+    assert found.score == pytest.approx(grounded.min(), abs=1e-5)
+    assert found.comment == f"least grounded: {said[grounded.argmin()]!r}"
+    [found] = score(get("answer_relevancy_sent"), **given)
+    assert found.score == pytest.approx(direct(model, said, [QUESTION]).max(), abs=1e-5)
+
+
+def test_chunks_in_many_scripts_beside_the_question(model):
+    chunks = [TEXTS[name] for name in ("emoji", "chinese", "empty", "arabic", "long", "usual", "one word")]
+    best = [direct(model, parts, [QUESTION]).max() for chunk in chunks if (parts := dict.fromkeys(sentences(chunk)))]
+    recall, precision = score(get("context_relevancy_soft"), inputs=QUESTION, documents=chunks)
+    assert recall.score == pytest.approx(max(best), abs=1e-5)
+    assert precision.score == pytest.approx(numpy.mean(best), abs=1e-5)
+    [found] = score(
+        get("context_mrr", mrr_relevant_chunk_threshold=max(best) - 1e-4), inputs=QUESTION, documents=chunks
+    )
+    assert found.score == pytest.approx(1 / 6)
+
+
+def test_the_same_text_reaches_a_threshold_of_1(model):
+    [found] = score(get("context_mrr", mrr_relevant_chunk_threshold=1.0), inputs="Is it?", documents=["No.", "Is it?"])
+    assert found.score == 0.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "context", "outcome"), [("x. nil", "x", "error"), ("x", "x. nil", "skip"), ("x", "x. a", "score")]
+)
+def test_a_vector_of_zeros_in_the_answer_is_a_problem_of_groundedness(answer, context, outcome):
+    model = lambda texts: [[0.0, 0.0] if text == "nil" else [1.0, 0.0] for text in texts]  # noqa: E731
+    made = get("groundedness", model=model, splitter=lambda text: text.split(". "))
+    assert score(made, outputs=answer, documents=[context])[0].outcome == outcome

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from assay.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
+from assay.evaluators.models._shared import loaded
 from evaluators.tiny_models import relabel
 
 pytest.importorskip("sentence_transformers")
@@ -53,6 +54,15 @@ def test_a_model_without_the_three_labels_is_refused_with_what_it_has(tiny_nli, 
         PairScorer(folder, device="cpu").infer([("a", "b")])
     said = PairScorer(folder, device="cpu", labels=("contradiction", "entailment", "neutral"))
     assert said.infer([("a", "b")]) == PairScorer(tiny_nli, device="cpu").infer([("a", "b")])
+
+
+def test_a_folder_is_read_once_and_each_of_its_pairs_too(tiny_relevance, tmp_path):
+    folder = shutil.copytree(tiny_relevance, tmp_path / "counted")
+    pairs = [("1 2", "3"), ("1", " 23"), ("", "1 23"), ("1 23", "")]
+    scores = [PairScorer(folder, device="cpu").score(pairs) for _ in range(2)]
+    assert scores[0] == scores[1]
+    [held] = [one for one in loaded() if one.name == "counted"]
+    assert held.texts == 4
 
 
 def test_each_pair_is_asked_for_once():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+from functools import cache
 
 import numpy
 import pytest
@@ -23,30 +25,39 @@ TEXTS = {
 CONTEXT = ["Mont Blanc is in the Alps.", "It is 4,806 m high, in France."]
 
 
-def logits(folder, one, other, kind="AutoModelForSequenceClassification"):
-    import torch
-    import transformers
+@cache
+def direct(folder):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = getattr(transformers, kind).from_pretrained(folder).eval()
-    with torch.inference_mode():
-        return model(**tokenizer([(one, other)], truncation=True, return_tensors="pt")).logits[0]
+    return AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder).eval()
 
 
 def entailment(folder, one, other):
-    return logits(folder, one, other).softmax(-1)[1].item()  # its place among the labels of `tiny_nli`
-
-
-def consistency(folder, one, other):
-    """As the documentation of Vectara's model has it: its prompt, the first token, the second of two classes."""
     import torch
+
+    tokenizer, model = direct(folder)
+    with torch.inference_mode():
+        logits = model(**tokenizer([(one, other)], truncation=True, return_tensors="pt")).logits[0]
+    return logits.softmax(-1)[1].item()  # its place among the labels of `tiny_nli`
+
+
+@cache
+def vectaras(folder):
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoTokenizer, T5ForTokenClassification
 
     network = T5ForTokenClassification(AutoConfig.from_pretrained(folder.parent / "foundation")).eval()
     network.load_state_dict({name[3:]: value for name, value in load_file(folder / "model.safetensors").items()})
+    return AutoTokenizer.from_pretrained(folder.parent / "foundation"), network
+
+
+def consistency(folder, one, other):
+    """As the documentation of Vectara's model has it: its prompt, the first token, the second of two classes."""
+    import torch
+
+    tokenizer, network = vectaras(folder)
     asked = f"<pad> Determine if the hypothesis is true given the premise?\n\nPremise: {one}\n\nHypothesis: {other}"
-    given = AutoTokenizer.from_pretrained(folder.parent / "foundation")([asked], return_tensors="pt")
+    given = tokenizer([asked], return_tensors="pt")
     with torch.inference_mode():
         return network(**given).logits[0, 0].softmax(-1)[1].item()
 
@@ -189,6 +200,14 @@ def test_pickles_are_loaded_only_where_that_is_said(tiny_nli, tmp_path):
         PairScorer(folder, device="cpu").score([("a", "b")])
     allowed = PairScorer(folder, device="cpu", pickle=True)
     assert allowed.infer([("a", "b")])[0].entailment == pytest.approx(entailment(tiny_nli, "a", "b"), abs=1e-5)
+
+
+def test_what_vectaras_model_is_built_on_is_named_where_it_is_not_here(tiny_hhem, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = shutil.copytree(tiny_hhem, tmp_path / "alone")
+    (folder / "config.json").write_text(json.dumps({"model_type": "HHEMv2"}))
+    with pytest.raises(NoModel, match=r"built on 'google/flan-t5-base', .* `hf download google/flan-t5-base --include"):
+        PairScorer(folder, device="cpu").score([("a", "b")])
 
 
 @pytest.mark.parametrize("id", ["hallucination", "faithfulness_nli", "summarization_cf"])

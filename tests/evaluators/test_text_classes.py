@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from functools import cache
 
 import pytest
 
@@ -24,12 +25,17 @@ TEXTS = {
 SIX = ["toxicity", "severe_toxicity", "obscene", "threat", "insult", "identity_attack"]
 
 
-def logits(folder, text):
-    import torch
+@cache
+def direct(folder):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    return AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder).eval()
+
+
+def logits(folder, text):
+    import torch
+
+    tokenizer, model = direct(folder)
     with torch.inference_mode():
         return model(**tokenizer(text, return_tensors="pt")).logits[0]
 

@@ -68,3 +68,49 @@ def test_a_rule_of_data_has_its_infinite_threshold(opened, tmp_path):
         [read] = store.rules()
     assert of_data(read).evaluators[0].metrics[0].threshold == inf
     assert read.version == rule.version != monitor("fast", evaluators=[get("latency")]).record.version
+
+
+@evaluator(key="long", min_cases=3)
+def long(outputs):
+    return len(outputs) > 1
+
+
+@pytest.mark.parametrize(("count", "few"), [(2, {"long": 3}), (3, {})])
+def test_fewer_scores_than_it_takes_are_told_below_the_mean(count, few, tmp_path):
+    rows = [{"inputs": {"text": "a" * (place + 1)}} for place in range(count)]
+    with sqlite(tmp_path) as store:
+        made = evaluate(rows, lambda text: text, evaluators=[long], store=store, progress=False)
+        again = Experiment.load(store, made.id)
+    assert made.summary().few == again.summary().few == few
+    assert ("long is of no use yet: it takes 3 scores (min_test_cases)" in str(again)) == bool(few)
+
+
+@pytest.mark.parametrize("least", [-1, 2.5, True, "many"])
+def test_how_many_it_takes_is_a_whole_number(least):
+    with pytest.raises(ValueError, match="min_cases is a whole number, 0 or more"):
+        get("exact", min_test_cases=least)
+
+
+def modelled():
+    from assay.evaluators import protocol
+
+    return [spec for spec in protocol.specs() if spec.model]
+
+
+@pytest.mark.parametrize("spec", modelled(), ids=lambda spec: spec.id)
+def test_with_another_model_than_the_documents_nothing_passes_until_a_threshold_is_given(spec):
+    given = {"similarity": 0.5} if spec.id == "step_alignment" else {}
+    made = get(spec.id, model=lambda texts: [[1.0]] * len(texts), **given)
+    assert {metric.threshold for metric in made.metrics} == {None}
+    primary = next(metric for metric in made.metrics if metric.primary)
+    fitted = get(spec.id, model=lambda texts: [[1.0]] * len(texts), threshold=0.25, **given)
+    assert {metric.key: metric.threshold for metric in fitted.metrics}[primary.key] == 0.25
+
+
+@pytest.mark.parametrize("id", ["answer_semantic_similarity", "answer_sem_sent_similarity", "groundedness"])
+def test_the_documents_thresholds_are_those_of_its_model(id):
+    from assay.evaluators import protocol
+
+    document = protocol.factory(id).DOCUMENT
+    assert {metric.threshold for metric in get(id, model=document).metrics} == {0.75}
+    assert {metric.threshold for metric in get(id).metrics} == {None}

@@ -16,6 +16,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 def save_tokenizer(folder: Path, length: int) -> None:
     """A BERT tokenizer that knows a few words, and all letters."""
+    pytest.importorskip("sentence_transformers")
     from transformers import BertTokenizerFast
 
     vocabulary = [*WORDS, *[x for x in LETTERS if x not in WORDS], *[f"##{x}" for x in LETTERS]]
@@ -28,11 +29,11 @@ def save_tokenizer(folder: Path, length: int) -> None:
 
 def save_classifier(folder: Path, labels: list[str], *, seed: int = 0, length: int = 64, **config) -> Path:
     """A `BertForSequenceClassification` with these labels, in a folder, as safetensors."""
+    folder.mkdir(parents=True)
+    save_tokenizer(folder, length)
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    folder.mkdir(parents=True)
-    save_tokenizer(folder, length)
     torch.manual_seed(seed)
     settings = BertConfig(
         vocab_size=len(WORDS) + 2 * len(LETTERS),
@@ -84,6 +85,7 @@ def tiny_hhem(tmp_path_factory):
 
     What it is built on lies in the folder `foundation` beside it.
     """
+    pytest.importorskip("sentence_transformers")
     import torch
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers

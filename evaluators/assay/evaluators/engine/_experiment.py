@@ -19,7 +19,7 @@ from assay.evaluators.engine._examples import Lookup, kept_in, pages_of
 from assay.evaluators.engine._html import block, page
 from assay.evaluators.engine._recall import Recall, metrics_of, recall
 from assay.evaluators.engine._settings import Options
-from assay.evaluators.engine._summary import Summary, summarise
+from assay.evaluators.engine._summary import Summary, least_of, summarise
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._write import Unstored
 
@@ -200,7 +200,9 @@ class Experiment:
         record = self.record
         status = "" if record.status == "finished" else f", {standing(record)}"
         title = f"{record.name} on {record.dataset}{status}"
-        return summarise(title, self._tally, _repetitions(record) > 1, _task(record), self._trust)
+        return summarise(
+            title, self._tally, _repetitions(record) > 1, _task(record), self._trust, least_of(record.evaluators)
+        )
 
     def _trust(self) -> Mapping[str, str]:
         """How far each judge agrees with people; nothing where the store is away, or closed by now."""

@@ -50,6 +50,7 @@ def described(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]
             "origin": in_json(_origin(evaluator)),
             "code": {} if evaluator.spec else code_of(evaluator.function),
             "standards": list(evaluator.standards),
+            **({"min_cases": evaluator.min_cases} if evaluator.min_cases else {}),
         }
         for evaluator in evaluators
     )

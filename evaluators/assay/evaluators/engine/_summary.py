@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field
 from html import escape
 from io import StringIO
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -69,6 +70,7 @@ class Summary(Mapping[str, KeySummary]):
     repeats: bool = False
     why: Mapping[str, str] = field(default_factory=dict)  # what failed, and one of its errors
     lacking: Mapping[str, str] = field(default_factory=dict)  # who scored nothing at all, and what it lacked
+    few: Mapping[str, int] = field(default_factory=dict)  # keys with too few scores, and how many it takes
     remarks: tuple[str, ...] = ()
     failed_on: str = ""  # the id of an example on which the task failed
     judge_calls: int = 0  # what judges were asked for the feedback that counts: no part of the tasks' tokens and cost
@@ -147,6 +149,7 @@ class Summary(Mapping[str, KeySummary]):
             notes.append(
                 f"{self.open_spans} runs had spans that were still open when their task was over (see span_wait)"
             )
+        notes += [f"{key} is of no use yet: it takes {n} scores (min_test_cases)" for key, n in self.few.items()]
         notes += [f"{what} failed, as with {first_line(error)}" for what, error in self.why.items()]
         notes += [f"run that example alone: {alone(self.failed_on)}"] * bool(self.failed_on)
         return notes + [f"{key} skipped every run: {first_line(lacking)}" for key, lacking in self.lacking.items()]
@@ -158,8 +161,12 @@ def summarise(
     repeats: bool,
     task: str | None = None,
     trust: Callable[[], Mapping[str, str]] = dict,
+    least: Mapping[str, int] = MappingProxyType({}),
 ) -> Summary:
-    """The summary of what has been counted so far. A `task` can be run again on an example on which it failed."""
+    """The summary of what has been counted so far. A `task` can be run again on an example on which it failed.
+
+    `least` says per key from how many scores on a mean is of use.
+    """
     p50, p95 = tally.percentiles_ms(50, 95)
     task_ok = _summary(tally.task_ok, tally.ends.values(), tally, repeats)
     keys = {
@@ -183,6 +190,7 @@ def summarise(
         repeats=repeats,
         why=_why(tally),
         lacking=_lacking(tally),
+        few={key: count for key, count in least.items() if (keys[key].n if key in keys else 0) < count},
         remarks=tuple(tally.remarks),
         failed_on=tally.failed_on if task else "",
         judge_calls=tally.spent.calls,
@@ -191,6 +199,12 @@ def summarise(
         judge_cost=tally.spent.cost,
         trust=trust,
     )
+
+
+def least_of(evaluators: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Per key of evaluators of single cases how many scores it takes (`min_test_cases`), where that is said."""
+    said = [evaluator for evaluator in evaluators if evaluator.get("min_cases") and not evaluator.get("summary")]
+    return {metric["key"]: evaluator["min_cases"] for evaluator in said for metric in evaluator["metrics"]}
 
 
 def _why(tally: Tallies) -> dict[str, str]:

@@ -21,6 +21,7 @@ from assay.evaluators.haystack._documents import (
     RecallMode,
 )
 from assay.evaluators.haystack._llm import ContextRelevanceEvaluator, FaithfulnessEvaluator, LLMEvaluator
+from assay.evaluators.haystack._similarity import SASEvaluator
 
 __all__ = [
     "AnswerExactMatchEvaluator",
@@ -32,4 +33,5 @@ __all__ = [
     "FaithfulnessEvaluator",
     "LLMEvaluator",
     "RecallMode",
+    "SASEvaluator",
 ]

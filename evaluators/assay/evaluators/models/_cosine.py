@@ -21,10 +21,13 @@ def cosine(one: Vector, other: Vector) -> float:
 
 
 def cosines(ones: Sequence[Vector], others: Sequence[Vector]) -> Matrix:
-    """Of each with each of the others, an array of (ones, others). Raises `Skip` for a vector of zeros."""
+    """Of each with each of the others, an array of (ones, others). Raises `Skip` for a vector of zeros.
+
+    To 12 digits: equal directions have a cosine of 1, and reach a threshold of 1.
+    """
     import numpy
 
-    return cast("Matrix", numpy.clip(_directions(ones) @ _directions(others).T, -1.0, 1.0))
+    return cast("Matrix", numpy.clip(numpy.round(_directions(ones) @ _directions(others).T, 12), -1.0, 1.0))
 
 
 def _directions(vectors: Sequence[Vector]) -> Matrix:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from assay.evaluators.models._find import NoModel
+
 if TYPE_CHECKING:
     import numpy
 
@@ -35,12 +37,9 @@ class Consistency:
     @classmethod
     def load(cls, where: str, described: dict[str, Any], device: str, **options: Any) -> Consistency:
         """`options` are those of transformers' `from_pretrained`; raises what that raises."""
-        from transformers import AutoConfig, AutoTokenizer, T5ForTokenClassification
+        from transformers import T5ForTokenClassification
 
-        foundation = described.get("foundation") or FOUNDATION
-        beside = {name: value for name, value in options.items() if name != "use_safetensors"}
-        shape = AutoConfig.from_pretrained(foundation, **beside)
-        tokenizer = AutoTokenizer.from_pretrained(foundation, **beside)
+        shape, tokenizer = _built_on(str(described.get("foundation") or FOUNDATION), options)
         network: Any = T5ForTokenClassification.from_pretrained(
             where, config=shape, key_mapping={r"^t5\.": ""}, **options
         )
@@ -71,3 +70,19 @@ class Consistency:
         with torch.inference_mode():
             logits = self.network(**given).logits[:, 0, :]
         return logits.float().softmax(-1)[:, 1].cpu().numpy()
+
+
+def _built_on(foundation: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The shape of the network, and its tokenizer. Raises `NoModel` where they are not here."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    options = {name: value for name, value in options.items() if name != "use_safetensors"}
+    try:
+        return AutoConfig.from_pretrained(foundation, **options), AutoTokenizer.from_pretrained(foundation, **options)
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise NoModel(
+            f"Vectara's model is built on {foundation!r}, whose shape and tokenizer are not here: where there is a "
+            f"network run `hf download {foundation} --include '*.json' 'spiece.model'`, or write the name of a folder "
+            f'that has them as "foundation" into the model\'s config.json; {said:.200}'
+        ) from error

@@ -126,6 +126,13 @@ class PairScorer:
         if self._function is None:
             self._loaded()
 
+    @property
+    def gives_logits(self) -> bool:
+        """Whether its scores have no bounds: the model was saved to give them as they come. Functions are not asked."""
+        if self._function is not None:
+            return False
+        return type(getattr(self._loaded().model, "activation_fn", None)).__name__ == "Identity"
+
     def parts(self, firsts: Sequence[str], seconds: Sequence[str]) -> tuple[list[str], list[list[str]]]:
         """Windows of all first texts, and of each second one its own: the model reads any beside any whole.
 

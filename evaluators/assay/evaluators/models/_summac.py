@@ -88,7 +88,7 @@ def _weights(file: str, digest: str) -> dict[str, Numbers]:
     path = Path(file).expanduser()
     try:
         read = _safe(path) if path.suffix == ".safetensors" else _pickled(path)
-        found = {name: read[name].double().numpy() for name in _SHAPES}
+        found = {name: read[name].astype("float64") for name in _SHAPES}
     except ModuleNotFoundError as error:
         raise NoModel(f"the weights of SummaC-Conv need {error.name!r}, which is not installed: {EXTRA}") from None
     except Exception as error:
@@ -100,7 +100,7 @@ def _weights(file: str, digest: str) -> dict[str, Numbers]:
 
 
 def _safe(path: Path) -> Any:
-    from safetensors.torch import load_file
+    from safetensors.numpy import load_file
 
     return load_file(path)
 
@@ -108,7 +108,8 @@ def _safe(path: Path) -> Any:
 def _pickled(path: Path) -> Any:
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)
+    held = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: value.float().numpy() for name, value in held.items()}
 
 
 def _check(file: str, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:

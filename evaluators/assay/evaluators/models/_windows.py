@@ -18,10 +18,6 @@ PIECE = 200_000  # characters that are looked at together
 _LEAST = 8  # tokens of a window
 
 
-class NoWindows(ValueError):
-    """A text is too long for a model, and its tokenizer does not say where tokens stand."""
-
-
 def windows(text: str, spans_of: Callable[[str], Spans], size: int, *, characters: int = PIECE) -> list[str]:
     """The text itself where it has no more than `size` tokens, else windows of at most that many, in order.
 
@@ -46,7 +42,7 @@ def windows(text: str, spans_of: Callable[[str], Spans], size: int, *, character
 
 
 def spans_with(tokenizer: Any) -> Callable[[str], Spans]:
-    """Where a tokenizer of transformers has its tokens. Raises `NoWindows`, when it is called, where it cannot say."""
+    """Where a tokenizer of transformers has its tokens. Raises `ValueError`, when it is called, where it cannot say."""
 
     def spans_of(text: str) -> Spans:
         try:
@@ -55,7 +51,7 @@ def spans_with(tokenizer: Any) -> Callable[[str], Spans]:
             )
         except NotImplementedError as error:
             kind = type(tokenizer).__name__
-            raise NoWindows(
+            raise ValueError(
                 f"a text of {len(text)} characters is too long, and {kind} cannot cut it: {error}"
             ) from None
         return [(first, end) for first, end in told["offset_mapping"] if end > first]

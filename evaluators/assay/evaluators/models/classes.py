@@ -73,9 +73,8 @@ class _OfAnswers(Stepwise[str, Mapping[str, float]]):
     model=True,
     gpu=True,
     kind="model",
-    example='get("toxicity", model=lambda texts: [{'
-    '"toxic": 0.9, "severe_toxic": 0.1, "obscene": 0.2, "threat": 0.0, "insult": 0.8, "identity_hate": 0.0'
-    '} for text in texts]), outputs="You fool."',
+    example='get("toxicity", model=lambda texts: '
+    'dict.fromkeys("toxic severe_toxic obscene threat insult identity_hate".split(), [0.9])), outputs="You fool."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toxicity(_OfAnswers):

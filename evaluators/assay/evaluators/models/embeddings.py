@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from assay.collector.records import Case, Document
 from assay.evaluators.builtin._sentences import sentences
 from assay.evaluators.builtin._texts import question_of, text_of
+from assay.evaluators.models._alike import Comparing
 from assay.evaluators.models._cosine import cosine, cosines
 from assay.evaluators.models._modelled import Embedding, Steps
+from assay.evaluators.models._pairs import Pair
 from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 
@@ -24,22 +26,6 @@ if TYPE_CHECKING:
 
 COSINE = (-1.0, 1.0)
 _LENGTHS = "model=lambda texts: [[len(text), 1] for text in texts]"  # of the examples
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfAnswers(Embedding):
-    """Those that compare the answer with the reference, both as wholes."""
-
-    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
-        return self._one(outputs=outputs, reference_outputs=reference_outputs)
-
-    def _steps(self, case: Case) -> Steps:
-        texts = [text_of(case.outputs), text_of(case.reference_outputs)]
-        vectors = yield texts
-        return self._scored(cosine(*(vectors[text] for text in texts)))
-
-    def _scored(self, similarity: float) -> float:
-        return similarity
 
 
 @builtin(
@@ -54,11 +40,29 @@ class _OfAnswers(Embedding):
     example=f'get("semantic_similarity", {_LENGTHS}), outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SemanticSimilarity(_OfAnswers):
+class SemanticSimilarity(Embedding):
     """(S + 1) / 2 of answer and reference, in [0, 1]."""
 
-    def _scored(self, similarity: float) -> float:
-        return (similarity + 1) / 2
+    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
+        return self._one(outputs=outputs, reference_outputs=reference_outputs)
+
+    def _steps(self, case: Case) -> Steps:
+        texts = [text_of(case.outputs), text_of(case.reference_outputs)]
+        vectors = yield texts
+        return (cosine(*(vectors[text] for text in texts)) + 1) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfAnswers(Comparing):
+    """Those that compare the answer with the reference by a bi-encoder or a cross-encoder."""
+
+    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
+        return self._one(outputs=outputs, reference_outputs=reference_outputs)
+
+    def _steps(self, case: Case) -> Generator[Sequence[Pair], Mapping[Pair, float], float]:
+        pair = text_of(case.outputs), text_of(case.reference_outputs)
+        replies = yield [pair]
+        return replies[pair]
 
 
 @builtin(
@@ -74,9 +78,35 @@ class SemanticSimilarity(_OfAnswers):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSemanticSimilarity(_OfAnswers):
-    """S of answer and reference, both as wholes."""
+    """S of answer and reference, both as wholes; by a cross-encoder, what that says of the two, in [0, 1].
+
+    Of a model that is named, its configuration says which it is; a function is one from texts to vectors, and
+    `PairScorer(function)` one from pairs to similarities. What a cross-encoder gives without bounds goes through a
+    sigmoid.
+    """
 
     DOCUMENT: ClassVar[str] = "bge-small-en-v1.5"
+
+
+@builtin(
+    "sas",
+    metrics=(Metric("sas", COSINE, primary=True),),
+    standards=(VALID, OUTCOMES),
+    source="Haystack: SASEvaluator",
+    canonical="haystack-ai 3",
+    model=True,
+    gpu=True,
+    kind="model",
+    example=f'get("sas", {_LENGTHS}), outputs="It is Paris.", reference_outputs="Paris"',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemanticAnswerSimilarity(_OfAnswers):
+    """Haystack's semantic answer similarity: S of answer and reference, or what a cross-encoder says of them (0 to 1).
+
+    The model's configuration says which of the two it is. Haystack puts the scores of a cross-encoder through a sigmoid
+    where one of its list is above 1; here that depends on the model and not on other cases: where it gives logits. Its
+    own model is paraphrase-multilingual-mpnet-base-v2: `get("SAS")`. It names no threshold: one is given, or fitted.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +230,8 @@ class Groundedness(_OfSentences):
     """The least, over the sentences of the answer, of the greatest S with a sentence of the retrieved context.
 
     One sentence that nothing supports, be it "Hope this helps!", decides: it is named in the comment. An answer without
-    a sentence is an error (the document: a problem), as is one whose vector is zero; where nothing was retrieved
-    nothing is grounded: 0. Databricks' `groundedness` asks a judge: `groundedness_judge`.
+    a sentence is an error (the document: a problem), as is a sentence of it whose vector is zero; where nothing was
+    retrieved nothing is grounded: 0. Databricks' `groundedness` asks a judge: `groundedness_judge`.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
@@ -210,15 +240,15 @@ class Groundedness(_OfSentences):
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> Steps:
-        try:
-            said = self._sentences(text_of(case.outputs), "the answer")
-            context = [one for chunk in _chunks(case) for one in self._parts(chunk)]
-            if not context:
-                return {"score": 0.0, "comment": "nothing was retrieved"}
-            vectors = yield [*said, *context]
-            best = _best(vectors, said, context)
-        except Skip as skip:
-            raise ValueError(str(skip)) from None
+        if not (said := self._parts(text_of(case.outputs))):
+            raise ValueError("the answer has no sentence")
+        context = [one for chunk in _chunks(case) for one in self._parts(chunk)]
+        if not context:
+            return {"score": 0.0, "comment": "nothing was retrieved"}
+        vectors = yield [*said, *context]
+        if nameless := [one for one in said if not vectors[one].any()]:
+            raise ValueError(f"the model gave a vector of zeros for {nameless[0]!r:.300} of the answer")
+        best = _best(vectors, said, context)
         least = min(range(len(said)), key=best.__getitem__)
         return {"score": best[least], "comment": f"least grounded: {said[least]!r:.300}"}
 

@@ -61,7 +61,7 @@ class Summarization(Stepwise[Pair, Row]):
     0). Conv needs the learned weights, from a file that `conv` names: a `.safetensors`, or with `pickle=True` the
     authors' `.bin`; without it that key is skipped. It was learned with VitaminC's model, "vitaminc", and looks at the
     first 10 sentences of the summary. As published, sentences of 10 characters or less are left out (unless there are
-    no others), and the first `max_sentences` of the text count; one that is too long for the model is cut in windows.
+    no others), and the first `max_sentences` of the text count; one that is too long for the model counts as several.
 
     Completeness, which the document does not define further, is here S of text and faithful part: the cosine, 0 where
     it is less, of the mean vectors of the sentences of the text (all of them) and of those sentences of the summary

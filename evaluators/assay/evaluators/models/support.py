@@ -59,9 +59,10 @@ class Hallucination(_OfAnswers):
     """The probability that the answer is consistent with the retrieved context: 1 is good, 0 is hallucinated.
 
     By Vectara's HHEM, or the probability of entailment of any NLI model. The chunks, in their order, are one text, and
-    the answer is the other. Where the text is too long for the model, the window that supports the answer most counts;
-    an answer that takes its sentences from several windows is then better looked at by sentence: `by="sentence"` takes
-    each sentence's best window, and the least of them, which is named in the comment. An empty answer is skipped; where
+    the answer is the other. Where the text is too long for the model it is cut into windows, and the one that supports
+    the answer most counts; an answer that is too long itself is cut, too, and its least supported window counts. An
+    answer that takes its sentences from several windows is better looked at by sentence: `by="sentence"` takes each
+    sentence's best window, and the least of these, which is named in the comment. An empty answer is skipped; where
     nothing was retrieved nothing is supported: 0.
     """
 
@@ -104,8 +105,8 @@ class Hallucination(_OfAnswers):
 class FaithfulnessNLI(_OfAnswers):
     """Sentences of the answer that follow from the retrieved context, over all that it has.
 
-    A sentence follows where some chunk entails it with a probability of `supported_from` or more; the least supported
-    one is named in the comment. Unlike `faithfulness`, which asks a judge, it takes sentences as they stand: one that
+    A sentence follows where some chunk, or some window of a long one, entails it with a probability of `supported_from`
+    or more; the least supported one is named in the comment. Unlike `faithfulness`, which asks a judge, it takes sentences as they stand: one that
     makes two claims is one, and one with "it" may be lost without those before it. An answer without a sentence is
     skipped; where nothing was retrieved nothing follows: 0. The document's threshold is a judge's, so there is none
     until one is given or fitted.

@@ -76,7 +76,7 @@ class Evaluator:
     metrics: tuple[Metric, ...] = ()
     summary: bool = False  # judges all cases of an experiment at once
     max_cases: int | None = None  # how many cases of a set it looks at (`max_dataset_rows`)
-    min_cases: int = 0  # fewer cases than these make no useful set value (`min_test_cases`)
+    min_cases: int = 0  # fewer cases than these make no useful set value, or mean (`min_test_cases`)
     timeout: float | None = None  # seconds per attempt
     retries: int = 0
     retry_on: Callable[[BaseException], bool] = may_pass  # what is tried again

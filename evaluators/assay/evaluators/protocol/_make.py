@@ -47,6 +47,7 @@ RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
     "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
     "retries": ("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0),
+    "min_cases": ("a whole number, 0 or more", lambda value: _is_whole(value) and value >= 0),
     "max_cases": ("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1),
 }
 
@@ -95,7 +96,7 @@ def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
         retries=options.get("retries", 0),
         retry_on=retries_on(options.get("retry_on")),
         max_cases=options.get("max_cases"),
-        min_cases=options.get("min_cases", 0),
+        min_cases=options.get("min_cases") or 0,
         origin=_importable(function) if origin is None else origin,
         spec=options.get("spec"),
     )

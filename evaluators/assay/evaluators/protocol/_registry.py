@@ -43,6 +43,7 @@ ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "DocumentNDCG": ("ir_ndcg", {"by": "content"}),
     "DocumentRecall": ("document_recall", {"mode": "single_hit", "by": "content"}),
     "Faithfulness": ("haystack_faithfulness", {}),
+    "SAS": ("sas", {"model": "paraphrase-multilingual-mpnet-base-v2"}),
 }
 
 

@@ -28,7 +28,7 @@ _HELD = {  # module below `assay.evaluators` → ids
     "judges.steps": "step_alignment",
     "models.classes": "fairness_bias profanity toxicity",
     "models.embeddings": "answer_relevancy_sent answer_sem_sent_similarity answer_semantic_similarity context_mrr "
-    "context_relevancy_soft groundedness semantic_similarity",
+    "context_relevancy_soft groundedness sas semantic_similarity",
     "models.likelihoods": "gptscore_mt gptscore_qa gptscore_sum_noref gptscore_sum_ref perplexity",
     "models.summaries": "summarization_cf",
     "models.support": "faithfulness_nli hallucination",
