@@ -326,8 +326,8 @@ def test_numbers_that_are_not_finite_are_an_error_and_no_score(tmp_path):
 
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    [found] = score(get("perplexity"), outputs="a b")
-    assert "run `hf download distilbert/distilgpt2 --local-dir DIR` and name the folder DIR instead" in found.error
+    [found] = score(get("perplexity", model="no/such-model"), outputs="a b")
+    assert "run `hf download no/such-model --local-dir DIR` and name the folder DIR instead" in found.error
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
@@ -346,9 +346,14 @@ def test_a_real_model_out_of_a_gguf_file():
     judges = get("perplexity", model="SmolLM2-135M-Instruct"), get("gptscore_mt", model="SmolLM2-135M-Instruct")
     held = judges[0].function._likelihood._loaded()
     real = ByHand(tokenizer=held.model._tokenizer, model=held.model.model)
-    for name in ("one word", "usual", "emoji", "arabic", "chinese", "spaces"):
+    for name in ("usual", "emoji", "arabic", "chinese", "spaces"):
         [found] = score(judges[0], outputs=TEXTS[name])
         assert math.log(found.score) == pytest.approx(math.log(real.perplexity(TEXTS[name], 2048, 1024)), abs=1e-5)
+    [word] = score(get("perplexity", model={"model": "SmolLM2-135M-Instruct", "bos": True}), outputs="Paris")
+    ids = real.tokenizer("Paris").input_ids
+    begun, targets = [[real.tokenizer.bos_token_id, *ids]], [[-100, *ids]]
+    expected = real.loss(torch.tensor(begun), torch.tensor(targets))
+    assert math.log(word.score) == pytest.approx(expected, abs=1e-5)
     rows = score(judges[1], outputs="It is high.", reference_outputs=USUAL)
     before = "Rewrite the following text to make it more grammatical and well-written:"
     there = real.after(f"{before} {USUAL} In other words,", " It is high.")

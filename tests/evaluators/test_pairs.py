@@ -112,6 +112,7 @@ def test_a_function_may_tell_the_three_apart(gives):
         (lambda pairs: "no", "gave 'no'"),
         (lambda pairs: [{"entailment": 1.0}] * 2, "without neutral, contradiction"),
         (lambda pairs: [float("inf")] * 2, "not finite"),
+        (lambda pairs: [[3.5, -1.0, 0.2]] * 2, "a probability is a number from 0 to 1"),
     ],
 )
 def test_what_is_no_score_is_said(gives, what):
@@ -139,3 +140,11 @@ def test_a_cross_encoder_that_is_there_is_a_scorer(tiny_relevance):
     model = CrossEncoder(str(tiny_relevance), device="cpu")
     assert pair_scorer(model).score([("a", "b")]) == PairScorer(tiny_relevance, device="cpu").score([("a", "b")])
     assert pair_scorer(model).name == "CrossEncoder"
+
+
+def test_a_cross_encoder_of_inference_that_is_there_gives_its_labels_in_their_places(tiny_nli):
+    from sentence_transformers import CrossEncoder
+
+    model = CrossEncoder(str(tiny_nli), device="cpu")
+    [found], [expected] = (one.infer([("a", "b")]) for one in (pair_scorer(model), PairScorer(tiny_nli, device="cpu")))
+    assert found == expected

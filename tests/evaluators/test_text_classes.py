@@ -113,6 +113,15 @@ def test_what_detoxify_gives_is_taken_as_it_is():
     assert text_classifier(Detoxify()).name == "Detoxify"
 
 
+def test_a_pipeline_of_transformers_is_a_classifier(tiny_nli):
+    transformers = pytest.importorskip("transformers")
+    tokenizer, model = direct(tiny_nli)
+    kind = {"model": model, "tokenizer": tokenizer, "top_k": None, "device": "cpu"}
+    pipeline = transformers.pipeline("text-classification", **kind)
+    [found] = TextClassifier(lambda texts: pipeline(texts)).classify(["Paris"])
+    assert found["Entailment"] == pytest.approx(logits(tiny_nli, "Paris").softmax(-1)[1].item(), abs=1e-5)
+
+
 def test_a_text_that_a_classifier_refuses_is_the_error_of_its_case_alone(tiny_toxicity):
     cases = [Case(outputs=text) for text in ("Paris", "\ud800", " ", "It is.", object())]
     targets = [Target(trace_id=f"{number:032x}") for number in range(5)]

@@ -27,9 +27,10 @@ _encodings: dict[Hashable, Encoding] = {}
 class TextClassifier:
     """Probabilities of labels, each text looked at once per process and model; nothing is loaded before the first one.
 
-    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts that gives a dict for
-    each, or one dict of lists, as Detoxify does. Of logits probabilities are made by a sigmoid for each label where the
-    model's configuration says `multi_label_classification`, or has one label, else by a softmax over all; `activation`
+    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A function gives a dict
+    for each, or one dict of lists, as Detoxify does, or a list of labels with scores for each, as a pipeline of
+    transformers does with `top_k=None`. Of logits probabilities are made by a sigmoid for each label where the model's
+    configuration says `multi_label_classification`, or has one label, else by a softmax over all; `activation`
     says it where the configuration does not, or is wrong. `device` is "cuda", "mps" or "cpu" (None: the first that
     there is), `batch_size` in texts. Weights that run code when they are loaded (`remote_code`), or that are pickles
     (`pickle`), are loaded only where that is said. Raises `NoModel` where the model, or what runs it, is not here.
@@ -204,8 +205,10 @@ def _by_text(given: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
 
 def _numbers(row: Any, name: str) -> dict[str, float]:
     try:
+        if isinstance(row, list | tuple):  # as pipelines of transformers give it
+            row = {one["label"]: one["score"] for one in row}
         found = {str(label): float(value) for label, value in row.items()}
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"a text classifier gave {row!r:.100} for a text: it is {WANTED}") from None
     if not all(0 <= value <= 1 for value in found.values()):
         raise ValueError(f"{name!r} gave {row!r:.200} for a text: a probability is a number from 0 to 1")

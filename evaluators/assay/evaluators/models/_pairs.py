@@ -238,7 +238,11 @@ class PairScorer:
         rows = rows.reshape(-1, 1) if rows.ndim == 1 else rows
         if rows.ndim != 2 or len(rows) != number or rows.shape[1] not in (1, len(labels)):
             raise ValueError(f"a pair scorer gave an array of {rows.shape} for {number} pairs: it is {WANTED}")
-        return cast("Vectors", rows if rows.shape[1] == 1 else rows[:, order_of(labels, self.name)])
+        if rows.shape[1] == 1:
+            return cast("Vectors", rows)
+        if ((rows < 0) | (rows > 1)).any():
+            raise ValueError(f"a pair scorer gave {given!r:.100}: a probability is a number from 0 to 1")
+        return cast("Vectors", rows[:, order_of(labels, self.name)])
 
 
 def inference(row: Sequence[float], name: str) -> Inference:
@@ -275,10 +279,20 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
         return PairScorer(**{**given, **options})
     if given is None or isinstance(given, str | os.PathLike):
         return PairScorer(given, **options)
-    predict = getattr(given, "predict", given)  # a CrossEncoder is no function of pairs
+    if hasattr(given, "activation_fn") and hasattr(given, "predict"):
+        return _of_cross_encoder(given, **options)
+    predict = getattr(given, "predict", given)  # Vectara's model is no function of pairs
     if callable(predict):
-        return PairScorer(predict, name=None if predict is given else type(given).__name__, **options)
+        return PairScorer(predict, **({} if predict is given else {"name": type(given).__name__}), **options)
     raise NoModel(f"a pair scorer is a model's name, a folder, or {WANTED}, not {given!r:.200}")
+
+
+def _of_cross_encoder(model: Any, *, batch_size: int = 32, **options: Any) -> PairScorer:
+    """Around one that is in memory, which is no function of pairs; of NLI it gives logits, in an order of its own."""
+    name = type(model).__name__
+    labels = options.pop("labels", None) or [model.config.id2label[place] for place in range(model.num_labels)]
+    order = None if model.num_labels == 1 else order_of(labels, name)
+    return PairScorer(lambda pairs: _predicted(model, pairs, batch_size, order), **{"name": name, **options})
 
 
 def _predicted(model: Any, pairs: list[Pair], batch_size: int, order: list[int] | None) -> Vectors:

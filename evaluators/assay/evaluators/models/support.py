@@ -106,10 +106,10 @@ class FaithfulnessNLI(_OfAnswers):
     """Sentences of the answer that follow from the retrieved context, over all that it has.
 
     A sentence follows where some chunk, or some window of a long one, entails it with a probability of `supported_from`
-    or more; the least supported one is named in the comment. Unlike `faithfulness`, which asks a judge, it takes sentences as they stand: one that
-    makes two claims is one, and one with "it" may be lost without those before it. An answer without a sentence is
-    skipped; where nothing was retrieved nothing follows: 0. The document's threshold is a judge's, so there is none
-    until one is given or fitted.
+    or more; the least supported one is named in the comment. Unlike `faithfulness`, which asks a judge, it takes
+    sentences as they stand: one that makes two claims is one, and one with "it" may be lost without those before it. An
+    answer without a sentence is skipped; where nothing was retrieved nothing follows: 0. The document's threshold is a
+    judge's, so there is none until one is given or fitted.
     """
 
     PRESET: ClassVar[str] = "nli"
