@@ -92,6 +92,10 @@ class Embedder:
         """The vector of each text, by text."""
         return self._encoding(texts)
 
+    def check(self) -> None:
+        """Raises `NoModel` for what can be seen to be missing without loading anything."""
+        self._source.check()
+
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""
         self._source.load()
@@ -132,6 +136,11 @@ def embedder(given: Any = None, **options: Any) -> Embedder:
     if isinstance(given, Embedder):
         return given
     if isinstance(given, Mapping):
+        if given.get("api_key") is not None:
+            raise ValueError(
+                "a key among an evaluator's parameters would be stored with what it says: set ASSAY_EMBEDDINGS_KEY "
+                "(and ASSAY_EMBEDDINGS_URL, to which alone it goes), or give Embedder(…, api_key=…)"
+            )
         return Embedder(**{**given, **options})
     if given is None or isinstance(given, str | os.PathLike):
         return Embedder(given, **options)
