@@ -69,6 +69,13 @@ class Embedder:
         self.device, self.batch_size = device, batch_size
         self._options: dict[str, Any] = {"token": token, "remote_code": remote_code, "pickle": pickle}
 
+    def __repr__(self) -> str:
+        return f"Embedder({self.name!r})"
+
+    def __deepcopy__(self, memo: object) -> Embedder:
+        """Itself: what it holds is the process's."""
+        return self
+
     @property
     def name(self) -> str:
         """What people call it: for thresholds, versions, and pages."""
