@@ -34,9 +34,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from assay.collector import connect
 from assay.collector.records import Case, Document, Target
 from assay.evaluators import evaluate, get
 from assay.evaluators.models import Embedder, _embedder, _encoding
+from assay.tracer import trace
 
 IDS = (
     "semantic_similarity",
@@ -98,14 +100,22 @@ def by_hand(cases: Sequence[Case], model: Any) -> None:
 
 
 def through_evaluate(data: Sequence[dict[str, Any]], model: Any) -> None:
-    examples = [{"inputs": row, "reference_outputs": row["reference_outputs"]} for row in data]
-    judges = [get(id, model=model, map={"inputs": "inputs.inputs", "documents": "inputs.documents"}) for id in IDS]
-    try:
-        evaluate(
-            examples, lambda inputs: inputs["outputs"], judges, store=str(Path(folder, "bench.db")), progress=False
-        )
-    finally:
-        shutil.rmtree(folder)
+    by_question = {row["inputs"]: row for row in data}
+
+    @trace(kind="retriever")
+    def search(question: str) -> list[dict[str, str]]:
+        return [{"content": text} for text in by_question[question]["documents"]]
+
+    def answer(question: str) -> str:
+        search(question)
+        return str(by_question[question]["outputs"])
+
+    examples = [{"inputs": row["inputs"], "reference_outputs": row["reference_outputs"]} for row in data]
+    judges = [get(id, model=model) for id in IDS]
+    with tempfile.TemporaryDirectory() as folder, connect(str(Path(folder, "bench.db"))) as store:
+        done = evaluate(examples, answer, judges, store=store, progress=False)
+        outcomes = {one.outcome for row in done.rows() for one in row.feedback.values()}
+    assert outcomes == {"score"}, outcomes
 
 
 def anew(**options: Any) -> Embedder:

@@ -114,9 +114,10 @@ class Embedder:
 
     @cached_property
     def _source(self) -> Source:
-        special: Source | None = self._function or self._endpoint
-        if special is not None:
-            return special
+        if self._function is not None:
+            return self._function
+        if self._endpoint is not None:
+            return self._endpoint
         running: dict[str, Any] = {"device": self.device, "batch_size": self.batch_size}
         if self._place.runs_on_onnx:
             return Onnx(self._place, **running)
