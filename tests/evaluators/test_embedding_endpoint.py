@@ -159,7 +159,7 @@ def test_without_a_key_openai_is_not_asked(monkeypatch):
         ({"model": "m", "base_url": "localhost"}, "base_url is an address such as"),
         ({"model": "m", "base_url": "http://h/v1/embeddings"}, "base_url ends before /embeddings"),
         ({"model": "m", "base_url": "http://u:p@h/v1"}, "bears a name or a password"),
-        ({"model": "m", "api_key": "k"}, "api_key goes to base_url, which is not given"),
+        ({"model": "m", "base_url": "http://h/v1", "api_key": "k"}, "would be stored .*: set ASSAY_EMBEDDINGS_KEY"),
         ({"model": "m", "base_url": "http://h/v1", "deadline": 0}, "deadline is a number of seconds above 0"),
         ({"model": len, "cache": True}, "it needs a name="),
     ],
@@ -167,6 +167,11 @@ def test_without_a_key_openai_is_not_asked(monkeypatch):
 def test_what_does_not_go_together_is_refused_at_once(given, what):
     with pytest.raises(ValueError, match=what):
         embedder(given)
+
+
+def test_a_key_without_an_address_is_refused():
+    with pytest.raises(ValueError, match="api_key goes to base_url, which is not given"):
+        Embedder("m", api_key="k")
 
 
 def test_the_version_knows_the_address_and_never_the_key():

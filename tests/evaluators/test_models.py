@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from assay.collector.records import Case, Target
-from assay.evaluators import get, score
+from assay.evaluators import evaluate, get, score
 from assay.evaluators.models import Embedder, NoModel, embedder
 from assay.evaluators.models._encoding import Encoding
 
@@ -184,3 +184,33 @@ def test_where_a_model_is_is_looked_up_once(monkeypatch):
     made = embedder("no/such-model")
     assert [made.name, made.name, made.identity["model"]] == ["no/such-model"] * 3
     assert asked == ["no/such-model"]
+
+
+def test_an_experiment_keeps_the_name_of_an_embedder(store):
+    model = Embedder(Counting(), name="lengths")
+    data = [{"inputs": "a", "reference_outputs": "bb"}]
+    done = evaluate(data, lambda inputs: inputs, [get("semantic_similarity", model=model)], store=store, progress=False)
+    assert [row.feedback["semantic_similarity"].outcome for row in done.rows()] == ["score"]
+    assert "lengths" in repr(store.experiment(done.id).evaluators)
+
+
+def test_what_is_encoded_while_another_waits_for_it_is_not_encoded_again():
+    entered, go_on = threading.Event(), threading.Event()
+    model = Counting()
+
+    def slow(texts):
+        entered.set()
+        assert go_on.wait(30)
+        return model(texts)
+
+    encoding = Encoding(slow)
+    threads = [threading.Thread(target=encoding, args=(texts,)) for texts in (["same"], ["same", "other"])]
+    threads[0].start()
+    assert entered.wait(30)
+    threads[1].start()
+    while "other" not in encoding._waiting:
+        assert threads[1].is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert model.asked == [["same"], ["other"]]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from dataclasses import replace
 
@@ -225,13 +226,28 @@ def test_arrays_are_vectors():
 
 
 @pytest.mark.parametrize("id", ["answer_relevancy", "answer_correctness", "ragas"])
-def test_without_embed_an_experiment_is_refused_and_a_score_by_hand_is_an_error(id, store):
-    one = get(id, judge=scripted())
-    with pytest.raises(ValueError, match=f"evaluator '{id}' compares meanings and needs embed=…"):
+def test_without_the_extra_an_experiment_is_refused_and_a_score_by_hand_is_an_error(id, store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    one = get(id, judge=scripted(), embed="no/such-model-yet")
+    with pytest.raises(ValueError, match=r"needs 'sentence_transformers', .*: pip install 'assay\[models\]'"):
         evaluate([{"inputs": "q", "reference_outputs": "r"}], lambda inputs: "a", [one], store=store)
     found = score(one, **PARIS, reference_outputs="Paris.")[0]
     assert found.outcome == "error"
-    assert "SentenceTransformer" in found.error
+
+
+def test_without_embed_similarity_is_that_of_the_default_model():
+    names = [
+        dict(one.identity)["model"] for one in (get(id, judge=scripted()).function._embed.__self__ for id in ALIKE)
+    ]
+    assert names == ["all-MiniLM-L6-v2"] * 3
+
+
+def test_the_version_knows_the_model_of_the_similarity():
+    versions = {get(id, judge=scripted(), embed=one).version for id in ALIKE for one in (None, "other/model", sizes)}
+    assert len(versions) == 9
+
+
+ALIKE = ("answer_relevancy", "answer_correctness", "ragas")
 
 
 def test_precision_tells_which_chunks_are_of_no_use_and_asks_about_none_that_is_empty():

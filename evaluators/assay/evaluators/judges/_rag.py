@@ -13,7 +13,7 @@ from assay.evaluators.builtin._texts import question_of, text_of
 from assay.evaluators.judges._ask import Answer, ParseFailure
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._prompts import Prompt
-from assay.evaluators.judges._similarity import Embed, similarities
+from assay.evaluators.judges._similarity import Embed, check, similarities
 from assay.evaluators.judges._statements import (
     VERDICT,
     Statements,
@@ -149,6 +149,7 @@ async def answer_relevancy(asking: Asking, embed: Embed, count: int) -> Found:
         raise Skip("the question is empty: answer relevancy is undefined")
     if not asking.answer.strip():
         raise Skip("the answer is empty: answer relevancy is undefined")
+    check(embed)  # before anything is paid for
     answer = await asking.ask("answer_relevancy", numbered(count, QUESTION), outputs=asking.answer)
     said = items_of(answer, count, "questions")
     evades = [verdict_in(answer, one, "noncommittal") for one in said]

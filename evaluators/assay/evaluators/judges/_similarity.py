@@ -1,4 +1,4 @@
-"""Similarity by any function that makes vectors of texts."""
+"""Similarity by the layer of models, or by any function that makes vectors of texts."""
 
 from __future__ import annotations
 
@@ -7,24 +7,36 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from assay.evaluators.protocol import Skip, Unjudged, in_thread
+from assay.evaluators.models import Embedder, embedder
+from assay.evaluators.protocol import Skip, in_thread
 
 Embed: TypeAlias = Callable[[list[str]], Any]
 WANTED = (
-    "embed is a function of a list of texts that gives one vector for each, also an async one: "
-    "embed=SentenceTransformer('all-MiniLM-L6-v2').encode"
+    "embed is a function of a list of texts that gives one vector for each, also an async one, or what names a model: "
+    "embed='all-MiniLM-L6-v2'"
 )
 
 
-class NoEmbed(Unjudged, ValueError):
-    """No function that makes vectors is named, and none is guessed."""
+def embed_of(given: Any) -> Embed:
+    """The function that is meant: itself, or that of an `Embedder` or of whatever names one (None: the default model).
+
+    Raises `ValueError` for what names none.
+    """
+    if callable(given) and not hasattr(given, "encode"):  # a SentenceTransformer can be called, too
+        return given  # type: ignore[no-any-return]
+    return embedder(given).embed
 
 
-def needed(embed: Embed | None, evaluator: str, instead: str = "") -> Embed:
-    """The function. Raises `NoEmbed` where there is none."""
-    if embed is None:
-        raise NoEmbed(f"evaluator {evaluator!r} compares meanings and needs embed=…{instead}: {WANTED}")
-    return embed
+def check(embed: Embed) -> None:
+    """Raises `NoModel` for a model of ours of which something is missing."""
+    if isinstance(owner := getattr(embed, "__self__", None), Embedder):
+        owner.check()
+
+
+def identity_of(embed: Embed) -> list[Any]:
+    """What scores depend on; nothing of a function, of which nobody knows what it does."""
+    owner = getattr(embed, "__self__", None)
+    return [dict(owner.identity)] if isinstance(owner, Embedder) else []
 
 
 async def similarities(embed: Embed, text: str, others: Sequence[str]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from assay.collector.records import Case, Document
@@ -13,7 +13,7 @@ from assay.evaluators.judges import _rag
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._rag import Asking, Found
 from assay.evaluators.judges._several import Several, counted
-from assay.evaluators.judges._similarity import Embed, needed, similarities
+from assay.evaluators.judges._similarity import Embed, check, embed_of, identity_of, similarities
 from assay.evaluators.judges._statements import Verdict
 from assay.evaluators.judges._together import together
 from assay.evaluators.protocol import Metric, Skip, Unjudged, builtin
@@ -69,19 +69,22 @@ class AnswerCorrectness(Several):
 
     Statements of the answer that the reference makes, too, are true positives, its others false positives; statements
     of the reference that the answer does not make are false negatives; F1 = TP / (TP + ½ (FP + FN)). Where neither
-    makes a statement F1 is 1, where only one does, 0. The similarity is the cosine of what `embed` (a function from a
-    list of texts to one vector each, also async) makes of both; it may be negative, and the score with it.
-    `weights` are those of F1 and similarity; with a similarity of weight 0, `embed` is not needed.
+    makes a statement F1 is 1, where only one does, 0. The similarity is the cosine of what `embed` makes of both;
+    it may be negative, and the score with it. `embed` is what names an embedder (None: all-MiniLM-L6-v2), or a function
+    from a list of texts to one vector each, also async. `weights` are those of F1 and similarity; with a similarity of
+    weight 0, nothing is embedded.
     """
 
     PROMPT: ClassVar[str] = "statements"
     FURTHER: ClassVar[tuple[str, ...]] = ("answer_correctness",)
 
-    embed: Embed | None = None
+    embed: Any = None
     weights: Sequence[float] = (0.75, 0.25)
+    _embed: Embed = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Several.__post_init__(self)
+        object.__setattr__(self, "_embed", embed_of(self.embed))
         if (
             len(self.weights) != 2
             or not all(0 <= weight < math.inf for weight in self.weights)
@@ -90,16 +93,14 @@ class AnswerCorrectness(Several):
             raise ValueError(f"weights are two numbers, neither below 0, not both 0; not {self.weights!r}")
 
     def ready(self) -> None:
-        """Raises `NoJudge` and, where the weights ask for similarity, `NoEmbed`."""
+        """Raises `NoJudge` and, where the weights ask for similarity, `NoModel`."""
         Several.ready(self)
         if self.weights[1]:
-            self._embed()
-
-    def _embed(self) -> Embed:
-        return needed(self.embed, "answer_correctness", ", or weights=(1, 0)")
+            check(self._embed)
 
     def _identity(self) -> list[Any]:
-        return [*Several._identity(self), list(self.weights)]
+        similar = identity_of(self._embed) if self.weights[1] else []
+        return [*Several._identity(self), list(self.weights), *similar]
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -136,7 +137,7 @@ class AnswerCorrectness(Several):
         if not self.weights[1]:
             return 0.0
         texts = [text if text.strip() else " " for text in (asking.expected, asking.answer)]
-        return (await similarities(self._embed(), texts[0], texts[1:]))[0]
+        return (await similarities(self._embed, texts[0], texts[1:]))[0]
 
 
 @builtin(
@@ -157,29 +158,34 @@ class AnswerRelevancy(Several):
 
     `questions` are made in one call, each worded differently. The judge says with each whether the answer is
     noncommittal ("I do not know"); if it says so with all, the score is 0, as in RAGAS (before 0.2, with any). `embed`
-    is a function from a list of texts to one vector each, also async. Cosines may be negative; a vector of zeros has
-    none, and the case is skipped.
+    is what names an embedder (None: all-MiniLM-L6-v2), or a function from a list of texts to one vector each, also
+    async. Cosines may be negative; a vector of zeros has none, and the case is skipped.
     """
 
     PROMPT: ClassVar[str] = "answer_relevancy"
 
-    embed: Embed | None = None
+    embed: Any = None
     questions: int = 3
+    _embed: Embed = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Several.__post_init__(self)
+        object.__setattr__(self, "_embed", embed_of(self.embed))
         object.__setattr__(self, "_prompt", counted(self._prompt, self.questions))
 
     def ready(self) -> None:
-        """Raises `NoJudge` and `NoEmbed`."""
+        """Raises `NoJudge` and `NoModel`."""
         Several.ready(self)
-        needed(self.embed, "answer_relevancy")
+        check(self._embed)
+
+    def _identity(self) -> list[Any]:
+        return [*Several._identity(self), *identity_of(self._embed)]
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> Any:
         return await self._judged("answer_relevancy", replace(case, inputs=inputs, outputs=outputs), self._score)
 
     async def _score(self, asking: Asking) -> Found:
-        return await _rag.answer_relevancy(asking, needed(self.embed, "answer_relevancy"), self.questions)
+        return await _rag.answer_relevancy(asking, self._embed, self.questions)
 
 
 @builtin(
@@ -304,18 +310,23 @@ class Ragas(Several):
     PROMPT: ClassVar[str] = "statements"
     FURTHER: ClassVar[tuple[str, ...]] = _COMPONENTS
 
-    embed: Embed | None = None
+    embed: Any = None
     questions: int = 3
+    _embed: Embed = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Several.__post_init__(self)
+        object.__setattr__(self, "_embed", embed_of(self.embed))
         asked = counted(self._more["answer_relevancy"], self.questions)
         object.__setattr__(self, "_more", {**self._more, asked.id: asked})
 
     def ready(self) -> None:
-        """Raises `NoJudge` and `NoEmbed`."""
+        """Raises `NoJudge` and `NoModel`."""
         Several.ready(self)
-        needed(self.embed, "ragas")
+        check(self._embed)
+
+    def _identity(self) -> list[Any]:
+        return [*Several._identity(self), *identity_of(self._embed)]
 
     async def __call__(
         self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]
@@ -323,7 +334,7 @@ class Ragas(Several):
         given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
         case = replace(case, documents=tuple(documents), **given)
         async with Judgement("ragas", self._judge, case) as judgement:
-            components = self._components(self._asking(judgement, case), needed(self.embed, "ragas"))
+            components = self._components(self._asking(judgement, case), self._embed)
             asked = zip(_COMPONENTS, components, strict=True)
             rows = await together(_row(f"ragas_{name}", component) for name, component in asked)
             mean = judgement.row(key="ragas", **_mean(rows))

@@ -69,6 +69,13 @@ class Embedder:
         self.device, self.batch_size = device, batch_size
         self._options: dict[str, Any] = {"token": token, "remote_code": remote_code, "pickle": pickle}
 
+    def __repr__(self) -> str:
+        return f"Embedder({self.name!r})"
+
+    def __deepcopy__(self, memo: object) -> Embedder:
+        """Itself: what it holds is the process's."""
+        return self
+
     @property
     def name(self) -> str:
         """What people call it: for thresholds, versions, and pages."""
@@ -92,6 +99,10 @@ class Embedder:
         """The vector of each text, by text."""
         return self._encoding(texts)
 
+    def check(self) -> None:
+        """Raises `NoModel` for what can be seen to be missing without loading anything."""
+        self._source.check()
+
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""
         self._source.load()
@@ -103,9 +114,10 @@ class Embedder:
 
     @cached_property
     def _source(self) -> Source:
-        special: Source | None = self._function or self._endpoint
-        if special is not None:
-            return special
+        if self._function is not None:
+            return self._function
+        if self._endpoint is not None:
+            return self._endpoint
         running: dict[str, Any] = {"device": self.device, "batch_size": self.batch_size}
         if self._place.runs_on_onnx:
             return Onnx(self._place, **running)
@@ -132,6 +144,11 @@ def embedder(given: Any = None, **options: Any) -> Embedder:
     if isinstance(given, Embedder):
         return given
     if isinstance(given, Mapping):
+        if given.get("api_key") is not None:
+            raise ValueError(
+                "a key among an evaluator's parameters would be stored with what it says: set ASSAY_EMBEDDINGS_KEY "
+                "(and ASSAY_EMBEDDINGS_URL, to which alone it goes), or give Embedder(…, api_key=…)"
+            )
         return Embedder(**{**given, **options})
     if given is None or isinstance(given, str | os.PathLike):
         return Embedder(given, **options)

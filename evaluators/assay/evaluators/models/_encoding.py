@@ -109,23 +109,28 @@ class Encoding:
         """Everything that waits; where that fails each caller tries its own, unless there is no other."""
         with self._guard:
             taken, self._waiting = self._waiting, {}
+        self._hand_out(known := self._remembered(taken), taken)  # encoded while they waited
         try:
-            for vectors in self._vectors(list(taken)):
+            for vectors in self._vectors([text for text in taken if text not in known]):
                 self._give(vectors, taken)
         except Exception:
             if all(place is mine for places in taken.values() for place in places):
                 raise
 
     def _give(self, vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
-        for text, vector in vectors.items():
-            for place in wanted[text]:
-                place[text] = vector
+        self._hand_out(vectors, wanted)
         self._remember(vectors)
         if self._kept is not None:
             self._kept.put(vectors)
 
+    @staticmethod
+    def _hand_out(vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
+        for text, vector in vectors.items():
+            for place in wanted[text]:
+                place[text] = vector
+
     def _vectors(self, texts: list[str]) -> Iterator[dict[str, Vector]]:
-        size = self._portion or len(texts)
+        size = self._portion or max(1, len(texts))
         for some in (texts[start : start + size] for start in range(0, len(texts), size)):
             yield dict(zip(some, self._encode(some), strict=True))
 

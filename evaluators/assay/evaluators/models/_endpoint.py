@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from assay.evaluators.models._address import OPENAI, check_address, check_key, first_of
-from assay.evaluators.models._find import NoModel
+from assay.evaluators.models._find import NoModel, Place, installed, loading
 from assay.evaluators.models._source import vectors_of
 from assay.evaluators.models._unobserved import unobserved
 from assay.evaluators.protocol import Unjudged, may_pass, status_of, wait_before
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from assay.evaluators.models._encoding import Vectors
 
+EXTRA = "pip install 'assay[server]'"
 DEADLINE = 120.0  # seconds for one request with all its attempts
 BATCH = 32  # texts in a request: some servers take no more
 CHARACTERS = 200_000  # of a request: OpenAI takes 300,000 tokens
@@ -71,19 +72,19 @@ class Endpoint:
         """Model and address."""
         return f"endpoint {self.model} {self.base_url}"
 
-    def load(self) -> None:
+    def check(self) -> None:
         """Raises `NoModel` where openai's client is not installed, or OpenAI would be asked without a key."""
-        try:
-            import openai  # noqa: F401
-        except ModuleNotFoundError:
-            raise NoModel(
-                f"embedding with {self._where} needs 'openai', which is not installed: pip install 'assay[server]'"
-            ) from None
+        with loading(Place(self.model, self.base_url), f"embedding with {self._where}", EXTRA):
+            installed("openai")
         if self.base_url == OPENAI and not self._api_key:
             raise NoModel(
                 f"the model {self.model!r} at {OPENAI} needs a key: give api_key, or set OPENAI_API_KEY; or say with "
                 "base_url where else it is"
             )
+
+    def load(self) -> None:
+        """There is nothing to load. Raises `NoModel` as `check` does."""
+        self.check()
 
     def encode(self, texts: list[str]) -> Vectors:
         """In as many requests as it takes. Raises `Unjudged` for what no other try can mend, and for what did not pass
@@ -91,7 +92,7 @@ class Endpoint:
         """
         import numpy
 
-        self.load()
+        self.check()
         vectors = [self._in_time(some) for some in _requests(texts)]
         if len({one.shape[1] for one in vectors}) > 1:
             raise Unjudged(f"{self._where} gave vectors of {sorted({one.shape[1] for one in vectors})} numbers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,6 +99,13 @@ def _packaged(preset: Preset) -> str | None:
     if hasattr(module, "get_model_path"):
         return str(module.get_model_path())
     return str(Path(module.model_path()).parent)
+
+
+def installed(*modules: str) -> None:
+    """Raises `ModuleNotFoundError` for the first that is not; imports none."""
+    for module in modules:
+        if sys.modules.get(module, module) is None or importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"no module named {module!r}", name=module)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading, snapshot, weights_in
+from assay.evaluators.models._find import NoModel, Place, find, installed, is_offline, loading, snapshot, weights_in
 from assay.evaluators.models._kept import digest_of
 from assay.evaluators.models._shared import Loaded, shared
 from assay.evaluators.protocol._telling import tracked
@@ -65,6 +65,12 @@ class Onnx:
             return None
         folders = [where.parent if where.is_file() else where, *([Path(like)] if like else [])]
         return f"onnx {where.name} {self._batch_size} {' '.join(map(digest_of, folders))}"
+
+    def check(self) -> None:
+        """Whether onnxruntime is installed, and the file is here. Raises `NoModel`."""
+        with loading(self._place, f"embedding with {self.name}", EXTRA):
+            installed("onnxruntime", "tokenizers")
+            _file_of(self._place)
 
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""

@@ -37,6 +37,9 @@ class Source(Protocol):
     def digest(self) -> str | None:
         """All that its vectors depend on, in any process; None where that is not known."""
 
+    def check(self) -> None:
+        """Raises `NoModel` for what can be seen to be missing without loading anything."""
+
     def load(self) -> None:
         """Make it ready now. Raises `NoModel`."""
 
@@ -64,6 +67,9 @@ class Function:
     def digest(self) -> str | None:
         """Its name, where the user gave it one."""
         return f"function {self._named}" if self._named else None
+
+    def check(self) -> None:
+        """Nothing can be missing."""
 
     def load(self) -> None:
         """There is nothing to load."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from assay.evaluators.models._find import Place, is_offline, loading, snapshot
+from assay.evaluators.models._find import Place, installed, is_offline, loading, snapshot
 from assay.evaluators.models._kept import digest_of
 from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
 from assay.evaluators.protocol._telling import tracked
@@ -47,6 +47,13 @@ class Transformer:
         """Of its files, where they are here."""
         folder = snapshot(self._place)
         return digest_of(folder) if folder else None
+
+    def check(self) -> None:
+        """Whether sentence-transformers is installed, and offline whether the model is here. Raises `NoModel`."""
+        with loading(self._place, f"embedding with {self.name}"):
+            installed("sentence_transformers")
+            if is_offline() and snapshot(self._place) is None:
+                raise FileNotFoundError("nothing is asked of the hub")
 
     def load(self) -> None:
         """Load the model now. Raises `NoModel`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.evaluators.protocol._binding import asked_by
 from assay.evaluators.protocol._evaluator import Evaluator
@@ -11,11 +10,16 @@ from assay.evaluators.protocol._make import make
 from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._spec import Spec
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 GROUP = "assay.evaluators"  # id = "package.module:name", of a callable, a class or an Evaluator
 
 
 def points() -> dict[str, EntryPoint]:
     """What installed packages offer, by id."""
+    from importlib.metadata import entry_points  # a tenth of what importing all of this costs
+
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.evaluators.protocol import _foreign, _typed
 from assay.evaluators.protocol._evaluator import Evaluator
@@ -18,6 +17,9 @@ from assay.evaluators.protocol._spec import Spec
 from assay.evaluators.protocol._table import TABLE
 from assay.evaluators.protocol.adapters import Adapted, adapted
 from assay.tracer.hints import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # Parameters that every registered evaluator takes, and what they are called when the evaluator is made.
 OPTIONS = {
