@@ -19,7 +19,7 @@ from assay.collector.stores.sqlite import _feedback, _maintenance
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._errors import explained
-from assay.collector.stores.sqlite._fork import Origin
+from assay.collector.stores.sqlite._fork import Origin, keep_in_forks
 from assay.collector.stores.sqlite._lock import Lock, real
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader, Readers, connect_read_only
@@ -59,6 +59,7 @@ class File:
         self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
         self.writer = Writer(self._db, watch, reserve, partial(_feedback.append, self.appender), self.appender.forget)
         self._readers.damaged = self._halt
+        keep_in_forks(self)
 
     def _refuse_unreadable(self) -> None:
         """Raises `Refused` unless readers, on connections of their own, find what the writer makes."""

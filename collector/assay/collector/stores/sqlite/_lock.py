@@ -78,9 +78,13 @@ class Lock:
         try:
             return os.open(self.path, os.O_RDWR)
         except FileNotFoundError:
+            pass
+        try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE)
-            self.made = True
-            return descriptor
+        except FileExistsError:  # another process has made it meanwhile
+            return os.open(self.path, os.O_RDWR)
+        self.made = True
+        return descriptor
 
     def announce(self, url: str | None) -> None:
         """Say where the process that holds this lock can be reached."""
