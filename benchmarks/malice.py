@@ -160,6 +160,12 @@ class Sent:
     given_up: int = 0
 
 
+@cache
+def words() -> str:
+    pick = random.Random(1)
+    return " ".join(f"{pick.getrandbits(24):x}" for _ in range(150_000))
+
+
 def good_request(pick: random.Random, traces: int = A_REQUEST // A_TRACE, text: int = 600) -> tuple[bytes, list[str]]:
     whole, ids = ExportTraceServiceRequest(), []
     spans = whole.resource_spans.add().scope_spans.add().spans
@@ -171,8 +177,10 @@ def good_request(pick: random.Random, traces: int = A_REQUEST // A_TRACE, text: 
             made = spans.add(trace_id=trace_id, span_id=root if place == 0 else pick.randbytes(8), name=f"step {place}")
             made.parent_span_id = root if place else b""
             made.start_time_unix_nano, made.end_time_unix_nano = now + place, now + place + 10**6
-            words = " ".join(f"{pick.getrandbits(24):x}" for _ in range(text // 7))
-            made.attributes.append(KeyValue(key="input.value", value=AnyValue(string_value=words)))
+            begin = pick.randrange(len(words()) - text)
+            made.attributes.append(
+                KeyValue(key="input.value", value=AnyValue(string_value=words()[begin : begin + text]))
+            )
     return whole.SerializeToString(), ids
 
 
@@ -506,8 +514,12 @@ async def attacker(attack: Attack, port: int, until: float, seed: int, harm: Har
     await asyncio.gather(*under_way, return_exceptions=True)
 
 
-async def attacked(port: int, seconds: float, seed: int, only: str) -> Harm:
+def prepare() -> None:
+    """Make what takes long to make."""
     bombs(), much_feedback(), [large_request(number) for number in range(8)]
+
+
+async def attacked(port: int, seconds: float, seed: int, only: str) -> Harm:
     harm, until = Harm(), time.monotonic() + seconds
     chosen = [attack for attack in ATTACKS if only in attack.name]
     await asyncio.gather(*(attacker(attack, port, until, seed, harm) for attack in chosen))
@@ -548,14 +560,14 @@ def run(file: Path, seconds: float, seed: int, malice: bool = True, only: str = 
     """Senders, and attackers if there is to be malice, against a fresh server on a file."""
     with serving(file) as server:
         at_rest = server.memory()
-        samples, done = list[float](), multiprocessing.Event()
+        samples = list[float]()
         with multiprocessing.get_context("spawn").Pool(1) as attackers:
             harm = None
             if malice:
+                attackers.apply(prepare)
                 harm = attackers.apply_async(_attack, (server.port, seconds, seed, only))
             sent = asyncio.run(_send(server, seconds, seed, samples))
             hurt = harm.get(seconds + 300) if harm else Harm()
-        done.set()
         peak = server.memory("VmHWM")
     return Outcome(sent, hurt, at_rest, samples, peak, lost(file, sent.acknowledged))
 

@@ -22,8 +22,10 @@ def test_this_machine(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["", "127.evil.test", "127.0.0.1.nip.io", "127.1", "0.0.0.0", "::", "localhost.", "localhost.evil.test"]
-    + ["10.0.0.1", "::ffff:10.0.0.1", "fe80::1", "127.0.0.1 ", "2130706433"],
+    [
+        *("", "127.evil.test", "127.0.0.1.nip.io", "127.1", "0.0.0.0", "::", "localhost.", "localhost.evil.test"),
+        *("10.0.0.1", "::ffff:10.0.0.1", "fe80::1", "127.0.0.1 ", "2130706433"),
+    ],
 )
 def test_not_this_machine(host: str) -> None:
     assert not is_loopback(host)

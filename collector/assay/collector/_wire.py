@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+import threading
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -39,9 +39,26 @@ def decode(kind: Any, body: bytes | str) -> Any:
         raise ValueError(f"the JSON is not what is asked for: {error}") from error
 
 
+def convert(value: Any, kind: Any) -> Any:
+    """Plain values as what they are to be. Raises `msgspec.ValidationError`."""
+    _decoder(kind)  # after which msgspec knows the classes in it
+    return msgspec.convert(value, kind)
+
+
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
-@cache
+_making = threading.Lock()
+
+
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+    made = _decoders.get(kind)
+    if made is None:
+        # msgspec leaves what it knows of a class with the class while it is still finding out: a second thread that
+        # meets it then ends the process
+        with _making:
+            made = _decoders[kind] = msgspec.json.Decoder(kind)
+    return made
+
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}

@@ -69,8 +69,10 @@ class Filter:
         if self.status is not None and self.status not in STATUSES:  # every trace without an error would pass
             raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
         for name in BOUNDED:
-            if (count := _count(getattr(self, name))) > MOST:
-                raise ValueError(f"{name} names {count:,} things; at most {MOST} can be asked for at once")
+            value = getattr(self, name)
+            most = MOST_WORDS if isinstance(value, str) else MOST
+            if (count := _count(value)) > most:
+                raise ValueError(f"{name} names {count:,} things; at most {most} can be asked for at once")
 
     @property
     def leaves_out_judgements(self) -> bool:
@@ -84,7 +86,7 @@ STATUSES = get_args(Status)
 OLD_NAMES = {"tag": "tags"}  # read wherever names of conditions are
 LISTS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
 BOUNDED = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
-MOST = 100  # conditions, or words, of one name: each is a part of one question to the database
+MOST, MOST_WORDS = 500, 100  # conditions of one name, and words: each is a part of one question to the database
 COMPARISONS = ("latency_ms", "tokens", "cost")
 
 

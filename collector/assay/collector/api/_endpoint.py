@@ -31,7 +31,7 @@ class Endpoint:
         """Do what is asked with the store that this request may see. Raises `StoreError`; `ValueError` for bad JSON."""
         body = None if self.takes is None else _wire.decode(self.takes, sent["body"])
         values = {argument.name: _value(argument, request, sent, body) for argument in self.call.sent}
-        check_limit(values.get("limit"), self.call.most)
+        check_limit(sent.get("limit"), self.call.most)  # the feed and claims, which come in bodies, bound themselves
         if self.call.listed and self.call.batch > 1:
             few(len(values[self.call.listed.name]))
         bound = inspect.BoundArguments(self.call.signature, values)

@@ -15,7 +15,7 @@ class Limits:
     """Bounds of what is taken in. Beyond `attributes`, `depth` or `value_bytes` a single span is refused, else all."""
 
     request_bytes: int = 32 * MIB  # of a body, as sent and as inflated
-    pending_bytes: int = 64 * MIB  # of all bodies, OTLP's and the API's, that are read, decoded or written
+    pending_bytes: int = 48 * MIB  # of all bodies, OTLP's and the API's, that are read, decoded or written
     stall_seconds: float = 30.0  # for the next piece of a body that has begun: what is pending may hold up others
     spans: int = 50_000  # or log records, per request
     values: int = 500_000  # attributes, elements of lists and maps, events, links: of all spans of a request together

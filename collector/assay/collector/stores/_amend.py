@@ -54,7 +54,7 @@ def _typed(fields: Mapping[str, JSON]) -> dict[str, Any]:
     values = {}
     for name, value in fields.items():
         try:
-            values[name] = msgspec.convert(value, _TYPES[name])
+            values[name] = _wire.convert(value, _TYPES[name])
         except msgspec.ValidationError as error:
             raise Refused(f"{name!r} of a run cannot be {value!r}: {error}") from None
     return values
