@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from collector.conformance_traces import eventually
 
 HOLDER = """
 import sys
@@ -31,17 +34,22 @@ store.close()
 
 
 def python(code: str, *arguments: str | Path, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A process that runs this code; `before` stands before it, as in `nice python …`."""
+    """A process that runs this code; `before` stands before it, as in `nice python …`. Forks may have threads."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [*before, sys.executable, "-c", code, *map(str, arguments)]
+    command = [*before, sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)
+
+
+def soon(look: Callable[[], Any], wanted: Any = True) -> bool:
+    """Whether `look` gives what is wanted, also on a machine that has much else to do."""
+    return eventually(look, wanted, 60)
 
 
 def outcome(code: str, *arguments: str | Path, before: tuple[str, ...] = ()) -> str:
     """All that such a process says until its end, its errors too."""
     with python(code, *arguments, before=before) as process:
-        said, errors = process.communicate(timeout=120)
+        said, errors = process.communicate(timeout=200)
     return said.strip() + errors.strip()
 
 

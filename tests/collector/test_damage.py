@@ -63,7 +63,6 @@ def test_a_server_on_a_damaged_file_acknowledges_nothing_and_says_so(file: Path)
     filled(file, 20)
     damage(file)
     with SQLiteStore(file) as store, Server(store) as server, httpx.Client(base_url=server.url) as client:
-        assert client.get("/readyz").status_code == 200
         body = {"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}
         answer = client.post("/v1/traces", json=body)
         assert (answer.status_code, "is damaged" in answer.text) == (503, True)

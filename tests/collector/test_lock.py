@@ -15,9 +15,9 @@ from assay.collector import connect
 from assay.collector.errors import Halted, Refused
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore, holder
-from collector.conformance_traces import eventually, names
+from collector.conformance_traces import names
 from collector.making import run
-from collector.others import HOLDER, holding, outcome
+from collector.others import HOLDER, holding, outcome, soon
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_second_process_is_refused_after_the_lock_file_was_removed(file: Path)
         lock.unlink()
         assert "is being written by" in outcome(HOLDER, file)
         assert write("a") == "kept"
-        assert eventually(lambda: bool(holder(file)), True)  # it says again who holds the file
+        assert soon(lambda: bool(holder(file)), True)  # it says again who holds the file
         lock.write_text("stale")
         assert "is being written by" in outcome(HOLDER, file)
         assert write("b") == "kept"

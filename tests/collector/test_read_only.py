@@ -25,6 +25,14 @@ from assay.cli import main
 sys.argv[:1] = ["assay"]
 main()
 """
+LOOK = """
+import sys
+from typer.testing import CliRunner
+from assay.cli._app import app
+for command in (["traces", "list"], ["db", "stats"], ["db", "check"], ["db", "sql"]):
+    found = CliRunner().invoke(app, [*command, "--store", sys.argv[1]])
+    print(found.exit_code, found.exception)
+"""
 VERBS = """
 import sys
 from assay.collector import connect
@@ -63,11 +71,8 @@ def copy(folder: Path) -> Path:
     return shut(folder)
 
 
-@pytest.mark.parametrize("command", [("traces", "list"), ("db", "stats"), ("db", "check"), ("db", "sql")])
-def test_a_copy_that_nobody_may_write_can_be_looked_at(copy: Path, command: tuple[str, str]) -> None:
-    said = outcome(COMMAND, *command, "--store", copy, before=PLAIN_USER)
-    assert "assay: " not in said
-    assert str(copy) in said
+def test_a_copy_that_nobody_may_write_can_be_looked_at(copy: Path) -> None:
+    assert outcome(LOOK, copy, before=PLAIN_USER).splitlines() == ["0 None"] * 4
     assert os.listdir(copy.parent) == ["assay.db"]
 
 

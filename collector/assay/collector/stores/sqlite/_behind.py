@@ -68,7 +68,7 @@ class Behind:
 
     def _try_to_write_again(self) -> None:
         """Find out whether there is room again: to a server that says it is not ready nobody may send anything."""
-        if not self._writer.writable:
+        if self._writer.reserve.keep() and not self._writer.writable:
             self._writer.call(_touch)
 
     def index_round(self) -> bool:

@@ -14,6 +14,11 @@ SHUT_CODES = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 DAMAGED = "see what with `assay db check`, save what can be read with `assay db recover`, or restore a copy of the file"
 
 
+def is_full(error: Exception) -> bool:
+    """Whether there was no room."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in FULL_CODES
+
+
 def translate(error: Exception) -> Exception:
     """What may work later is `Unavailable`, a damaged file `Halted`; what is no error of SQLite stays as it is."""
     if not isinstance(error, sqlite3.Error):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,14 +19,16 @@ from assay.collector.stores.sqlite import _feedback, _maintenance
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._errors import explained
-from assay.collector.stores.sqlite._fork import Origin
+from assay.collector.stores.sqlite._fork import Origin, keep_in_forks
 from assay.collector.stores.sqlite._lock import Lock, real
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader, Readers, connect_read_only
+from assay.collector.stores.sqlite._reserve import Reserve
 from assay.collector.stores.sqlite._watch import Watch
 from assay.collector.stores.sqlite._writer import Job, Writer
 
 T = TypeVar("T")
+_makes_room = ContextVar("makes_room", default=False)
 
 
 class File:
@@ -43,6 +46,8 @@ class File:
         with ExitStack() as opened:  # closes what was opened if the rest cannot be
             self._lock = Lock(self.path)
             opened.callback(self._lock.undo)
+            reserve = Reserve(self.path)
+            reserve.open_on_a_full_disk()
             self._db = opened.enter_context(closing(open_writable(self.path)))
             with explained(self.name):
                 self.clock = Clock(self._db)
@@ -52,8 +57,9 @@ class File:
             self._refuse_unreadable()
             opened.pop_all()
         self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
-        self.writer = Writer(self._db, watch, partial(_feedback.append, self.appender), self.appender.forget)
+        self.writer = Writer(self._db, watch, reserve, partial(_feedback.append, self.appender), self.appender.forget)
         self._readers.damaged = self._halt
+        keep_in_forks(self)
 
     def _refuse_unreadable(self) -> None:
         """Raises `Refused` unless readers, on connections of their own, find what the writer makes."""
@@ -74,7 +80,21 @@ class File:
 
     def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
         """Do something on the writing connection and wait until it is durable. May raise `Unavailable`."""
-        return self.writer.call(action)
+        return self.writer.call(action, frees=_makes_room.get())
+
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """What this thread writes within makes room: it may take what is kept for that on a full disk."""
+        before = _makes_room.set(True)
+        try:
+            yield
+        finally:
+            _makes_room.reset(before)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing but what makes room can be written, and even that in small pieces."""
+        return not (self.writer.writable and self.writer.reserve.held)
 
     def trouble(self) -> str | None:
         """Why nothing can be kept now, in words that name no path; None while all is well."""

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 from assay.collector.errors import Closed
+
+_open: weakref.WeakSet[object] = weakref.WeakSet()
+_inherited: list[object] = []  # never let go: a connection that was in use when the process forked cannot be closed
+
+
+def keep_in_forks(holder: object) -> None:
+    """In a fork of this process, what `holder` refers to (connections) is neither used nor closed."""
+    _open.add(holder)
+
+
+def _forked() -> None:
+    _inherited.extend(_open)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Origin:

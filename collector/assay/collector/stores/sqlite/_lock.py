@@ -23,6 +23,7 @@ FORKED = (
     "{!r} was open in a process of which this one is a fork, and SQLite cannot open it anew here: start this process"
     " afresh (multiprocessing's 'spawn'), or fork before the store is opened"
 )
+SAID = 400  # characters that are said beside the file
 PRIVATE = 0o600  # of all that is made; a stricter umask stays
 # SQLite's own locks lie at 2^30, and a file of SQLite has at most 2^48 bytes
 _BYTE = 2**62
@@ -77,19 +78,21 @@ class Lock:
         try:
             return os.open(self.path, os.O_RDWR)
         except FileNotFoundError:
+            pass
+        try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE)
-            self.made = True
-            return descriptor
+        except FileExistsError:  # another process has made it meanwhile
+            return os.open(self.path, os.O_RDWR)
+        self.made = True
+        return descriptor
 
     def announce(self, url: str | None) -> None:
         """Say where the process that holds this lock can be reached."""
         self._url = url
         if self._said is None or not _still(self._said.fileno(), self._told):
             self._said = self._begun()
-        self._said.seek(0)
-        self._said.truncate()
-        self._said.write(json.dumps({"pid": os.getpid(), "url": url, "file": self.identity}))
-        self._said.flush()
+        with suppress(OSError):  # of a disk that is full: nobody finds this process, but nobody else writes
+            os.pwrite(self._said.fileno(), _line(url, self.identity), 0)
 
     def announce_again(self) -> None:
         """Put back what was taken away: without it nobody would find this process, though nobody could write."""
@@ -137,6 +140,11 @@ class Lock:
         os.close(self._descriptor)
         if self._said is not None:
             self._said.close()
+
+
+def _line(url: str | None, file: Identity) -> bytes:
+    """As long as any other, so that one takes the other's place whole."""
+    return json.dumps({"pid": os.getpid(), "url": url, "file": file}).ljust(SAID).encode()
 
 
 def inherited() -> None:

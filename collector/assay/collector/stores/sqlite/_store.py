@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.collector.errors import Refused
+from assay.collector.filters import Filter
+from assay.collector.records import Retention
 from assay.collector.stores._both import Both
 from assay.collector.stores.sqlite._behind import Behind
 from assay.collector.stores.sqlite._beside import may_write
@@ -51,6 +53,20 @@ class SQLiteStore(_Store):
 
     def __enter__(self) -> SQLiteStore:
         return self
+
+    # What makes room is done on a full disk, too
+
+    def delete(self, filter: Filter | None = None, **conditions: object) -> int:
+        with self._file.making_room():
+            return Both.delete(self, filter, **conditions)
+
+    def prune(self, rule: Retention) -> int:
+        with self._file.making_room():
+            return Both.prune(self, rule)
+
+    def delete_experiment(self, id: str) -> bool:
+        with self._file.making_room():
+            return Both.delete_experiment(self, id)
 
     def __exit__(self, *failed: object) -> None:
         if any(isinstance(error, Refused) for error in failed):  # a port that is taken, a key that is missing

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from assay.collector.errors import Unavailable
 from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
@@ -250,11 +251,24 @@ class SQLiteTraces(Half):
     def remove(self, gone: Iterable[Gone]) -> int:
         total, tags = 0, set[str]()
         for lot in gone:
-            count, theirs = self._file.write(partial(_delete.remove, self._file.appender, lot))
+            count, theirs = self._taken_out(lot)
             total, tags = total + count, tags | theirs
         if tags:
             self._file.write(lambda _: _delete.forget_tags(self._file.appender, tags))
         return total
+
+    def _taken_out(self, lot: Gone) -> tuple[int, set[str]]:
+        """How many traces of a lot, and their tags. On a full disk the lot goes in small pieces."""
+        try:
+            return self._file.write(partial(_delete.remove, self._file.appender, lot))
+        except Unavailable:
+            if len(lot.traces) <= _delete.FEW or not self._file.is_full:
+                raise
+        total, tags = 0, set[str]()
+        for start in range(0, len(lot.traces), _delete.FEW):
+            count, theirs = self._taken_out(Gone(lot.traces[start : start + _delete.FEW], lot.sessions))
+            total, tags = total + count, tags | theirs
+        return total, tags
 
     def expire(self, rule: Retention) -> list[Filter]:
         with self._file.read() as reader:

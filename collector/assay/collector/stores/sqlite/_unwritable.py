@@ -32,14 +32,19 @@ class Unwritable(File):
         with explained(self.name), closing(connect_beside(self.path)) as db:
             if (version := version_of(db, self.name)) < len(MIGRATIONS):
                 raise Refused(
-                    f"{self.name!r} is of file version {version}, and cannot be brought up to {len(MIGRATIONS)} where it"
-                    " may not be written; copy it to where it may"
+                    f"{self.name!r} is of file version {version}, and cannot be brought up to {len(MIGRATIONS)} where"
+                    " it may not be written; copy it to where it may"
                 )
             self.clock = Clock(db)
         self._readers = Readers(self.path, self.clock.now, connect_beside)
 
     def announce(self, url: str | None) -> None:
         """Nobody needs to ask this process: whoever may read the file can."""
+
+    @property
+    def is_full(self) -> bool:
+        """No disk is meant here."""
+        return False
 
     def put(self, job: Job) -> Future[Any]:
         raise self._refusal()

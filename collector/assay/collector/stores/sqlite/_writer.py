@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 
 from assay.collector.errors import Closed, Halted, StoreError, Unavailable
 from assay.collector.stores.sqlite._codec import Batch
-from assay.collector.stores.sqlite._errors import translate
+from assay.collector.stores.sqlite._errors import is_full, translate
 from assay.collector.stores.sqlite._fork import Origin
+from assay.collector.stores.sqlite._reserve import Reserve
+from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from assay.collector.stores.sqlite._watch import Watch
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most;
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
 SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
 MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
+FULL = "the disk is full, and what is left is for making room: delete something (`assay db delete`, `assay db prune`)"
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class Job:
     batch: Batch | None = None
     action: Callable[[sqlite3.Connection], Any] | None = None
     alone: Callable[[sqlite3.Connection], Any] | None = None
+    frees: bool = False  # it makes room: done even where there is none but the reserve
     future: Future[Any] = field(default_factory=Future)
     result: Any = None
 
@@ -49,10 +53,12 @@ class Writer:
         self,
         db: sqlite3.Connection,
         watch: Watch,
+        reserve: Reserve,
         append: Callable[[list[Batch]], None],
         reset: Callable[[], None],
     ) -> None:
         self._db, self._watch, self._append, self._reset = db, watch, append, reset
+        self.reserve = reserve
         self._jobs: deque[Job] = deque()
         self._weight = 0
         self._ready = threading.Condition()
@@ -77,6 +83,8 @@ class Writer:
         """Why nothing is kept now; None while all is well."""
         if self.halted:
             return str(self.halted)
+        if not self.reserve.held:
+            return FULL
         return None if self.writable else self._why
 
     def put(self, job: Job) -> Future[Any]:
@@ -87,6 +95,8 @@ class Writer:
                 raise Closed("the store is closed")
             if self.halted:
                 raise Halted(str(self.halted))
+            if not self.reserve.held and not job.frees:
+                raise Unavailable(FULL, retry_after=5.0)
             if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
                 raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
             self._jobs.append(job)
@@ -95,9 +105,9 @@ class Writer:
                 self._ready.notify()
         return job.future
 
-    def call(self, action: Callable[[sqlite3.Connection], T]) -> T:
+    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False) -> T:
         """Do something on the writing connection and wait until it is durable."""
-        result: T = self.put(Job(weight=64, action=action)).result()
+        result: T = self.put(Job(weight=64, action=action, frees=frees)).result()
         return result
 
     def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
@@ -164,8 +174,16 @@ class Writer:
             self.last_commit_ns = time.perf_counter_ns() - started
             self.writable = self.writable or committed
             self._company = max(self._company, len(jobs) + len(self._jobs))
+            if not self.reserve.held:
+                self._empty_log()
             for job in jobs:
                 _settle(job)
+
+    def _empty_log(self) -> None:
+        """Give the log's room back to a disk that is full."""
+        with contextlib.suppress(sqlite3.Error, OSError):
+            if self.reserve.has_room_for(self._db.execute("PRAGMA page_count").fetchone()[0], PAGE_SIZE):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _do(self, jobs: list[Job]) -> None:
         self._begun = False
@@ -229,6 +247,12 @@ class Writer:
             for job in jobs:
                 self._commit([job])
             return
+        freeing = [job for job in jobs if job.frees]
+        if freeing and is_full(error) and self.reserve.give_up():
+            self._empty_log()
+            jobs = [job for job in jobs if not job.frees]
+            for job in freeing:
+                self._commit([job])
         for job in jobs:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(translated)
