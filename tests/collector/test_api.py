@@ -194,7 +194,7 @@ def test_keys(store: SQLiteStore) -> None:
             401,
             401,
             401,
-            401,
+            403,
             200,
             200,
         ]

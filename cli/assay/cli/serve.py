@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import secrets
@@ -30,6 +32,7 @@ Rules = Annotated[
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
 SWITCH = 0.001
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
 YOUNG = 10_000  # objects made since, before Python looks for cycles among them; its own 700 come every few spans
 
 
@@ -50,6 +53,7 @@ def serve(
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
     sys.setswitchinterval(SWITCH)
+    _give_back_at_once()
     with SQLiteStore(path) as store:
         pick_up = PickUp()
 
@@ -95,6 +99,16 @@ def _with_monitor(store: Store, host: str, port: int, rules: str, ready: Callabl
 def _key_of_one_run(store: Store) -> str | None:
     """A key for the monitor alone, where others have keys; without any, a server that is open is refused anyway."""
     return secrets.token_urlsafe(32) if store.keys() else None
+
+
+def _give_back_at_once() -> None:
+    """Have the C library give large blocks back as they are freed, and keep two heaps, not sixteen.
+
+    It would learn from the first large bodies that such blocks are worth keeping; a peak then stays for good.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
+        for parameter, value in ((M_MMAP_THRESHOLD, 256 * 1024), (M_ARENA_MAX, 2)):
+            ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def _settle() -> None:

@@ -14,7 +14,7 @@ HELP = {
     "assay_received_total": "Spans or log records that arrived, those included that were refused.",
     "assay_stored_total": "Spans or feedbacks that are durable and were acknowledged.",
     "assay_refused_total": "Single spans or log records that were refused, by reason.",
-    "assay_passed_over_total": "Log records and metrics that were accepted and are not kept: nothing in them is for us.",
+    "assay_passed_over_total": "Log records and metrics that were accepted and not kept: nothing in them is for us.",
     "assay_requests_refused_total": "Requests that were answered with an error, by reason.",
     "assay_dialect_errors_total": "Spans or log records that were read without a dialect because it failed on them.",
     "assay_acknowledgement_seconds": "From the last byte of a request to its acknowledgement.",

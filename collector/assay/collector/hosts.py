@@ -9,7 +9,7 @@ EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # what a se
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own, whatever a resolver says: `127.evil.test` is a name of others."""
+    """Whether a name or address is this machine's own whatever resolvers say; `127.evil.test` is somebody else's."""
     if host.lower() == "localhost":
         return True
     address = _address(host)

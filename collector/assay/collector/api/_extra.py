@@ -11,6 +11,7 @@ from assay.collector.api._sane import sane_booking, sane_feedback, sane_money, s
 from assay.collector.clocks import bounded_feedback, bounded_open, bounded_run
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
+from assay.collector.intake import bounded_texts
 from assay.collector.records import JSON, Booking, Dataset, DatasetKind, Feedback, OpenRun, Run
 from assay.collector.stores import ControlStore, TraceStore
 
@@ -27,7 +28,7 @@ class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
 def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> dict[str, int]:
     """Keep runs, and feedback on them, together or not at all; answered when they are durable."""
     few(len(runs) + len(feedback), MOST_RUNS)
-    store.append([bounded_run(sane_run(run)) for run in runs], _sane(feedback))
+    store.append([bounded_texts(bounded_run(sane_run(run))) for run in runs], _sane(feedback))
     return {"runs": len(runs), "feedback": len(feedback)}
 
 

@@ -1,4 +1,4 @@
-"""What is sent as records, as it can be kept: ids as OpenTelemetry has them, numbers that add up. OTLP's are by then."""
+"""What is sent as records, as it can be kept: ids as OpenTelemetry has them, numbers that add up."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import Permanent
 from assay.collector.intake._http import SIGNALS, Receiver
 from assay.collector.intake._limits import Limits
+from assay.collector.intake._texts import bounded_texts
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Beside",
@@ -19,6 +20,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Permanent",
     "Receiver",
     "SIGNALS",
+    "bounded_texts",
     "check_ids",
     "check_json",
     "otlp_error",

@@ -7,6 +7,7 @@ own code fails. A large request is read item by item from the start: one at a ti
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -21,6 +22,9 @@ from assay.collector.records import JSON
 T = TypeVar("T")
 # (resource, scope, items), in the classes of the encoding
 Group: TypeAlias = tuple[Any, Any, Sequence[Any]]
+
+
+SOME, REST = 50, 0.002  # items of a large request, after which its thread rests for so many seconds: others go first
 
 
 def _no_hint(body: bytes) -> str:
@@ -115,7 +119,9 @@ def _one_by_one(
 
 def _parsed(codec: Codec[T], items: Iterable[Any], decoded: Decoded[T]) -> Iterator[Any]:
     """Each item as it is asked for; those that cannot be parsed are refused."""
-    for item in items:
+    for number, item in enumerate(items, 1):
+        if number % SOME == 0:
+            time.sleep(REST)
         try:
             parsed = codec.parse_item(item)
         except codec.errors as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from assay.collector.dialects import Amendment, LogItem
@@ -52,9 +53,16 @@ class StoreKeeper:
         if self._append is None:
             await asyncio.to_thread(self._store.append, runs)
         else:
-            few = len(runs) < MANY
-            await asyncio.wrap_future(self._append(runs) if few else await self._beside(self._append, runs))
+            await self._in_slices(self._append, runs)
         return ()
+
+    async def _in_slices(self, append: Callable[[Sequence[Run]], Future[None]], runs: Sequence[Run]) -> None:
+        """Append; of many some at a time, so that others have their turn, and not all are encoded at once."""
+        if len(runs) < MANY:
+            await asyncio.wrap_future(append(runs))
+            return
+        for start in range(0, len(runs), MANY):
+            await asyncio.wrap_future(await self._beside(append, runs[start : start + MANY]))
 
     async def _logs(self, items: Sequence[LogItem]) -> Refusals:
         return await asyncio.to_thread(self._beside_spans, items)

@@ -1,4 +1,4 @@
-"""`/v1/metrics`: accepted, counted and dropped, so that SDKs that send all three signals have nothing to complain of."""
+"""`/v1/metrics`: accepted, counted and dropped, for SDKs that send all three signals and complain of a 404."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from assay.collector.dialects import Fault, RawSpan, read
 from assay.collector.intake import _json, _protobuf
 from assay.collector.intake._decode import Codec, Group
 from assay.collector.intake._signal import Signal
+from assay.collector.intake._texts import bounded_texts
 from assay.collector.records import Run
 
 
@@ -23,7 +24,7 @@ def read_item(span: RawSpan, fault: Fault) -> Run:
     if found := bounded_span(span.start_ns, span.end_ns):
         span.start_ns, span.end_ns = found.start_ns, found.end_ns
         span.attributes = {**span.attributes, **found.sent}
-    return read(span, fault)
+    return bounded_texts(read(span, fault))
 
 
 def _parse(body: bytes) -> Iterable[Group]:

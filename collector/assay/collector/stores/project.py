@@ -38,7 +38,10 @@ SLICE = 500  # ids in one question
 # Verbs whose filter, or whose argument `project`, is all that holds them to a project
 FILTERED = frozenset(("traces", "each", "sessions", "aggregate", "delete"))
 NAMED = frozenset(
-    "experiments running rules settings change_rule delete_rule cursor decisions delete_decisions claim status weighted".split()
+    (
+        "experiments running rules settings change_rule delete_rule "
+        "cursor decisions delete_decisions claim status weighted"
+    ).split()
 )
 GROUPS = frozenset(("environment", "name", "model", "user", "session"))  # whose values an aggregate tells
 

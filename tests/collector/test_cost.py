@@ -1,0 +1,222 @@
+"""What bodies cost is bounded before they are parsed, alone and together; small ones do not wait for large ones."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from assay.collector.errors import TooLarge
+from assay.collector.intake import Limits, check_json
+from assay.collector.intake._beside import HUGE, LARGE, Beside, Lane
+from assay.collector.intake._cost import OBJECTS
+from assay.collector.intake._decode import decode
+from assay.collector.intake._errors import Permanent
+from assay.collector.intake._limits import GROUPS
+from assay.collector.intake._salvage import MESSAGES, check_messages
+from assay.collector.intake._traces import TRACES
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.otlp import JSON, PROTOBUF, attribute, field, json_request, json_span, request, span
+
+EMPTY = b"\x0a\x00"
+MANY = 300_000
+
+
+def in_request(fields: bytes) -> bytes:
+    """A request of one span with these fields beside its ids."""
+    return field(1, field(2, field(2, field(1, os.urandom(16)) + field(2, os.urandom(8)) + fields)))
+
+
+BOMBS: dict[str, tuple[str, bytes]] = {
+    "groups": (PROTOBUF, EMPTY * MANY),
+    "scopes": (PROTOBUF, field(1, b"\x12\x00" * MANY)),
+    "spans": (PROTOBUF, field(1, field(2, b"\x12\x00" * MANY))),
+    "attributes": (PROTOBUF, in_request(b"\x4a\x00" * 2 * MANY)),
+    "events": (PROTOBUF, in_request(b"\x5a\x00" * 2 * MANY)),
+    "list": (PROTOBUF, in_request(field(9, field(2, field(5, EMPTY * 2 * MANY))))),
+    "map": (PROTOBUF, in_request(field(9, field(2, field(6, EMPTY * 2 * MANY))))),
+    "json groups": (JSON, b'{"resourceSpans":[' + b"{}," * MANY + b"{}]}"),
+    "json spans": (JSON, b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b"{}," * MANY + b"{}]}]}]}"),
+    "json braces": (JSON, b'{"resourceSpans":[{"y":[' + b"[]," * 3 * MANY + b"0]}]}"),
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with SQLiteStore(tmp_path_factory.mktemp("cost") / "a.db") as store, Server(store) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_little_that_becomes_much_is_refused_by_its_number(url, name):
+    kind, body = BOMBS[name]
+    headers = {"content-type": kind, "content-encoding": "gzip"}
+    answer = httpx.post(f"{url}/v1/traces", content=gzip.compress(body), headers=headers, timeout=60)
+    assert answer.status_code == 413
+    assert b"send less" in answer.content
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_small_body_of_too_many_groups_is_refused_as_a_large_one_is(count):
+    body = (EMPTY * (GROUPS + 1), field(1, b"\x12\x00" * (GROUPS + 1)))[count - 1]
+    assert len(body) < LARGE
+    with pytest.raises(Permanent, match="groups in one request"):
+        decode(TRACES.protobuf, body, Limits())
+
+
+@pytest.mark.parametrize("values", [9, 10])
+def test_values_of_all_spans_together_have_a_bound(values):
+    body = request(
+        *(span(attributes=[attribute("a", "x")] * (values - 6)) for _ in range(1)),
+        span(attributes=[attribute(str(n), "") for n in range(6)]),
+    )
+    if values == 9:
+        assert decode(TRACES.protobuf, body, Limits(values=9)).values == 9
+    else:
+        with pytest.raises(Permanent, match="more than 9 values in one request"):
+            decode(TRACES.protobuf, body, Limits(values=9))
+
+
+@pytest.mark.parametrize("kind", ["protobuf", "json"])
+def test_a_large_body_is_read_as_a_small_one_is(kind):
+    """The good beside the bad, in their order."""
+    if kind == "protobuf":
+        good, bad = request(span("good")), request(span("NAME")).replace(b"NAME", b"\xff\xfe\xff\xfe")
+        parts = good + bad + request(span("x" * LARGE)) + request(span("last"))
+        decoded = decode(TRACES.protobuf, parts, Limits())
+    else:
+        spans = [json_span("good"), {"name": 5}, json_span("x" * LARGE), json_span("last")]
+        decoded = decode(TRACES.json, json.dumps(json_request(*spans)).encode(), Limits())
+    assert [item.name[:4] for item in decoded.items] == ["good", "xxxx", "last"]
+    assert decoded.refused_by_reason == {"malformed": 1}
+
+
+def test_a_large_body_that_is_cut_short_is_refused():
+    with pytest.raises(Permanent, match="not an OTLP request"):
+        decode(TRACES.protobuf, request(span("x" * LARGE), span())[:-3], Limits())
+
+
+@pytest.mark.parametrize("text", [b'{"a":"' + b"{[," * OBJECTS + b'"}', b'{"a":"' + b'\\"[' * OBJECTS + b'"}'])
+def test_brackets_within_texts_are_no_objects(text):
+    assert check_json(text) == text
+
+
+@pytest.mark.parametrize("text", [b"[" * (OBJECTS + 1), b'{"":{},' * (OBJECTS + 1)])
+def test_objects_are_counted(text):
+    with pytest.raises(Permanent, match="objects or"):
+        check_json(text)
+
+
+def test_what_text_holds_is_not_taken_for_messages():
+    message = span("\n\x00" * MESSAGES).SerializeToString()
+    assert check_messages(message, "span") == message
+
+
+def test_an_api_body_of_too_many_objects_is_refused(url):
+    answer = httpx.post(f"{url}/api/runs", content=b"[" + b"[[]]," * OBJECTS + b"0]")
+    assert (answer.status_code, answer.json()["error"]) == (413, TooLarge.__name__)
+
+
+def test_an_api_body_may_be_compressed(url):
+    headers = {"content-encoding": "gzip"}
+    answer = httpx.post(f"{url}/api/feedback", content=gzip.compress(b"[]"), headers=headers)
+    assert (answer.status_code, answer.json()) == (200, [])
+
+
+# Lanes
+
+
+def order(*sizes: int) -> list[int]:
+    """In which order bodies that come while one is worked on have their turn."""
+    done: list[int] = []
+
+    async def work(lane: Lane, size: int) -> None:
+        async with lane.turn(size):
+            done.append(size)
+
+    async def all_of_them() -> None:
+        lane = Lane()
+        async with lane.turn(1):
+            waiting = [asyncio.ensure_future(work(lane, size)) for size in sizes]
+            await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+
+    asyncio.run(all_of_them())
+    return done
+
+
+def test_the_smaller_ones_go_first():
+    assert order(30_000_000, 5_000_000, 9_000_000) == [5_000_000, 9_000_000, 30_000_000]
+
+
+def test_one_that_gives_up_waiting_does_not_stop_the_others():
+    async def given_up() -> bool:
+        lane = Lane()
+
+        async def wait() -> None:
+            async with lane.turn(1):
+                pass
+
+        async with lane.turn(1):
+            first, second = asyncio.ensure_future(wait()), asyncio.ensure_future(wait())
+            await asyncio.sleep(0)
+        first.cancel()  # it was its turn just now
+        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.wait_for(second, 30)
+        async with lane.turn(1):
+            return True
+
+    assert asyncio.run(given_up())
+
+
+def test_the_large_do_not_wait_for_the_huge_nor_the_small_for_either():
+    async def passes() -> bool:
+        beside = Beside()
+        try:
+            async with beside.turn(HUGE), beside.turn(LARGE), beside.turn(LARGE - 1):
+                return True
+        finally:
+            beside.close()
+
+    assert asyncio.run(asyncio.wait_for(passes(), 30))
+
+
+class Waiting:
+    """A `Serving` over a store that keeps a batch of more than one run only when it may."""
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self.store, self.where, self.announce, self.health = store, store.where, store.announce, store.health
+        self.go, self.asked = threading.Event(), threading.Event()
+
+    def append_async(self, runs: Any) -> Any:
+        if len(runs) > 1:
+            self.asked.set()
+            assert self.go.wait(60)
+        return self.store.append_async(runs)
+
+
+def test_a_small_request_is_answered_while_a_huge_one_is_kept(tmp_path):
+    body = request(*(span("x" * 9000) for _ in range(600)))
+    assert len(body) > HUGE
+    headers = {"content-type": PROTOBUF}
+    with SQLiteStore(tmp_path / "a.db") as kept, Server(store := Waiting(kept)) as server:  # type: ignore[arg-type]
+        statuses: list[int] = []
+        post = lambda: statuses.append(  # noqa: E731
+            httpx.post(f"{server.url}/v1/traces", content=body, headers=headers, timeout=60).status_code
+        )
+        huge = threading.Thread(target=post)
+        huge.start()
+        assert store.asked.wait(30)
+        small = httpx.post(f"{server.url}/v1/traces", content=request(span()), headers=headers, timeout=60)
+        assert (small.status_code, statuses) == (200, [])
+        store.go.set()
+        huge.join()
+    assert statuses == [200]

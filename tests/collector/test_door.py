@@ -1,0 +1,273 @@
+"""Who comes in, and what they are told: wrong keys, keys of one project, names of others, health without a key."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from google.rpc.status_pb2 import Status
+
+from assay.collector.api._tries import ADDRESSES, BURST, Tries
+from assay.collector.client import HTTPStore
+from assay.collector.errors import Forbidden, NotFound
+from assay.collector.records import Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
+from assay.collector.server import Server
+from assay.collector.stores import ControlStore, TraceStore
+from assay.collector.stores.project import FILTERED, NAMED, ProjectStore
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.making import run
+from collector.otlp import PROTOBUF, rejected, request, span
+
+MASTER = "master"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        yield made
+
+
+@pytest.fixture
+def locked(store: SQLiteStore) -> Iterator[Server]:
+    for secret, fields in (("p", {"project": "p"}), ("reader", {"scopes": ("read",)})):
+        sha = hashlib.sha256(secret.encode()).hexdigest()
+        store.save_key(Key(id=secret, name=secret, sha256=sha, **fields))  # type: ignore[arg-type]
+    with Server(store, host="0.0.0.0", api_key=MASTER) as server:
+        yield server
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "host", ["127.evil.test", "127.0.0.1.nip.io", "127.evil.test:4318", "[::1", "evil.test", "localhost."]
+)
+def test_a_name_that_only_looks_like_this_machine_reads_and_deletes_nothing(store, host):
+    store.append([kept := run()])
+    with Server(store) as server, httpx.Client(base_url=server.url, headers={"host": host}) as client:
+        assert client.get("/api/traces").status_code == 403
+        assert client.delete(f"/api/traces/{kept.trace_id}").status_code == 403
+        assert "store" not in client.get("/healthz").json()
+    assert store.count()["traces"] == 1
+
+
+@pytest.mark.parametrize("origin", ["http://[::1", "http://127.evil.test", "null"])
+def test_an_origin_of_others_writes_nothing(store, origin):
+    with Server(store) as server:
+        answers = [
+            httpx.post(f"{server.url}{path}", content=b"[]", headers={"origin": origin})
+            for path in ("/api/feedback", f"/traces/{'a' * 32}/feedback")
+        ]
+    assert [answer.status_code for answer in answers] == [403, 403]
+
+
+# Health
+
+
+def test_health_names_file_and_process_only_to_those_who_may_know(locked):
+    def told(secret: str | None) -> set[str]:
+        return set(httpx.get(f"{locked.url}/healthz", headers=bearer(secret) if secret else {}).json())
+
+    assert told(None) == told("wrong") == {"status", "service"}
+    assert told(MASTER) == {"status", "service", "pid", "store"}
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_probes_may_ask_for_the_head(store, path):
+    with Server(store) as server:
+        answer = httpx.head(server.url + path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+# Wrong keys
+
+
+def test_wrong_keys_are_limited_and_right_ones_go_on(locked, caplog):
+    with httpx.Client(base_url=locked.url) as client:
+        assert client.get("/api/count", headers=bearer(MASTER)).status_code == 200
+        with caplog.at_level(logging.WARNING, "assay.collector"):
+            answers = [client.get("/api/count", headers=bearer(f"secret-{number}")) for number in range(BURST + 30)]
+        assert {answer.status_code for answer in answers[:BURST]} == {401}
+        last = answers[-1]
+        assert (last.status_code, last.headers["retry-after"]) == (429, "1")
+        assert client.get("/api/count", headers=bearer(MASTER)).status_code == 200
+    assert "wrong API key(s) from 127.0.0.1" in caplog.text
+    assert "secret-" not in caplog.text
+
+
+def test_a_right_key_that_was_never_seen_is_not_tried_beside_many_wrong_ones(locked):
+    """Else the limit would not keep anybody from guessing."""
+    with httpx.Client(base_url=locked.url) as client:
+        for number in range(BURST + 30):
+            client.get("/api/count", headers=bearer(f"secret-{number}"))
+        statuses = [client.get("/api/count", headers=bearer(f"more-{number}")).status_code for number in range(5)]
+    assert 429 in statuses
+
+
+def test_tries_come_back_with_time():
+    now = [0.0]
+    tries = Tries(lambda: now[0])
+    for _ in range(BURST):
+        assert tries.wait("a", b"k") == 0
+        tries.wrong("a")
+    assert tries.wait("a", b"k") == 1
+    assert tries.wait("b", b"k") == 0
+    now[0] = 1.0
+    assert tries.wait("a", b"k") == 0
+
+
+def test_tries_are_remembered_of_so_many_addresses():
+    tries = Tries()
+    for number in range(ADDRESSES + 10):
+        tries.wrong(str(number))
+        tries.right(str(number), b"k")
+    assert len(tries._tries) == len(tries._good) == ADDRESSES
+
+
+def test_one_line_tells_of_many_wrong_keys(caplog):
+    now = [0.0]
+    tries = Tries(lambda: now[0])
+    with caplog.at_level(logging.WARNING, "assay.collector"):
+        for _ in range(50):
+            tries.wrong("10.0.0.1")
+        now[0] = 61.0
+        tries.wrong("10.0.0.1")
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 wrong API key(s) from 10.0.0.1",
+        "50 wrong API key(s) from 10.0.0.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"), [({}, 401, 16), (bearer("wrong"), 401, 16), (bearer("reader"), 403, 7)]
+)
+def test_a_sender_of_protobuf_is_refused_in_protobuf(locked, headers, status, code):
+    answer = httpx.post(f"{locked.url}/v1/traces", content=b"", headers={**headers, "content-type": PROTOBUF})
+    assert (answer.status_code, answer.headers["content-type"]) == (status, PROTOBUF)
+    assert Status.FromString(answer.content).code == code
+
+
+# Scopes
+
+
+def test_a_reader_may_ask_for_many_traces(locked, store):
+    store.append([kept := run()])
+    with HTTPStore(locked.url, "reader") as client:
+        assert [trace.trace_id for trace in client.many([kept.trace_id])] == [kept.trace_id]
+        with pytest.raises(Forbidden, match="may not administer"):
+            client.keys()
+
+
+# A key of one project
+
+
+@pytest.fixture
+def mine(locked: Server) -> Iterator[HTTPStore]:
+    with HTTPStore(locked.url, "p") as client:
+        yield client
+
+
+@pytest.fixture
+def theirs(store: SQLiteStore) -> str:
+    """The trace of another project, with feedback."""
+    store.append([kept := run(project="q", session_id="s")])
+    store.add_feedback([Feedback(target=Target(trace_id=kept.trace_id), key="k", score=1.0)])
+    store.save_experiment(Experiment(id="e", name="e", dataset="d", project="q"))
+    return kept.trace_id
+
+
+def test_what_is_written_with_the_key_is_its_projects(mine, store):
+    mine.append([said := run(project="p"), unsaid := run()])
+    mine.feedback(said.trace_id, "k", 1.0)
+    assert {trace.project for trace in store.traces()} == {"p"}
+    assert {trace.trace_id for trace in mine.traces()} == {said.trace_id, unsaid.trace_id}
+    assert mine.trace(said.trace_id).feedback[0].key == "k"
+
+
+def test_what_is_anothers_is_not_there(mine, theirs):
+    assert not mine.traces().items
+    assert not mine.traces(trace_ids=(theirs,)).items
+    assert not mine.sessions().items
+    assert mine.many([theirs]) == []
+    assert mine.aggregate()[0].traces == 0 if mine.aggregate() else True
+    assert (mine.values("project"), mine.values("session"), mine.values("tag")) == (["p"], [], [])
+    assert mine.experiments() == []
+    assert mine.changes().heads == ()
+    assert not mine.feedbacks().items
+    for ask in (lambda: mine.trace(theirs), lambda: mine.experiment("e"), lambda: mine.scores("e")):
+        with pytest.raises(NotFound):
+            ask()
+
+
+def test_what_is_anothers_is_not_changed(mine, theirs, store):
+    attempts = [
+        lambda: mine.append([run(trace_id=theirs, project="p")]),
+        lambda: mine.append([run(project="q")]),
+        lambda: mine.add_feedback([Feedback(target=Target(trace_id=theirs), key="k", score=0.0)]),
+        lambda: mine.add_feedback([Feedback(target=Target(session_id="s"), key="k", score=0.0)]),
+        lambda: mine.feedbacks(target=Target(trace_id=theirs)),
+        lambda: mine.amend(theirs, "1" * 16, {"inputs": "x"}),
+        lambda: mine.traces(project="q"),
+        lambda: mine.add_running([OpenRun(trace_id=theirs, span_id="1" * 16, name="n")]),
+        lambda: mine.add_reports([ProcessReport(instance="i", reported_ns=1, project="q")]),
+        lambda: mine.save_experiment(Experiment(id="e", name="mine", dataset="d")),
+        lambda: mine.rules(project="q"),
+        lambda: mine.save_rule(Rule(name="r", version="1", evaluators=(), project="q")),
+        lambda: mine.delete_dataset("d"),
+        lambda: mine.count(),
+        lambda: mine.keys(),
+        lambda: mine.vacuum(),
+    ]
+    for attempt in attempts:
+        with pytest.raises(Forbidden):
+            attempt()
+    assert store.trace(theirs).feedback[0].score == 1.0
+    assert store.experiment("e").project == "q"
+
+
+def test_otlp_is_held_to_the_project_span_by_span(locked, store, theirs):
+    other = span(trace_id=bytes.fromhex(theirs))
+    mine = [span(), span()]
+    answer = httpx.post(
+        f"{locked.url}/v1/traces", content=request(other, *mine), headers={**bearer("p"), "content-type": PROTOBUF}
+    )
+    count, told = rejected(answer.content)
+    assert (answer.status_code, count) == (200, 1)
+    assert "of project 'p'" in told
+    assert store.trace(mine[0].trace_id.hex()).root.project == "p"
+    assert len(store.trace(theirs).runs) == 1
+
+
+def test_pages_show_the_project_and_nothing_else(locked, mine, theirs):
+    mine.append([run(name="seen-by-all")])
+    page = httpx.get(f"{locked.url}/", headers=bearer("p"))
+    assert page.status_code == 200
+    assert "seen-by-all" in page.text
+    assert httpx.get(f"{locked.url}/traces/{theirs}", headers=bearer("p")).status_code == 404
+    for path in ("/datasets", "/metrics", "/api/keys"):
+        assert httpx.get(f"{locked.url}{path}", headers=bearer("p")).status_code == 403
+
+
+def test_a_verb_that_nobody_has_thought_of_is_forbidden(store):
+    view = ProjectStore(store, "p")
+    thought = {name for name in vars(ProjectStore) if not name.startswith("_")} | FILTERED | NAMED
+    verbs = {name for kind in (TraceStore, ControlStore) for name in vars(kind) if not name.startswith("_")}
+    for name in verbs - thought - {"close", "where"}:
+        with pytest.raises(Forbidden):
+            getattr(view, name)
+    assert {"datasets", "keys", "prune", "delete_feedback", "leases"} <= verbs - thought
+    with pytest.raises(AttributeError):
+        view.nothing  # noqa: B018
+
+
+def test_a_file_of_rules_may_be_of_several_projects(store):
+    with pytest.raises(Forbidden, match="several"):
+        ProjectStore(store, "p").save_rule(Rule(name="r", version="1", evaluators=()), owner="rules.py")
