@@ -148,7 +148,7 @@ assert started.wait(60)
 def said_by(program: str) -> str:
     """What a program says on stderr, warnings and all."""
     ran = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program], capture_output=True, text=True, timeout=240
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stderr

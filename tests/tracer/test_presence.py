@@ -293,7 +293,7 @@ def test_the_users_own_name_of_a_process_stays(assay: Sink, tmp_path: Path, way:
 
 def run(script: str, sink: Sink, tmp_path: Path, **more: str) -> None:
     environment = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path), **more}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=240)
 
 
 def test_a_report_that_nobody_answers_holds_nothing_up(assay: Sink) -> None:
