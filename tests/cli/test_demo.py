@@ -123,5 +123,5 @@ def test_serves_the_pages_until_it_is_told_to_stop(number):
         assert next(line for line in lines if "Ctrl-C" in line)
         page = urllib.request.urlopen(found).read().decode()
         running.send_signal(number)
-        assert running.wait(60) == 0
+        assert running.wait(240) == 0
     assert "bm25-k5" in page

@@ -282,8 +282,9 @@ def test_shared(inputs, exact):
 def test_workers_of_xdist_make_one_experiment(tmp_path, crash, status, runs):
     pytest.importorskip("xdist")
     (tmp_path / "test_it.py").write_text(SHARED)
-    env = {**os.environ, "CRASH": crash}
-    report = in_a_process(tmp_path, "-n", "2", "-p", "no:inline-snapshot", "--assay-store", "t.db", env=env)
+    env = {**os.environ, "CRASH": crash, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # others take seconds in each worker
+    plugins = ("-p", "xdist", "-p", "assay.cli.pytest_plugin")
+    report = in_a_process(tmp_path, "-n", "2", *plugins, "--assay-store", "t.db", env=env)
     assert report.count("= assay: shared =") == 1
     with SQLiteStore(tmp_path / "t.db") as store:
         (record,) = store.experiments()

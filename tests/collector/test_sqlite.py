@@ -255,7 +255,7 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
 def said(code: str, file: Path) -> str:
     """What a process that works on the file says until its end."""
     with python(code, str(file)) as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=240)
     return output.strip()
 
 

@@ -103,7 +103,7 @@ def test_labels_without_end_stay_linear_and_small(target):
     ]
     started = time.process_time()
     accuracy = asyncio.run(get("classification").evaluate_set(cases, target))[0]
-    assert time.process_time() - started < 5  # quadratic: minutes
+    assert time.process_time() - started < 30  # quadratic: minutes
     matrix = accuracy.metadata
     assert (len(matrix["labels"]), matrix["labels_left_out"]) == (50, 29_951)
     assert "a" in matrix["labels"]

@@ -44,7 +44,7 @@ def killed(folder, after):
     process = started(folder)
     asked = folder / "asked.txt"
     before = len(asked.read_text().splitlines()) if asked.exists() else 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         if asked.exists() and len(asked.read_text().splitlines()) >= before + after:
             break

@@ -37,7 +37,7 @@ def test_ctrl_c(tmp_path, kind):
     for _ in range(12):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == -signal.SIGINT
     assert "go on with evaluate(…, resume=" in said
     with SQLiteStore(tmp_path / "assay.db") as store:
@@ -52,7 +52,7 @@ def test_an_interrupted_command_says_its_own_flag(tmp_path):
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert "go on with assay eval check.py --store a.db --resume\n" in said
 
 

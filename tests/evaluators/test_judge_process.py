@@ -25,7 +25,7 @@ def run_alone(code, url):
     folders = [str(Path(__file__).parents[2] / folder) for folder in ("tracer", "collector", "evaluators", "cli")]
     environment = {**os.environ, "ASSAY_CACHE": "off", "PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, url]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
 
 
 @pytest.fixture

@@ -46,17 +46,21 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._until_ready()
+        try:
+            self._until_ready()
+        except BaseException:
+            self.__exit__()  # else the warning of what is left behind fails the next test too
+            raise
 
     def _until_ready(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.process.communicate()[1]
             with suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/healthz").json()["pid"] == self.process.pid:
                     return
             time.sleep(0.02)
-        raise AssertionError("not ready within a minute")
+        raise AssertionError("not ready within four minutes")
 
     def __enter__(self) -> Process:
         return self
@@ -72,6 +76,6 @@ class Process:
     def stop(self) -> str:
         """What it said on stderr."""
         self.process.send_signal(signal.SIGTERM)
-        told: str = self.process.communicate(timeout=60)[1]
+        told: str = self.process.communicate(timeout=240)[1]
         assert self.process.returncode == 0, told
         return told

@@ -80,18 +80,17 @@ def killed_again_and_again(folder: Path, kills: int) -> None:
     path, random_ = folder / "assay.db", random.Random(7)
     acknowledged: set[str] = set()
     for round_ in range(kills):
-        server = Process(path)
-        assert lost(server.url, acknowledged) == set()
-        load = Load(server.url, round_ * 100)
-        wanted = random_.randint(1, 60)
-        until(lambda load=load, wanted=wanted: len(load.acknowledged) >= wanted)
-        time.sleep(random_.random() / 20)  # somewhere within a commit, a checkpoint, a round of indexing
-        server.kill()
+        with Process(path) as server:
+            assert lost(server.url, acknowledged) == set()
+            load = Load(server.url, round_ * 100)
+            wanted = random_.randint(1, 60)
+            until(lambda load=load, wanted=wanted: len(load.acknowledged) >= wanted)
+            time.sleep(random_.random() / 20)  # somewhere within a commit, a checkpoint, a round of indexing
         acknowledged |= load.join()
         assert sound(path) == ["ok"]
-    server = Process(path)
-    assert lost(server.url, acknowledged) == set()
-    server.stop()
+    with Process(path) as server:
+        assert lost(server.url, acknowledged) == set()
+        server.stop()
 
 
 def test_three_kills_under_load_lose_nothing(tmp_path: Path) -> None:
@@ -104,26 +103,24 @@ def test_thirty_kills_under_load_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_told_to_stop_loses_nothing(tmp_path: Path) -> None:
-    server = Process(tmp_path / "assay.db")
-    load = Load(server.url, 1)
-    until(lambda: len(load.acknowledged) >= 20)
-    assert "everything that was acknowledged is kept" in server.stop()
+    with Process(tmp_path / "assay.db") as server:
+        load = Load(server.url, 1)
+        until(lambda: len(load.acknowledged) >= 20)
+        assert "everything that was acknowledged is kept" in server.stop()
     acknowledged = load.join()
     assert not (tmp_path / "assay.db-wal").exists()  # the last one out has put everything into the file
-    again = Process(tmp_path / "assay.db")
-    assert lost(again.url, acknowledged) == set()
-    again.stop()
+    with Process(tmp_path / "assay.db") as again:
+        assert lost(again.url, acknowledged) == set()
+        again.stop()
 
 
 def test_a_span_is_kept_although_the_server_dies_right_after_its_answer(tmp_path: Path) -> None:
-    server = Process(tmp_path / "assay.db")
     one = span("last words")
-    assert httpx.post(f"{server.url}/v1/traces", content=request(one), headers=HEADERS, timeout=60).status_code == 200
-    server.kill()
-    again = Process(tmp_path / "assay.db", server.port)
-    with HTTPStore(again.url) as store:
+    with Process(tmp_path / "assay.db") as server:
+        told = httpx.post(f"{server.url}/v1/traces", content=request(one), headers=HEADERS, timeout=60)
+    assert told.status_code == 200  # and that was its end
+    with Process(tmp_path / "assay.db", server.port) as again, HTTPStore(again.url) as store:
         assert store.trace(one.trace_id.hex()).root.name == "last words"
-    again.stop()
 
 
 def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:

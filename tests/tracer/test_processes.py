@@ -17,7 +17,7 @@ from assay.tracer import configure
 def run(script: str, sink: Sink, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """A program of its own; it has long to end."""
     env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "spool"), **more}
-    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=240)
 
 
 def traced(sink: Sink, tmp_path: Path) -> int:
@@ -124,7 +124,7 @@ def test_a_redactor_that_ends_threads_does_not_end_delivery(sink: Sink, tmp_path
 HANDLER = """
 import faulthandler, signal, threading, time
 from assay.tracer import configure, trace
-faulthandler.dump_traceback_later(100, exit=True)
+faulthandler.dump_traceback_later(200, exit=True)
 work = trace(lambda n: n)
 configure()
 signal.signal(signal.SIGALRM, lambda *_: work(1))

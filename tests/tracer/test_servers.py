@@ -77,11 +77,11 @@ def test_all_of_300_requests_are_delivered(command: list[str], sink: Sink, tmp_p
     env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "spool")}
     server = subprocess.Popen([part.format(port=port) for part in command], cwd=tmp_path, env=env)
     try:
-        until(lambda: answers(f"http://127.0.0.1:{port}/ready"), 60)
+        until(lambda: answers(f"http://127.0.0.1:{port}/ready"), 240)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(asked, [f"http://127.0.0.1:{port}/r{n}" for n in range(300)]))
         wanted = {f'{{"path":"{path}"}}' for path in ("at start", *(f"/r{n}" for n in range(300)))}
         until(lambda: wanted <= inputs(sink))  # uvicorn's end waits for nobody
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(60)
+        server.wait(240)
