@@ -283,7 +283,8 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
         return _of_cross_encoder(given, **options)
     predict = getattr(given, "predict", given)  # Vectara's model is no function of pairs
     if callable(predict):
-        return PairScorer(predict, **({} if predict is given else {"name": type(given).__name__}), **options)
+        named = {} if predict is given else {"name": type(given).__name__}
+        return PairScorer(predict, **{**named, **options})
     raise NoModel(f"a pair scorer is a model's name, a folder, or {WANTED}, not {given!r:.200}")
 
 
