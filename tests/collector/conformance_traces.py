@@ -134,7 +134,8 @@ def test_feedback_that_comes_with_a_new_trace_has_its_standing(store: Store) -> 
 
 def test_no_run_is_kept_without_the_feedback_that_comes_with_it(store: Store) -> None:
     root = run()
-    impossible = Feedback(target=Target(trace_id=root.trace_id), key="k", score=1, created_ns=2**70)
+    nowhere = Target(trace_id=root.trace_id, span_id=root.span_id, document=2**70)
+    impossible = Feedback(target=nowhere, key="k", score=1)
     with pytest.raises((AssayError, OverflowError)):
         store.append([root], [impossible])
     assert store.count()["spans"] == 0

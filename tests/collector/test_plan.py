@@ -4,6 +4,7 @@ import sqlite3
 
 import pytest
 
+from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._plan import plan
@@ -51,13 +52,18 @@ def test_traces_with_errors_have_an_index(tmp_path):
         ('"quoted" AND (x)', '"quoted" "AND" "x"'),
         ("cafe\u0301", '"café"'),
         ("a\x00b", '"a" "b"'),
-        (" - * ", ""),
     ],
 )
 def test_a_text_is_searched_by_its_words(tmp_path, text, words):
     assert matching(text) == words
     with SQLiteStore(tmp_path / "assay.db") as store:
         assert store.traces(text=text).items == ()
+
+
+def test_a_text_without_a_word_is_refused(tmp_path):
+    assert matching(" - * ") == ""
+    with SQLiteStore(tmp_path / "assay.db") as store, pytest.raises(Refused, match="holds no word"):
+        store.traces(text=" - * ")
 
 
 @pytest.mark.parametrize(
