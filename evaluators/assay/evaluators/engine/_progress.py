@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 REDRAWN = 0.1  # seconds between two drawings in a notebook
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -57,6 +56,8 @@ class RichBar:
     """rich's bar, for terminals."""
 
     def __init__(self, title: str, total: int | None, console: Console) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         failed = TextColumn("{task.fields[failed]}", style="red")
         waiting = TextColumn("{task.fields[waiting]}", style="yellow", markup=False)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), failed)
