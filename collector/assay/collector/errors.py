@@ -19,7 +19,6 @@
         Declined                     it refused, its answer was filtered, or is empty
         CutOff                       its reply ended at the most tokens that it may have
         NoJudge(ValueError)          no judge is named, and none is guessed
-        NoEmbed(ValueError)          no function that makes vectors is named, and none is guessed
         NoModel(ValueError)          a model, or what runs it, is not on this machine
       TaskError(ValueError)          a task cannot be called with the inputs of an example
       CannotResume(ValueError)       the runs that an experiment has stored do not count any more

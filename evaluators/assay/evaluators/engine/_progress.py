@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from assay.collector.terminal import TerminalConsole, on_a_line
 
@@ -59,6 +58,8 @@ class RichBar:
     """rich's bar, for terminals."""
 
     def __init__(self, title: str, total: int | None, console: Console) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         failed = TextColumn("{task.fields[failed]}", style="red")
         waiting = TextColumn("{task.fields[waiting]}", style="yellow", markup=False)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), failed)

@@ -55,7 +55,7 @@ class Function:
 
     def __init__(self, function: Callable[[list[str]], Any], name: str | None) -> None:
         self._function, self._named = function, name
-        self.name = name or getattr(function, "__qualname__", type(function).__qualname__)
+        self.name = name or str(getattr(function, "__qualname__", type(function).__qualname__))
         bound = getattr(function, "__self__", None)  # a bound method is another object each time
         self.key = "function", id(function if bound is None else bound), id(getattr(function, "__func__", None))
 
