@@ -142,4 +142,34 @@ def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], tol
 
 def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "bad.db").write_bytes(b"nonsense" * 4000)
-    assert "damaged" in refusal("check", "--store", str(tmp_path / "bad.db"))
+    shown = assay("check", "--store", str(tmp_path / "bad.db"))
+    assert (shown.exit_code, "is damaged" in shown.stdout, "assay db recover" in shown.stderr) == (1, True, True)
+
+
+def test_backup_of_a_served_file(file: str, tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy.db")
+    with SQLiteStore(file) as store, Server(store):
+        shown = assay("backup", copy, "--store", file, "--json")
+    assert json.loads(shown.stdout)["bytes"] == os.path.getsize(copy)
+    assert left(copy) == ["new", "old"]
+    assert "is there already" in refusal("backup", copy, "--store", file)
+
+
+def test_backup_of_a_server_is_told_where_it_works() -> None:
+    assert "works on its file" in refusal("backup", "copy.db", "--store", "http://127.0.0.1:9")
+
+
+def test_recover_says_what_is_saved_and_what_is_lost(file: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute("DELETE FROM resources")
+    saved = str(tmp_path / "saved.db")
+    shown = assay("recover", saved, "--store", file)
+    assert (shown.exit_code, "3 spans have lost their resource" in shown.stdout) == (0, True)
+    assert left(saved) == ["new", "old"]
+    found = json.loads(assay("recover", saved + "2", "--store", file, "--json").stdout)
+    assert {"table": "spans", "saved": 3, "lost": 0} in found["tables"]
+
+
+@pytest.mark.parametrize("command", ["stats", "check", "vacuum", "sql"])
+def test_an_empty_name_is_no_file_of_anybodys(command: str) -> None:
+    assert "name is empty" in refusal(command, "--store", "")

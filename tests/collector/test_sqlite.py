@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import MISSING, asdict, fields, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from assay.collector.errors import Closed, NotFound, Refused, Unavailable
+from assay.collector.errors import Closed, Halted, NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
 from assay.collector.records import (
     Example,
@@ -568,7 +569,7 @@ def test_a_page_that_was_overwritten_is_told_wherever_it_is_met(file: Path, page
     start = int(len(content) * page) // 16384 * 16384
     content[start : start + 16384] = os.urandom(16384)
     file.write_bytes(content)
-    with pytest.raises((Refused, AssertionError)), SQLiteStore(file) as store:
+    with pytest.raises((Refused, Halted, AssertionError)), SQLiteStore(file) as store:
         assert store.check(deep=True) == []
     assert holder(file) is None
 
@@ -577,7 +578,7 @@ LONG = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100
 
 
 def test_closing_ends_a_query_and_pulls_no_connection_from_under_it(store: SQLiteStore, file: Path) -> None:
-    readers, inside, outcomes = Readers(str(file)), threading.Semaphore(0), list[BaseException]()
+    readers, inside, outcomes = Readers(str(file), time.time_ns), threading.Semaphore(0), list[BaseException]()
 
     def read() -> None:
         try:

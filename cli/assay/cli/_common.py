@@ -1,28 +1,29 @@
 """What every command shares: the store it speaks to, output for people or pipes, errors in one line."""
 
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from assay.collector import connect, default_place, describe
+from assay.collector import connect, default_place, describe, named
 from assay.collector.errors import Refused, StoreError
 from assay.collector.filters import EVALUATOR, Filter
 from assay.collector.querystring import condition, gathered, term
 from assay.collector.stores import Store
+from assay.collector.terminal import TerminalConsole, beginning, harmless, on_a_line
 
-console = Console()
-notes = Console(stderr=True)
-_endless = Console(width=2000)
+__all__ = ["beginning", "conditions", "console", "emit", "failing_in_one_line", "harmless", "notes", "on_a_line"]
+__all__ += ["opened", "short", "table", "whole_id"]
+
+console = TerminalConsole()
+notes = TerminalConsole(stderr=True)
+_endless = TerminalConsole(width=2000)
 _ENOUGH = 8  # digits of a trace's id that still find it
-_KEPT = frozenset({"\n", "\t"})
 _IDS = ("trace", "id", "example")  # columns that are there to be copied
 
 
@@ -32,13 +33,13 @@ def failing_in_one_line() -> Iterator[None]:
     try:
         yield
     except (StoreError, OSError, ValueError) as error:
-        sys.exit(f"assay: {error}")
+        sys.exit(beginning(f"assay: {error}"))
 
 
 @contextmanager
 def opened(at: str | None, *, make: bool = False) -> Iterator[Store]:
     """The store that a command speaks to; says on stderr which, and closes it. Only with `make` a new file is begun."""
-    place = at or default_place()
+    place = default_place() if at is None else named(at)
     if not make:
         _refuse_absent(place, given=at is not None)
     store = connect(place)
@@ -82,12 +83,12 @@ def emit(rows: Iterable[Any]) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout; texts are `harmless`, else as they are, and whole where no terminal ends.
+    """A table on stdout; each text harmless and on a line, as far as a name goes, whole where no terminal ends.
 
     In a narrow terminal texts fold, ids do not: they are there to be copied. Of a trace's id the beginning is enough.
     """
     out = console if console.is_terminal else _endless
-    cells = [list(map(harmless, row)) for row in rows]
+    cells = [list(map(on_a_line, row)) for row in rows]
     made = _table(head, cells)
     if "trace" in head and out.measure(made, options=out.options.update(width=10_000)).maximum > out.width:
         place = head.index("trace")
@@ -112,17 +113,6 @@ def short(value: Any, width: int = 60) -> str:
     """A value on one line, cut off where it gets long."""
     text = " ".join((value if isinstance(value, str) else _json(value).decode()).split())
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def harmless(text: str) -> str:
-    """The text without what would steer a terminal, or turn the order of letters round: each such character as its
-    escape.
-    """
-    return "".join(letter if letter in _KEPT or letter.isprintable() else _escaped(letter) for letter in text)
-
-
-def _escaped(letter: str) -> str:
-    return letter if unicodedata.category(letter) == "Zs" else letter.encode("unicode_escape").decode()
 
 
 def _json(value: Any) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli._common import emit, harmless, notes, opened, short, table
+from assay.cli._common import emit, notes, on_a_line, opened, short, table
 from assay.cli._options import JsonOption, StoreOption
 from assay.cli.feedback import value_of
 from assay.collector.querystring import duration
@@ -50,9 +50,9 @@ def check(
 
 
 def _show(found: Check, since: str) -> None:
-    typer.echo(f"{found.rule.name} ({found.rule.project}, version {found.rule.version})")
+    typer.echo(on_a_line(f"{found.rule.name} ({found.rule.project}, version {found.rule.version})"))
     for line in _lines(found, since):
-        typer.echo(harmless(f"  {line}"))
+        typer.echo(on_a_line(f"  {line}"))
     if found.tried:
         place = {"session": ("session",), "span": ("trace", "span"), "document": ("trace", "span", "document")}
         head = (*place.get(found.rule.target, ("trace",)), "key", "outcome", "score", "comment")
@@ -129,11 +129,11 @@ def diff(
     if as_json:
         emit([asdict(found)])
         return
-    typer.echo(harmless(f"{found.old.name} and {found.new.name}: {found.both} scored by both, {_alone(found)}"))
+    typer.echo(on_a_line(f"{found.old.name} and {found.new.name}: {found.both} scored by both, {_alone(found)}"))
     table(("key", "n", found.old.name, found.new.name, "change"), map(_row, found.differences))
     if found.cost_old is not None or found.cost_new is not None:
         cost = f"{_usd(found.cost_old)} with {found.old.name}, {_usd(found.cost_new)} with {found.new.name}"
-        typer.echo(harmless(f"a target costs {cost}"))
+        typer.echo(on_a_line(f"a target costs {cost}"))
     if not found.differences:
         notes.print("no key has scores of both yet", highlight=False)
 

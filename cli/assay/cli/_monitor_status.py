@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from assay.cli._common import console, emit, harmless, notes, opened
+from assay.cli._common import console, emit, notes, on_a_line, opened
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector import format, verdicts
 from assay.collector.records import RuleStatus
@@ -94,8 +94,8 @@ def shown(found: Sequence[tuple[RuleStatus, list[SampledMean]]]) -> Group:
 
 def _rule(status: RuleStatus, means: list[SampledMean], now_ns: int) -> Iterator[Text | Table]:
     standing, right = verdicts.standing(status, now_ns)
-    name = (harmless(status.rule.name), "bold")
-    yield Text.assemble(name, f"  {harmless(status.rule.project)}  ", (standing, "green" if right else "yellow"))
+    name = (on_a_line(status.rule.name), "bold")
+    yield Text.assemble(name, f"  {on_a_line(status.rule.project)}  ", (standing, "green" if right else "yellow"))
     counts = [f"{stage.name} {format.count(stage.count)}" for stage in verdicts.funnel(status)]
     others = [name for name in verdicts.STORED if name != "scored" and status.counts.get(name)]
     yield Text("  " + " → ".join(counts))
@@ -103,9 +103,9 @@ def _rule(status: RuleStatus, means: list[SampledMean], now_ns: int) -> Iterator
         yield Text("  " + ", ".join(f"{verdicts.WORDS[name]} {format.count(status.counts[name])}" for name in others))
     yield Text(f"  rate {verdicts.rate(status)}; {verdicts.behind(status)}")
     for line in _below(status, now_ns):
-        yield Text(f"  {harmless(line)}")
+        yield Text(f"  {on_a_line(line)}")
     for error in status.errors[:3]:
-        yield Text(f"  error: {harmless(format.first_line(error))}", "red")
+        yield Text(f"  error: {on_a_line(format.first_line(error))}", "red")
     if means:
         yield _table(means)
 
@@ -123,5 +123,5 @@ def _table(means: Sequence[SampledMean]) -> Table:
     for mean in means:
         interval = "–" if mean.low is None else f"{format.number(mean.low)}–{format.number(mean.high)}"
         counts = (mean.n, round(mean.effective), mean.failed, mean.skipped, mean.unknown + mean.outside)
-        table.add_row(Text(harmless(mean.key)), format.number(mean.mean), interval, *map(format.count, counts))
+        table.add_row(Text(on_a_line(mean.key)), format.number(mean.mean), interval, *map(format.count, counts))
     return table

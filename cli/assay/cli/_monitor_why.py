@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from assay.cli._common import console, emit, harmless, notes, opened, whole_id
+from assay.cli._common import console, emit, notes, on_a_line, opened, whole_id
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector import verdicts
 from assay.collector.records import Condition, Decision, Why
+from assay.collector.terminal import MESSAGE
 
 Id = Annotated[str, typer.Argument(help="A trace's id, or the beginning of a recent one's.")]
 STYLES = {"scored": "green", "failed": "bold red", "over_budget": "red", "filtered": "dim", "sampled_out": "dim"}
@@ -38,12 +39,12 @@ def why(trace_id: Id, at: StoreOption = None, as_json: JsonOption = False) -> No
 def told(one: Why, now_ns: int) -> Text:
     """One rule's answer: a line with the verdict and the reason, and what there is to know of it below."""
     text = Text.assemble(
-        (harmless(one.rule.name), "bold"), "  ", (verdicts.WORDS[one.verdict], STYLES.get(one.verdict, "yellow"))
+        (on_a_line(one.rule.name), "bold"), "  ", (verdicts.WORDS[one.verdict], STYLES.get(one.verdict, "yellow"))
     )
     if reason := verdicts.reason(one):
-        text.append(f"  {harmless(reason)}")
+        text.append(f"  {on_a_line(reason, MESSAGE)}")
     for line in _below(one, now_ns):
-        text.append(f"\n    {harmless(line)}")
+        text.append(f"\n    {on_a_line(line, MESSAGE)}")
     return text
 
 

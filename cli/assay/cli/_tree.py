@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 from rich.tree import Tree
 
-from assay.cli._common import harmless
+from assay.cli._common import harmless, on_a_line
 from assay.collector import format
 from assay.collector.gaps import gaps, open_runs
 from assay.collector.records import JSON, Feedback, OpenRun, Run, Trace
@@ -20,11 +20,11 @@ STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
 def tree(trace: Trace, *, whole: bool = False) -> Tree:
     """The tree. Texts are cut unless `whole`; nothing in them is taken for markup."""
     limit = 10**9 if whole else SHORT
-    head = f"trace {trace.trace_id}  {trace.root.project}  {format.to_the_second(trace.root.start_ns)}"
+    head = f"trace {trace.trace_id}  {on_a_line(trace.root.project)}  {format.to_the_second(trace.root.start_ns)}"
     top = Tree(_line((head + ("" if trace.complete else "  (not complete)"), "dim")))
     for sentence in gaps(trace):
         top.add(_line((sentence, "yellow")))
-    _feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None))
+    _feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None), limit)
     placed: set[str] = set()
     # A run whose parent never arrived stands at the top, and so does one of a circle of parents
     ids = {run.span_id for run in trace.runs}
@@ -39,7 +39,9 @@ def tree(trace: Trace, *, whole: bool = False) -> Tree:
 def under_way(runs: Sequence[OpenRun]) -> Tree:
     """A trace of which nothing has ended yet: its open runs (at least one)."""
     first = min(runs, key=lambda run: run.start_ns)
-    top = Tree(_line((f"trace {first.trace_id}  {first.project}  {format.to_the_second(first.start_ns)}", "dim")))
+    top = Tree(
+        _line((f"trace {first.trace_id}  {on_a_line(first.project)}  {format.to_the_second(first.start_ns)}", "dim"))
+    )
     for sentence in ("nothing of it has ended yet", *open_runs(runs)):
         top.add(_line((sentence, "yellow")))
     return top
@@ -54,15 +56,15 @@ def _grow(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str]) -
         placed.add(run.span_id)
         branch = above.add(_head(run))
         _details(branch, run, limit)
-        _feedback(branch, (feedback for feedback in trace.feedback if feedback.target.span_id == run.span_id))
+        _feedback(branch, (feedback for feedback in trace.feedback if feedback.target.span_id == run.span_id), limit)
         waiting += [(branch, child) for child in reversed(trace.children(run.span_id))]
 
 
 def _head(run: Run) -> Text:
     took = format.duration(run.duration_ns)
-    head = _line((run.name or "(no name)", STYLES[run.status]), f"  {run.kind}  {took}")
+    head = _line((on_a_line(run.name) or "(no name)", STYLES[run.status]), f"  {on_a_line(run.kind)}  {took}")
     if run.model:
-        head.append(harmless(f"  {run.model}"), "cyan")
+        head.append(on_a_line(f"  {run.model}"), "cyan")
     if run.usage:
         head.append(f"  {run.usage.input_tokens} → {run.usage.output_tokens} tokens", "cyan")
     if run.cost is not None:
@@ -79,14 +81,14 @@ def _details(branch: Tree, run: Run, limit: int) -> None:
     for place, document in enumerate(run.documents):
         score = "" if document.score is None else f" {document.score:.3f}"
         content = _cut(document.content, DOCUMENT if limit == SHORT else limit)
-        branch.add(_line((f"[{place}] {document.id or ''}{score}  ", "green"), content))
+        branch.add(_line((f"[{place}] {on_a_line(document.id or '')}{score}  ", "green"), content))
 
 
-def _feedback(branch: Tree, feedbacks: Iterable[Feedback]) -> None:
+def _feedback(branch: Tree, feedbacks: Iterable[Feedback], limit: int) -> None:
     for feedback in feedbacks:
         who = feedback.author or feedback.evaluator or feedback.source
-        value = (f"★ {feedback.key} = {_value(feedback)}", "yellow")
-        branch.add(_line(value, f"  {who}  {feedback.comment or ''}"))
+        value = (f"★ {on_a_line(feedback.key)} = {_cut(_value(feedback), limit)}", "yellow")
+        branch.add(_line(value, f"  {on_a_line(who)}  {_cut(feedback.comment or '', limit)}"))
 
 
 def _value(feedback: Feedback) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,22 +14,26 @@ import orjson
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from assay.cli._common import console, notes, opened
-from assay.cli._options import JsonOption, StoreOption
+from assay.cli._common import conditions, console, notes, on_a_line, opened
+from assay.cli._options import JsonOption, StoreOption, WhereOption
+from assay.collector import named
 from assay.collector.errors import Refused
 from assay.collector.querystring import duration, parse
 from assay.collector.records import Retention
 from assay.collector.stores.sqlite import inspect
+from assay.collector.terminal import MESSAGE
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look after a database: sizes, retention, deletion, checks, SQL.",
+    help="Look after a database: sizes, retention, deletion, export, import, checks, SQL.",
     epilog="Example: `assay db stats`",
 )
 
 FileOption = Annotated[str | None, typer.Option("--store", help="The SQLite file; else ./assay.db.")]
 Terms = Annotated[list[str], typer.Argument(help="Conditions, such as project=demo session=s-1 since=7d.")]
+Target = Annotated[str, typer.Argument(metavar="FILE", help="The new file; one that is there is refused.")]
 SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -108,6 +115,66 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
 
 
 @app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A new file; - for stdout.")],
+    format: Annotated[str, typer.Option(help="otlp: runs and feedback, for any tool; jsonl: every record.")] = "otlp",
+    where: WhereOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Write what a store holds as lines of JSON: as OpenTelemetry's file exporter does, or every record.
+
+    Example: `assay db export backup.jsonl --format jsonl`
+    """
+    from assay.collector.exchange import exported, written
+
+    with opened(store) as kept:
+        lines = exported(kept, format, conditions(where))
+        counts = _streamed(lines) if str(file) == "-" else written(lines, file)
+    notes.print(f"wrote {_listed(counts)}", markup=False)
+
+
+def _streamed(lines: Iterable[tuple[bytes, Counter[str]]]) -> Counter[str]:
+    counts = Counter[str]()
+    for line, held in lines:
+        sys.stdout.buffer.write(line + b"\n")
+        counts += held
+    sys.stdout.buffer.flush()
+    return counts
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote, or OpenTelemetry's file exporter; - for stdin.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Keep what a file's lines say; doing it again changes nothing. Exit status 1 if some of it could not be kept.
+
+    Example: `assay db import backup.jsonl --store new.db`
+    """
+    from assay.collector.exchange import take
+
+    with opened(store, make=True) as kept:
+        if str(file) == "-":
+            taken = take(kept, sys.stdin.buffer)
+        else:
+            with file.open("rb") as lines:
+                taken = take(kept, lines)
+    if json:
+        _print_json([{"kept": taken.kept, "left_out": taken.left_out, "bad": taken.bad, "reasons": taken.reasons}])
+    for reason in taken.reasons if not json else ():
+        notes.print(on_a_line(reason, MESSAGE), markup=False, highlight=False, soft_wrap=True)
+    left_out = f", left out {_listed(taken.left_out)}" if taken.left_out else ""
+    notes.print(f"kept {_listed(taken.kept)}{left_out}, bad: {taken.bad:,}", markup=False, soft_wrap=True)
+    if taken.bad:
+        raise typer.Exit(1)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} × {kind}" for kind, count in counts.items()) or "nothing"
+
+
+@app.command()
 def check(
     deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False,
     store: FileOption = None,
@@ -117,15 +184,53 @@ def check(
 
     Example: `assay db check --deep`
     """
-    with inspect.opened(_file(store)) as file:
-        problems = file.check(deep=deep)
+    problems = inspect.check(_file(store), deep=deep)
     if json:
         _print_json([{"sound": not problems, "problems": problems}])
     for problem in problems if not json else ():
         console.print(escape(problem), soft_wrap=True)
     if problems:
+        notes.print("what can be read is saved by: assay db recover NEW.db")
         raise typer.Exit(1)
     notes.print("sound")
+
+
+@app.command()
+def recover(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
+    """Save what can be read of a damaged file into a new one. The damaged one is not written.
+
+    Example: `assay db recover saved.db --store assay.db`
+    """
+    found = inspect.recover(_file(store), named(target))
+    if json:
+        _print_json([asdict(found)])
+    else:
+        _tell(found, target)
+
+
+def _tell(found: inspect.Recovered, target: str) -> None:
+    rows = [one for one in found.tables if one.saved or one.lost != 0]
+    console.print(_table([{"table": one.table, "saved": one.saved, "lost": _lost(one)} for one in rows]))
+    for note in (*found.notes, *found.problems):
+        console.print(escape(note), soft_wrap=True)
+    notes.print(f"saved into {escape(target)}; look at it, then put it in the place of the damaged one", soft_wrap=True)
+
+
+def _lost(saved: inspect.Saved) -> str:
+    return "some, nothing says how many" if saved.lost is None else str(saved.lost)
+
+
+@app.command()
+def backup(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
+    """Copy the file as it is at one moment, while a server writes it. Until the copy is whole it is called FILE.part.
+
+    Example: `assay db backup assay-monday.db --store assay.db`
+    """
+    size = inspect.backup(_file(store), named(target))
+    if json:
+        _print_json([{"bytes": size}])
+    else:
+        notes.print(f"copied {_size(size)} to {escape(target)}", soft_wrap=True)
 
 
 @app.command()
@@ -150,7 +255,7 @@ def sql(
 
 def _file(store: str | None) -> str:
     """The path of a file that is there; what these commands do cannot be done through a server."""
-    path = store or os.environ.get("ASSAY_URL") or "assay.db"
+    path = named(store if store is not None else os.environ.get("ASSAY_URL") or "assay.db")
     if "://" in path:
         raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
     if not Path(path).exists():
@@ -187,8 +292,8 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
     for position, row in enumerate(rows):
         if position == 0:
             for name in row:
-                table.add_column(escape(name), overflow="fold")
-        table.add_row(*(escape(str(value)) for value in row.values()))
+                table.add_column(Text(on_a_line(name)), overflow="fold")
+        table.add_row(*(Text(on_a_line(str(value))) for value in row.values()))
     return table
 
 

@@ -282,12 +282,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """A table per experiment."""
+    from assay.collector.terminal import harmless, on_a_line
+
     for end in config.stash.get(_ENDS, []):
-        terminalreporter.section(f"assay: {end.experiment.name}")
+        terminalreporter.section(f"assay: {on_a_line(end.experiment.name)}")
         for text in (str(end.experiment).rstrip(), *end.remarks):
-            terminalreporter.write_line(text)
+            terminalreporter.write_line(harmless(text))
         if end.complaint:
-            terminalreporter.write_line(end.complaint, red=True, bold=True)
+            terminalreporter.write_line(harmless(end.complaint), red=True, bold=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -60,6 +60,7 @@ def serve(
         def ready(url: str) -> None:
             _settle()
             notes.print(f"[bold]{url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
+            _tell_who_else_reads(path)
             pick_up.begin(url)
 
         try:
@@ -70,6 +71,12 @@ def serve(
         finally:
             pick_up.end()
         notes.print("stopped; everything that was acknowledged is kept")
+
+
+def _tell_who_else_reads(path: str) -> None:
+    """A file from before, or one that was opened to others, stays as it is."""
+    if os.stat(path).st_mode & 0o077:
+        notes.print(f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True)
 
 
 def _with_monitor(store: Store, host: str, port: int, rules: str, ready: Callable[[str], None]) -> None:

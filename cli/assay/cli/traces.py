@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from assay.cli._common import conditions, console, emit, harmless, notes, opened, table, whole_id
+from assay.cli._common import conditions, console, emit, notes, on_a_line, opened, table, whole_id
 from assay.cli._options import JsonOption, StoreOption, WhereOption, YesOption
 from assay.cli._reconcile import Balance, balance, by_process, spooled_by_process
 from assay.cli._tree import tree, under_way
@@ -122,7 +122,7 @@ def _print_running(runs: Iterable[OpenRun], as_json: bool) -> None:
         return
     for run in runs:
         cells = (run.trace_id, format.to_the_second(run.start_ns), run.name, "running", format.ago(run.start_ns))
-        console.print(harmless("  ".join(cells)), markup=False, highlight=False, soft_wrap=True)
+        console.print("  ".join(map(on_a_line, cells)), markup=False, highlight=False, soft_wrap=True)
 
 
 def _running(run: OpenRun) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _print(traces: Iterable[TraceSummary], as_json: bool, *, head: bool = True) 
         table(HEAD, map(_cells, traces))
     else:
         for trace in traces:
-            console.print(harmless("  ".join(_cells(trace))), markup=False, highlight=False, soft_wrap=True)
+            console.print("  ".join(map(on_a_line, _cells(trace))), markup=False, highlight=False, soft_wrap=True)
 
 
 def _cells(trace: TraceSummary) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from assay.collector._names import named
 from assay.collector._ports import assay_at
 from assay.collector.errors import Closed, Refused
 from assay.collector.records import Run
@@ -31,7 +32,7 @@ def connect(where: str | os.PathLike[str] | None = None) -> Store:
     place = os.fspath(where) if where is not None else default_place()
     scheme, divided, _ = place.partition("://")
     if not divided:
-        return _file(Path(place))
+        return _file(Path(named(place)))
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise Refused(f"{place!r}: only {known} and paths of SQLite files are known")
@@ -77,9 +78,9 @@ class _Shared:
     """A file that this process has open: opened once, however often it is asked for, and closed by its last user."""
 
     def __init__(self, path: Path) -> None:
-        from assay.collector.stores.sqlite import SQLiteStore
+        from assay.collector.stores.sqlite import opened
 
-        self.key, self.store, self.users = path.resolve(), SQLiteStore(path), 0
+        self.key, self.store, self.users = path.resolve(), opened(path), 0
 
     def handle(self) -> _Handle:
         self.users += 1
@@ -88,7 +89,7 @@ class _Shared:
     def release(self) -> None:
         with _lock:
             self.users -= 1
-            if self.users:
+            if self.users or _open.get(self.key) is not self:  # not in a fork, where it is the parent's
                 return
             del _open[self.key]
             self.store.close()
@@ -124,6 +125,10 @@ class _Handle:
         """Numbers for whoever watches."""
         return self._store.health()
 
+    def trouble(self) -> str | None:
+        """Why nothing can be kept now."""
+        return self._store.trouble()
+
     @property
     def append_async(self) -> Callable[[Sequence[Run]], Future[None]]:
         """The store's own, so that spans take no further step."""
@@ -145,5 +150,13 @@ class _Handle:
             self._shared.release()
 
 
+def _forked() -> None:
+    """What the parent has open is not open here."""
+    global _lock
+    _lock = threading.Lock()
+    _open.clear()
+
+
 _lock = threading.Lock()
 _open: dict[Path, _Shared] = {}
+os.register_at_fork(after_in_child=_forked)

@@ -9,6 +9,7 @@
           TooLarge                   one request holds more than a server takes at once
           Permanent                  a request to the collector can never be kept as it stands
         Unavailable                  may work later; says when to try again
+          Halted                     nothing is kept until somebody has looked after the file
           Retryable                  a request to the collector may be kept when it is sent again
       ItemRefused(ValueError)        one span or log record of a request cannot be kept
       BindingError(TypeError)        an evaluator asks for an argument that no case has
@@ -71,3 +72,12 @@ class Unavailable(StoreError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Halted(Unavailable):
+    """The file is damaged, was removed or replaced, or somebody else writes it: until a person has looked after it and
+    the process was started anew nothing more is acknowledged. Senders keep what they have and come again.
+    """
+
+    def __init__(self, message: str, retry_after: float = 30.0) -> None:
+        super().__init__(message, retry_after)

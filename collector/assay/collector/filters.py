@@ -299,7 +299,7 @@ def _operator(name: str, operator: str) -> Operator:
 _OPERATORS = [(operator,) for operator in OPERATORS]
 CONDITIONS = tuple(condition.name for condition in fields(Filter))
 NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # as people write them
-_FIELDS = {name: field for name, field in zip(NAMES, CONDITIONS, strict=True)} | OLD_NAMES
+_FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | OLD_NAMES
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
 _NEVER_EMPTY = ("session", "user", "dataset", "example")  # none of them is kept as an empty text
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # of all fields that are no text

@@ -1,4 +1,4 @@
-"""Filters as text, one grammar for query strings, command lines and pages; in Python the same names take the same texts.
+"""Filters as text, one grammar for query strings, command lines and pages; Python takes the same names and texts.
 
 In a query string: `name=answer&feedback=concise<0.5&latency_ms>=200&tags=a&tags=b`. On a command line, one term each:
 `name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1 since=1h` and words to be found in inputs or

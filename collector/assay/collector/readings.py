@@ -1,4 +1,4 @@
-"""One value of a condition as people write it, in Python, a query string, a shell or a form: a text, or what it says."""
+"""One value of a condition as people write it: the texts of query strings, shells, forms and Python."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -36,9 +35,9 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Ready for spans: 503 while starting, stopping, or unable to keep anything."""
-    ready = request.app.state.ready() and await asyncio.to_thread(_writable, request.app.state.store)
-    return reply({"ready": ready}, 200 if ready else 503)
+    """Ready for spans: 503 while starting, stopping, or unable to keep anything; says why."""
+    why = _trouble(request.app.state.store) if request.app.state.ready() else "the server is starting or stopping"
+    return reply({"ready": False, "why": why}, 503) if why else reply({"ready": True})
 
 
 def metrics(request: Request) -> Response:
@@ -49,11 +48,11 @@ def metrics(request: Request) -> Response:
     return Response(numbers.text(_stored(store)) + rules.text(store), media_type=TEXT)
 
 
-def _writable(store: Store) -> bool:
+def _trouble(store: Store) -> str | None:
     try:
-        return bool(_health(store).get("writable", True))
-    except Closed:
-        return False
+        return store.trouble() if isinstance(store, Serving) else None
+    except Closed as error:
+        return str(error)
 
 
 def _stored(store: Store) -> dict[str, float]:

@@ -28,6 +28,10 @@ class Serving(Protocol):
         """Numbers for whoever watches, by name; `writable` is 0 while nothing can be kept."""
         ...
 
+    def trouble(self) -> str | None:
+        """Why nothing can be kept now, in words that name no path; None while all is well."""
+        ...
+
     def append_async(self, runs: Sequence[Run]) -> Future[None]:
         """As `append`, without waiting: the future resolves when the runs are durable. Raises `Unavailable`."""
         ...

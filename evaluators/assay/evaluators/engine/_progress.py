@@ -14,8 +14,10 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from assay.collector.terminal import TerminalConsole, on_a_line
+
 REDRAWN = 0.1  # seconds between two drawings in a notebook
-notes = Console(stderr=True, highlight=False, soft_wrap=True)
+notes = TerminalConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 # How whoever calls `evaluate()` for a person goes on with an interrupted experiment: a command, say
@@ -61,7 +63,7 @@ class RichBar:
         waiting = TextColumn("{task.fields[waiting]}", style="yellow", markup=False)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), failed)
         self._progress = Progress(*columns, TimeRemainingColumn(), waiting, console=console, transient=True)
-        self._task = self._progress.add_task(title, total=total, failed="", waiting="")
+        self._task = self._progress.add_task(on_a_line(title, 100), total=total, failed="", waiting="")
 
     def __enter__(self) -> RichBar:
         self._progress.start()

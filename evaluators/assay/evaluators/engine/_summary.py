@@ -16,6 +16,7 @@ from assay.collector import statistics
 from assay.collector.format import first_line
 from assay.collector.records import Feedback, FeedbackStats
 from assay.collector.statistics import TASK_OK
+from assay.collector.terminal import TerminalConsole
 from assay.evaluators.engine._progress import alone
 from assay.evaluators.engine._spent import Spent
 from assay.evaluators.engine._spread import Spread
@@ -257,5 +258,7 @@ def html_table(title: str, head: list[str], rows: list[list[str]]) -> str:
 def rendered(renderable: Any) -> str:
     """What rich would print, as plain text."""
     text = StringIO()  # also in a notebook, where a console of rich displays things instead of writing them
-    Console(file=text, width=120, color_system=None, force_terminal=False, force_jupyter=False).print(renderable)
+    TerminalConsole(file=text, width=120, color_system=None, force_terminal=False, force_jupyter=False).print(
+        renderable
+    )
     return text.getvalue()

@@ -33,10 +33,11 @@ async def each(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, at_once
 @contextmanager
 def _progress(total: int, shown: bool) -> Iterator[Callable[[], None]]:
     """A bar on stderr, where somebody looks at it."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    from assay.collector.terminal import TerminalConsole
+
+    console = TerminalConsole(stderr=True)
     visible = shown and (console.is_terminal or console.is_jupyter)
     with Progress(console=console, transient=True, disable=not visible) as progress:
         task = progress.add_task("judging", total=total)

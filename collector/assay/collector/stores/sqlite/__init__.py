@@ -5,6 +5,6 @@ from assay.collector.extras import needing
 with needing("server", __name__):
     from assay.collector.stores.sqlite._codec import Batch, encode
     from assay.collector.stores.sqlite._lock import holder
-    from assay.collector.stores.sqlite._store import SQLiteStore
+    from assay.collector.stores.sqlite._store import SQLiteStore, opened
 
-__all__ = ["Batch", "SQLiteStore", "encode", "holder"]
+__all__ = ["Batch", "SQLiteStore", "encode", "holder", "opened"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -75,8 +74,9 @@ class Appender:
         self._cached_spans, self.bound = 0, CACHED_SPANS
         self._resources: dict[str, int] = {}
         self._origins: dict[int, Origin | None] = {}  # by key of the resource
-        self.running, self.processes = Running(self.db), Processes(self.db)
+        self.running, self.processes = Running(self.db, clock), Processes(self.db, clock)
         self._values: set[tuple[str, str]] = set()
+        self._next_trace = self._next_span = 1
         self.forget()
 
     def forget(self) -> None:
@@ -88,8 +88,9 @@ class Appender:
         self.running.forget()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
-        self._next_trace = self._highest("traces") + 1
-        self._next_span = self._highest("spans") + 1
+        # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
+        self._next_trace = max(self._next_trace, self._highest("traces") + 1)
+        self._next_span = max(self._next_span, self._highest("spans") + 1)
 
     def adopt(self, dictionary: bytes) -> None:
         """Compress with this dictionary from now on. From any thread."""
@@ -175,6 +176,12 @@ class Appender:
         self._trim()
         return True
 
+    def sum_up(self, trace_ids: Sequence[str]) -> None:
+        """Sum traces up anew from the runs that are stored."""
+        for start in range(0, len(trace_ids), 1000):
+            self._insert_traces(self._known(trace_ids[start : start + 1000]))
+            self._trim()
+
     def start(self, runs: Sequence[OpenRun]) -> None:
         """Keep that runs have started."""
         gone = self.tombstones.among({run.trace_id for run in runs})
@@ -196,13 +203,13 @@ class Appender:
     def _insert_traces(self, touched: Mapping[str, Known]) -> None:
         if not touched:
             return
-        now, rows = time.time_ns(), []
-        numbers, changed_ns = self._clock.take(self.db, len(touched))
+        rows = []
+        numbers, now = self._clock.take(self.db, len(touched))
         for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
             rolled, root = roll_up(list(state.facts.values()))
             if running := self.running.left(trace_id, state.facts, settled=rolled.complete == 1):
                 rolled = rolled._replace(running=running, complete=0)
-            change = (number, number, changed_ns)
+            change = (number, number, now)
             rows.append((state.key, trace_id, now, list(state.rows.values())[root], *change, *rolled))
         insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         waiting = [(row[0], now) for row in rows]

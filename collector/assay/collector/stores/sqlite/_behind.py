@@ -51,6 +51,7 @@ class Behind:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                self._file.announce_again()
                 self._try_to_write_again()
                 busy = self.index_round()
                 self.train_if_due()
@@ -67,7 +68,7 @@ class Behind:
 
     def _try_to_write_again(self) -> None:
         """Find out whether there is room again: to a server that says it is not ready nobody may send anything."""
-        if not self._writer.writable:
+        if self._writer.reserve.keep() and not self._writer.writable:
             self._writer.call(_touch)
 
     def index_round(self) -> bool:
@@ -78,7 +79,7 @@ class Behind:
             if disturbed:
                 self._writer.call(lambda _: disturbed.clear())
             with self._file.read() as reader:
-                keys = _words.waiting(reader, overdue_only=self._busy())
+                keys = _words.waiting(reader, self._file.clock.now(), overdue_only=self._busy())
                 entries = _words.entries(reader, keys)
             if keys:
                 self._writer.call(lambda _: _words.put(self._appender.reader, keys, entries, disturbed))

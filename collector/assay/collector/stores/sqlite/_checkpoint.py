@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 
+from assay.collector.stores.sqlite._fork import keep_in_forks
 from assay.collector.stores.sqlite._writer import Writer
 
 DUE_SPANS = 4_000
@@ -22,6 +23,7 @@ class Checkpointer:
     def __init__(self, path: str, writer: Writer) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._writer = writer
+        keep_in_forks(self)
         self._written = self._commits = 0
         self._last = time.monotonic()
 

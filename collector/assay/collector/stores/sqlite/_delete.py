@@ -15,6 +15,7 @@ from assay.collector.stores.sqlite._sql import delete_many, find_many
 from assay.collector.stores.sqlite._values import loads
 
 CHUNK = 200  # traces per transaction, so that what arrives meanwhile is not held up
+FEW = 10  # where there is hardly any room left
 
 
 def passing(db: sqlite3.Connection, filter: Filter) -> Gone | None:

@@ -6,22 +6,37 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from assay.collector.errors import Refused, StoreError, Unavailable
+from assay.collector.errors import Halted, Refused, StoreError, Unavailable
 
-FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+FULL_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+SHUT_CODES = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+
+DAMAGED = "see what with `assay db check`, save what can be read with `assay db recover`, or restore a copy of the file"
+
+
+def is_full(error: Exception) -> bool:
+    """Whether there was no room."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in FULL_CODES
 
 
 def translate(error: Exception) -> Exception:
-    """What may work later is `Unavailable`, a damaged file is `Refused`; what is no error of SQLite stays as it is."""
+    """What may work later is `Unavailable`, a damaged file `Halted`; what is no error of SQLite stays as it is."""
     if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in FULL_CODES:
         return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
+    if code in SHUT_CODES:
+        way_out = "may this user write it and in its folder, and is its disk mounted for writing?"
+        return Unavailable(f"the database cannot be written now: {error}; {way_out}", retry_after=5.0)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"the database is locked by another program: {error}")
+    if (
+        getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
+    ):  # of an index, which holds nothing of its own
+        return StoreError(f"the text index is damaged: {error}; {DAMAGED}")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Refused(f"the database is damaged: {error}; look with `assay db check`, or restore a copy of the file")
+        return Halted(f"the database is damaged: {error}; {DAMAGED}")
     if "too large" in str(error) or "too many" in str(error) or "too deep" in str(error):  # for any later try as well
         return Refused(f"this is more than the database takes in one question: {error}")
     return StoreError(f"the database refused: {error}")
@@ -40,4 +55,5 @@ def _about(path: str, error: sqlite3.Error) -> Exception:
     if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error):
         return Refused(f"cannot open {path!r}: is its folder there, and may this user write in it?")
     translated = translate(error)
-    return type(translated)(f"{path!r}: {translated}") if isinstance(translated, StoreError) else error
+    kind = Refused if isinstance(translated, Halted) else type(translated)  # what does not open today never will
+    return kind(f"{path!r}: {translated}") if isinstance(translated, StoreError) else error

@@ -5,23 +5,30 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from assay.collector._names import named
+from assay.collector.errors import Halted, Refused
 from assay.collector.stores.sqlite import _feedback, _maintenance
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._errors import explained
-from assay.collector.stores.sqlite._lock import Lock
+from assay.collector.stores.sqlite._fork import Origin, keep_in_forks
+from assay.collector.stores.sqlite._lock import Lock, real
 from assay.collector.stores.sqlite._open import open_writable
-from assay.collector.stores.sqlite._reader import Reader, Readers
-from assay.collector.stores.sqlite._writer import Writer
+from assay.collector.stores.sqlite._reader import Reader, Readers, connect_read_only
+from assay.collector.stores.sqlite._reserve import Reserve
+from assay.collector.stores.sqlite._watch import Watch
+from assay.collector.stores.sqlite._writer import Job, Writer
 
 T = TypeVar("T")
+_makes_room = ContextVar("makes_room", default=False)
 
 
 class File:
@@ -32,27 +39,66 @@ class File:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
-        self._closed = threading.Lock()
+        self.name = named(path)
+        self.path = real(path)
+        self.origin = Origin()
+        self._closed, self._in_vain = threading.Lock(), False
         with ExitStack() as opened:  # closes what was opened if the rest cannot be
             self._lock = Lock(self.path)
             opened.callback(self._lock.undo)
+            reserve = Reserve(self.path)
+            reserve.open_on_a_full_disk()
             self._db = opened.enter_context(closing(open_writable(self.path)))
-            self._readers = opened.enter_context(closing(Readers(self.path)))
-            with explained(self.path):
+            with explained(self.name):
                 self.clock = Clock(self._db)
+                self._readers = opened.enter_context(closing(Readers(self.path, self.clock.now)))
                 self.appender = Appender(Reader(self._db), self.clock)
+                watch = Watch(self._db, self._lock)
+            self._refuse_unreadable()
             opened.pop_all()
-        self.announce = self._lock.announce
-        self.writer = Writer(self._db, partial(_feedback.append, self.appender), self.appender.forget)
+        self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
+        self.writer = Writer(self._db, watch, reserve, partial(_feedback.append, self.appender), self.appender.forget)
+        self._readers.damaged = self._halt
+        keep_in_forks(self)
+
+    def _refuse_unreadable(self) -> None:
+        """Raises `Refused` unless readers, on connections of their own, find what the writer makes."""
+        with explained(self.name), closing(connect_read_only(self.path)) as db:
+            if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'spans'").fetchone():
+                raise Refused(f"what is written to {self.name!r} cannot be read back; name another file")
+
+    def _halt(self, why: Halted) -> None:
+        self.writer.halted = self.writer.halted or why
 
     def read(self) -> AbstractContextManager[Reader]:
         """A reader in one consistent snapshot of the file. Not to be asked for twice by one thread."""
         return self._readers.one()
 
+    def put(self, job: Job) -> Future[Any]:
+        """Queue a job for the writer. Raises `Unavailable`."""
+        return self.writer.put(job)
+
     def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
         """Do something on the writing connection and wait until it is durable. May raise `Unavailable`."""
-        return self.writer.call(action)
+        return self.writer.call(action, frees=_makes_room.get())
+
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """What this thread writes within makes room: it may take what is kept for that on a full disk."""
+        before = _makes_room.set(True)
+        try:
+            yield
+        finally:
+            _makes_room.reset(before)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing but what makes room can be written, and even that in small pieces."""
+        return not (self.writer.writable and self.writer.reserve.held)
+
+    def trouble(self) -> str | None:
+        """Why nothing can be kept now, in words that name no path; None while all is well."""
+        return self.writer.trouble
 
     def health(self) -> dict[str, float]:
         """Numbers for whoever watches: what waits, how fast it is written, how far the text index is behind."""
@@ -62,11 +108,12 @@ class File:
             "queued_spans": self.writer.depth,
             "commits": self.writer.commits,
             "last_commit_seconds": self.writer.last_commit_ns / 1e9,
-            "writable": int(self.writer.writable),
+            "writable": int(self.writer.trouble is None),
+            "halted": int(self.writer.halted is not None),
             "text_index_waiting_traces": waiting,
-            "text_index_lag_seconds": max(0.0, (time.time_ns() - since) / 1e9) if since else 0.0,
+            "text_index_lag_seconds": max(0.0, (self.clock.now() - since) / 1e9) if since else 0.0,
             "came_after_deletion_total": self.appender.tombstones.late,
-            "file_bytes": os.path.getsize(self.path),
+            "file_bytes": _maintenance.size_of(self.path),
         }
 
     def stats(self) -> dict[str, Any]:
@@ -87,16 +134,27 @@ class File:
         """Drop what nothing refers to any more, and give its space back; returns how many bytes."""
         self.checkpoint()
         before = os.path.getsize(self.path)
-        self.write(_maintenance.drop_unused)
+        self.write(self._drop_unused)
         self.writer.alone(lambda db: db.execute("VACUUM"))
         self.checkpoint()
         return max(0, before - os.path.getsize(self.path))
 
+    def _drop_unused(self, db: sqlite3.Connection) -> None:
+        _maintenance.drop_unused(db)
+        self.appender.forget()  # what it remembers may be gone
+
+    def was_in_vain(self) -> None:
+        """A file that was made for what was refused then goes when it is closed, unless anything was written."""
+        self._in_vain = True
+
     def close(self) -> None:
-        """Write what is queued, then let go. Closing twice is harmless."""
-        if not self._closed.acquire(blocking=False):
+        """Write what is queued, then let go. Closing twice is harmless, and so it is in a fork: the parent goes on."""
+        if not self.origin.is_here or not self._closed.acquire(blocking=False):
             return
         self.writer.close()
         self._readers.close()
         self._db.close()
-        self._lock.release()
+        if self._in_vain and self.writer.commits == 0:
+            self._lock.undo()
+        else:
+            self._lock.release()

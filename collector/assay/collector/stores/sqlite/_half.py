@@ -24,7 +24,7 @@ class Half:
     @property
     def where(self) -> str:
         """The path of the file, as it was given."""
-        return self._file.path
+        return self._file.name
 
     def close(self) -> None:
         """Write what is queued, then let go of the file. Closing twice is harmless."""

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from assay.collector.clocks import DAY_NS
@@ -23,14 +24,21 @@ def used_bytes(db: sqlite3.Connection) -> int:
     return (pages - free) * size
 
 
+def size_of(path: str) -> int:
+    """Bytes of a file, which somebody may have taken away."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
 def stats(db: sqlite3.Connection, path: str) -> dict[str, Any]:
     """Sizes in bytes, counts, and projects with their share of the file, the largest first."""
-    wal = path + "-wal"
     return {
         "path": path,
         "file_version": int(db.execute("PRAGMA user_version").fetchone()[0]),
-        "file_bytes": os.path.getsize(path),
-        "wal_bytes": os.path.getsize(wal) if os.path.exists(wal) else 0,
+        "file_bytes": size_of(path),
+        "wal_bytes": size_of(path + "-wal"),
         "used_bytes": used_bytes(db),
         **{
             name: int(db.execute(f"SELECT count(*) FROM {name}").fetchone()[0])
@@ -105,6 +113,10 @@ _INVARIANTS = (
         "SELECT count(*) FROM spans s WHERE NOT EXISTS (SELECT 1 FROM traces WHERE id = s.trace)",
     ),
     (
+        "spans whose resource is missing",
+        "SELECT count(*) FROM spans s WHERE NOT EXISTS (SELECT 1 FROM resources WHERE id = s.resource)",
+    ),
+    (
         "traces whose number of spans is wrong",
         "SELECT count(*) FROM traces t WHERE span_count <> (SELECT count(*) FROM spans WHERE trace = t.id)",
     ),
@@ -138,22 +150,68 @@ _SINCE_VERSION_5 = (
 
 def check(reader: Reader, deep: bool) -> list[str]:
     """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
-    problems = [row[0] for row in reader.db.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
-    of_version = _SINCE_VERSION_5 if reader.db.execute("PRAGMA user_version").fetchone()[0] >= 5 else ()
-    for name, sql in (*_INVARIANTS, *of_version):
-        if count := reader.db.execute(sql).fetchone()[0]:
-            problems.append(f"{count} {name}")
+    problems = list(_damage(reader.db))
+    problems += [said for name, sql in _invariants(reader.db) if (said := _found(reader.db, name, sql))]
     return problems + (_unreadable(reader) if deep else [])
+
+
+def _damage(db: sqlite3.Connection) -> Iterator[str]:
+    """What SQLite finds wrong with the file: table by table, as it stops at the first page that makes no sense."""
+    try:
+        said = [row[0] for row in db.execute("PRAGMA integrity_check(100)")]
+    except sqlite3.Error as error:
+        said = [str(error)]
+    if said == ["ok"]:
+        return
+    found = [f"{table}: {one}" for table in _tables(db) for one in _damage_of(db, table)]
+    yield from found or said
+
+
+def _tables(db: sqlite3.Connection) -> list[str]:
+    with suppress(sqlite3.Error):
+        return [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0")]
+    return []
+
+
+def _damage_of(db: sqlite3.Connection, table: str) -> list[str]:
+    """Of a table and its indexes. The first row holds all that is wrong with pages; to ask for more may fail."""
+    try:
+        row = db.execute("SELECT integrity_check FROM pragma_integrity_check(?) LIMIT 1", (table,)).fetchone()
+    except sqlite3.Error as error:
+        return [str(error)]
+    return [line for line in row[0].splitlines() if line not in ("ok", "*** in database main ***")]
+
+
+def _invariants(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    yield from _INVARIANTS
+    if db.execute("PRAGMA user_version").fetchone()[0] >= 5:
+        yield from _SINCE_VERSION_5
+
+
+def _found(db: sqlite3.Connection, name: str, sql: str) -> str | None:
+    try:
+        count = db.execute(sql).fetchone()[0]
+    except sqlite3.Error as error:
+        return f"whether there are {name} cannot be seen: {error}"
+    return f"{count} {name}" if count else None
 
 
 def _unreadable(reader: Reader) -> list[str]:
     bad = 0
-    for (blob,) in reader.db.execute("SELECT payload FROM spans"):
-        try:
-            reader.payload(blob)
-        except Exception:
-            bad += 1
+    try:
+        for (blob,) in reader.db.execute("SELECT payload FROM spans"):
+            bad += not _can_be_read(reader, blob)
+    except sqlite3.Error as error:
+        return [f"not all payloads can be reached: {error}"]
     return [f"{bad} payloads that cannot be read"] if bad else []
+
+
+def _can_be_read(reader: Reader, blob: bytes) -> bool:
+    try:
+        reader.payload(blob)
+    except Exception:  # of zstd, of JSON, or a type
+        return False
+    return True
 
 
 def drop_unused(db: sqlite3.Connection) -> None:
@@ -162,7 +220,10 @@ def drop_unused(db: sqlite3.Connection) -> None:
     A word that was deleted stays in the index, marked as deleted, until its parts are merged.
     """
     db.execute("INSERT INTO words (words) VALUES ('optimize')")
-    db.execute("DELETE FROM resources WHERE id NOT IN (SELECT resource FROM spans)")
+    # The last one stays, whoever has it: SQLite would give its id out again, and readers may still hold what it was
+    db.execute(
+        "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"
+    )
     gone = []
     for field, value in db.execute("SELECT field, value FROM known").fetchall():
         [_, condition] = conditions(_FILTER_OF[field](value))

@@ -7,20 +7,20 @@ from contextlib import closing
 
 from assay.collector.errors import Refused
 from assay.collector.stores.sqlite._errors import explained
-from assay.collector.stores.sqlite._schema import PAGE_SIZE, migrate
+from assay.collector.stores.sqlite._schema import MIGRATIONS, PAGE_SIZE, migrate
 
 OLDEST = (3, 35, 0)
 LAST_RESORT = 16_000  # pages (256 MB) in the log after which SQLite checkpoints within a commit: see `_checkpoint`
 
 
-def open_writable(path: str) -> sqlite3.Connection:
-    """The one writing connection, on a file of the newest version."""
+def open_writable(path: str, version: int = len(MIGRATIONS)) -> sqlite3.Connection:
+    """The one writing connection, on a file of the newest version (or, if it is new, of an older one)."""
     _check_library()
     with explained(path):
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=256)
         try:
             _configure(db)
-            migrate(db, path)
+            migrate(db, path, version)
         except BaseException:
             db.close()
             raise

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from assay.collector.records import JSON, Process, ProcessReport
+from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._sql import overwrite
 from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 from assay.tracer import attributes as names
@@ -50,13 +50,13 @@ def origin(resource: Mapping[str, JSON]) -> Origin | None:
 class Processes:
     """The writer's hand on its table."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db, self.most = db, MOST
+    def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
+        self._db, self._clock, self.most = db, clock, MOST
         self._untrimmed = MOST
 
     def count(self, arrived: Counter[tuple[Origin, str, str]]) -> None:
         """Count spans that are new here, by process, project and environment."""
-        now = time.time_ns()
+        now = self._clock.now()
         rows = [
             (whose.instance, count, now, whose.service, project, environment, whose.pid)
             for (whose, project, environment), count in arrived.items()
@@ -66,7 +66,7 @@ class Processes:
 
     def report(self, reports: Sequence[ProcessReport]) -> None:
         """Keep reports that are newer than what is here."""
-        now = time.time_ns()
+        now = self._clock.now()
         self._db.executemany(_REPORTED, [_row(report, now) for report in reports])
         self._trim(len(reports))
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from assay.collector.errors import Closed
+import zstandard
+
+from assay.collector.errors import Closed, Halted, StoreError
 from assay.collector.records import JSON, Run
 from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
-from assay.collector.stores.sqlite._errors import translate
+from assay.collector.stores.sqlite._errors import DAMAGED, translate
+from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._values import loads
 
@@ -79,8 +82,13 @@ class Reader:
         return decode(trace_id, row[3:], self.payload(row[2]), self._resource(row[1]))
 
     def payload(self, blob: bytes) -> dict[str, JSON]:
-        """The JSON object of a payload."""
-        return self.decoder(blob).payload(blob)
+        """The JSON object of a payload. Raises `StoreError` if it is damaged."""
+        try:
+            return self.decoder(blob).payload(blob)
+        except (zstandard.ZstdError, KeyError, ValueError) as error:  # of a dictionary that is gone, of JSON
+            raise StoreError(
+                f"what a span holds cannot be read, so the database is damaged: {error}; {DAMAGED}"
+            ) from error
 
     def decoder(self, blob: bytes) -> Decoder:
         """A decoder that knows the dictionary of this payload."""
@@ -98,10 +106,17 @@ class Reader:
 
 
 class Readers:
-    """A pool of at most `READERS` connections; who finds all in use waits. Not to be taken twice by one thread."""
+    """A pool of at most `READERS` connections; who finds all in use waits. Not to be taken twice by one thread.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    `now` is the store's clock, `store_now()` in SQL. `damaged` is called when the file turns out to be.
+    """
+
+    def __init__(
+        self, path: str, now: Callable[[], int], connect: Callable[[str], sqlite3.Connection] | None = None
+    ) -> None:
+        self._path, self._now, self._origin = path, now, Origin()
+        self._connect = connect or connect_read_only
+        self.damaged: Callable[[Halted], object] = lambda _: None
         self._places = threading.BoundedSemaphore(READERS)
         self._lock = threading.Lock()
         self._free: list[Reader] = []
@@ -110,6 +125,7 @@ class Readers:
     @contextmanager
     def one(self) -> Iterator[Reader]:
         """A reader in one consistent snapshot of the file. Raises `Closed` once the store is, also in mid-query."""
+        self._origin.check()
         with self._places:
             try:
                 reader = self._take()
@@ -121,7 +137,10 @@ class Readers:
             except sqlite3.Error as error:
                 if self._closed:
                     raise Closed(CLOSED) from error
-                raise translate(error) from error
+                translated = translate(error)
+                if isinstance(translated, Halted):
+                    self.damaged(translated)
+                raise translated from error
 
     def _take(self) -> Reader:
         with self._lock:
@@ -130,7 +149,8 @@ class Readers:
             return self._free.pop() if self._free else self._new()
 
     def _new(self) -> Reader:
-        db = connect_read_only(self._path)
+        db = self._connect(self._path)
+        db.create_function("store_now", 0, self._now)
         db.set_progress_handler(lambda: self._closed, STEPS)  # ends a query once the store is closed
         return Reader(db)
 

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from assay.collector.records import OpenRun
+from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._sql import find_many, insert_many
 from assay.collector.stores.sqlite._values import INT_MAX, clean
 
@@ -23,8 +24,8 @@ _SELECT = f"SELECT {','.join(f'o.{name}' for name in COLUMNS)} FROM open_runs o"
 class Running:
     """What the writer remembers of its table, so that a trace without open runs costs one look into a dict."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db, self.most = db, MOST
+    def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
+        self._db, self._clock, self.most = db, clock, MOST
         self._of: dict[str, dict[str, str | None]] = {}  # trace → span → local root
         self._next_look = 0.0  # for old ones
         self.forget()
@@ -57,7 +58,7 @@ class Running:
         went.
         """
         news = {(run.trace_id, run.span_id): run for run in map(_kept, runs) if self._is_news(run)}
-        now = time.time_ns()
+        now = self._clock.now()
         insert_many(self._db, "open_runs", (*COLUMNS, "seen_ns"), [(*_row(run), now) for run in news.values()])
         for run in news.values():
             self._of.setdefault(run.trace_id, {})[run.span_id] = run.local_root
@@ -87,7 +88,7 @@ class Running:
             return set()
         self._next_look = time.monotonic() + 60
         sql = "SELECT trace_id, span_id, seen_ns < ? FROM open_runs ORDER BY seen_ns, start_ns"
-        oldest = self._db.execute(sql, (time.time_ns() - OLDEST_NS,)).fetchall()
+        oldest = self._db.execute(sql, (self._clock.now() - OLDEST_NS,)).fetchall()
         going = [(trace, span) for place, (trace, span, old) in enumerate(oldest) if old or place < beyond]
         self._remove(going)
         return {trace for trace, _ in going}

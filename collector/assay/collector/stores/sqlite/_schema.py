@@ -278,13 +278,13 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
 )
 
 
-def migrate(db: sqlite3.Connection, path: str) -> None:
-    """Bring a file to the newest version, each step in a transaction of its own.
+def migrate(db: sqlite3.Connection, path: str, upto: int = len(MIGRATIONS)) -> None:
+    """Bring a file to the newest version (or to an older one), each step in a transaction of its own.
 
     Raises `Refused` for a file that is newer than this Assay or that is not Assay's.
     """
-    version = _version(db, path)
-    for step in range(version, len(MIGRATIONS)):
+    version = version_of(db, path)
+    for step in range(version, upto):
         db.execute("BEGIN IMMEDIATE")
         try:
             MIGRATIONS[step](db)
@@ -295,7 +295,8 @@ def migrate(db: sqlite3.Connection, path: str) -> None:
         db.execute("COMMIT")
 
 
-def _version(db: sqlite3.Connection, path: str) -> int:
+def version_of(db: sqlite3.Connection, path: str) -> int:
+    """The version of a file, 0 for an empty one. Raises `Refused` for one that is newer than this Assay, or not its."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     application = int(db.execute("PRAGMA application_id").fetchone()[0])
     tables = int(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.collector.errors import Refused
+from assay.collector.filters import Filter
+from assay.collector.records import Retention
 from assay.collector.stores._both import Both
 from assay.collector.stores.sqlite._behind import Behind
+from assay.collector.stores.sqlite._beside import may_write
 from assay.collector.stores.sqlite._control import SQLiteControl
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._lock import real
 from assay.collector.stores.sqlite._traces import SQLiteTraces
+from assay.collector.stores.sqlite._unwritable import Unwritable
 
 if TYPE_CHECKING:
     from assay.collector.stores import Serving, Store
@@ -32,12 +39,14 @@ class SQLiteStore(_Store):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
-        file = File(path)
-        self.announce, self.health = file.announce, file.health
+        self._over(File(path))
+        self._behind = Behind(self._file, self.prune_by_rules)
+
+    def _over(self, file: File) -> None:
+        self.path, self._file, self._origin = file.name, file, file.origin
+        self.announce, self.health, self.trouble = file.announce, file.health, file.trouble
         self.stats, self.check, self.checkpoint = file.stats, file.check, file.checkpoint
         Both.__init__(self, SQLiteTraces(file), SQLiteControl(file))
-        self._behind = Behind(file, self.prune_by_rules)
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.path!r})"
@@ -45,7 +54,44 @@ class SQLiteStore(_Store):
     def __enter__(self) -> SQLiteStore:
         return self
 
+    # What makes room is done on a full disk, too
+
+    def delete(self, filter: Filter | None = None, **conditions: object) -> int:
+        with self._file.making_room():
+            return Both.delete(self, filter, **conditions)
+
+    def prune(self, rule: Retention) -> int:
+        with self._file.making_room():
+            return Both.prune(self, rule)
+
+    def delete_experiment(self, id: str) -> bool:
+        with self._file.making_room():
+            return Both.delete_experiment(self, id)
+
+    def __exit__(self, *failed: object) -> None:
+        if any(isinstance(error, Refused) for error in failed):  # a port that is taken, a key that is missing
+            self._file.was_in_vain()
+        self.close()
+
     def close(self) -> None:
         """Write what is queued, then let go. Closing twice is harmless."""
-        self._behind.close()
+        if self._origin.is_here:
+            self._behind.close()
+            Both.close(self)
+
+
+class SQLiteCopy(SQLiteStore):
+    """The same on a file that this user may not write: what would be written is `Refused`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._over(Unwritable(path))
+
+    def close(self) -> None:
+        """Let go. Closing twice is harmless."""
         Both.close(self)
+
+
+def opened(path: str | Path) -> SQLiteStore:
+    """The store at a path, for reading alone where this user may not write the file that is there."""
+    place = real(path)
+    return SQLiteStore(path) if may_write(place) or not os.path.exists(place) else SQLiteCopy(path)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from assay.collector.errors import Unavailable
 from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
@@ -56,7 +57,7 @@ class SQLiteTraces(Half):
 
     def write(self, batch: Batch) -> Future[None]:
         """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
-        return self._file.writer.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
+        return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
     def append_async(self, runs: Sequence[Run]) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
@@ -248,13 +249,26 @@ class SQLiteTraces(Half):
         return _delete.passing(db, filter)
 
     def remove(self, gone: Iterable[Gone]) -> int:
-        appender, total, tags = self._file.appender, 0, set[str]()
+        total, tags = 0, set[str]()
         for lot in gone:
-            count, theirs = self._file.write(partial(_delete.remove, appender, lot))
+            count, theirs = self._taken_out(lot)
             total, tags = total + count, tags | theirs
         if tags:
-            self._file.write(lambda _: _delete.forget_tags(appender, tags))
+            self._file.write(lambda _: _delete.forget_tags(self._file.appender, tags))
         return total
+
+    def _taken_out(self, lot: Gone) -> tuple[int, set[str]]:
+        """How many traces of a lot, and their tags. On a full disk the lot goes in small pieces."""
+        try:
+            return self._file.write(partial(_delete.remove, self._file.appender, lot))
+        except Unavailable:
+            if len(lot.traces) <= _delete.FEW or not self._file.is_full:
+                raise
+        total, tags = 0, set[str]()
+        for start in range(0, len(lot.traces), _delete.FEW):
+            count, theirs = self._taken_out(Gone(lot.traces[start : start + _delete.FEW], lot.sessions))
+            total, tags = total + count, tags | theirs
+        return total, tags
 
     def expire(self, rule: Retention) -> list[Filter]:
         with self._file.read() as reader:

@@ -193,7 +193,7 @@ QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete wh
 
 def complete_sql() -> str:
     """Whether the trace is complete: nothing of it was dropped, and it was counted, or quiet for long enough."""
-    quiet = f"t.updated_ns <= CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000000 - {QUIET_NS}"
+    quiet = f"t.updated_ns <= (SELECT store_now()) - {QUIET_NS}"  # as a subquery, it is called once a statement
     settled = f"(t.complete IS 1 OR (t.complete IS NULL AND {quiet}))"
     return f"(t.dropped = 0 AND {settled})"  # never NULL: it is negated, too
 

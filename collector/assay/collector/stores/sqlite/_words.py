@@ -11,7 +11,6 @@ a run, calls `remove` first, while the old payloads are still there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -33,9 +32,8 @@ class Entry(NamedTuple):
     text: str
 
 
-def waiting(reader: Reader, *, overdue_only: bool = False) -> list[int]:
-    """Keys of traces whose time it is."""
-    now = time.time_ns()
+def waiting(reader: Reader, now: int, *, overdue_only: bool = False) -> list[int]:
+    """Keys of traces whose time it is, by the store's clock."""
     settled = 0 if overdue_only else now - SETTLED_NS
     sql = (
         "SELECT u.trace FROM unindexed u LEFT JOIN traces t ON t.id = u.trace"

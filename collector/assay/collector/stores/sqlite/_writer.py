@@ -12,9 +12,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from assay.collector.errors import Closed, StoreError, Unavailable
+from assay.collector.errors import Closed, Halted, StoreError, Unavailable
 from assay.collector.stores.sqlite._codec import Batch
-from assay.collector.stores.sqlite._errors import translate
+from assay.collector.stores.sqlite._errors import is_full, translate
+from assay.collector.stores.sqlite._fork import Origin
+from assay.collector.stores.sqlite._reserve import Reserve
+from assay.collector.stores.sqlite._schema import PAGE_SIZE
+from assay.collector.stores.sqlite._watch import Watch
 
 T = TypeVar("T")
 
@@ -22,6 +26,7 @@ QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most;
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
 SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
 MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
+FULL = "the disk is full, and what is left is for making room: delete something (`assay db delete`, `assay db prune`)"
 
 
 @dataclass(slots=True)
@@ -32,6 +37,7 @@ class Job:
     batch: Batch | None = None
     action: Callable[[sqlite3.Connection], Any] | None = None
     alone: Callable[[sqlite3.Connection], Any] | None = None
+    frees: bool = False  # it makes room: done even where there is none but the reserve
     future: Future[Any] = field(default_factory=Future)
     result: Any = None
 
@@ -39,16 +45,20 @@ class Job:
 class Writer:
     """Group commit: everything that waits goes into the next transaction.
 
-    `append` writes batches on the connection; `reset` is called when a transaction was rolled back.
+    `append` writes batches on the connection; `reset` is called when a transaction was rolled back. `watch` says before
+    a commit is acknowledged whether it is where it will be looked for.
     """
 
     def __init__(
         self,
         db: sqlite3.Connection,
+        watch: Watch,
+        reserve: Reserve,
         append: Callable[[list[Batch]], None],
         reset: Callable[[], None],
     ) -> None:
-        self._db, self._append, self._reset = db, append, reset
+        self._db, self._watch, self._append, self._reset = db, watch, append, reset
+        self.reserve = reserve
         self._jobs: deque[Job] = deque()
         self._weight = 0
         self._ready = threading.Condition()
@@ -57,6 +67,9 @@ class Writer:
         self.commits = self.written = 0
         self.last_commit_ns = 0
         self.writable = True  # false from a commit that found no room on the disk until the next that succeeds
+        self.halted: Halted | None = None  # why nothing more is written
+        self._begun, self._why = False, ""
+        self._origin = Origin()
         self._thread = threading.Thread(target=self._run, name="assay-writer", daemon=True)
         self._thread.start()
 
@@ -65,11 +78,25 @@ class Writer:
         """Spans that wait to be written."""
         return self._weight
 
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is kept now; None while all is well."""
+        if self.halted:
+            return str(self.halted)
+        if not self.reserve.held:
+            return FULL
+        return None if self.writable else self._why
+
     def put(self, job: Job) -> Future[Any]:
-        """Queue a job. Raises `Unavailable` if too much waits already, `Closed` once the store is."""
+        """Queue a job. Raises `Unavailable` if too much waits already, `Halted`, and `Closed` once the store is."""
+        self._origin.check()
         with self._ready:
             if self._closing:
                 raise Closed("the store is closed")
+            if self.halted:
+                raise Halted(str(self.halted))
+            if not self.reserve.held and not job.frees:
+                raise Unavailable(FULL, retry_after=5.0)
             if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
                 raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
             self._jobs.append(job)
@@ -78,9 +105,9 @@ class Writer:
                 self._ready.notify()
         return job.future
 
-    def call(self, action: Callable[[sqlite3.Connection], T]) -> T:
+    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False) -> T:
         """Do something on the writing connection and wait until it is durable."""
-        result: T = self.put(Job(weight=64, action=action)).result()
+        result: T = self.put(Job(weight=64, action=action, frees=frees)).result()
         return result
 
     def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
@@ -136,12 +163,7 @@ class Writer:
     def _commit(self, jobs: list[Job]) -> None:
         started = time.perf_counter_ns()
         try:
-            if jobs[0].alone is not None:
-                jobs[0].alone(self._db)
-            else:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._work(jobs)
-                self._db.execute("COMMIT")
+            self._do(jobs)
         except Exception as error:
             self._undo()
             self._failed(jobs, error)
@@ -152,8 +174,32 @@ class Writer:
             self.last_commit_ns = time.perf_counter_ns() - started
             self.writable = self.writable or committed
             self._company = max(self._company, len(jobs) + len(self._jobs))
+            if not self.reserve.held:
+                self._empty_log()
             for job in jobs:
                 _settle(job)
+
+    def _empty_log(self) -> None:
+        """Give the log's room back to a disk that is full."""
+        with contextlib.suppress(sqlite3.Error, OSError):
+            if self.reserve.has_room_for(self._db.execute("PRAGMA page_count").fetchone()[0], PAGE_SIZE):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _do(self, jobs: list[Job]) -> None:
+        self._begun = False
+        if self.halted:
+            raise Halted(str(self.halted))
+        self._db.execute("BEGIN IMMEDIATE")
+        self._watch.begun()
+        self._begun = True
+        if jobs[0].alone is not None:
+            self._db.execute("COMMIT")
+            jobs[0].alone(self._db)
+            self._watch.settled()
+        else:
+            self._work(jobs)
+            self._db.execute("COMMIT")
+            self._watch.committed()
 
     def _work(self, jobs: list[Job]) -> None:
         """Do the jobs in order; batches that follow each other are written together."""
@@ -186,16 +232,27 @@ class Writer:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         with contextlib.suppress(sqlite3.Error):
+            if self._begun:  # nobody else can have written since
+                self._watch.settled()
             self._reset()
 
     def _failed(self, jobs: list[Job], error: Exception) -> None:
         """A group that fails is tried job by job, so that only the bad one fails; not if nothing can be written."""
         translated = translate(error)
+        if isinstance(translated, Halted):
+            self.halted = translated
         self.writable = not isinstance(translated, Unavailable)
+        self._why = str(translated)
         if len(jobs) > 1 and not isinstance(translated, Unavailable):
             for job in jobs:
                 self._commit([job])
             return
+        freeing = [job for job in jobs if job.frees]
+        if freeing and is_full(error) and self.reserve.give_up():
+            self._empty_log()
+            jobs = [job for job in jobs if not job.frees]
+            for job in freeing:
+                self._commit([job])
         for job in jobs:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(translated)

@@ -8,11 +8,17 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from assay.collector import format
-from assay.collector.errors import Refused
+from assay.collector.errors import Refused, StoreError
 from assay.collector.stores.sqlite import _maintenance
+from assay.collector.stores.sqlite._backup import backup
+from assay.collector.stores.sqlite._beside import connect_beside
 from assay.collector.stores.sqlite._errors import translate
-from assay.collector.stores.sqlite._reader import Reader, connect_read_only
+from assay.collector.stores.sqlite._lock import real
+from assay.collector.stores.sqlite._reader import Reader
+from assay.collector.stores.sqlite._recover import Recovered, Saved, recover
 from assay.collector.stores.sqlite._schema import APPLICATION_ID
+
+__all__ = ["TABLES", "File", "Recovered", "Saved", "backup", "check", "opened", "recover"]
 
 TABLES = """
 SELECT m.name AS "table", group_concat(c.name, ', ') AS columns FROM sqlite_schema m, pragma_table_info(m.name) c
@@ -24,9 +30,9 @@ class File:
     """A file opened for reading."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._reader = Reader(connect_read_only(path))
-        self._payloads = Reader(connect_read_only(path))  # a function of a query cannot query on the same connection
+        self._path = real(path)
+        self._reader = Reader(connect_beside(self._path))
+        self._payloads = Reader(connect_beside(self._path))  # a function of a query cannot query on the same connection
 
     def is_ours(self) -> bool:
         """Whether Assay made the file."""
@@ -82,3 +88,12 @@ def opened(path: str) -> Iterator[File]:
             yield file
     except sqlite3.Error as error:
         raise translate(error) from error
+
+
+def check(path: str, *, deep: bool = False) -> list[str]:
+    """What is wrong with a file, in words, also if it cannot be opened at all; empty if it is sound."""
+    try:
+        with opened(path) as file:
+            return file.check(deep=deep)
+    except StoreError as error:
+        return [str(error)]

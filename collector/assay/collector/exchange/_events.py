@@ -1,0 +1,68 @@
+"""Feedback as OTLP log events under OpenTelemetry's names, and back to equal feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from assay.collector import _wire
+from assay.collector.dialects import Fault, LogItem, RawLog
+from assay.collector.exchange._spans import EXACT, LIMITS
+from assay.collector.exchange._values import attributes
+from assay.collector.intake import _json
+from assay.collector.intake._decode import Codec, decode
+from assay.collector.intake._logs import read_item
+from assay.collector.records import JSON, Feedback
+from assay.tracer import attributes as names
+
+
+def _read(log: RawLog, fault: Fault) -> LogItem | None:
+    exact = log.attributes.get(EXACT)
+    return _wire.decode(Feedback, exact) if isinstance(exact, str) else read_item(log, fault)
+
+
+EVENTS: Codec[LogItem] = _json.codec("Logs", "logRecords", _json.JSONRecord, _json.raw_log, _read)
+
+
+def request(feedback: Sequence[Feedback]) -> bytes:
+    """An `ExportLogsServiceRequest` as JSON."""
+    records = [_record(one) for one in feedback]
+    for one, record in zip(feedback, records, strict=True):
+        if decode(EVENTS, _encoded([record]), LIMITS).items != [one]:
+            record["attributes"] += attributes({EXACT: _wire.encode(one).decode()})
+    return _encoded(records)
+
+
+def _encoded(records: Sequence[dict[str, Any]]) -> bytes:
+    return _wire.encode({"resourceLogs": [{"scopeLogs": [{"scope": {"name": "assay"}, "logRecords": records}]}]})
+
+
+def _record(one: Feedback) -> dict[str, Any]:
+    target = one.target
+    trace = {"traceId": target.trace_id} if target.trace_id else {}
+    span = {"spanId": target.span_id} if target.span_id else {}
+    named = {"timeUnixNano": str(one.created_ns), "eventName": names.EVALUATION_EVENT}
+    return {**named, **trace, **span, "attributes": attributes(_names(one))}
+
+
+def _names(one: Feedback) -> dict[str, JSON]:
+    target, score = one.target, one.score
+    said: dict[str, JSON] = {
+        names.EVALUATION_NAME: one.key,
+        names.EVALUATION_SCORE: None if score is None else float(score),
+        names.FEEDBACK_BOOLEAN: True if isinstance(score, bool) else None,
+        names.EVALUATION_LABEL: one.label,
+        names.EVALUATION_EXPLANATION: one.comment,
+        names.FEEDBACK_SCOPE: None if target.span_id else "trace",
+        names.FEEDBACK_DOCUMENT: target.document,
+        names.FEEDBACK_OUTCOME: one.outcome,
+        names.FEEDBACK_ERROR: one.error,
+        names.FEEDBACK_SOURCE: one.source,
+        names.FEEDBACK_AUTHOR: one.author,
+        names.FEEDBACK_EVALUATOR: one.evaluator,
+        names.FEEDBACK_VERSION: one.version,
+        names.FEEDBACK_RULE: one.rule,
+        names.FEEDBACK_METADATA: _wire.encode(one.metadata).decode() if one.metadata else None,
+        names.FEEDBACK_ID: one.id,
+    }
+    return {name: given for name, given in said.items() if given is not None}

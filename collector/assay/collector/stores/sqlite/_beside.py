@@ -1,0 +1,46 @@
+"""Connections that change nothing: neither the file, nor what lies beside it, nor who may write."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from urllib.parse import quote
+
+from assay.collector.errors import Refused
+
+CACHE_KB = 8192
+
+
+def connect_beside(path: str) -> sqlite3.Connection:
+    """Reads the file at a real path beside whoever writes it. A copy that nobody may write is read as it stands.
+
+    Raises `Refused` where there is a log that only who may write can read, `sqlite3.Error` where there is no database.
+    """
+    if not os.path.exists(path + "-wal"):  # while a process has the file open there is one
+        return _connection(path, "immutable=1")
+    try:
+        return _connection(path, "mode=ro")
+    except sqlite3.OperationalError as error:
+        raise Refused(
+            f"{path!r} cannot be read here: part of it is in {path + '-wal'!r}, and to read that in takes a folder in"
+            " which this user may write; copy both files into one"
+        ) from error
+
+
+def _connection(path: str, how: str) -> sqlite3.Connection:
+    address = f"file:{quote(path)}?{how}"
+    db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        db.execute("PRAGMA query_only = ON")
+        db.execute(f"PRAGMA cache_size = -{CACHE_KB}")
+        db.execute("PRAGMA schema_version").fetchone()  # opens the log, too
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def may_write(path: str) -> bool:
+    """Whether this user may write a file and beside it; also of one that is not there yet."""
+    folder = os.path.dirname(path) or "."
+    return os.access(folder, os.W_OK | os.X_OK) and (not os.path.exists(path) or os.access(path, os.W_OK))

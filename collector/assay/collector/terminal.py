@@ -1,0 +1,51 @@
+"""What others have sent, in a terminal: it can neither steer it nor fill it nor pass for another line.
+
+The one place where that is seen to: `TerminalConsole` for all that is printed, `on_a_line` for names and cells of
+tables. JSON for pipes goes past it, exactly as it is.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_KEPT = frozenset({"\n", "\t"})
+NAME = 500  # characters of a name, or of a cell
+MESSAGE = 10_000  # of an error
+
+
+class TerminalConsole(Console):
+    """A console whose texts are `harmless`, whoever made them."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich does it; what moves its own cursor is left alone."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else harmless(segment.text)
+            yield segment if text == segment.text else Segment(text, segment.style)
+
+
+def harmless(text: str) -> str:
+    """The text without what would steer a terminal, or turn the order of letters round: each such character as its
+    escape.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(letter if letter in _KEPT or letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def on_a_line(text: str, most: int = NAME) -> str:
+    """The beginning of a text, harmless, without a line's end; where it is cut, how long it is."""
+    cut = text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in cut)
+
+
+def beginning(text: str, most: int = MESSAGE) -> str:
+    """The beginning of a text of several lines, harmless."""
+    return harmless(text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)")
+
+
+def _escaped(letter: str) -> str:
+    return letter if unicodedata.category(letter) == "Zs" else letter.encode("unicode_escape").decode()

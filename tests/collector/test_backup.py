@@ -1,0 +1,137 @@
+"""Copies of a file that is being written, and what comes of one that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from assay.collector.errors import Refused
+from assay.collector.stores.sqlite import SQLiteStore, inspect
+from collector.conformance_traces import names
+from collector.making import run
+from collector.others import holding, python
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "assay.db"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return tmp_path / "copy.db"
+
+
+def fill(file: Path, runs: int) -> None:
+    with SQLiteStore(file) as store:
+        for _ in range(runs // 100):
+            store.append([run("early", inputs=os.urandom(4000).hex()) for _ in range(100)])
+
+
+def test_a_backup_is_the_file_as_it_was_when_it_began_though_the_writer_goes_on(file: Path, copy: Path) -> None:
+    fill(file, 800)
+    written, steps = list[str](), list[int]()
+    with SQLiteStore(file) as store:
+
+        def between(left: int, of: int) -> None:
+            steps.append(left)
+            store.append([run("late")])
+            written.append("late")
+
+        inspect.backup(str(file), str(copy), between)
+        assert len(steps) > 1
+        assert store.count()["traces"] == 800 + len(written)
+    with SQLiteStore(copy) as kept:
+        assert kept.count()["traces"] == 800
+        assert kept.check(deep=True) == []
+
+
+def test_a_backup_of_another_process_file_holds_what_it_acknowledged(file: Path, copy: Path) -> None:
+    with holding(file) as write:
+        assert write("a") == "kept"
+        inspect.backup(str(file), str(copy))
+        assert write("b") == "kept"
+    with SQLiteStore(copy) as kept:
+        assert names(kept.traces()) == ["a"]
+    with SQLiteStore(file) as store:
+        assert sorted(names(store.traces())) == ["a", "b"]
+
+
+def test_a_backup_is_for_its_user_alone(file: Path, copy: Path) -> None:
+    fill(file, 100)
+    inspect.backup(str(file), str(copy))
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert sorted(os.listdir(copy.parent)) == ["assay.db", "copy.db"]
+
+
+KILLED = """
+import os, signal, sys
+from assay.collector.stores.sqlite import inspect
+def die(left, of):
+    assert left > 0
+    os.kill(os.getpid(), signal.SIGKILL)
+inspect.backup(sys.argv[1], sys.argv[2], die)
+"""
+
+
+def test_a_backup_that_is_killed_leaves_no_file_under_its_name(file: Path, copy: Path) -> None:
+    fill(file, 800)
+    with python(KILLED, file, copy) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    assert not copy.exists()
+    inspect.backup(str(file), str(copy))  # what was left is begun anew
+    assert sorted(os.listdir(copy.parent)) == ["assay.db", "copy.db"]
+    with SQLiteStore(copy) as kept:
+        assert kept.check(deep=True) == []
+
+
+def test_two_backups_to_one_name_are_one_and_a_refusal(file: Path, copy: Path) -> None:
+    fill(file, 800)
+    inside, told = threading.Event(), list[str]()
+
+    def second(left: int, of: int) -> None:
+        if not inside.is_set():
+            inside.set()
+            with pytest.raises(Refused, match="another backup is at"):
+                inspect.backup(str(file), str(copy))
+            told.append("refused")
+
+    inspect.backup(str(file), str(copy), second)
+    assert told == ["refused"]
+    with pytest.raises(Refused, match="is there already"):
+        inspect.backup(str(file), str(copy))
+
+
+def test_a_damaged_file_is_not_backed_up(file: Path, copy: Path) -> None:
+    fill(file, 100)
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size - 20 * 16384)
+        opened.write(os.urandom(16384 * 10))
+    with pytest.raises(Refused, match="is damaged"):
+        inspect.backup(str(file), str(copy))
+    assert os.listdir(copy.parent) == ["assay.db"]
+
+
+def test_a_backup_into_a_folder_that_is_not_there_is_refused(file: Path) -> None:
+    fill(file, 100)
+    with pytest.raises(Refused, match="No such file or directory"):
+        inspect.backup(str(file), str(file.parent / "none" / "copy.db"))
+
+
+def test_a_backup_is_restored_as_the_documentation_says(file: Path, copy: Path, tmp_path: Path) -> None:
+    with holding(file) as write:
+        write("a")
+        inspect.backup(str(file), str(copy))
+        write("b")
+    for name in ("assay.db", "assay.db-wal", "assay.db-shm"):
+        if (tmp_path / name).exists():
+            (tmp_path / name).rename(tmp_path / f"old-{name}")
+    os.link(copy, file)
+    copy.unlink()
+    with SQLiteStore(file) as store:
+        assert names(store.traces()) == ["a"]

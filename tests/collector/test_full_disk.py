@@ -1,0 +1,124 @@
+"""A disk that is full: what was acknowledged stays, and there is a way to make room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from assay.cli._app import app
+from assay.collector.errors import Unavailable
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._reserve import LEAST, Reserve
+from collector.making import run
+from collector.others import soon
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 32 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=32m", "none", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True, check=False).returncode:
+        pytest.skip("only who may mount a disk can fill one")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def until_full(store: SQLiteStore, name: str = "early") -> int:
+    """Write until there is no room; returns how many traces were acknowledged."""
+    kept, disk = 0, os.path.dirname(store.path)
+    try:
+        while True:
+            store.append([run(name, attributes={"x": os.urandom(10_000).hex()}) for _ in range(10)])
+            kept += 10
+            if os.statvfs(disk).f_bavail * 4096 > 5 * 2**20:
+                store.checkpoint()  # as time would do it: no disk fills in a second
+    except Unavailable:
+        return kept
+
+
+def fill(store: SQLiteStore, disk: Path) -> int:
+    """As much as there is, once the store has set room aside."""
+    for _ in range(8):
+        store.append([run("early", attributes={"x": os.urandom(10_000).hex()}) for _ in range(50)])
+        store.checkpoint()
+    assert soon((disk / "assay.db.reserve").exists, True)
+    return 400 + until_full(store)
+
+
+def others_fill(disk: Path) -> None:
+    """What is left of the disk goes to somebody else."""
+    with suppress(OSError), (disk / "others").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def works(write: Callable[[], object]) -> bool:
+    try:
+        write()
+    except Unavailable:
+        return False
+    return True
+
+
+def test_deleting_makes_room_on_a_full_disk(disk: Path) -> None:
+    with SQLiteStore(disk / "assay.db") as store, Server(store) as server, httpx.Client(base_url=server.url) as client:
+        kept = fill(store, disk)
+        others_fill(disk)
+        kept += until_full(store)
+        assert client.get("/api/count").json()["traces"] == kept
+        gone = store.delete(name="early")
+        assert gone == kept
+        assert soon(lambda: client.get("/readyz").status_code, 200)
+        assert soon(lambda: works(lambda: store.append([run("late")])), True)
+        assert store.check(deep=True) == []
+
+
+def test_what_was_acknowledged_before_the_disk_was_full_is_there_and_can_be_deleted_by_a_command(disk: Path) -> None:
+    with SQLiteStore(disk / "assay.db") as store:
+        kept = fill(store, disk)
+    others_fill(disk)
+    shown = CliRunner().invoke(app, ["db", "delete", "name=early", "--yes", "--store", str(disk / "assay.db")])
+    assert f"deleted {kept} traces" in shown.stderr
+    with SQLiteStore(disk / "assay.db") as store:
+        assert soon(lambda: works(lambda: store.append([run("late")])), True)
+        assert store.check(deep=True) == []
+
+
+def test_while_the_reserve_is_given_up_only_what_makes_room_is_written(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append([run("a"), run("b")])
+        reserve = store._file.writer.reserve
+        reserve.keep()
+        (tmp_path / "assay.db.reserve").mkdir()  # so that there is no room for it
+        reserve.held = False
+        with pytest.raises(Unavailable, match="delete something"):
+            store.append([run()])
+        assert "delete something" in (store.trouble() or "")
+        assert store.delete(name="a") == 1
+        (tmp_path / "assay.db.reserve").rmdir()
+        assert soon(lambda: works(lambda: store.append([run()])), True)
+
+
+def test_a_reserve_grows_with_its_database_and_is_private(tmp_path: Path) -> None:
+    file, kept = tmp_path / "assay.db", tmp_path / "assay.db.reserve"
+    file.write_bytes(b"")
+    reserve = Reserve(str(file))
+    assert (reserve.keep(), kept.exists()) == (True, False)
+    for size, expected in ((8 * 2**20, LEAST), (64 * 2**20, 2 * LEAST), (2**30, 16 * LEAST)):
+        os.truncate(file, size)
+        assert reserve.keep()
+        assert (kept.stat().st_size, kept.stat().st_mode & 0o777) == (expected, 0o600)
+    assert (reserve.give_up(), reserve.held, kept.exists()) == (True, False, False)
+    assert (reserve.keep(), kept.stat().st_size) == (True, 16 * LEAST)

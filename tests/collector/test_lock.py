@@ -1,0 +1,202 @@
+"""One process writes a file, by whatever name it knows it; what others do to it meanwhile is noticed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from assay.collector import connect
+from assay.collector.errors import Halted, Refused
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore, holder
+from collector.conformance_traces import names
+from collector.making import run
+from collector.others import HOLDER, holding, outcome, soon
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "assay.db"
+
+
+def kept(file: Path) -> list[str]:
+    with SQLiteStore(file) as store:
+        assert store.check(deep=True) == []
+        return sorted(names(store.traces(limit=100)))
+
+
+def test_a_second_process_is_refused_through_a_symbolic_link(file: Path) -> None:
+    link = file.with_name("link.db")
+    link.symlink_to(file)
+    with holding(file) as write:
+        assert "is being written by process" in outcome(HOLDER, link)
+        assert write("a") == "kept"
+    assert kept(link) == ["a"]
+
+
+def test_a_second_process_is_refused_through_a_hard_link(file: Path) -> None:
+    with holding(file) as write:
+        assert write("a") == "kept"
+        file.with_name("hard.db").hardlink_to(file)
+        assert "is being written by another process" in outcome(HOLDER, file.with_name("hard.db"))
+        assert write("b") == "kept"
+
+
+def test_a_file_with_two_names_is_refused_for_its_log_has_one(file: Path) -> None:
+    SQLiteStore(file).close()
+    file.with_name("hard.db").hardlink_to(file)
+    with pytest.raises(Refused, match=r"one of 2 names .*hard links"):
+        SQLiteStore(file)
+    file.with_name("hard.db").unlink()
+    assert kept(file) == []
+
+
+def test_a_second_process_is_refused_after_the_lock_file_was_removed(file: Path) -> None:
+    lock = file.with_name("assay.db.lock")
+    with holding(file) as write:
+        lock.unlink()
+        assert "is being written by" in outcome(HOLDER, file)
+        assert write("a") == "kept"
+        assert soon(lambda: bool(holder(file)), True)  # it says again who holds the file
+        lock.write_text("stale")
+        assert "is being written by" in outcome(HOLDER, file)
+        assert write("b") == "kept"
+    assert kept(file) == ["a", "b"]
+
+
+def test_a_copy_opens_beside_its_original_even_with_the_lock_file(file: Path, tmp_path: Path) -> None:
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    with holding(file) as write:
+        assert write("a") == "kept"
+        for name in ("assay.db", "assay.db-wal", "assay.db.lock"):
+            shutil.copy(tmp_path / name, copies / name)
+        assert holder(copies / "assay.db") is None
+        assert kept(copies / "assay.db") == ["a"]
+        assert write("b") == "kept"
+
+
+def test_a_copy_opens_though_its_lock_file_is_a_link_to_that_of_a_live_process(file: Path, tmp_path: Path) -> None:
+    SQLiteStore(file).close()
+    shutil.copy(file, tmp_path / "copy.db")
+    with holding(file) as write:
+        (tmp_path / "copy.db.lock").hardlink_to(tmp_path / "assay.db.lock")
+        assert kept(tmp_path / "copy.db") == []
+        assert write("a") == "kept"
+
+
+@pytest.mark.parametrize("moved", ["assay.db", "assay.db-wal"])
+def test_a_file_that_is_taken_away_stops_acknowledging(file: Path, moved: str) -> None:
+    with holding(file) as write:
+        assert write("a") == "kept"
+        file.with_name(moved).rename(file.with_name("gone"))
+        assert "removed or replaced" in write("b")
+        assert write("c").startswith("Halted: ")
+
+
+def test_a_database_that_is_replaced_stops_acknowledging(file: Path, tmp_path: Path) -> None:
+    SQLiteStore(tmp_path / "other.db").close()
+    with holding(file) as write:
+        assert write("a") == "kept"
+        (tmp_path / "other.db").replace(file)
+        assert "removed or replaced" in write("b")
+
+
+def test_what_another_program_writes_stops_acknowledging(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.append([run("a")])
+        outcome("import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA user_version = 5')", file)
+        with pytest.raises(Halted, match="another program has written"):
+            store.append([run("b")])
+        assert names(store.traces()) == ["a"]
+        assert store.health()["halted"] == 1
+
+
+def test_reading_and_checkpoints_of_others_are_nobodys_writing(file: Path) -> None:
+    with SQLiteStore(file) as store, closing(sqlite3.connect(file)) as other:
+        for number in range(3):
+            store.append([run(str(number))])
+            assert other.execute("SELECT count(*) FROM spans").fetchone() == (number + 1,)
+            other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        store.checkpoint()
+        store.vacuum()
+        store.append([run()])
+
+
+def test_a_server_whose_file_was_taken_says_so_everywhere(file: Path) -> None:
+    with SQLiteStore(file) as store, Server(store) as server, httpx.Client(base_url=server.url) as client:
+        assert client.post("/api/traces", json={"runs": []}).status_code < 300
+        store.append([run()])
+        file.unlink()
+        answer = client.post("/api/leases/acquire", json={"name": "a", "holder": "b", "seconds": 1})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+        ready = client.get("/readyz")
+        assert (ready.status_code, "removed or replaced" in ready.json()["why"]) == (503, True)
+        assert "assay_store_halted 1" in client.get("/metrics").text
+
+
+def test_connect_finds_the_server_through_a_symbolic_link(file: Path) -> None:
+    file.with_name("link.db").symlink_to(file)
+    with SQLiteStore(file) as store, Server(store) as server:
+        found = connect(file.with_name("link.db"))
+        assert found.where == server.url
+        found.close()
+
+
+def test_what_is_beside_a_file_goes_with_its_holder(file: Path, tmp_path: Path) -> None:
+    SQLiteStore(file).close()
+    assert os.listdir(tmp_path) == ["assay.db"]
+    (tmp_path / "notes.txt").write_text("no database, but a text of mine")
+    with pytest.raises(Refused, match="is damaged"):
+        SQLiteStore(tmp_path / "notes.txt")
+    assert sorted(os.listdir(tmp_path)) == ["assay.db", "notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["", ":memory:", "file:x.db", "file::memory:?cache=shared"])
+def test_names_that_are_no_files_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASSAY_URL", name or " ")
+    for opening in (lambda: SQLiteStore(name), lambda: connect(name)):
+        with pytest.raises(Refused, match=r"name a file|name its path"):
+            opening()
+    if name:
+        with pytest.raises(Refused, match=r"name a file|name its path"):
+            connect()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_path_goes_on_leading_to_its_file_wherever_the_process_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with SQLiteStore("assay.db") as store:
+        monkeypatch.chdir("elsewhere")
+        store.append([run("a")])
+        assert (store.where, names(store.traces())) == ("assay.db", ["a"])
+    assert os.listdir() == []
+
+
+SERVE = "import sys; from assay.cli import main; sys.argv[:1] = ['assay', 'serve']; main()"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_start_that_is_refused_leaves_nothing_behind_and_takes_nothing_away(file: Path, there: bool) -> None:
+    if there:
+        SQLiteStore(file).close()
+    before = os.listdir(file.parent)
+    assert "API key" in outcome(SERVE, "--host", "0.0.0.0", "--port", "0", "--store", file)
+    assert os.listdir(file.parent) == before
+
+
+def test_a_start_on_a_port_that_is_taken_leaves_nothing_behind(file: Path, tmp_path: Path) -> None:
+    with SQLiteStore(file) as store, Server(store) as server:
+        other = tmp_path / "other.db"
+        assert "is held by" in outcome(SERVE, "--port", str(server.port), "--store", other)
+        assert not list(tmp_path.glob("other*"))

@@ -1,0 +1,80 @@
+"""After a vacuum no id means something else."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from assay.collector.stores.sqlite import SQLiteStore, inspect
+from collector.making import run
+
+A, B, C = ({"service.name": name} for name in "ABC")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "assay.db"
+
+
+@pytest.fixture
+def store(file: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(file) as made:
+        yield made
+
+
+def resources(store: SQLiteStore) -> dict[str, object]:
+    found = store.many([one.trace_id for one in store.traces(limit=100)])
+    return {trace.root.name: trace.root.resource["service.name"] for trace in found}
+
+
+def test_spans_keep_their_own_resource_after_a_vacuum(store: SQLiteStore, file: Path) -> None:
+    store.append([run("first", resource=A, environment="prod", tags=("t",))])
+    store.delete(name="first")
+    store.vacuum()
+    store.append([run("a", resource=A, environment="prod", tags=("t",))])
+    store.append([run("b", resource=B)])
+    assert resources(store) == {"a": "A", "b": "B"}
+    assert store.values("tag") == ["t"]
+    assert "prod" in store.values("environment")
+    assert store.check(deep=True) == []
+    store.close()
+    with SQLiteStore(file) as again:
+        assert resources(again) == {"a": "A", "b": "B"}
+
+
+def test_no_id_of_a_resource_is_given_out_again_to_who_reads_beside(store: SQLiteStore, file: Path) -> None:
+    store.append([run("gone", resource=A), run("gone", resource=B)])
+    with closing(inspect.File(str(file))) as beside:
+        used = {row["id"] for row in beside.sql("SELECT id FROM resources")}
+        store.delete(name="gone")
+        store.vacuum()
+        store.append([run("c", resource=C)])
+        [row] = beside.sql("SELECT resource FROM spans")
+    assert row["resource"] not in used
+
+
+def test_no_id_of_a_trace_or_span_is_given_out_again_to_a_cursor(store: SQLiteStore, file: Path) -> None:
+    def last() -> tuple[int, int]:
+        with closing(sqlite3.connect(file)) as db:
+            found: tuple[int, int] = db.execute("SELECT max(trace), max(id) FROM spans").fetchone()
+            return found
+
+    store.append([run("gone", tags=("t",))])
+    before = last()
+    store.delete(name="gone")
+    store.vacuum()
+    store.append([run()])
+    assert min(after - early for after, early in zip(last(), before, strict=True)) > 0
+
+
+def test_check_finds_spans_whose_resource_is_missing(store: SQLiteStore, file: Path) -> None:
+    store.append([run(resource=A)])
+    store.close()
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute("DELETE FROM resources")
+    with SQLiteStore(file) as again:
+        assert again.check() == ["1 spans whose resource is missing"]
