@@ -139,7 +139,8 @@ class Encoding:
     where = "here"
 
     def __init__(self, store: SQLiteStore) -> None:
-        self.store, self.announce, self.health = store, store.announce, store.health
+        self.store, self.announce = store, store.announce
+        self.health, self.trouble = store.health, store.trouble
 
     def append_async(self, runs: Sequence[Run]) -> Any:
         self.thread = threading.current_thread().name
