@@ -193,7 +193,8 @@ class Waiting:
     """A `Serving` over a store that keeps a batch of more than one run only when it may."""
 
     def __init__(self, store: SQLiteStore) -> None:
-        self.store, self.where, self.announce, self.health = store, store.where, store.announce, store.health
+        self.store, self.where, self.announce = store, store.where, store.announce
+        self.health, self.trouble = store.health, store.trouble
         self.go, self.asked = threading.Event(), threading.Event()
 
     def append_async(self, runs: Any) -> Any:

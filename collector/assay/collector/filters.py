@@ -86,7 +86,7 @@ STATUSES = get_args(Status)
 OLD_NAMES = {"tag": "tags"}  # read wherever names of conditions are
 LISTS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
 BOUNDED = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
-MOST, MOST_WORDS = 500, 100  # conditions of one name, and words: each is a part of one question to the database
+MOST, MOST_WORDS = 450, 100  # conditions of one name, and words: each is a part of one question to the database
 COMPARISONS = ("latency_ms", "tokens", "cost")
 
 
