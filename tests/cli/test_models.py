@@ -21,10 +21,10 @@ import os, sys
 from assay.evaluators.models._shared import Loaded, shared
 shared("a", lambda: Loaded(None, "tiny", "pairs", "/weights/tiny", "cpu", 2_000_000, 0.0))
 if "fork" in sys.argv and os.fork() == 0:
-    print("child", flush=True)
+    os.write(1, b"child\n")  # at once: the parent writes to the same pipe
     sys.stdin.read()
     os._exit(0)
-print("holds", flush=True)
+os.write(1, b"holds\n")
 sys.stdin.read()
 """
 
