@@ -35,9 +35,11 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Ready for spans: 503 while starting, stopping, or unable to keep anything; says why."""
+    """Ready for spans: 503 while starting, stopping, or unable to keep anything; says why to those who may know."""
     why = _trouble(request.app.state.store) if request.app.state.ready() else "the server is starting or stopping"
-    return reply({"ready": False, "why": why}, 503) if why else reply({"ready": True})
+    if why is None:
+        return reply({"ready": True})
+    return reply({"ready": False} | ({"why": why} if access_of(request.scope).known else {}), 503)
 
 
 def metrics(request: Request) -> Response:
