@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -85,6 +86,60 @@ def test_a_text_that_the_model_cannot_take_fails_alone():
         thread.join(60)
     assert outcomes == {"good": 5.0, "bad": "no vector for 'bad'", "fine": 5.0}
     assert encoding._waiting == {}
+
+
+def test_what_several_ask_for_is_encoded_once_after_a_failure_too():
+    model = Counting(fails="bad")
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(texts):
+        entered.set()
+        assert go_on.wait(60)
+        return model(texts)
+
+    encoding = Encoding(slow, portion=1)
+    asked = [["first"], ["bad", "x"], ["y", "x"], ["y", "x"]]
+    threads = [threading.Thread(target=lambda texts=texts: suppressed(encoding, texts)) for texts in asked]
+    threads[0].start()
+    assert entered.wait(60)
+    for number, thread in enumerate(threads[1:], 1):
+        thread.start()
+        while sum(map(len, list(encoding._waiting.values()))) < 2 * number:
+            assert thread.is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert [model.asked.count([text]) for text in ("x", "y")] == [1, 1]
+
+
+def suppressed(encoding, texts):
+    with contextlib.suppress(RuntimeError):
+        encoding(texts)
+
+
+def test_a_function_may_ask_for_other_texts_of_its_own():
+    def halves(texts):
+        rows = []
+        for text in texts:
+            parts = [text[: len(text) // 2], text[len(text) // 2 :]]
+            rows.append(made.embed(parts).sum(axis=0) if len(text) > 1 else [float(ord(text)), 1.0])
+        return rows
+
+    made, found = embedder(halves), []
+    thread = threading.Thread(target=lambda: found.extend(made.embed(["abc"]).tolist()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found == [[294.0, 3.0]]
+
+
+def test_nobody_changes_the_vectors_of_another():
+    whole = numpy.ones((1, 2), dtype=numpy.float32)
+    made = embedder(lambda texts: whole)
+    given = made.by_text(["a"])["a"]
+    whole *= 2  # a function that uses its array again
+    with pytest.raises(ValueError, match="read-only"):
+        given *= 3
+    assert made.embed(["a"]).tolist() == [[1.0, 1.0]]
 
 
 def test_a_bad_case_does_not_spoil_its_batch():

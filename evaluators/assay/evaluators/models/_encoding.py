@@ -58,7 +58,7 @@ class Encoding:
     def _nobody_at_work(self) -> None:
         """As at the start, and in a forked child, where who held the locks is gone."""
         self._guard = threading.Lock()
-        self._running = threading.Lock()
+        self._running = threading.RLock()  # a function may ask for other texts of its own
         self._waiting: dict[str, list[dict[str, Vector]]] = {}  # text: where its vector goes
 
     def __call__(self, texts: Iterable[str]) -> dict[str, Vector]:
@@ -98,6 +98,7 @@ class Encoding:
             with self._running:
                 if any(text not in mine for text in texts):
                     self._run(mine)
+                mine |= self._remembered(texts)  # the same texts of others, who were first
                 if left := [text for text in texts if text not in mine]:  # others' texts were in the way
                     for vectors in self._vectors(left):
                         self._give(vectors, {text: [mine] for text in left})
@@ -132,7 +133,7 @@ class Encoding:
     def _vectors(self, texts: list[str]) -> Iterator[dict[str, Vector]]:
         size = self._portion or max(1, len(texts))
         for some in (texts[start : start + size] for start in range(0, len(texts), size)):
-            yield dict(zip(some, self._encode(some), strict=True))
+            yield {text: _own(vector) for text, vector in zip(some, self._encode(some), strict=True)}
 
     def _take_back(self, texts: Iterable[str], mine: dict[str, Vector]) -> None:
         with self._guard:
@@ -147,7 +148,7 @@ class Encoding:
         with self._guard:
             for text, vector in vectors.items():
                 if text not in self._known:
-                    self._known[text] = vector.copy()  # a view would hold the whole array of its portion
+                    self._known[text] = vector
                     self._bytes += _size(text, vector)
             while self._bytes > self._memory and self._known:
                 text, vector = self._known.popitem(last=False)
@@ -161,6 +162,13 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _own(vector: Vector) -> Vector:
+    """A view would hold the whole array of its portion, which may be a function's own; and nobody changes another's."""
+    own = vector.copy()
+    own.setflags(write=False)
+    return own
 
 
 def _size(text: str, vector: Vector) -> int:

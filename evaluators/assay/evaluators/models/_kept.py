@@ -154,7 +154,7 @@ def _vector(body: object) -> Vector | None:
 
     if not isinstance(body, bytes) or len(body) < 8 or len(body) % 4 or zlib.crc32(body[4:]).to_bytes(4) != body[:4]:
         return None
-    return numpy.frombuffer(body, dtype="<f4", offset=4).astype(numpy.float32)
+    return numpy.frombuffer(body, dtype="<f4", offset=4).astype(numpy.float32, copy=False)  # read-only, as all are
 
 
 _files: dict[Path, VectorFile] = {}
