@@ -103,6 +103,20 @@ def test_the_key_is_in_no_message():
         asked(server, api_key="sk-secret")
 
 
+def test_the_key_is_in_no_part_of_what_is_shown_of_an_answer():
+    answer = Reply(body=b"<html>" + b"x " * 144 + b"sk-secret" + b" y" * 100)
+    with serving([answer]) as server, pytest.raises(Unjudged) as raised:
+        asked(server, api_key="sk-secret")
+    assert "sk-s" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["groundedness", "sas", "hallucination", "toxicity", "perplexity"])
+def test_no_token_is_a_parameter_of_an_evaluator(key):
+    with pytest.raises(ValueError, match=r"would be stored .*: set HF_TOKEN") as raised:
+        get(key, model={"model": "m", "token": "hf_secret"})
+    assert "hf_secret" not in str(raised.value)
+
+
 def test_vectors_that_change_their_length_are_an_error():
     replies = [Reply(body={"data": data(["a"])}), Reply(body={"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]})]
     with serving(replies) as server, pytest.raises((ValueError, Unjudged)):
@@ -156,6 +170,9 @@ def test_without_a_key_openai_is_not_asked(monkeypatch):
     [
         ({"base_url": "http://localhost:1/v1"}, "asked by its name, which is never guessed"),
         ({"model": len, "base_url": "http://localhost:1/v1"}, "never guessed"),
+        ({"base_url": "http://u:p@h/v1"}, "at 'h/v1' a model is asked by its name"),
+        ({"model": "m", "base_url": "http://h/v1#sk-1?x"}, "without what follows '\\?' or '#': 'http://h/v1'$"),
+        ({"model": "m", "token": "hf_1"}, "would be stored .*: set HF_TOKEN, or give Embedder"),
         ({"model": "m", "base_url": "localhost"}, "base_url is an address such as"),
         ({"model": "m", "base_url": "http://h/v1/embeddings"}, "base_url ends before /embeddings"),
         ({"model": "m", "base_url": "http://u:p@h/v1"}, "bears a name or a password"),

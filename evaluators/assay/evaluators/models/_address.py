@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 OPENAI = "https://api.openai.com/v1"
 ROUTES = ("/chat/completions", "/embeddings")
+_SECRETS = {
+    "api_key": "ASSAY_EMBEDDINGS_KEY (and ASSAY_EMBEDDINGS_URL, to which alone it goes)",
+    "token": "HF_TOKEN",
+}
 
 
 def check_address(url: Any, given: str = "base_url") -> str:
@@ -19,7 +24,7 @@ def check_address(url: Any, given: str = "base_url") -> str:
     if parts.username or parts.password:
         raise ValueError("base_url bears a name or a password, which feedback would show: give api_key")
     if parts.query or parts.fragment:
-        raise ValueError(f"base_url ends with its path, without what follows '?' or '#': {url.partition('?')[0]!r}")
+        raise ValueError(f"base_url ends with its path, without what follows '?' or '#': {hidden(url)}")
     for route in ROUTES:
         if parts.path.rstrip("/").endswith(route):
             raise ValueError(f"base_url ends before {route}, not {url!r}")
@@ -37,9 +42,25 @@ def check_key(key: Any) -> str | None:
     return key.strip() or None
 
 
+def check_told(given: Mapping[str, Any], maker: str) -> None:
+    """Raises `ValueError` for a secret among the arguments of a model in a dict, which experiments and files keep."""
+    for name, way in _SECRETS.items():
+        if given.get(name) is not None:
+            raise ValueError(
+                f"{name} among an evaluator's parameters would be stored with what it says: set {way}, or give "
+                f"{maker}(…, {name}=…)"
+            )
+
+
 def first_of(*names: str) -> str | None:
     """The first of these variables of the environment that says something."""
     return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
+
+
+def hidden(url: Any) -> str:
+    """An address as errors show it: without a name, a password, and what follows its path."""
+    shown = url.rpartition("@")[2].partition("?")[0].partition("#")[0] if isinstance(url, str) else url
+    return repr(shown)[:200]
 
 
 def _parts(url: Any, given: str) -> Any:
@@ -49,5 +70,4 @@ def _parts(url: Any, given: str) -> Any:
             return parts
     except (ValueError, AttributeError, TypeError):
         pass
-    shown = repr(url.rpartition("@")[2] if isinstance(url, str) else url)[:200]
-    raise ValueError(f"{given} is an address such as http://localhost:8000/v1, not {shown}")
+    raise ValueError(f"{given} is an address such as http://localhost:8000/v1, not {hidden(url)}")

@@ -86,7 +86,7 @@ def _is_cross(given: Any, token: str | None = None) -> bool:
     if isinstance(given, PairScorer | Embedder):
         return isinstance(given, PairScorer)
     if isinstance(given, Mapping):
-        return given.keys() <= _OF_PAIRS and _is_cross(given.get("model"), given.get("token", token))
+        return given.keys() <= _OF_PAIRS and _is_cross(given.get("model"), token)
     if isinstance(given, str | os.PathLike):
         return _classifies(find(given), token)
     return hasattr(given, "predict") and not hasattr(given, "encode")  # a function is one of texts

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from assay.evaluators.models._address import check_told
 from assay.evaluators.models._each import each
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
@@ -173,6 +174,7 @@ def text_classifier(given: Any = None, **options: Any) -> TextClassifier:
     if isinstance(given, TextClassifier):
         return given
     if isinstance(given, Mapping):
+        check_told(given, "TextClassifier")
         return TextClassifier(**{**options, **given})
     if given is None or isinstance(given, str | os.PathLike):
         return TextClassifier(given, **options)

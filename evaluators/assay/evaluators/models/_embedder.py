@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from assay.evaluators.models._address import check_told
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._endpoint import DEADLINE, Endpoint
 from assay.evaluators.models._find import NoModel, Place, find
@@ -144,11 +145,7 @@ def embedder(given: Any = None, **options: Any) -> Embedder:
     if isinstance(given, Embedder):
         return given
     if isinstance(given, Mapping):
-        if given.get("api_key") is not None:
-            raise ValueError(
-                "a key among an evaluator's parameters would be stored with what it says: set ASSAY_EMBEDDINGS_KEY "
-                "(and ASSAY_EMBEDDINGS_URL, to which alone it goes), or give Embedder(…, api_key=…)"
-            )
+        check_told(given, "Embedder")
         return Embedder(**{**given, **options})
     if given is None or isinstance(given, str | os.PathLike):
         return Embedder(given, **options)

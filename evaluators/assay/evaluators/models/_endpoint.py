@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from assay.evaluators.models._address import OPENAI, check_address, check_key, first_of
+from assay.evaluators.models._address import OPENAI, check_address, check_key, first_of, hidden
 from assay.evaluators.models._find import NoModel, Place, installed, loading
 from assay.evaluators.models._source import vectors_of
 from assay.evaluators.models._unobserved import unobserved
@@ -50,7 +50,7 @@ class Endpoint:
     ) -> None:
         if not isinstance(model, str) or not model.strip():
             raise ValueError(
-                f"at {base_url!r} a model is asked by its name, which is never guessed, not {model!r:.200}"
+                f"at {hidden(base_url)} a model is asked by its name, which is never guessed, not {model!r:.200}"
             )
         if not isinstance(deadline, int | float) or not 0 < deadline < math.inf:
             raise ValueError(f"deadline is a number of seconds above 0, not {deadline!r}")
@@ -133,9 +133,9 @@ class Endpoint:
         try:
             return _vectors(orjson.loads(content), len(texts))
         except ValueError as error:
-            shown = " ".join(content[:SHOWN].decode(errors="replace").split())
+            shown = self._hidden(" ".join(content[: 1 << 16].decode(errors="replace").split()))[:SHOWN]
             raise Unjudged(
-                f"{self.base_url} answered with no embeddings ({self._short(error)}): {self._hidden(shown)!r}; is its "
+                f"{self.base_url} answered with no embeddings ({self._short(error)}): {shown!r}; is its "
                 "base_url right? most end with /v1"
             ) from None
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+from assay.evaluators.models._address import check_told
 from assay.evaluators.models._causal import Causal, Pair, Reading
 from assay.evaluators.models._each import each, joined, parted
 from assay.evaluators.models._encoding import Encoding
@@ -175,6 +176,7 @@ def likelihood_model(given: Any = None, **options: Any) -> LikelihoodModel:
     if isinstance(given, LikelihoodModel):
         return given
     if isinstance(given, Mapping):
+        check_told(given, "LikelihoodModel")
         return LikelihoodModel(**{**given, **options})
     if hasattr(given, "base_url") or hasattr(given, "backend"):  # a `Judge`, or somebody's client
         raise _chat(type(given).__name__)

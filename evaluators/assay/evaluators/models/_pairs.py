@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from assay.evaluators.models._address import check_told
 from assay.evaluators.models._each import each, joined, parted
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
@@ -276,6 +277,7 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
     if isinstance(given, PairScorer):
         return given
     if isinstance(given, Mapping):
+        check_told(given, "PairScorer")
         return PairScorer(**{**given, **options})
     if given is None or isinstance(given, str | os.PathLike):
         return PairScorer(given, **options)
