@@ -19,7 +19,7 @@ from assay.evaluators.models._register import held
 HOLDS = """
 import os, sys
 from assay.evaluators.models._shared import Loaded, shared
-shared("a", lambda: Loaded(None, "tiny", "pairs", "/weights/tiny", "cpu", 2_000_000, 0.0))
+shared(("pairs", ("/weights/tiny", ())), lambda: Loaded(None, "tiny", "pairs", "/weights/tiny", "cpu", 2_000_000, 0.0))
 if "fork" in sys.argv and os.fork() == 0:
     os.write(1, b"child\n")  # at once: the parent writes to the same pipe
     sys.stdin.read()

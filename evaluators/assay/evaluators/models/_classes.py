@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -12,7 +12,7 @@ from assay.evaluators.models._each import each
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
 from assay.evaluators.models._presets import DEFAULT
-from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, put, shared
 from assay.evaluators.models._trust import trusting
 from assay.evaluators.models._windows import limit_of, spans_with, windows
 from assay.evaluators.protocol._telling import tracked
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Activation: TypeAlias = Literal["sigmoid", "softmax"]
 WANTED = "a function of a list of texts that gives probabilities by label for each"
-_encodings: dict[Hashable, Encoding] = {}
+_encodings: dict[Key, Encoding] = {}
 
 
 class TextClassifier:
@@ -112,10 +112,10 @@ class TextClassifier:
 
     def _encoding(self) -> Encoding:
         key = *self._key(), self._activation
-        return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._predict))
+        return _encodings.get(key) or put(_encodings, key, Encoding(self._predict))
 
-    def _key(self) -> tuple[Hashable, ...]:
-        return "classes", self._place.where, self.device, self._remote_code, self._pickle
+    def _key(self) -> Key:
+        return "classes", self._place.key, self.device, self._remote_code, self._pickle
 
     def _loaded(self) -> Loaded:
         return shared(self._key(), self._load)

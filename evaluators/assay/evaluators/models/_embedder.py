@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,15 @@ from assay.evaluators.models._find import NoModel, Place, find
 from assay.evaluators.models._kept import KeptVectors, path_for
 from assay.evaluators.models._onnx import Onnx
 from assay.evaluators.models._presets import DEFAULT
+from assay.evaluators.models._shared import Key, put
 from assay.evaluators.models._source import WANTED, Function, Source
 from assay.evaluators.models._transformer import Transformer
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vector, Vectors
 
-_encodings: dict[Hashable, Encoding] = {}  # of models, which stay in memory as well
-_of_users: weakref.WeakValueDictionary[Hashable, Encoding] = weakref.WeakValueDictionary()
+_encodings: dict[Key, Encoding] = {}  # of models, which stay in memory as well
+_of_users: weakref.WeakValueDictionary[Key, Encoding] = weakref.WeakValueDictionary()
 
 
 class Embedder:
@@ -68,6 +69,7 @@ class Embedder:
         if cache and self._function is not None and name is None:
             raise ValueError("nobody knows what a function gives the next time: with cache= it needs a name=")
         self.device, self.batch_size = device, batch_size
+        self._used: tuple[Key, Encoding] | None = None
         self._options: dict[str, Any] = {"token": token, "remote_code": remote_code, "pickle": pickle}
 
     def __repr__(self) -> str:
@@ -98,7 +100,7 @@ class Embedder:
 
     def by_text(self, texts: Sequence[str]) -> dict[str, Vector]:
         """The vector of each text, by text."""
-        return self._encoding(texts)
+        return self._encoding()(texts)
 
     def check(self) -> None:
         """Raises `NoModel` for what can be seen to be missing without loading anything."""
@@ -124,17 +126,24 @@ class Embedder:
             return Onnx(self._place, **running)
         return Transformer(self._place, **running, **self._options)
 
-    @cached_property
     def _encoding(self) -> Encoding:
         """Shared by all that encode with the same; for functions and endpoints as long as anybody has an embedder."""
-        source, known = self._source, _of_users if self._function or self._endpoint else _encodings
-        anonymous = self._function is not None and self._cache is None
+        key = self._source.key
+        if self._used is None or self._used[0] != key:
+            self._used = key, self._shared_as(key)
+        return self._used[1]
+
+    def _shared_as(self, key: Key) -> Encoding:
+        source, anonymous = self._source, self._function is not None and self._cache is None
         path = None if anonymous else path_for(self._cache, source.paid)
-        if (encoding := known.get((source.key, path))) is not None:
+        key = *key, path
+        of_user = self._function is not None or self._endpoint is not None
+        if (encoding := (_of_users if of_user else _encodings).get(key)) is not None:
             return encoding
         digest = source.digest() if path is not None else None
         kept = KeptVectors(path, self.name, digest) if path is not None and digest is not None else None
-        return known.setdefault((source.key, path), Encoding(source.encode, kept, portion=source.portion))
+        made = Encoding(source.encode, kept, portion=source.portion)
+        return _of_users.setdefault(key, made) if of_user else put(_encodings, key, made)
 
 
 def embedder(given: Any = None, **options: Any) -> Embedder:

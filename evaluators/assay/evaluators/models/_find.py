@@ -15,6 +15,7 @@ from assay.evaluators.protocol import Unjudged
 from assay.evaluators.protocol._telling import telling
 
 EXTRA = "pip install 'assay[models]'"
+_TELLING = (".safetensors", ".bin", ".onnx", ".gguf", "config.json")
 _TORCH = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -36,12 +37,34 @@ class Place:
         return Path(self.where).is_dir()
 
     @property
+    def key(self) -> tuple[str, tuple[tuple[str, int, int], ...]]:
+        """What is there now: weights that are written over others are another model. Of the hub only its name."""
+        return self.where, tuple(sorted(_written(self.where)))
+
+    @property
     def runs_on_onnx(self) -> bool:
         """Whether its weights are those of onnxruntime: nothing else is there, or the file itself was named."""
         if self.where.endswith(".onnx") or (self.preset is not None and self.preset.like is not None):
             return True
         folder = Path(self.where)
         return weights_in(folder) is not None and not any(any(folder.glob(pattern)) for pattern in _TORCH)
+
+
+def _written(where: str) -> Iterator[tuple[str, int, int]]:
+    """Of each file that says what a model is: its path, its bytes, and when it was written."""
+    paths = (os.path.join(folder, name) for folder, _, names in _folders(where) for name in names)
+    for path in (where, *paths):
+        if path.endswith(_TELLING) and os.path.isfile(path):
+            status = os.stat(path)
+            yield path, status.st_size, status.st_mtime_ns
+
+
+def _folders(where: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """A folder and those in it, not what lies below these: parts of models do not."""
+    for folder, below, names in os.walk(where):
+        if folder != where:
+            below.clear()
+        yield folder, below, names
 
 
 def weights_in(folder: Path) -> Path | None:

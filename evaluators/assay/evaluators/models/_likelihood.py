@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +16,7 @@ from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, is_offline, loading
 from assay.evaluators.models._gguf import check, place_of
 from assay.evaluators.models._presets import DEFAULT
-from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, put, shared
 from assay.evaluators.models._trust import trusting
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _OF_AN_API = re.compile(  # what only companies' own servers answer to
     r"(chatgpt|gpt-(3\.5|4|5)|o[1345](-|$)|claude-|gemini-|grok-|command-(r|a)(-|$)|deepseek-(chat|reasoner)$)"
 )
 _APIS = ("openai", "anthropic", "azure", "google", "gemini", "vertex_ai", "bedrock", "openrouter", "xai", "cohere")
-_encodings: dict[Hashable, Encoding] = {}
+_encodings: dict[Key, Encoding] = {}
 
 
 class LikelihoodModel:
@@ -117,11 +117,11 @@ class LikelihoodModel:
         if self._function is not None:
             return self._own
         key = (*self._loaded_as(), self.reading)
-        return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._read, ragged=True))
+        return _encodings.get(key) or put(_encodings, key, Encoding(self._read, ragged=True))
 
-    def _loaded_as(self) -> tuple[Hashable, ...]:
+    def _loaded_as(self) -> Key:
         place, file = self._place
-        return "likelihood", place.where, file, self.device, self.dtype, self._remote_code, self._pickle
+        return "likelihood", place.key, file, self.device, self.dtype, self._remote_code, self._pickle
 
     def _loaded(self) -> Loaded:
         return shared(self._loaded_as(), self._load)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.evaluators.models._find import NoModel, Place, find, installed, is_offline, loading, snapshot, weights_in
 from assay.evaluators.models._kept import digest_of
-from assay.evaluators.models._shared import Loaded, shared
+from assay.evaluators.models._shared import Key, Loaded, shared
 from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
@@ -50,7 +50,11 @@ class Onnx:
 
     def __init__(self, place: Place, *, device: str | None, batch_size: int | None) -> None:
         self.name, self._place, self._device, self._batch_size = place.name, place, device, batch_size
-        self.key = "onnx", place.name, place.where, device, batch_size
+
+    @property
+    def key(self) -> Key:
+        """Files, and how they are run."""
+        return "onnx", self._place.key, self.name, self._device, self._batch_size
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ language inference (NLI): does the second text follow from the first, contradict
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -19,7 +19,7 @@ from assay.evaluators.models._find import NoModel, Place, find, is_offline, load
 from assay.evaluators.models._hhem import KIND, WINDOW, Consistency
 from assay.evaluators.models._labels import plain_label
 from assay.evaluators.models._presets import DEFAULT
-from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, put, shared
 from assay.evaluators.models._trust import trusting
 from assay.evaluators.models._windows import limit_of, spans_with, windows
 from assay.evaluators.protocol._telling import tracked
@@ -42,7 +42,7 @@ _ALSO = {  # how models of fact checking (FEVER, VitaminC) name the three
 }
 _ORDERS = {"vitaminc": ("entailment", "contradiction", "neutral")}  # of presets, as SummaC's own code has it
 _PART = 16  # batches between two looks at how far it is
-_encodings: dict[Hashable, Encoding] = {}
+_encodings: dict[Key, Encoding] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ class PairScorer:
         if self._function is not None:
             return self._own
         key = self._key()
-        return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._predict))
+        return _encodings.get(key) or put(_encodings, key, Encoding(self._predict))
 
-    def _key(self) -> Hashable:
-        return "pairs", self._place.where, self.device, self._remote_code, self._pickle, self._labels
+    def _key(self) -> Key:
+        return "pairs", self._place.key, self.device, self._remote_code, self._pickle, self._labels
 
     def _loaded(self) -> Loaded:
         return shared(self._key(), self._load)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from assay.evaluators.models._register import Register, of_this_process
 
@@ -28,13 +28,16 @@ class Loaded:
     since: float = field(default_factory=time.time)  # seconds since the epoch
 
 
-_loaded: dict[Hashable, Loaded] = {}
-_locks: dict[Hashable, threading.Lock] = {}
+Key: TypeAlias = tuple[Any, ...]  # its use, `Place.key`, and how it is run
+Known = TypeVar("Known")
+
+_loaded: dict[Key, Loaded] = {}
+_locks: dict[Key, threading.Lock] = {}
 _guard = threading.Lock()
 _register = Register()
 
 
-def shared(key: Hashable, load: Callable[[], Loaded]) -> Loaded:
+def shared(key: Key, load: Callable[[], Loaded]) -> Loaded:
     """What is loaded under a key, or what `load` gives, called once however many ask at the same time."""
     with _guard:
         lock = _locks.setdefault(key, threading.Lock())
@@ -44,9 +47,19 @@ def shared(key: Hashable, load: Callable[[], Loaded]) -> Loaded:
             made = load()
             made.seconds = time.perf_counter() - began
             with _guard:
-                _loaded[key] = made
+                put(_loaded, key, made)
                 _tell()
+            return made
         return _loaded[key]
+
+
+def put(known: dict[Key, Known], key: Key, one: Known) -> Known:
+    """What is under a key now. What was made of the same files before they were written anew is let go."""
+    use, place, *_ = key
+    for other in list(known):
+        if other[0] == use and other[1] != place and other[1][0] == place[0]:
+            known.pop(other, None)
+    return known.setdefault(key, one)
 
 
 def loaded() -> list[Loaded]:

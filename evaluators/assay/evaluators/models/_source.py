@@ -19,8 +19,8 @@ class Source(Protocol):
         """What people call it."""
 
     @property
-    def key(self) -> Hashable:
-        """By which its encoding is shared."""
+    def key(self) -> tuple[Hashable, ...]:
+        """By which its encoding is shared; another one when its files are written anew."""
 
     @property
     def portion(self) -> int | None:

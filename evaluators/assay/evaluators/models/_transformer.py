@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.evaluators.models._find import Place, installed, is_offline, loading, snapshot
 from assay.evaluators.models._kept import digest_of
-from assay.evaluators.models._shared import Loaded, bytes_of, device_of, shared
+from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, shared
 from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
@@ -36,7 +36,11 @@ class Transformer:
         self.name, self._place, self._device = place.name, place, device
         self._batch_size = batch_size or BATCH
         self._token, self._remote_code, self._pickle = token, remote_code, pickle
-        self.key = "embedding", place.where, device, remote_code
+
+    @property
+    def key(self) -> Key:
+        """Files, and how they are run."""
+        return "embedding", self._place.key, self._device, self._remote_code
 
     @property
     def identity(self) -> Mapping[str, Any]:
