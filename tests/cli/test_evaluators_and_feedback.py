@@ -62,6 +62,12 @@ def test_pages_are_up_to_date():
     )
 
 
+def test_the_page_of_whatever_embeds_names_the_model_and_its_limits():
+    embeds = [page for page in made.pages().values() if re.search(r"^\| `(model|embed)` \|", page, re.MULTILINE)]
+    assert len(embeds) > 15
+    assert [page.partition("\n")[0] for page in embeds if "| Default model |" not in page] == []
+
+
 @pytest.mark.parametrize(
     "page", [path for path in sorted(DOCS.glob("*.md")) if "```text" in path.read_text()], ids=lambda path: path.stem
 )

@@ -57,6 +57,8 @@ class Faithfulness(Several):
     source="H2O Eval Studio: answer correctness; RAGAS",
     canonical="ragas 0.4.3",
     judge=True,
+    model=True,
+    gpu=True,
     kind="model",
     example='get("answer_correctness", judge=scripted({"statements": ["Paris is the capital."]}, {"statements": '
     '["Paris is the capital."]}, {"1": {"reason": "Same.", "verdict": "yes"}}, {"1": {"reason": "Same.", "verdict": '
@@ -147,6 +149,8 @@ class AnswerCorrectness(Several):
     source="H2O Eval Studio: answer relevancy; RAGAS",
     canonical="ragas 0.4.3",
     judge=True,
+    model=True,
+    gpu=True,
     kind="model",
     example='get("answer_relevancy", judge=scripted({"1": {"question": "How high is Mont Blanc?", "noncommittal": '
     '"no"}}), questions=1, embed=lambda texts: [[len(text), 1] for text in texts]), inputs="How high is Mont Blanc?", '
@@ -290,6 +294,8 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
     canonical="statistics.harmonic_mean",
     llm=False,
     judge=True,
+    model=True,
+    gpu=True,
     kind="model",
     example='get("ragas", questions=1, embed=lambda texts: [[len(text), 1] for text in texts], judge=scripted(lambda '
     'ask: {"statements": {"statements": ["It is 4,806 m high."]}, "context_precision": {"reason": "The height.", '
