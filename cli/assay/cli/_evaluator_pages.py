@@ -150,7 +150,8 @@ def _model(spec: Spec) -> list[tuple[str, str]]:
         return [("Default model", known)]
     document = getattr(made_by, "DOCUMENT", None)
     thresholds = f"; the thresholds are those of {document}, and hold for no other" if document else ""
-    return [("Default model", f"{DEFAULT['embedding']} for English, which reads the first 256 tokens of a text{thresholds}")]
+    limits = "for English, which reads the first 256 tokens of a text"
+    return [("Default model", f"{DEFAULT['embedding']} {limits}{thresholds}")]
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:
