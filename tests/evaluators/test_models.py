@@ -208,6 +208,16 @@ def test_the_version_changes_with_model_and_parameters():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("key", ["groundedness", "sas", "hallucination", "toxicity", "perplexity"])
+def test_the_version_tells_weights_apart_in_folders_of_one_name(key, tmp_path):
+    for run in ("one", "two", "copy"):
+        (folder := tmp_path / run / "checkpoint-100").mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"two" if run == "two" else b"one")
+    one, two, copy = (get(key, model=str(tmp_path / run / "checkpoint-100")) for run in ("one", "two", "copy"))
+    assert one.version == copy.version != two.version
+
+
 def test_a_child_forked_while_a_text_is_encoded_encodes_its_own():
     entered, go_on = threading.Event(), threading.Event()
 

@@ -72,7 +72,8 @@ class TextClassifier:
     @property
     def identity(self) -> Mapping[str, Any]:
         """What its probabilities depend on."""
-        return {"model": self.name, "function": self._function is not None, "activation": self._activation}
+        files = {} if self._function is not None else self._place.identity
+        return {"model": self.name, "function": self._function is not None, "activation": self._activation, **files}
 
     def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
         """Of each text, in their order, the probability of each label. Raises what the model raises for one of them.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+from assay.evaluators.models._kept import samples
 from assay.evaluators.models._presets import BY_HUB, PRESETS, Preset
 from assay.evaluators.protocol import Unjudged
 from assay.evaluators.protocol._telling import telling
@@ -42,6 +45,12 @@ class Place:
         return self.where, tuple(sorted(_written(self.where)))
 
     @property
+    def identity(self) -> Mapping[str, str]:
+        """What tells weights in a folder from others, of a folder that is called the same; a name tells all else."""
+        _, files = self.key
+        return {} if self.preset is not None or not files else {"weights": _contents(files)}
+
+    @property
     def runs_on_onnx(self) -> bool:
         """Whether its weights are those of onnxruntime: nothing else is there, or the file itself was named."""
         if self.where.endswith(".onnx") or (self.preset is not None and self.preset.like is not None):
@@ -57,6 +66,16 @@ def _written(where: str) -> Iterator[tuple[str, int, int]]:
         if path.endswith(_TELLING) and os.path.isfile(path):
             status = os.stat(path)
             yield path, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=100)
+def _contents(files: tuple[tuple[str, int, int], ...]) -> str:
+    said = hashlib.sha256()
+    for path, size, _ in files:
+        said.update(f"{os.path.basename(path)}\0{size}\0".encode(errors="surrogateescape"))
+        with suppress(OSError):  # who loads it says so
+            said.update(b"".join(samples(Path(path))))
+    return said.hexdigest()[:16]
 
 
 def _folders(where: str) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -127,14 +127,15 @@ def digest_of(folder: str | os.PathLike[str]) -> str:
     for file in sorted(Path(folder).rglob("*")):
         if file.is_file() and not file.name.startswith(".") and "__pycache__" not in file.parts:
             said.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode(errors="surrogateescape"))
-            said.update(b"".join(_samples(file)))
+            said.update(b"".join(samples(file)))
     return said.hexdigest()
 
 
 _SAMPLE, _SAMPLES = 1 << 16, 32
 
 
-def _samples(path: Path) -> Iterator[bytes]:
+def samples(path: Path) -> Iterator[bytes]:
+    """All of a small file; of a large one parts all over it. Raises `OSError`."""
     size = path.stat().st_size
     step = max(_SAMPLE, size // _SAMPLES)
     with path.open("rb") as file:

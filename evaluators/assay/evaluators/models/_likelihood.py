@@ -87,7 +87,8 @@ class LikelihoodModel:
     def identity(self) -> Mapping[str, Any]:
         """What its log-probabilities depend on."""
         how = {name: value for name, value in asdict(self.reading).items() if name != "batch_tokens"}
-        return {"model": self.name, "function": self._function is not None, "dtype": self.dtype, **how}
+        files = {} if self._function is not None else self._place[0].identity
+        return {"model": self.name, "function": self._function is not None, "dtype": self.dtype, **how, **files}
 
     def log_probabilities(self, pairs: Sequence[Pair]) -> list[Vector]:
         """Of each (prefix, text) an array of (tokens of the text,), in their order: natural logarithms.

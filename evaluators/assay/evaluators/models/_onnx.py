@@ -58,8 +58,8 @@ class Onnx:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Its name."""
-        return {"model": self.name, "function": False}
+        """Its name, and of weights in a folder what these are."""
+        return {"model": self.name, "function": False, **self._place.identity}
 
     def digest(self) -> str | None:
         """Of all files that it reads, where they are here."""

@@ -102,7 +102,8 @@ class PairScorer:
     @property
     def identity(self) -> Mapping[str, Any]:
         """What its scores depend on."""
-        return {"model": self.name, "function": self._function is not None, "labels": self._labels}
+        files = {} if self._function is not None else self._place.identity
+        return {"model": self.name, "function": self._function is not None, "labels": self._labels, **files}
 
     def score(self, pairs: Sequence[Pair]) -> list[float]:
         """One number for each pair, in their order; of an NLI model the probability of entailment.

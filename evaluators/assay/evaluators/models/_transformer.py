@@ -44,8 +44,8 @@ class Transformer:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Its name."""
-        return {"model": self.name, "function": False}
+        """Its name, and of weights in a folder what these are."""
+        return {"model": self.name, "function": False, **self._place.identity}
 
     def digest(self) -> str | None:
         """Of its files, where they are here."""
