@@ -165,6 +165,17 @@ def test_traces_whose_rows_are_lost_are_made_again(file: Path) -> None:
     assert any("traces were made again" in note for note in said.notes)
 
 
+def test_feedback_that_came_before_its_trace_takes_no_place_of_one_made_again(file: Path) -> None:
+    before = filled(file, 100)
+    with SQLiteStore(file) as store:
+        store.feedback("f" * 32, "early", 1, author="ann")
+    overwrite(file, *roots(file, "traces"))
+    saved, _, _ = recovered(file)
+    assert found_in(saved) == before
+    with SQLiteStore(saved) as store:
+        assert [one.target.trace_id for one in store.feedbacks(key="early")] == ["f" * 32]
+
+
 @pytest.mark.parametrize(
     ("table", "told"), [("resources", "lost their resource"), ("feedback", None), ("known", None), ("feed", None)]
 )

@@ -193,6 +193,7 @@ def _feedback_again(appender: Appender, db: sqlite3.Connection) -> int:
     """Feedback names its trace by id, too: it waits for that one, as if it had come before it."""
     sql = "SELECT id, trace_id FROM feedback WHERE trace IS NOT NULL AND trace NOT IN (SELECT id FROM traces)"
     homeless = db.execute(sql).fetchall()
+    appender.forget()  # traces were made again, whose keys it does not know
     keys = appender.keys(trace_id for _, trace_id in homeless if trace_id)
     moved = [(keys.get(trace_id), row) for row, trace_id in homeless]
     db.executemany("UPDATE feedback SET trace = ? WHERE id = ?", moved)
