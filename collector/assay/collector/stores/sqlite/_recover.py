@@ -67,7 +67,7 @@ def recover(damaged: str, target: str) -> Recovered:
 
 def _source(path: str) -> sqlite3.Connection:
     try:
-        db = connect_beside(real(path))
+        db = connect_beside(real(path), cut_off=True)
         db.text_factory = lambda text: text.decode("utf-8", "replace")
         return db
     except sqlite3.Error as error:
