@@ -129,6 +129,19 @@ def test_reading_and_checkpoints_of_others_are_nobodys_writing(file: Path) -> No
         store.append([run()])
 
 
+def test_emptying_the_log_is_nobodys_writing_unless_it_was_written_to(file: Path) -> None:
+    with SQLiteStore(file) as store, closing(sqlite3.connect(file, isolation_level=None)) as other:
+        for name in ("a", "b"):
+            store.append([run(name)])
+            assert soon(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
+        store.append([run("c")])
+        other.execute("PRAGMA user_version = 5")
+        assert soon(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
+        with pytest.raises(Halted, match="another program has written"):
+            store.append([run("d")])
+    assert kept(file) == ["a", "b", "c"]
+
+
 def test_a_server_whose_file_was_taken_says_so_everywhere(file: Path) -> None:
     with SQLiteStore(file) as store, Server(store) as server, httpx.Client(base_url=server.url) as client:
         assert client.post("/api/traces", json={"runs": []}).status_code < 300
