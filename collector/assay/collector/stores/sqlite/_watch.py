@@ -17,8 +17,6 @@ from assay.collector.stores.sqlite._lock import Lock, identity
 MOVED = "the database file was removed or replaced while it was open"
 LOG = "the database's write-ahead log was removed or replaced while it was open"
 FOREIGN = "another program has written to the database while it was open"
-
-
 _COUNT = slice(8, 12)  # of the log's index: its counter of transactions (sqlite.org/walformat.html)
 
 
