@@ -15,6 +15,7 @@ from assay.collector import connect
 from assay.collector.errors import Halted, Refused
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore, holder
+from assay.collector.stores.sqlite._lock import _lock
 from collector.conformance_traces import names
 from collector.making import run
 from collector.others import HOLDER, holding, outcome, soon
@@ -89,6 +90,22 @@ def test_a_copy_opens_though_its_lock_file_is_a_link_to_that_of_a_live_process(f
         (tmp_path / "copy.db.lock").hardlink_to(tmp_path / "assay.db.lock")
         assert kept(tmp_path / "copy.db") == []
         assert write("a") == "kept"
+
+
+def test_a_lock_file_that_leads_elsewhere_is_not_followed(file: Path) -> None:
+    other = file.with_name("other")
+    other.write_text("precious")
+    file.with_name("assay.db.lock").symlink_to(other)
+    with SQLiteStore(file) as store:
+        store.append([run("a")])
+        assert holder(file) == {"pid": os.getpid(), "url": None}
+    assert (other.read_text(), kept(file)) == ("precious", ["a"])
+
+
+def test_what_cannot_be_locked_is_not_held_by_another(file: Path) -> None:
+    file.touch()
+    with file.open("rb") as unlockable, pytest.raises(OSError, match="descriptor"):
+        _lock(unlockable.fileno())
 
 
 @pytest.mark.parametrize("moved", ["assay.db", "assay.db-wal"])
