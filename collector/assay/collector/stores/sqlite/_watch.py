@@ -33,7 +33,7 @@ class Watch:
         self._log_is = identity(self._log)
         # Not closed before the database is: with it this process would lose the locks that SQLite has on that file
         self._index = os.open(lock.path + "-shm", os.O_RDONLY)
-        self.settled()
+        self._version, self._count = self._seen(), self._counted()
 
     def begun(self) -> None:
         """Within a transaction, before it writes. Raises `Halted` if anybody else has written since the last one."""
