@@ -156,6 +156,16 @@ def spans_leaves(file: Path) -> list[int]:
         return [row[0] for row in db.execute(sql)]
 
 
+def test_a_file_that_was_cut_off_gives_what_stands_before_the_cut(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        for lot in range(30):
+            store.append([run(f"r{lot}", inputs=os.urandom(1500).hex()) for _ in range(20)])
+    os.truncate(file, file.stat().st_size // PAGE * 2 // 3 * PAGE)
+    saved, tables, _ = recovered(file)
+    assert tables["spans"].saved > 100
+    assert len(found_in(saved)) > 50
+
+
 def test_traces_whose_rows_are_lost_are_made_again(file: Path) -> None:
     before = filled(file, 100)
     overwrite(file, *roots(file, "traces"))
@@ -163,6 +173,17 @@ def test_traces_whose_rows_are_lost_are_made_again(file: Path) -> None:
     assert tables["traces"].saved < 100
     assert found_in(saved) == before
     assert any("traces were made again" in note for note in said.notes)
+
+
+def test_feedback_that_came_before_its_trace_takes_no_place_of_one_made_again(file: Path) -> None:
+    before = filled(file, 100)
+    with SQLiteStore(file) as store:
+        store.feedback("f" * 32, "early", 1, author="ann")
+    overwrite(file, *roots(file, "traces"))
+    saved, _, _ = recovered(file)
+    assert found_in(saved) == before
+    with SQLiteStore(saved) as store:
+        assert [one.target.trace_id for one in store.feedbacks(key="early")] == ["f" * 32]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from assay.collector import connect
 from assay.collector.errors import Halted, Refused
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore, holder
+from assay.collector.stores.sqlite._lock import _lock
 from collector.conformance_traces import names
 from collector.making import run
 from collector.others import HOLDER, holding, outcome, soon
@@ -91,6 +92,22 @@ def test_a_copy_opens_though_its_lock_file_is_a_link_to_that_of_a_live_process(f
         assert write("a") == "kept"
 
 
+def test_a_lock_file_that_leads_elsewhere_is_not_followed(file: Path) -> None:
+    other = file.with_name("other")
+    other.write_text("precious")
+    file.with_name("assay.db.lock").symlink_to(other)
+    with SQLiteStore(file) as store:
+        store.append([run("a")])
+        assert holder(file) == {"pid": os.getpid(), "url": None}
+    assert (other.read_text(), kept(file)) == ("precious", ["a"])
+
+
+def test_what_cannot_be_locked_is_not_held_by_another(file: Path) -> None:
+    file.touch()
+    with file.open("rb") as unlockable, pytest.raises(OSError, match="descriptor"):
+        _lock(unlockable.fileno())
+
+
 @pytest.mark.parametrize("moved", ["assay.db", "assay.db-wal"])
 def test_a_file_that_is_taken_away_stops_acknowledging(file: Path, moved: str) -> None:
     with holding(file) as write:
@@ -127,6 +144,19 @@ def test_reading_and_checkpoints_of_others_are_nobodys_writing(file: Path) -> No
         store.checkpoint()
         store.vacuum()
         store.append([run()])
+
+
+def test_emptying_the_log_is_nobodys_writing_unless_it_was_written_to(file: Path) -> None:
+    with SQLiteStore(file) as store, closing(sqlite3.connect(file, isolation_level=None)) as other:
+        for name in ("a", "b"):
+            store.append([run(name)])
+            assert soon(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
+        store.append([run("c")])
+        other.execute("PRAGMA user_version = 5")
+        assert soon(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
+        with pytest.raises(Halted, match="another program has written"):
+            store.append([run("d")])
+    assert kept(file) == ["a", "b", "c"]
 
 
 def test_a_server_whose_file_was_taken_says_so_everywhere(file: Path) -> None:

@@ -52,7 +52,7 @@ def written(lines: Iterable[tuple[bytes, Counter[str]]], path: Path) -> Counter[
     part = path.with_name(path.name + ".part")
     counts = Counter[str]()
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
             for line, held in lines:
                 file.write(line + b"\n")
                 counts += held

@@ -11,15 +11,16 @@ from assay.collector.errors import Refused
 CACHE_KB = 8192
 
 
-def connect_beside(path: str) -> sqlite3.Connection:
+def connect_beside(path: str, *, cut_off: bool = False) -> sqlite3.Connection:
     """Reads the file at a real path beside whoever writes it. A copy that nobody may write is read as it stands.
+    `cut_off`: even one that has fewer pages than it says.
 
     Raises `Refused` where there is a log that only who may write can read, `sqlite3.Error` where there is no database.
     """
     if not os.path.exists(path + "-wal"):  # while a process has the file open there is one
-        return _connection(path, "immutable=1")
+        return _connection(path, "immutable=1", cut_off)
     try:
-        return _connection(path, "mode=ro")
+        return _connection(path, "mode=ro", cut_off)
     except sqlite3.OperationalError as error:
         raise Refused(
             f"{path!r} cannot be read here: part of it is in {path + '-wal'!r}, and to read that in takes a folder in"
@@ -27,11 +28,13 @@ def connect_beside(path: str) -> sqlite3.Connection:
         ) from error
 
 
-def _connection(path: str, how: str) -> sqlite3.Connection:
+def _connection(path: str, how: str, cut_off: bool) -> sqlite3.Connection:
     address = f"file:{quote(path)}?{how}"
     db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         db.execute("PRAGMA query_only = ON")
+        if cut_off:
+            db.execute("PRAGMA writable_schema = ON")  # nothing is written: SQLite then does not ask how many there are
         db.execute(f"PRAGMA cache_size = -{CACHE_KB}")
         db.execute("PRAGMA schema_version").fetchone()  # opens the log, too
     except sqlite3.Error:

@@ -53,11 +53,13 @@ class File:
                 self.clock = Clock(self._db)
                 self._readers = opened.enter_context(closing(Readers(self.path, self.clock.now)))
                 self.appender = Appender(Reader(self._db), self.clock)
-                watch = Watch(self._db, self._lock)
+                self._watch = opened.enter_context(closing(Watch(self._db, self._lock)))
             self._refuse_unreadable()
             opened.pop_all()
         self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
-        self.writer = Writer(self._db, watch, reserve, partial(_feedback.append, self.appender), self.appender.forget)
+        self.writer = Writer(
+            self._db, self._watch, reserve, partial(_feedback.append, self.appender), self.appender.forget
+        )
         self._readers.damaged = self._halt
         keep_in_forks(self)
 
@@ -154,6 +156,7 @@ class File:
         self.writer.close()
         self._readers.close()
         self._db.close()
+        self._watch.close()
         if self._in_vain and self.writer.commits == 0:
             self._lock.undo()
         else:

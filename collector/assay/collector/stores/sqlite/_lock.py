@@ -7,6 +7,7 @@ one that writes can be reached; it is put back when somebody has taken it away.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -69,10 +70,14 @@ class Lock:
             descriptor = self._opened()
         except OSError as error:
             raise Refused(f"cannot write {self.path!r}: {error.strerror}") from error
-        if not _lock(descriptor) or not _still(descriptor, self.path):
+        try:
+            if _lock(descriptor) and _still(descriptor, self.path):
+                return descriptor
+        except OSError as error:
             os.close(descriptor)
-            raise Refused(_taken_by(self.path))
-        return descriptor
+            raise Refused(f"cannot lock {self.path!r}: {error.strerror}; keep it on a local disk") from error
+        os.close(descriptor)
+        raise Refused(_taken_by(self.path))
 
     def _opened(self) -> int:
         try:
@@ -102,13 +107,16 @@ class Lock:
 
     def _begun(self) -> IO[str]:
         """The file beside, locked for as long as this process lives. One that another database's holder has locked came
-        along with a copy, as a link; what is ours is made anew.
+        along with a copy, as a link, and what a symbolic link leads to is none of ours; then it is made anew.
         """
         if self._said is not None:
             self._said.close()
         try:
             for _ in range(2):
-                said = os.fdopen(os.open(self._told, os.O_RDWR | os.O_CREAT, PRIVATE), "r+", encoding="utf-8")
+                if os.path.islink(self._told):
+                    os.unlink(self._told)
+                descriptor = os.open(self._told, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
+                said = os.fdopen(descriptor, "r+", encoding="utf-8")
                 if _flock(said.fileno()) and _still(said.fileno(), self._told):
                     return said
                 said.close()
@@ -201,6 +209,7 @@ def _refuse_names(path: str, descriptor: int) -> None:
 
 
 def _lock(descriptor: int) -> bool:
+    """False if another has it. Raises `OSError` where nothing can be locked: some network file systems."""
     try:
         if hasattr(fcntl, "F_OFD_SETLK"):  # lost with this descriptor alone, whatever else the process opens and closes
             # struct flock: type, whence, start, length, pid
@@ -208,8 +217,10 @@ def _lock(descriptor: int) -> bool:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, asked)
         else:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _BYTE)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
     return True
 
 

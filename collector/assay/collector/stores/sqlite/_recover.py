@@ -67,7 +67,7 @@ def recover(damaged: str, target: str) -> Recovered:
 
 def _source(path: str) -> sqlite3.Connection:
     try:
-        db = connect_beside(real(path))
+        db = connect_beside(real(path), cut_off=True)
         db.text_factory = lambda text: text.decode("utf-8", "replace")
         return db
     except sqlite3.Error as error:
@@ -193,6 +193,7 @@ def _feedback_again(appender: Appender, db: sqlite3.Connection) -> int:
     """Feedback names its trace by id, too: it waits for that one, as if it had come before it."""
     sql = "SELECT id, trace_id FROM feedback WHERE trace IS NOT NULL AND trace NOT IN (SELECT id FROM traces)"
     homeless = db.execute(sql).fetchall()
+    appender.forget()  # traces were made again, whose keys it does not know
     keys = appender.keys(trace_id for _, trace_id in homeless if trace_id)
     moved = [(keys.get(trace_id), row) for row, trace_id in homeless]
     db.executemany("UPDATE feedback SET trace = ? WHERE id = ?", moved)

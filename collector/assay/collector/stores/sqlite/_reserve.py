@@ -53,7 +53,7 @@ class Reserve:
 
     def _allocate(self, size: int) -> bool:
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, PRIVATE)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
         except OSError:
             return False
         try:

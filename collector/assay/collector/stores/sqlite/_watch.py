@@ -7,7 +7,9 @@ write would be overwritten, and theirs would overwrite ours.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import sys
 
 from assay.collector.errors import Halted
 from assay.collector.stores.sqlite._lock import Lock, identity
@@ -15,21 +17,30 @@ from assay.collector.stores.sqlite._lock import Lock, identity
 MOVED = "the database file was removed or replaced while it was open"
 LOG = "the database's write-ahead log was removed or replaced while it was open"
 FOREIGN = "another program has written to the database while it was open"
+_COUNT = slice(8, 12)  # of the log's index: its counter of transactions (sqlite.org/walformat.html)
 
 
 class Watch:
-    """Over the writing connection of a locked file. For the writer's thread."""
+    """Over the writing connection of a locked file. For the writer's thread.
+
+    `PRAGMA data_version` changes when another program writes, and when it only empties the log; of the two the index
+    of the log counts the first alone.
+    """
 
     def __init__(self, db: sqlite3.Connection, lock: Lock) -> None:
         self._db, self._lock = db, lock
         self._log = lock.path + "-wal"
         self._log_is = identity(self._log)
-        self._version = self._seen()
+        # Not closed before the database is: with it this process would lose the locks that SQLite has on that file
+        self._index = os.open(lock.path + "-shm", os.O_RDONLY)
+        self._version, self._count = self._seen(), self._counted()
 
     def begun(self) -> None:
         """Within a transaction, before it writes. Raises `Halted` if anybody else has written since the last one."""
-        if self._seen() != self._version:
+        seen = self._seen()
+        if seen != self._version and self._counted() != self._count:
             raise _halted(FOREIGN)
+        self._version = seen
 
     def committed(self) -> None:
         """After a commit, before it is acknowledged. Raises `Halted` if the files are not those that were opened."""
@@ -39,10 +50,19 @@ class Watch:
             if self._log_is is not None:
                 raise _halted(LOG)
             self._log_is = log
+        if self._counted() != self._count:  # unless it had nothing to write; by one, whoever may have come since
+            self._count += 1
 
     def settled(self) -> None:
         """After a rollback, or work that no transaction surrounds: SQLite may count its clearing up as another's."""
-        self._version = self._seen()
+        self._version, self._count = self._seen(), self._counted()
+
+    def close(self) -> None:
+        """Let go; the database is closed."""
+        os.close(self._index)
+
+    def _counted(self) -> int:
+        return int.from_bytes(os.pread(self._index, 12, 0)[_COUNT], sys.byteorder)
 
     def _seen(self) -> int:
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
