@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 OPENAI = "https://api.openai.com/v1"
+ADDRESSES = ("ASSAY_JUDGE_URL", "ASSAY_EMBEDDINGS_URL", "OPENAI_BASE_URL")  # variables; OpenAI's own without the last
 ROUTES = ("/chat/completions", "/embeddings")
 
 
@@ -40,6 +41,13 @@ def check_key(key: Any) -> str | None:
 def first_of(*names: str) -> str | None:
     """The first of these variables of the environment that says something."""
     return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
+
+
+def of_environment(url: Any) -> bool:
+    """Whether the environment names this address. Raises `ValueError` for what is none."""
+    asked = check_address(url)
+    named = {name: value for name in ADDRESSES if (value := first_of(name))}
+    return any(asked == check_address(value, name) for name, value in {"OPENAI_BASE_URL": OPENAI, **named}.items())
 
 
 def _parts(url: Any, given: str) -> Any:
