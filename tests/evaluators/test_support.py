@@ -144,6 +144,16 @@ def said(answer):
     ]
 
 
+def test_many_pairs_go_through_the_model_in_parts_and_too_many_are_an_error():
+    asked = []
+    judged = get("faithfulness_nli", model=lambda pairs: asked.append(len(pairs)) or contains(pairs))
+    chunks, answer = [f"It is {number}." for number in range(200)], " ".join(f"It is {n}." for n in range(100, 600))
+    [too_many] = score(judged, outputs=answer, documents=[*chunks, "It is."])
+    assert too_many.error.startswith("ValueError: 100,500 pairs are to be scored")
+    [found] = score(judged, outputs=answer, documents=chunks)
+    assert (found.score, sum(asked), max(asked) < 5000) == (0.2, 100_000, True)
+
+
 def test_a_relevance_score_is_no_probability():
     [found] = score(get("hallucination", model=lambda pairs: [7.5] * len(pairs)), outputs="a", documents=["b"])
     assert "gave 7.5 for a pair: a model of support gives a probability" in found.error
