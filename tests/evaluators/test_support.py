@@ -149,7 +149,7 @@ def test_many_pairs_go_through_the_model_in_parts_and_too_many_are_an_error():
     judged = get("faithfulness_nli", model=lambda pairs: asked.append(len(pairs)) or contains(pairs))
     chunks, answer = [f"It is {number}." for number in range(200)], " ".join(f"It is {n}." for n in range(100, 600))
     [too_many] = score(judged, outputs=answer, documents=[*chunks, "It is."])
-    assert too_many.error.startswith("ValueError: 100,500 pairs are to be scored")
+    assert too_many.error.startswith("ValueError: 100,500 pairs of what was retrieved")
     [found] = score(judged, outputs=answer, documents=chunks)
     assert (found.score, sum(asked), max(asked) < 5000) == (0.2, 100_000, True)
 
@@ -196,6 +196,27 @@ def test_weights_that_run_code_are_loaded_only_where_that_is_said(tiny_nli, tmp_
     (folder / "config.json").write_text(code)
     (folder / "code.py").write_text("raise SystemExit('this code must not run')")
     with pytest.raises(NoModel, match=r"'strange' runs code of its own .* PairScorer\(.*, remote_code=True\)"):
+        PairScorer(folder, device="cpu").score([("a", "b")])
+
+
+def test_an_embedding_model_scores_no_pairs(tiny_nli, tmp_path):
+    from transformers import AutoModel
+
+    folder = shutil.copytree(tiny_nli, tmp_path / "embedding")
+    AutoModel.from_pretrained(tiny_nli).save_pretrained(folder)
+    [found] = score(get("hallucination", model=folder), outputs="a", documents=["b"])
+    assert found.error == "'embedding' is no model of pairs: it was saved as BertModel, without what scores them"
+
+
+def test_a_model_of_vectaras_without_all_of_its_weights_scores_nothing(tiny_hhem, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny_hhem, tmp_path / "part")
+    weights = {
+        key: value for key, value in load_file(tiny_hhem / "model.safetensors").items() if "classifier" not in key
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NoModel, match=r"is no model of Vectara's: it has no weights 'classifier\.bias'"):
         PairScorer(folder, device="cpu").score([("a", "b")])
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from assay.evaluators.models._presets import BY_HUB, PRESETS, Preset
 from assay.evaluators.protocol import Unjudged
@@ -106,6 +107,12 @@ def installed(*modules: str) -> None:
     for module in modules:
         if sys.modules.get(module, module) is None or importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"no module named {module!r}", name=module)
+
+
+def check_whole(told: Mapping[str, Any], name: str, what: str) -> None:
+    """Of what transformers tells of loading. Raises `NoModel` where weights are missing, which it makes at random."""
+    if missing := sorted(told["missing_keys"]):
+        raise NoModel(f"{name!r} is no {what}: it has no weights {missing[0]!r}")
 
 
 @contextmanager

@@ -50,7 +50,9 @@ class OfPairs(Stepwise[Pair, Row]):
         pairs = ((first, second) for parts in seconds for second in parts for first in firsts)
         said: dict[Pair, float] = {}
         if (number := len(firsts) * sum(map(len, seconds))) > MOST:
-            raise ValueError(f"{number:,} pairs are to be scored, of what was retrieved and the answer: {MOST:,} at most")
+            raise ValueError(
+                f"{number:,} pairs are to be scored, of what was retrieved and the answer: {MOST:,} at most"
+            )
         while some := list(islice(pairs, _TOGETHER)):
             replies = yield some
             said |= {pair: support_of(row, self._scorer.name) for pair, row in replies.items()}
