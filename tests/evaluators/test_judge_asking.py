@@ -26,11 +26,10 @@ def asked(script, ask=ASK, **judge):
         return asyncio.run(made.ask(ask)), server.requests
 
 
-class RateLimited(Exception):
-    status_code = 429
-
-    def __init__(self, wait):
-        self.headers = {"retry-after": str(wait)}
+class Refused(Exception):
+    def __init__(self, status, **headers):
+        super().__init__(f"status {status}")
+        self.status_code, self.headers = status, {name.replace("_", "-"): str(said) for name, said in headers.items()}
 
 
 def refused(script, ask=ASK, **judge):
@@ -42,11 +41,6 @@ def refused(script, ask=ASK, **judge):
 def test_what_may_pass_is_tried_again():
     answer, requests = asked([500, 503, YES])
     assert (answer.value, answer.calls, len(requests)) == ({"rating": "yes"}, 3, 3)
-
-
-def test_a_server_that_hangs_once_leaves_time_for_another_attempt():
-    answer, requests = asked([Reply(hang=True), YES], deadline=6.0)
-    assert (answer.calls, len(requests)) == (2, 2)
 
 
 def test_a_server_that_hangs_ends_at_the_deadline():
@@ -94,12 +88,39 @@ def in_line(reply, count, **judge):
         return runner.run(all_of_them()), clock.passed
 
 
+async def hangs():
+    await asyncio.sleep(1e9)
+
+
+def test_a_judge_that_hangs_once_leaves_time_for_another_attempt():
+    replies = iter([hangs, lambda: asyncio.sleep(0.4, Completion(text=YES))])
+    [(answer, _)], seconds = in_line(lambda: next(replies)(), 1, deadline=6.0)
+    assert (answer.value, answer.calls) == ({"rating": "yes"}, 2)
+    assert seconds < 6
+
+
+def test_a_judge_that_hangs_ends_at_the_deadline_after_two_attempts():
+    [error], seconds = in_line(hangs, 1, deadline=1.0)
+    assert "gave no answer within 1 s after 2 attempts: no reply within" in str(error)
+    assert seconds == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_judge_in_trouble_is_asked_until_the_deadline_leaves_no_room():
+    async def fails():
+        await asyncio.sleep(0.01)
+        raise Refused(500)
+
+    [error], seconds = in_line(fails, 1, deadline=60.0)
+    assert re.search(r"gave no answer within 60 s after ([4-9]|\d\d) attempts: .*500", str(error))
+    assert seconds < 60
+
+
 @pytest.mark.parametrize("wait", [None, 0.2])
 def test_a_line_that_does_not_move_ends_at_the_deadline_too(wait):
     async def refuses():
         if wait is None:
-            await asyncio.sleep(1e9)
-        raise RateLimited(wait)
+            await hangs()
+        raise Refused(429, retry_after=wait)
 
     outcomes, seconds = in_line(refuses, 40, concurrency=2, deadline=0.6)
     assert seconds < 2  # 12 s, if each waited for its own deadline

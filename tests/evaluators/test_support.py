@@ -12,7 +12,7 @@ import pytest
 
 from assay.collector.records import Case, Document, Target
 from assay.evaluators import get, score
-from assay.evaluators.models import NoModel, PairScorer
+from assay.evaluators.models import Embedder, NoModel, PairScorer
 
 pytest.importorskip("sentence_transformers")
 TEXTS = {
@@ -249,3 +249,11 @@ def test_without_the_extra_it_says_what_to_install(id, monkeypatch):
         "scoring pairs with no/such-model needs 'sentence_transformers', which is not installed: "
         "pip install 'assay[models]'"
     }
+
+
+def test_an_embedder_runs_no_code_of_a_folder_unless_that_is_said(tiny_nli, tmp_path):
+    folder = shutil.copytree(tiny_nli, tmp_path / "strange")
+    (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "code.Model"}]))
+    (folder / "code.py").write_text("raise SystemExit('this code must not run')")
+    with pytest.raises(NoModel, match=r"'strange' runs code of its own .* Embedder\(.*, remote_code=True\)"):
+        Embedder(folder, device="cpu").embed(["a"])

@@ -51,7 +51,7 @@ class OfPairs(Stepwise[Pair, Row]):
         said: dict[Pair, float] = {}
         if (number := len(firsts) * sum(map(len, seconds))) > MOST:
             raise ValueError(
-                f"{number:,} pairs are to be scored, of what was retrieved and the answer: {MOST:,} at most"
+                f"{number:,} pairs of what was retrieved and the answer are to be scored: {MOST:,} at most"
             )
         while some := list(islice(pairs, _TOGETHER)):
             replies = yield some
