@@ -16,7 +16,7 @@ from assay.cli._app import app
 from assay.evaluators.models import PRESETS
 from assay.evaluators.models._register import held
 
-HOLDS = """
+HOLDS = r"""
 import os, sys
 from assay.evaluators.models._shared import Loaded, shared
 shared("a", lambda: Loaded(None, "tiny", "pairs", "/weights/tiny", "cpu", 2_000_000, 0.0))

@@ -135,6 +135,8 @@ def test_a_rule_of_data_names_registered_evaluators():
         ("correctness", {"judge": {"model": "m", "cache": "/x.db"}}, "cache='/x.db' on the monitor's machine"),
         ("correctness", {"judge": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
         ("correctness", {"judge": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
+        ("fact_check", {"agent": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
+        ("fact_check", {"agent": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
         ("semantic_similarity", {"model": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
         ("answer_relevancy", {"embed": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
         ("groundedness", {"model": {"model": "hhem", "remote_code": True}}, "remote_code=True would run code"),
@@ -188,6 +190,7 @@ def test_a_model_in_data_is_a_preset(model):
         ("json_schema", {"json_schema": {"properties": {"model": {}, "token": {}, "api_key": {}, "directory": {}}}}),
         ("has_span", {"attributes": {"model": "/a", "base_url": "http://a/v1", "cache": "warm", "pickle": True}}),
         ("correctness", {"judge": {"model": "org/name:free"}}),
+        ("fact_check", {"agent": {"model": "org/name:free"}}),
     ],
 )
 def test_what_is_said_of_answers_and_spans_names_nothing_of_the_machine(type, parameters):

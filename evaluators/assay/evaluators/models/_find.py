@@ -57,10 +57,10 @@ def find(name: str | os.PathLike[str]) -> Place:
     """
     given = os.fspath(name)
     if Path(given).expanduser().is_dir():
-        folder = Path(given).expanduser()
+        folder = Path(given).expanduser().absolute()  # what is loaded is known by it, wherever the process goes
         return Place(folder.name, str(folder))
     if given.endswith(".onnx") and Path(given).expanduser().is_file():
-        file = Path(given).expanduser()
+        file = Path(given).expanduser().absolute()
         return Place(f"{_folder_of(file).name}/{file.stem}", str(file))
     if given.startswith((".", "/", "~")) or given.endswith(".onnx"):
         what = "file" if given.endswith(".onnx") else "folder"

@@ -164,11 +164,11 @@ class PairScorer:
     def _encoding(self) -> Encoding:
         if self._function is not None:
             return self._own
-        key = self._key()
+        key = *self._key(), self._labels
         return _encodings.get(key) or _encodings.setdefault(key, Encoding(self._predict))
 
-    def _key(self) -> Hashable:
-        return "pairs", self._place.where, self.device, self._remote_code, self._pickle, self._labels
+    def _key(self) -> tuple[Hashable, ...]:
+        return "pairs", self._place.where, self.device, self._remote_code, self._pickle
 
     def _loaded(self) -> Loaded:
         return shared(self._key(), self._load)

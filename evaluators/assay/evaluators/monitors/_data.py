@@ -15,6 +15,8 @@ from assay.tracer.hints import did_you_mean
 
 _WORDS = ("type", "init_parameters", "parameters", "key", "version", "source")
 _MODELS = ("model", "embed", "embedding")  # parameters that name what is loaded
+_JUDGES = ("judge", "agent")  # whose model is a name at an address
+_COMPARED = ("json_schema", "attributes", "inputs", "expected", "expectations", "tools", "examples", "map")
 _RUN, _FILES = ("pickle", "remote_code"), ("directory", "conv")
 _FILE = "write such a rule in a file"
 
@@ -75,16 +77,16 @@ def _check(id: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _of_machine(id: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Parameters that say what the machine does. What an evaluator of ours compares, such as a schema, says nothing of
-    it; of another package's nobody knows what they mean.
+    """Parameters that say what the machine does, and what is within them. What answers and spans are compared with says
+    nothing of it; what another package's evaluator takes for a model nobody knows.
     """
     if entry(id) is None:
         yield from ((name, value) for name, value in _within(parameters) if name not in _MODELS)
         return
     for name, value in parameters.items():
         yield name, value
-        if name == "judge" or name in _MODELS:
-            at_an_address = name == "judge" or (isinstance(value, Mapping) and value.get("base_url") is not None)
+        if name not in _COMPARED:
+            at_an_address = name in _JUDGES or (isinstance(value, Mapping) and value.get("base_url") is not None)
             yield from ((inner, one) for inner, one in _within(value) if not (at_an_address and inner == "model"))
 
 
