@@ -103,8 +103,8 @@ def test_with_another_model_than_the_documents_nothing_passes_until_a_threshold_
     made = get(spec.id, model=lambda texts: [[1.0]] * len(texts), **given)
     assert {metric.threshold for metric in made.metrics} == {None}
     primary = next(metric for metric in made.metrics if metric.primary)
-    fitted = get(spec.id, model=lambda texts: [[1.0]] * len(texts), threshold=0.25, **given)
-    assert {metric.key: metric.threshold for metric in fitted.metrics}[primary.key] == 0.25
+    fitted = get(spec.id, model=lambda texts: [[1.0]] * len(texts), threshold=primary.range[1], **given)
+    assert {metric.key: metric.threshold for metric in fitted.metrics}[primary.key] == primary.range[1]
 
 
 @pytest.mark.parametrize("id", ["answer_semantic_similarity", "answer_sem_sent_similarity", "groundedness"])

@@ -107,7 +107,7 @@ def _give_back_at_once() -> None:
     It would learn from the first large bodies that such blocks are worth keeping; a peak then stays for good.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
-        for parameter, value in ((M_MMAP_THRESHOLD, 256 * 1024), (M_ARENA_MAX, 2)):
+        for parameter, value in ((M_MMAP_THRESHOLD, 4 * 1024 * 1024), (M_ARENA_MAX, 2)):
             ctypes.CDLL(None).mallopt(parameter, value)
 
 

@@ -7,36 +7,35 @@ document's, letter for letter. A chat endpoint tells no log-probabilities of a t
 
 from __future__ import annotations
 
-import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, fsum, inf
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
-
-import orjson
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from assay.collector.records import Case
 from assay.evaluators.builtin._texts import question_of, text_of
+from assay.evaluators.models._causal import Pair
 from assay.evaluators.models._likelihood import LikelihoodModel, likelihood_model
+from assay.evaluators.models._stepwise import Steps, Stepwise
 from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
 
 if TYPE_CHECKING:
-    from assay.evaluators.models._causal import Pair
     from assay.evaluators.models._encoding import Vector
 
-Asked: TypeAlias = "dict[str, list[Pair]]"
+Asked: TypeAlias = dict[str, list[Pair]]
 """By key the pairs of prefix and text whose averages are averaged."""
 
 _WORDS = "model=lambda pairs: [[-1.5] * len(text.split()) for _, text in pairs]"  # of the examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Likelihood(ABC):
+class _Likelihood(Stepwise[Pair, Any]):
     """Base of the frozen dataclasses: `model` is whatever names a likelihood model (None: distilgpt2)."""
 
+    DOCUMENT: ClassVar[str | None] = "distilgpt2"
+    PRESET: ClassVar[str] = "distilgpt2"
     DEFAULT_MODEL: ClassVar[str] = (
         "distilgpt2, which was made for English and reads 1,024 tokens at once: longer texts are read in windows"
     )
@@ -45,7 +44,7 @@ class _Likelihood(ABC):
     _likelihood: LikelihoodModel = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_likelihood", likelihood_model(self.model))
+        object.__setattr__(self, "_likelihood", likelihood_model(self.PRESET if self.model is None else self.model))
 
     @abstractmethod
     def _pairs(self, case: Case) -> Asked:
@@ -55,28 +54,21 @@ class _Likelihood(ABC):
         """Of nats per token."""
         return loss
 
-    def batch(self, cases: Sequence[Case]) -> list[Any]:
-        """What each case comes to, or the exception that it raised; all texts go through the model together."""
-        asked = [_tried(self._pairs, case) for case in cases]
-        pairs = [pair for one in asked if isinstance(one, dict) for group in one.values() for pair in group]
-        found = self._likelihood.each(pairs)
-        return [one if isinstance(one, Exception) else _tried(self._scores, one, found) for one in asked]
-
-    def _scores(self, asked: Asked, found: Mapping[Pair, Vector | Exception]) -> list[dict[str, Any]]:
+    def _steps(self, case: Case) -> Steps[Pair, Any]:
+        asked = self._pairs(case)
+        found = yield [pair for pairs in asked.values() for pair in pairs]
         losses = {key: [_loss(found[pair]) for pair in pairs] for key, pairs in asked.items()}
         return [{"key": key, "score": self._score(fsum(both) / len(both))} for key, both in losses.items()]
 
-    def _one(self, **fields: Any) -> Any:
-        """What a batch of one comes to, of which these fields are known. Raises what it raises."""
-        [came] = self.batch([cast(Case, SimpleNamespace(**fields))])
-        if isinstance(came, BaseException):
-            raise came
-        return came
+    def _replies(self, asked: Sequence[Pair]) -> Mapping[Pair, Vector | Exception]:
+        return self._likelihood.each(asked)
+
+    def _load(self) -> None:
+        self._likelihood.load()
 
     @property
-    def version(self) -> str:
-        """8 hex digits over what its scores depend on: model and parameters."""
-        return hashlib.sha256(orjson.dumps(dict(self._likelihood.identity))).hexdigest()[:8]
+    def _model(self) -> Mapping[str, Any]:
+        return self._likelihood.identity
 
 
 @builtin(
@@ -303,18 +295,8 @@ def _asking(aspect: str, history: str) -> str:
     )
 
 
-def _tried(function: Any, *args: Any) -> Any:
-    """What it gives, or the exception that it raised."""
-    try:
-        return function(*args)
-    except Exception as error:
-        return error
-
-
-def _loss(found: Vector | Exception) -> float:
-    """Nats per token. Raises why there are none, `Skip` for a text without a token that counts."""
-    if isinstance(found, Exception):
-        raise found
+def _loss(found: Vector) -> float:
+    """Nats per token. Raises `Skip` for a text without a token that counts."""
     if not len(found):
         raise Skip("it is undefined: the text has no token with another one before it")
     return 0.0 - fsum(map(float, found)) / len(found)
