@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -520,13 +521,15 @@ def test_feedback_on_a_session_goes_with_two_that_go_at_once(store: SQLiteStore)
 
 
 def test_health_says_what_waits(store: SQLiteStore) -> None:
+    commits = itertools.count(1)
+
     def waiting_after_one_more() -> bool:
         store.append([run()])
-        return store.health()["text_index_waiting_traces"] > 0
+        found = store.health()
+        assert (found["commits"], found["writable"], found["queued_spans"]) == (next(commits), 1, 0)
+        return found["text_index_waiting_traces"] == 1
 
     assert eventually(waiting_after_one_more, True)  # unless it was indexed meanwhile
-    found = store.health()
-    assert (found["commits"] > 0, found["writable"], found["queued_spans"]) == (True, 1, 0)
     assert eventually(lambda: store.health()["text_index_lag_seconds"], 0.0)
 
 

@@ -3,12 +3,14 @@
 import asyncio
 import dataclasses
 import re
+import selectors
 import time
 
 import pytest
 
 from assay.collector.records import Usage
 from assay.evaluators.judges import Ask, Completion, Judge, ParseFailure, scripted
+from assay.evaluators.judges._question import Question
 from assay.evaluators.protocol import Unjudged
 from evaluators.judge_server import Reply, completion, serving
 
@@ -24,9 +26,10 @@ def asked(script, ask=ASK, **judge):
         return asyncio.run(made.ask(ask)), server.requests
 
 
-async def all_of(judge, count):
-    asks = [dataclasses.replace(ASK, sample=sample) for sample in range(count)]
-    return await asyncio.gather(*map(judge.ask, asks), return_exceptions=True)
+class Refused(Exception):
+    def __init__(self, status, **headers):
+        super().__init__(f"status {status}")
+        self.status_code, self.headers = status, {name.replace("_", "-"): str(said) for name, said in headers.items()}
 
 
 def refused(script, ask=ASK, **judge):
@@ -38,11 +41,6 @@ def refused(script, ask=ASK, **judge):
 def test_what_may_pass_is_tried_again():
     answer, requests = asked([500, 503, YES])
     assert (answer.value, answer.calls, len(requests)) == ({"rating": "yes"}, 3, 3)
-
-
-def test_a_server_that_hangs_once_leaves_time_for_another_attempt():
-    answer, requests = asked([Reply(hang=True), YES], deadline=6.0)
-    assert (answer.calls, len(requests)) == (2, 2)
 
 
 def test_a_server_that_hangs_ends_at_the_deadline():
@@ -58,22 +56,86 @@ def test_a_server_in_trouble_is_told_of_once_the_deadline_leaves_no_room_for_it(
     assert "500" in str(error)
 
 
-@pytest.mark.parametrize("said", [Reply(hang=True), Reply(status=429, headers={"Retry-After": "0.2"})])
-def test_a_line_that_does_not_move_ends_at_the_deadline_too(said):
-    began = time.monotonic()
-    with serving(lambda request: said) as server:
-        judge = Judge(model="m", base_url=server.url, api_key="k", concurrency=2, deadline=0.6, cache=False)
-        outcomes = asyncio.run(all_of(judge, 80))
-    assert time.monotonic() - began < 20  # 24 s, if each waited for its own deadline
+class NoWaiting(selectors.DefaultSelector):
+    """What a loop waits for is there at once: its clock jumps to when that would be, however slow the machine."""
+
+    passed = 0.0
+
+    def select(self, timeout=None):
+        found = super().select(0 if timeout else timeout)
+        self.passed += 0 if found else timeout or 0
+        return found
+
+
+def in_line(reply, count, **judge):
+    """What questions that come at once end with, and the seconds of a simulated clock until the last one has."""
+
+    class Backend:
+        model, where = "m", "here"
+
+        async def complete(self, ask):
+            return await reply()
+
+    async def all_of_them():
+        made = Judge(backend=Backend(), **judge)
+        asks = (dataclasses.replace(ASK, sample=sample) for sample in range(count))
+        questions = (Question(made, ask).answer() for ask in asks)
+        return await asyncio.gather(*questions, return_exceptions=True)
+
+    loop = asyncio.SelectorEventLoop(clock := NoWaiting())
+    loop.time = lambda: clock.passed
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(all_of_them()), clock.passed
+
+
+async def hangs():
+    await asyncio.sleep(1e9)
+
+
+def test_a_judge_that_hangs_once_leaves_time_for_another_attempt():
+    replies = iter([hangs, lambda: asyncio.sleep(0.4, Completion(text=YES))])
+    [(answer, _)], seconds = in_line(lambda: next(replies)(), 1, deadline=6.0)
+    assert (answer.value, answer.calls) == ({"rating": "yes"}, 2)
+    assert seconds < 6
+
+
+def test_a_judge_that_hangs_ends_at_the_deadline_after_two_attempts():
+    [error], seconds = in_line(hangs, 1, deadline=1.0)
+    assert "gave no answer within 1 s after 2 attempts: no reply within" in str(error)
+    assert seconds == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_judge_in_trouble_is_asked_until_the_deadline_leaves_no_room():
+    async def fails():
+        await asyncio.sleep(0.01)
+        raise Refused(500)
+
+    [error], seconds = in_line(fails, 1, deadline=60.0)
+    assert re.search(r"gave no answer within 60 s after ([4-9]|\d\d) attempts: .*500", str(error))
+    assert seconds < 60
+
+
+@pytest.mark.parametrize("wait", [None, 0.2])
+def test_a_line_that_does_not_move_ends_at_the_deadline_too(wait):
+    async def refuses():
+        if wait is None:
+            await hangs()
+        raise Refused(429, retry_after=wait)
+
+    outcomes, seconds = in_line(refuses, 40, concurrency=2, deadline=0.6)
+    assert seconds < 2  # 12 s, if each waited for its own deadline
     assert all(isinstance(outcome, Unjudged) for outcome in outcomes)
     assert "waited for its turn, and nobody before it was answered" in str(outcomes[-1])
 
 
 def test_a_line_that_moves_may_be_longer_than_the_deadline():
-    with serving(lambda request: Reply(body=completion(YES), delay=0.25)) as server:
-        judge = Judge(model="m", base_url=server.url, api_key="k", concurrency=1, deadline=3.4, cache=False)
-        outcomes = asyncio.run(all_of(judge, 16))
-    assert [outcome.value for outcome in outcomes] == [{"rating": "yes"}] * 16
+    async def answers():
+        await asyncio.sleep(0.1)
+        return Completion(text=YES)
+
+    outcomes, seconds = in_line(answers, 10, concurrency=1, deadline=0.4)
+    assert [answer.value for answer, _ in outcomes] == [{"rating": "yes"}] * 10
+    assert seconds == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])

@@ -134,6 +134,21 @@ def test_a_rule_of_data_names_registered_evaluators():
         ("agent_sanity", {"directory": "/etc"}, "directory='/etc' on the monitor's machine"),
         ("correctness", {"judge": {"model": "m", "cache": "/x.db"}}, "cache='/x.db' on the monitor's machine"),
         ("correctness", {"judge": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
+        ("correctness", {"judge": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
+        ("fact_check", {"agent": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
+        ("fact_check", {"agent": {"model": "m", "api_key": "sk"}}, "names an api_key, which everybody would see"),
+        ("semantic_similarity", {"model": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
+        ("answer_relevancy", {"embed": {"model": "m", "base_url": "http://elsewhere/v1"}}, "would send texts to"),
+        ("groundedness", {"model": {"model": "hhem", "remote_code": True}}, "remote_code=True would run code"),
+        ("toxicity", {"model": {"model": "detoxify", "pickle": True}}, "pickle=True would run code"),
+        ("profanity", {"pickle": True}, "pickle=True would run code"),
+        ("sas", {"token": "hf_mine"}, "names a token, which everybody would see"),
+        ("sas", {"model": {"model": "nli", "token": "hf_mine"}}, "names a token, which everybody would see"),
+        ("summarization_cf", {"conv": "/etc/passwd"}, "conv='/etc/passwd' on the monitor's machine"),
+        ("perplexity", {"model": "/srv/model.gguf"}, "model='/srv/model.gguf' is none of the models"),
+        ("perplexity", {"model": {"model": "someone/else/model.gguf"}}, "is none of the models"),
+        ("summarization_cf", {"embedding": "someone/else"}, "embedding='someone/else' is none of the models"),
+        ("sas", {"model": "tests"}, "model='tests' is none of the models"),  # a folder where the monitor was started
     ],
 )
 def test_what_data_may_not_say_is_refused_with_the_way_out(type, parameters, told):
@@ -148,7 +163,35 @@ def test_two_evaluators_of_one_key_are_refused():
         of_data(Rule(name="r", version="1", evaluators=(entry, entry)))
 
 
-def test_a_judge_in_data_gets_no_key_of_the_environment_for_an_address_of_its_own(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+def test_a_judge_in_data_is_at_an_address_of_the_environment(monkeypatch):
+    monkeypatch.setenv("ASSAY_JUDGE_URL", "http://elsewhere/v1/")
+    monkeypatch.setenv("ASSAY_JUDGE_KEY", "sk-mine")
     (evaluator,) = of("correctness", judge={"model": "m", "base_url": "http://elsewhere/v1"}).evaluators
-    assert evaluator.function._judge.api_key is None
+    assert evaluator.function._judge.api_key == "sk-mine"
+
+
+def test_an_embedder_in_data_is_at_an_address_of_the_environment(monkeypatch):
+    monkeypatch.setenv("ASSAY_EMBEDDINGS_URL", "http://elsewhere/v1")
+    (evaluator,) = of("groundedness", model={"model": "m", "base_url": "http://elsewhere/v1"}).evaluators
+    assert evaluator.function._embedder.name == "m"
+
+
+@pytest.mark.parametrize(
+    "model", [None, "bge-small-en", "BAAI/bge-small-en", {"model": "bge-small-en", "device": "cpu"}]
+)
+def test_a_model_in_data_is_a_preset(model):
+    (evaluator,) = of("groundedness", model=model).evaluators
+    assert evaluator.function._embedder.name in ("all-MiniLM-L6-v2", "bge-small-en")
+
+
+@pytest.mark.parametrize(
+    ("type", "parameters"),
+    [
+        ("json_schema", {"json_schema": {"properties": {"model": {}, "token": {}, "api_key": {}, "directory": {}}}}),
+        ("has_span", {"attributes": {"model": "/a", "base_url": "http://a/v1", "cache": "warm", "pickle": True}}),
+        ("correctness", {"judge": {"model": "org/name:free"}}),
+        ("fact_check", {"agent": {"model": "org/name:free"}}),
+    ],
+)
+def test_what_is_said_of_answers_and_spans_names_nothing_of_the_machine(type, parameters):
+    assert len(of(type, **parameters).evaluators) == 1

@@ -65,6 +65,16 @@ def test_a_folder_is_read_once_and_each_of_its_pairs_too(tiny_relevance, tmp_pat
     assert held.texts == 4
 
 
+def test_a_folder_is_loaded_once_whatever_its_labels_are_called_and_from_wherever(tiny_nli, tmp_path, monkeypatch):
+    folder = shutil.copytree(tiny_nli, tmp_path / "shared")
+    monkeypatch.chdir(tmp_path)
+    named = ("neutral", "contradiction", "entailment")
+    for scorer in (PairScorer(folder), PairScorer("./shared"), PairScorer("shared", labels=named)):
+        first, _ = scorer.infer([("a", "b"), ("a", "c")])
+    assert first != PairScorer(folder).infer([("a", "b")])[0]
+    assert len([one for one in loaded() if one.where == str(folder)]) == 1
+
+
 def test_each_pair_is_asked_for_once():
     asked = []
     scorer = PairScorer(lambda pairs: asked.append(pairs) or [float(len(one + other)) for one, other in pairs])

@@ -12,7 +12,7 @@ import pytest
 
 from assay.collector.records import Case, Document, Target
 from assay.evaluators import get, score
-from assay.evaluators.models import NoModel, PairScorer
+from assay.evaluators.models import Embedder, NoModel, PairScorer
 
 pytest.importorskip("sentence_transformers")
 TEXTS = {
@@ -144,6 +144,16 @@ def said(answer):
     ]
 
 
+def test_many_pairs_go_through_the_model_in_parts_and_too_many_are_an_error():
+    asked = []
+    judged = get("faithfulness_nli", model=lambda pairs: asked.append(len(pairs)) or contains(pairs))
+    chunks, answer = [f"It is {number}." for number in range(200)], " ".join(f"It is {n}." for n in range(100, 600))
+    [too_many] = score(judged, outputs=answer, documents=[*chunks, "It is."])
+    assert too_many.error.startswith("ValueError: 100,500 pairs of what was retrieved")
+    [found] = score(judged, outputs=answer, documents=chunks)
+    assert (found.score, sum(asked), max(asked) < 5000) == (0.2, 100_000, True)
+
+
 def test_a_relevance_score_is_no_probability():
     [found] = score(get("hallucination", model=lambda pairs: [7.5] * len(pairs)), outputs="a", documents=["b"])
     assert "gave 7.5 for a pair: a model of support gives a probability" in found.error
@@ -189,6 +199,27 @@ def test_weights_that_run_code_are_loaded_only_where_that_is_said(tiny_nli, tmp_
         PairScorer(folder, device="cpu").score([("a", "b")])
 
 
+def test_an_embedding_model_scores_no_pairs(tiny_nli, tmp_path):
+    from transformers import AutoModel
+
+    folder = shutil.copytree(tiny_nli, tmp_path / "embedding")
+    AutoModel.from_pretrained(tiny_nli).save_pretrained(folder)
+    [found] = score(get("hallucination", model=folder), outputs="a", documents=["b"])
+    assert found.error == "'embedding' is no model of pairs: it was saved as BertModel, without what scores them"
+
+
+def test_a_model_of_vectaras_without_all_of_its_weights_scores_nothing(tiny_hhem, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny_hhem, tmp_path / "part")
+    weights = {
+        key: value for key, value in load_file(tiny_hhem / "model.safetensors").items() if "classifier" not in key
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NoModel, match=r"is no model of Vectara's: it has no weights 'classifier\.bias'"):
+        PairScorer(folder, device="cpu").score([("a", "b")])
+
+
 def test_pickles_are_loaded_only_where_that_is_said(tiny_nli, tmp_path):
     import torch
     from safetensors.torch import load_file
@@ -218,3 +249,11 @@ def test_without_the_extra_it_says_what_to_install(id, monkeypatch):
         "scoring pairs with no/such-model needs 'sentence_transformers', which is not installed: "
         "pip install 'assay[models]'"
     }
+
+
+def test_an_embedder_runs_no_code_of_a_folder_unless_that_is_said(tiny_nli, tmp_path):
+    folder = shutil.copytree(tiny_nli, tmp_path / "strange")
+    (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "code.Model"}]))
+    (folder / "code.py").write_text("raise SystemExit('this code must not run')")
+    with pytest.raises(NoModel, match=r"'strange' runs code of its own .* Embedder\(.*, remote_code=True\)"):
+        Embedder(folder, device="cpu").embed(["a"])

@@ -212,3 +212,12 @@ def test_without_its_package_profanity_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "profanity_check", None)
     [found] = score(get("profanity", pickle=True), outputs="a")
     assert "which is not installed: pip install 'assay[profanity]'" in found.error
+
+
+def test_an_embedding_model_classifies_nothing(tiny_toxicity, tmp_path):
+    from transformers import AutoModel
+
+    folder = shutil.copytree(tiny_toxicity, tmp_path / "embedding")
+    AutoModel.from_pretrained(tiny_toxicity).save_pretrained(folder)
+    with pytest.raises(NoModel, match=r"'embedding' is no text classifier: it has no weights 'classifier\.bias'"):
+        TextClassifier(folder, device="cpu").classify(["a"])

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 OPENAI = "https://api.openai.com/v1"
+ADDRESSES = ("ASSAY_JUDGE_URL", "ASSAY_EMBEDDINGS_URL", "OPENAI_BASE_URL")  # variables; OpenAI's own without the last
 ROUTES = ("/chat/completions", "/embeddings")
 _SECRETS = {
     "api_key": "ASSAY_EMBEDDINGS_KEY (and ASSAY_EMBEDDINGS_URL, to which alone it goes)",
@@ -61,6 +62,13 @@ def hidden(url: Any) -> str:
     """An address as errors show it: without a name, a password, and what follows its path."""
     shown = url.rpartition("@")[2].partition("?")[0].partition("#")[0] if isinstance(url, str) else url
     return repr(shown)[:200]
+
+
+def of_environment(url: Any) -> bool:
+    """Whether the environment names this address. Raises `ValueError` for what is none."""
+    asked = check_address(url)
+    named = {name: value for name in ADDRESSES if (value := first_of(name))}
+    return any(asked == check_address(value, name) for name, value in {"OPENAI_BASE_URL": OPENAI, **named}.items())
 
 
 def _parts(url: Any, given: str) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from assay.evaluators.models._address import check_told
 from assay.evaluators.models._each import each
 from assay.evaluators.models._encoding import Encoding
-from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
+from assay.evaluators.models._find import NoModel, Place, check_whole, find, is_offline, loading
 from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, put, shared
 from assay.evaluators.models._trust import trusting
@@ -129,7 +129,10 @@ class TextClassifier:
             device = device_of(self.device)
             asked = {"token": self._token, "local_files_only": is_offline(), "trust_remote_code": self._remote_code}
             weights = {} if self._pickle else {"use_safetensors": True}
-            network = AutoModelForSequenceClassification.from_pretrained(place.where, **asked, **weights)
+            network, told = cast(Any, AutoModelForSequenceClassification.from_pretrained)(
+                place.where, output_loading_info=True, **asked, **weights
+            )
+            check_whole(told, place.name, "text classifier")
             network = network.to(device).eval()
             model = AutoTokenizer.from_pretrained(place.where, **asked), network
         return Loaded(model, place.name, "classes", place.where, device, bytes_of(network), 0.0)

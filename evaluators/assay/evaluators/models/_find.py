@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from assay.evaluators.models._kept import samples
 from assay.evaluators.models._presets import BY_HUB, PRESETS, Preset
@@ -98,10 +99,10 @@ def find(name: str | os.PathLike[str]) -> Place:
     """
     given = os.fspath(name)
     if Path(given).expanduser().is_dir():
-        folder = Path(given).expanduser()
+        folder = Path(given).expanduser().absolute()  # what is loaded is known by it, wherever the process goes
         return Place(folder.name, str(folder))
     if given.endswith(".onnx") and Path(given).expanduser().is_file():
-        file = Path(given).expanduser()
+        file = Path(given).expanduser().absolute()
         return Place(f"{_folder_of(file).name}/{file.stem}", str(file))
     if given.startswith((".", "/", "~")) or given.endswith(".onnx"):
         what = "file" if given.endswith(".onnx") else "folder"
@@ -148,6 +149,12 @@ def installed(*modules: str) -> None:
     for module in modules:
         if sys.modules.get(module, module) is None or importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"no module named {module!r}", name=module)
+
+
+def check_whole(told: Mapping[str, Any], name: str, what: str) -> None:
+    """Of what transformers tells of loading. Raises `NoModel` where weights are missing, which it makes at random."""
+    if missing := sorted(told["missing_keys"]):
+        raise NoModel(f"{name!r} is no {what}: it has no weights {missing[0]!r}")
 
 
 @contextmanager

@@ -9,9 +9,9 @@ config.json names, which may be a folder.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from assay.evaluators.models._find import NoModel
+from assay.evaluators.models._find import NoModel, check_whole
 
 if TYPE_CHECKING:
     import numpy
@@ -40,9 +40,10 @@ class Consistency:
         from transformers import T5ForTokenClassification
 
         shape, tokenizer = _built_on(str(described.get("foundation") or FOUNDATION), options)
-        network: Any = T5ForTokenClassification.from_pretrained(
-            where, config=shape, key_mapping={r"^t5\.": ""}, **options
+        network, told = cast(Any, T5ForTokenClassification.from_pretrained)(
+            where, config=shape, key_mapping={r"^t5\.": ""}, output_loading_info=True, **options
         )
+        check_whole(told, where, "model of Vectara's")
         return cls(network.to(device).eval(), tokenizer, described.get("prompt") or PROMPT)
 
     def parameters(self) -> Any:

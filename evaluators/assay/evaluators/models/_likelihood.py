@@ -13,7 +13,7 @@ from assay.evaluators.models._address import check_told
 from assay.evaluators.models._causal import Causal, Pair, Reading
 from assay.evaluators.models._each import each, joined, parted
 from assay.evaluators.models._encoding import Encoding
-from assay.evaluators.models._find import NoModel, Place, is_offline, loading
+from assay.evaluators.models._find import NoModel, Place, check_whole, is_offline, loading
 from assay.evaluators.models._gguf import check, place_of
 from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, put, shared
@@ -143,8 +143,7 @@ class LikelihoodModel:
             model, told = cast(Any, AutoModelForCausalLM.from_pretrained)(
                 place.where, output_loading_info=True, **options
             )
-            if missing := sorted(told["missing_keys"]):
-                raise NoModel(f"{place.name!r} is no causal language model: it has no weights {missing[0]!r}")
+            check_whole(told, place.name, "causal language model")
             model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
             causal = Causal(model, tokenizer, place.name)
         return Loaded(causal, place.name, "likelihood", place.where, device, bytes_of(model), 0.0)

@@ -166,11 +166,11 @@ class PairScorer:
     def _encoding(self) -> Encoding:
         if self._function is not None:
             return self._own
-        key = self._key()
+        key = *self._key(), self._labels
         return _encodings.get(key) or put(_encodings, key, Encoding(self._predict))
 
     def _key(self) -> Key:
-        return "pairs", self._place.key, self.device, self._remote_code, self._pickle, self._labels
+        return "pairs", self._place.key, self.device, self._remote_code, self._pickle
 
     def _loaded(self) -> Loaded:
         return shared(self._key(), self._load)
@@ -193,9 +193,11 @@ class PairScorer:
         weights = {} if self._pickle else {"use_safetensors": True}
         if described.get("model_type") == KIND:
             return Consistency.load(self._place.where, described, device, **asked, **weights)
-        return CrossEncoder(
+        model = CrossEncoder(
             self._place.where, device=device, trust_remote_code=self._remote_code, model_kwargs=weights, **asked
         )
+        _check_trained(model, described.get("architectures"), self._place.name)
+        return model
 
     def _predict(self, texts: list[str]) -> Vectors:
         """Pairs of like length go together, as within the model itself, so that parts cost no more than the whole."""
@@ -311,6 +313,16 @@ def _predicted(model: Any, pairs: list[Pair], batch_size: int, order: list[int] 
         pairs, batch_size=batch_size, show_progress_bar=False, activation_fn=torch.nn.Identity(), apply_softmax=True
     )
     return cast("Vectors", given[:, order])
+
+
+def _check_trained(model: Any, saved_as: Sequence[str] | None, name: str) -> None:
+    """Raises `NoModel` for what was saved without a layer that scores pairs, as embedding models are.
+
+    sentence-transformers would give it one of random weights, and scores of it.
+    """
+    made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
+    if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
+        raise NoModel(f"{name!r} is no model of pairs: it was saved as {', '.join(saved_as)}, without what scores them")
 
 
 def _room(model: Any) -> tuple[int, int]:

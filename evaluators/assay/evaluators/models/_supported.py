@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeAlias
 
 from assay.collector.records import Case
@@ -12,6 +13,8 @@ from assay.evaluators.models._stepwise import Stepwise
 
 Row: TypeAlias = tuple[float, ...]  # one score, or entailment, neutral and contradiction
 Support: TypeAlias = Generator[Sequence[Pair], Mapping[Pair, Row], list[float]]
+MOST = 100_000  # pairs of a case: hours on a CPU
+_TOGETHER = 4096  # pairs of a case whose texts are in memory at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +43,19 @@ class OfPairs(Stepwise[Pair, Row]):
     def _supports(self, context: Sequence[str], texts: Sequence[str]) -> Support:
         """Of each text how far the context supports it: the most that a window of the context does.
 
-        A text that is itself too long for the model is as well supported as its least supported window.
+        A text that is itself too long for the model is as well supported as its least supported window. Raises
+        `ValueError` for more than `MOST` pairs.
         """
         firsts, seconds = self._scorer.parts(context, texts)
-        replies = yield [(first, second) for parts in seconds for second in parts for first in firsts]
-        said = {pair: support_of(row, self._scorer.name) for pair, row in replies.items()}
+        pairs = ((first, second) for parts in seconds for second in parts for first in firsts)
+        said: dict[Pair, float] = {}
+        if (number := len(firsts) * sum(map(len, seconds))) > MOST:
+            raise ValueError(
+                f"{number:,} pairs of what was retrieved and the answer are to be scored: {MOST:,} at most"
+            )
+        while some := list(islice(pairs, _TOGETHER)):
+            replies = yield some
+            said |= {pair: support_of(row, self._scorer.name) for pair, row in replies.items()}
         return [min(max(said[first, second] for first in firsts) for second in parts) for parts in seconds]
 
 

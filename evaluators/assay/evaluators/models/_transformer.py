@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from assay.evaluators.models._find import Place, installed, is_offline, loading, snapshot
 from assay.evaluators.models._kept import digest_of
 from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, shared
+from assay.evaluators.models._trust import trusting
 from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Transformer:
 
     def _load(self) -> Loaded:
         place = self._place
-        with loading(place, f"embedding with {place.name}"):
+        with loading(place, f"embedding with {place.name}"), trusting(place, "Embedder"):
             from sentence_transformers import SentenceTransformer
 
             device = device_of(self._device)

@@ -6,11 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.collector.records import JSON, Rule
+from assay.evaluators.models._address import ADDRESSES, of_environment
+from assay.evaluators.models._presets import BY_HUB, PRESETS
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.protocol import Evaluator, from_dict, names
+from assay.evaluators.protocol._own import entry
 from assay.tracer.hints import did_you_mean
 
 _WORDS = ("type", "init_parameters", "parameters", "key", "version", "source")
+_MODELS = ("model", "embed", "embedding")  # parameters that name what is loaded
+_JUDGES = ("judge", "agent")  # whose model is a name at an address
+_COMPARED = ("json_schema", "attributes", "inputs", "expected", "expectations", "tools", "examples", "map")
+_RUN, _FILES = ("pickle", "remote_code"), ("directory", "conv")
+_FILE = "write such a rule in a file"
 
 
 def of_data(rule: Rule) -> Monitored:
@@ -42,15 +50,44 @@ def _made(entry: Mapping[str, JSON]) -> Evaluator:
 
 
 def _check(id: str, parameters: Mapping[str, Any]) -> None:
-    """Data names no file of the machine that runs it, and holds no key, which whoever reads the rule would see."""
-    for name, value in _within(parameters):
-        if name == "api_key":
+    """Whoever may save a rule is not whoever runs the monitor: what it names runs no code, is no file, and sends no
+    text to where the environment does not send it anyway. Keys would be seen by all who read the rule.
+    """
+    for name, value in _of_machine(id, parameters):
+        if name in ("api_key", "token"):
             raise ValueError(
-                f"{id!r} names an api_key, which everybody would see who reads the rule: a judge at the environment's "
-                "own address takes ASSAY_JUDGE_KEY of the monitor; for another one write the rule in a file"
+                f"{id!r} names {'an' if name == 'api_key' else 'a'} {name}, which everybody would see who reads the "
+                "rule: at the environment's own address that of the monitor's environment is taken; for another one "
+                "write the rule in a file"
             )
-        if (name == "cache" and isinstance(value, str)) or name == "directory":
-            raise ValueError(f"{id!r} names {name}={value!r} on the monitor's machine: write such a rule in a file")
+        if name in _RUN and value:
+            raise ValueError(f"{id!r}: {name}={value!r} would run code on the monitor's machine: {_FILE}")
+        if (name in _FILES and value) or (name == "cache" and isinstance(value, str)):
+            raise ValueError(f"{id!r} names {name}={value!r} on the monitor's machine: {_FILE}")
+        if name == "base_url" and value is not None and not of_environment(value):
+            raise ValueError(
+                f"{id!r} would send texts to {value!r:.200}, which the monitor's environment does not name "
+                f"({', '.join(ADDRESSES)}): {_FILE}"
+            )
+        if name in _MODELS and isinstance(value, str) and value not in PRESETS and value not in BY_HUB:
+            raise ValueError(
+                f"{id!r}: {name}={value!r:.200} is none of the models that rules may name without a file "
+                f"({', '.join(PRESETS)}): {_FILE}"
+            )
+
+
+def _of_machine(id: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Parameters that say what the machine does, and what is within them. What answers and spans are compared with says
+    nothing of it; what another package's evaluator takes for a model nobody knows.
+    """
+    if entry(id) is None:
+        yield from ((name, value) for name, value in _within(parameters) if name not in _MODELS)
+        return
+    for name, value in parameters.items():
+        yield name, value
+        if name not in _COMPARED:
+            at_an_address = name in _JUDGES or (isinstance(value, Mapping) and value.get("base_url") is not None)
+            yield from ((inner, one) for inner, one in _within(value) if not (at_an_address and inner == "model"))
 
 
 def _within(value: Any) -> Iterator[tuple[str, Any]]:
