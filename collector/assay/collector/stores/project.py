@@ -113,7 +113,7 @@ class ProjectStore:
             self.check_experiment(id)
 
     def spoken(self, row: Feedback) -> Feedback:
-        """Feedback under an id that no other project has: one that its sender chose may be another's, and overwrite it."""
+        """Feedback under an id that no other project has: one that its sender chose might be another's."""
         if row.id == feedback_id(row):
             return row
         return replace(row, id=sha256(repr((self.project, row.id)).encode()).hexdigest()[:32])
