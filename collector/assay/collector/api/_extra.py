@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from assay.collector.api._bounds import MOST_RUNS, few
+from assay.collector.api._bounds import few
 from assay.collector.api._sane import sane_booking, sane_feedback, sane_money, sane_open, sane_run
 from assay.collector.clocks import bounded_feedback, bounded_open, bounded_run
 from assay.collector.errors import NotFound
@@ -27,7 +27,7 @@ class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
 
 def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> dict[str, int]:
     """Keep runs, and feedback on them, together or not at all; answered when they are durable."""
-    few(len(runs) + len(feedback), MOST_RUNS)
+    few(len(runs) + len(feedback))
     store.append([bounded_texts(bounded_run(sane_run(run))) for run in runs], _sane(feedback))
     return {"runs": len(runs), "feedback": len(feedback)}
 
