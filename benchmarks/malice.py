@@ -210,7 +210,7 @@ async def sender(port: int, number: int, until: float, seed: int, sent: Sent) ->
                 sent.seconds.append(time.monotonic() - started)
                 sent.acknowledged += ids
                 break
-            judge(sent.bad, "sender", status, headers)
+            judge(sent.bad, "sender", status, headers, honest=True)
             if writer is not None and status == 0:
                 writer.close()
                 writer = None
@@ -221,8 +221,10 @@ async def sender(port: int, number: int, until: float, seed: int, sent: Sent) ->
         writer.close()
 
 
-def judge(bad: Counter[str], who: str, status: int, headers: dict[str, str]) -> None:
-    """Note an answer that no server should give."""
+def judge(bad: Counter[str], who: str, status: int, headers: dict[str, str], *, honest: bool = False) -> None:
+    """Note an answer that no server should give: to an honest sender nothing but 200, "later", or an end."""
+    if honest and 300 <= status < 500 and status != 429:
+        bad[f"{who}: {status}"] += 1
     if status >= 500 and not (status == 503 and headers.get("retry-after", "").isdigit()):
         bad[f"{who}: {status}"] += 1
 
@@ -539,6 +541,7 @@ class Outcome:
     samples: list[float]
     peak: float
     lost: int
+    alive: bool  # the server, at the end
 
     @property
     def bad(self) -> Counter[str]:
@@ -568,8 +571,8 @@ def run(file: Path, seconds: float, seed: int, malice: bool = True, only: str = 
                 harm = attackers.apply_async(_attack, (server.port, seconds, seed, only))
             sent = asyncio.run(_send(server, seconds, seed, samples))
             hurt = harm.get(seconds + 300) if harm else Harm()
-        peak = server.memory("VmHWM")
-    return Outcome(sent, hurt, at_rest, samples, peak, lost(file, sent.acknowledged))
+        peak, alive = server.memory("VmHWM"), server.process.poll() is None
+    return Outcome(sent, hurt, at_rest, samples, peak, lost(file, sent.acknowledged), alive)
 
 
 def _attack(port: int, seconds: float, seed: int, only: str) -> Harm:
@@ -597,7 +600,8 @@ def lost(file: Path, acknowledged: list[str]) -> int:
         for start in range(0, len(acknowledged), 500):
             some = tuple(acknowledged[start : start + 500])
             found = store.traces(trace_ids=some, limit=500)
-            missing += len(some) * A_TRACE - sum(trace.span_count for trace in found)
+            there = {trace.trace_id: min(trace.span_count, A_TRACE) for trace in found}
+            missing += sum(A_TRACE - there.get(trace_id, 0) for trace_id in some)
     return missing
 
 
@@ -655,7 +659,11 @@ def main() -> None:
         malice = make(folder / "malice.db", asked.seconds)
         show(malice, "with malice")
     verdicts = {
-        "no 5xx but 503 with Retry-After": not malice.bad,
+        "no 5xx but 503 with Retry-After, and nothing but that or 429 to honest senders": not malice.bad
+        and not calm.bad,
+        f"the server lives, and {malice.sent.given_up} requests of honest senders were given up": malice.alive
+        and calm.alive
+        and not malice.sent.given_up,
         "no acknowledged span lost": not malice.lost and not calm.lost,
         f"p99 {malice.p99 / calm.p99:.1f} × (at most {SLOWER:g})": malice.p99 <= SLOWER * calm.p99,
         f"peak {malice.peak:.0f} MB (at most {PEAK})": malice.peak <= PEAK,

@@ -125,6 +125,26 @@ def test_an_api_body_of_too_many_objects_is_refused(url):
     assert (answer.status_code, answer.json()["error"]) == (413, TooLarge.__name__)
 
 
+def test_whole_traces_are_asked_for_by_the_few(url):
+    ids = [f"{number:032x}" for number in range(1, 502)]
+    assert httpx.post(f"{url}/api/traces/many", json=ids[:500]).json() == []
+    answer = httpx.post(f"{url}/api/traces/many", json=ids)
+    assert (answer.status_code, answer.json()["error"]) == (413, "TooLarge")
+
+
+def test_runs_are_brought_by_the_few(url):
+    run = {"span_id": "1" * 16, "name": "n", "start_ns": 1, "end_ns": 2}
+    runs = [{**run, "trace_id": f"{number:032x}"} for number in range(1, 10_002)]
+    assert httpx.post(f"{url}/api/runs", json=runs, timeout=60).status_code == 413
+
+
+@pytest.mark.parametrize(("members", "status"), [(900, 200), (1_001, 400)])
+def test_a_body_of_many_compressed_parts_is_no_body(url, members, status):
+    headers = {"content-type": PROTOBUF, "content-encoding": "gzip"}
+    answer = httpx.post(f"{url}/v1/traces", content=gzip.compress(b"") * members, headers=headers)
+    assert answer.status_code == status
+
+
 def test_an_api_body_may_be_compressed(url):
     headers = {"content-encoding": "gzip"}
     answer = httpx.post(f"{url}/api/feedback", content=gzip.compress(b"[]"), headers=headers)

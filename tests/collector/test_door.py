@@ -14,13 +14,13 @@ from google.rpc.status_pb2 import Status
 from assay.collector.api._tries import ADDRESSES, BURST, Tries
 from assay.collector.client import HTTPStore
 from assay.collector.errors import Forbidden, NotFound
-from assay.collector.records import Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
+from assay.collector.records import Example, Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
 from assay.collector.server import Server
 from assay.collector.stores import ControlStore, TraceStore
 from assay.collector.stores.project import FILTERED, NAMED, ProjectStore
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
-from collector.otlp import PROTOBUF, rejected, request, span
+from collector.otlp import PROTOBUF, attribute, rejected, request, span
 
 MASTER = "master"
 
@@ -45,6 +45,18 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 # Names
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "X-Real-IP"])
+@pytest.mark.parametrize(("sender", "status"), [("203.0.113.7", 403), ("127.0.0.1, 2001:db8::1", 403), ("::1", 200)])
+def test_a_proxy_on_this_machine_lets_nobody_in_from_elsewhere(store, name, sender, status):
+    with Server(store) as server:
+        assert httpx.get(f"{server.url}/api/traces", headers={name: sender}).status_code == status
+
+
+def test_no_such_header_opens_a_server_that_asks_for_keys(locked):
+    said = {"x-forwarded-for": "127.0.0.1", "x-real-ip": "127.0.0.1", "host": "localhost"}
+    assert httpx.get(f"{locked.url}/api/traces", headers=said).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -213,6 +225,8 @@ def test_what_is_anothers_is_not_changed(mine, theirs, store):
         lambda: mine.append([run(project="q")]),
         lambda: mine.add_feedback([Feedback(target=Target(trace_id=theirs), key="k", score=0.0)]),
         lambda: mine.add_feedback([Feedback(target=Target(session_id="s"), key="k", score=0.0)]),
+        lambda: mine.add_feedback([Feedback(target=Target(experiment_id="e"), key="k", score=0.0)]),
+        lambda: mine.feedbacks(target=Target(experiment_id="e")),
         lambda: mine.feedbacks(target=Target(trace_id=theirs)),
         lambda: mine.amend(theirs, "1" * 16, {"inputs": "x"}),
         lambda: mine.traces(project="q"),
@@ -231,6 +245,39 @@ def test_what_is_anothers_is_not_changed(mine, theirs, store):
             attempt()
     assert store.trace(theirs).feedback[0].score == 1.0
     assert store.experiment("e").project == "q"
+
+
+def test_feedback_of_another_project_is_not_written_over_by_its_id(mine, theirs, store):
+    mine.append([own := run()])
+    [row] = store.feedbacks(trace_ids=(theirs,))
+    mine.add_feedback([Feedback(id=row.id, target=Target(trace_id=own.trace_id), key="k", score=0.0)])
+    assert store.trace(theirs).feedback == (row,)
+    assert store.trace(own.trace_id).feedback[0].score == 0.0
+
+
+def test_an_id_of_the_senders_own_overwrites_itself(mine, store):
+    mine.append([own := run()])
+    for score in (0.0, 1.0):
+        mine.add_feedback([Feedback(id="vote", target=Target(trace_id=own.trace_id), key="k", score=score)])
+    assert [row.score for row in store.feedbacks()] == [1.0]
+
+
+def test_no_run_is_put_into_an_experiment_of_another_project(mine, locked, theirs, store):
+    with pytest.raises(Forbidden, match="experiment 'e'"):
+        mine.append([run(experiment_id="e")])
+    sent = request(span(attributes=[attribute("assay.experiment.id", "e")]))
+    answer = httpx.post(f"{locked.url}/v1/traces", content=sent, headers={**bearer("p"), "content-type": PROTOBUF})
+    assert rejected(answer.content)[0] == 1
+    assert not store.traces(experiment="e").items
+
+
+def test_an_experiment_of_the_project_is_filled_and_shown(mine, locked, store):
+    store.save_examples("d", [Example(id="x", inputs={})])
+    mine.save_experiment(Experiment(id="own", name="own", dataset="d"))
+    mine.append([kept := run(experiment_id="own", example_id="x")])
+    mine.add_feedback([Feedback(target=Target(experiment_id="own"), key="k", score=1.0)])
+    for path in ("/experiments", "/experiments/own", f"/traces/{kept.trace_id}"):
+        assert httpx.get(f"{locked.url}{path}", headers=bearer("p")).status_code == 200
 
 
 def test_otlp_is_held_to_the_project_span_by_span(locked, store, theirs):
@@ -271,3 +318,32 @@ def test_a_verb_that_nobody_has_thought_of_is_forbidden(store):
 def test_a_file_of_rules_may_be_of_several_projects(store):
     with pytest.raises(Forbidden, match="several"):
         ProjectStore(store, "p").save_rule(Rule(name="r", version="1", evaluators=()), owner="rules.py")
+
+
+# What is said later, and of others
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cost": -1e300},
+        {"usage": {"input_tokens": -5}},
+        {"usage": {"details": {"cached": -5}}},
+        {"session_id": "x" * 2_001},
+        {"tags": ["t"] * 101},
+    ],
+)
+def test_what_no_run_may_bring_is_not_amended_either(store, fields):
+    store.append([kept := run()])
+    with Server(store) as server:
+        answer = httpx.patch(f"{server.url}/api/runs/{kept.trace_id}/{kept.span_id}", json=fields)
+    assert (answer.status_code, store.trace(kept.trace_id).runs[0]) == (400, kept)
+
+
+@pytest.mark.parametrize("field", ["key", "label", "author", "id"])
+def test_feedback_whose_name_nobody_could_read_is_refused(store, field):
+    store.append([kept := run()])
+    said = {"target": {"trace_id": kept.trace_id}, "key": "k", "label": "l", field: "x" * 2_001}
+    with Server(store) as server:
+        assert httpx.post(f"{server.url}/api/feedback", json=[said]).status_code == 400
+    assert not store.feedbacks().items

@@ -388,11 +388,12 @@ def test_the_variables_key_opens_everything_and_no_other_does(store: Held) -> No
     [
         {"authorization": "Basic !"},
         {"authorization": "Basic /w=="},
+        {"authorization": b"Basic \xe9"},
         {"authorization": "Digest master"},
         {"authorization": "Bearer"},
     ],
 )
-def test_what_is_no_key_is_refused(store: Held, headers: dict[str, str]) -> None:
+def test_what_is_no_key_is_refused(store: Held, headers: dict[str, str | bytes]) -> None:
     with Server(store, host="0.0.0.0", api_key="master") as server:
         answer = httpx.get(f"{server.url}/api/count", headers=headers, timeout=60)
     assert (answer.status_code, answer.json()["code"]) == (401, 16)

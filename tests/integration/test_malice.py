@@ -15,6 +15,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_answered_wrong(tmp_path: Pa
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     outcome = importlib.import_module("malice").run(tmp_path / "a.db", 30, seed=1)
     assert not outcome.bad
+    assert outcome.alive
     assert outcome.lost == 0
     assert outcome.sent.acknowledged
     assert outcome.harm.steps

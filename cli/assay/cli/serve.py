@@ -18,6 +18,7 @@ from assay.cli._common import notes
 from assay.cli._options import FileStoreOption, HostOption
 from assay.cli._pick_up import PickUp
 from assay.collector.errors import Refused
+from assay.collector.hosts import bare, is_loopback
 
 if TYPE_CHECKING:
     from assay.collector.stores import Store
@@ -61,6 +62,7 @@ def serve(
             _settle()
             notes.print(f"[bold]{url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
             _tell_who_else_reads(path)
+            _tell_who_needs_no_key(host)
             pick_up.begin(url)
 
         try:
@@ -71,6 +73,14 @@ def serve(
         finally:
             pick_up.end()
         notes.print("stopped; everything that was acknowledged is kept")
+
+
+def _tell_who_needs_no_key(host: str) -> None:
+    if os.environ.get("ASSAY_API_KEY") and is_loopback(bare(host)):
+        told = (
+            f"ASSAY_API_KEY is asked of nobody: bound to {host} this server answers this machine alone, without keys;"
+        )
+        notes.print(f"{told} behind a proxy bind it to an address, such as 0.0.0.0", soft_wrap=True)
 
 
 def _tell_who_else_reads(path: str) -> None:

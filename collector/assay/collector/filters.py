@@ -137,6 +137,9 @@ def askable(filter: Filter) -> Filter:
     for name in _NEVER_EMPTY:
         if getattr(filter, name) == "":
             raise Refused(f"{name} is empty, which it is of no trace; leave the condition out, or name one")
+    for name in _OF_NAMES:
+        if "" in (getattr(filter, name) or ()):
+            raise Refused(f"{name} holds an empty name, which nothing has; leave it out")
     if filter.text is not None and not words(filter.text):
         raise Refused(f"text {filter.text!r} holds no word, so that every trace would pass; name one")
     if filter.error is not None and not filter.error.split():
@@ -302,6 +305,7 @@ NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # as people writ
 _FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | OLD_NAMES
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
 _NEVER_EMPTY = ("session", "user", "dataset", "example")  # none of them is kept as an empty text
+_OF_NAMES = ("missing", "untried", "failed", "skipped", "trace_ids")  # of feedback's keys, and of ids
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # of all fields that are no text
     **dict.fromkeys(LISTS, _texts),
     **dict.fromkeys(COMPARISONS, _comparison),

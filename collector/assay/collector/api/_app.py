@@ -75,7 +75,8 @@ async def _nothing_here(request: Request, error: Exception) -> Response:
 
 
 def _no_signal(request: Request) -> Response:
-    told = f"nothing is taken at {request.url.path!r}: there are {', '.join(request.app.state.otlp)}"
+    known = ", ".join(f"/v1/{signal.name}" for signal in SIGNALS)
+    told = f"nothing is taken at {request.url.path!r}: there are {known}"
     if request.headers.get("content-type", "").startswith(PROTOBUF.decode()):
         return Response(otlp_error(5, told), 404, media_type=PROTOBUF.decode())
     return reply({"code": 5, "message": told}, 404)

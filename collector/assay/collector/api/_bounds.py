@@ -7,8 +7,6 @@ from typing import Any
 from assay.collector._verbs import LONGEST, PAGE
 from assay.collector.errors import Refused, TooLarge
 
-MOST_RUNS = 50_000  # of one request, as of OTLP
-
 
 def check_limit(limit: Any, most: int) -> None:
     """Raises `Refused` for a `limit` beyond what one answer holds."""

@@ -12,7 +12,7 @@ from fastapi import Query, Request, Response
 
 from assay.collector import _wire
 from assay.collector._access import store_of
-from assay.collector._verbs import Call, Change, Sent, given, kinds
+from assay.collector._verbs import LONGEST, Call, Change, Sent, given, kinds
 from assay.collector._verbs._forms import REQUIRED
 from assay.collector.api._bounds import check_limit, few
 from assay.collector.api._http import Body, Limit, Number, conditions, reply
@@ -33,11 +33,16 @@ class Endpoint:
         values = {argument.name: _value(argument, request, sent, body) for argument in self.call.sent}
         check_limit(sent.get("limit"), self.call.most)  # the feed and claims, which come in bodies, bound themselves
         if self.call.listed and self.call.batch > 1:
-            few(len(values[self.call.listed.name]))
+            few(len(values[self.call.listed.name]), self._most)
         bound = inspect.BoundArguments(self.call.signature, values)
         store = store_of(request)
         run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
         return reply(self._answer(run(*bound.args, **bound.kwargs), body))
+
+    @property
+    def _most(self) -> int:
+        """Records of a list: what is asked for is whole traces, and costs more than what is brought."""
+        return self.call.batch if self.call.needs == "read" else LONGEST
 
     def _answer(self, value: Any, body: Any) -> Any:
         if self.call.count:

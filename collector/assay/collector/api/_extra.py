@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from assay.collector.api._bounds import MOST_RUNS, few
+from assay.collector.api._bounds import few
 from assay.collector.api._sane import sane_booking, sane_feedback, sane_money, sane_open, sane_run
 from assay.collector.clocks import bounded_feedback, bounded_open, bounded_run
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.intake import bounded_texts
+from assay.collector.intake import bounded_texts, check_amended
 from assay.collector.records import JSON, Booking, Dataset, DatasetKind, Feedback, OpenRun, Run
 from assay.collector.stores import ControlStore, TraceStore
 
@@ -27,9 +27,15 @@ class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
 
 def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> dict[str, int]:
     """Keep runs, and feedback on them, together or not at all; answered when they are durable."""
-    few(len(runs) + len(feedback), MOST_RUNS)
+    few(len(runs) + len(feedback))
     store.append([bounded_texts(bounded_run(sane_run(run))) for run in runs], _sane(feedback))
     return {"runs": len(runs), "feedback": len(feedback)}
+
+
+def amend(store: TraceStore, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
+    """Say more of a run that is there, or on its way; whether it is there."""
+    check_amended(fields)
+    return store.amend(trace_id, span_id, fields)
 
 
 def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:

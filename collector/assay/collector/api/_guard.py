@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -43,7 +42,7 @@ class Guard:
     """ASGI middleware. A key that allows what the request needs is asked for if `keys` are given (or `api_key`).
 
     Otherwise the server is one of this machine: then a request must name it by a loopback name, which keeps a web page
-    from reaching it under a name of its own (DNS rebinding).
+    from reaching it under a name of its own (DNS rebinding), and no proxy may say that it came from elsewhere.
     """
 
     def __init__(self, app: ASGI, scopes: Scopes, keys: Keys | None = None, api_key: str | None = None) -> None:
@@ -131,11 +130,20 @@ def _misnamed(headers: Mapping[bytes, bytes]) -> _Refusal | None:
     """The refusal of a name that is not this machine's own."""
     host = _text(headers, b"host")
     name = named(host)
-    if not host or is_loopback(name):
+    if host and not is_loopback(name):
+        told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
+        return _Refusal(403, told)
+    return _forwarded(headers)
+
+
+def _forwarded(headers: Mapping[bytes, bytes]) -> _Refusal | None:
+    """The refusal of what a proxy on this machine passes on for somebody elsewhere, whatever name it calls us by."""
+    senders = f"{_text(headers, b'x-forwarded-for')},{_text(headers, b'x-real-ip')}".split(",")
+    elsewhere = next((sender.strip() for sender in senders if sender.strip() and not is_loopback(sender.strip())), None)
+    if elsewhere is None:
         return None
-    return _Refusal(
-        403, f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
-    )
+    told = "it answers this machine alone: behind a proxy, bind it to an address, so that it asks for keys"
+    return _Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {told}")
 
 
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:
@@ -150,7 +158,7 @@ def _secret(headers: Mapping[bytes, bytes]) -> str | None:
     if kind.lower() == "basic":
         try:
             return base64.b64decode(value).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not base64, or not UTF-8 within, or not even ASCII
             return None
     return headers[b"x-api-key"].decode("latin-1") if b"x-api-key" in headers else None
 

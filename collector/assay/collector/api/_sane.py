@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from assay.collector.errors import Refused
-from assay.collector.intake import check_ids
+from assay.collector.intake import MOST_MONEY, MOST_TOKENS, check_ids, check_names
 from assay.collector.records import Booking, Feedback, OpenRun, Run, Target
 
-MOST_TOKENS, MOST_MONEY = 2**53, 1e12  # beyond which sums are no longer exact, and nobody's bill is
 R = TypeVar("R", Run, OpenRun)
 _HEX = re.compile(r"[0-9a-f]*")
 
@@ -54,7 +53,8 @@ def _tokens(run: Run) -> Iterable[tuple[str, int]]:
 
 
 def sane_feedback(feedback: Feedback) -> Feedback:
-    """Feedback whose target has its ids in lower case."""
+    """Feedback whose target has its ids in lower case. Raises `ItemRefused` for names that are too long."""
+    check_names(feedback)
     target = sane_target(feedback.target)
     if target == feedback.target:
         return feedback

@@ -7,21 +7,25 @@ from assay.collector.intake._cost import check_json
 from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import Permanent
 from assay.collector.intake._http import SIGNALS, Receiver
-from assay.collector.intake._limits import Limits
-from assay.collector.intake._texts import bounded_texts
+from assay.collector.intake._limits import MOST_MONEY, MOST_TOKENS, Limits
+from assay.collector.intake._texts import bounded_texts, check_amended, check_names
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Beside",
     "Body",
     "Disconnected",
     "Limits",
+    "MOST_MONEY",
+    "MOST_TOKENS",
     "PROTOBUF",
     "Pending",
     "Permanent",
     "Receiver",
     "SIGNALS",
     "bounded_texts",
+    "check_amended",
     "check_ids",
     "check_json",
+    "check_names",
     "otlp_error",
 ]

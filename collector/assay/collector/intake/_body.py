@@ -13,6 +13,7 @@ from assay.collector.intake._limits import Limits
 
 ENDLESS = sys.maxsize
 STEP = 1024 * 1024  # bytes that are inflated before others have their turn
+MEMBERS = 1000  # of one gzip body; an empty one is twenty bytes, and as much work as a full one
 WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's word for each format
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -56,6 +57,7 @@ class Inflated:
 
     def __init__(self, limit: int, wbits: int) -> None:
         self.plain, self.wbits, self.inflater = Plain(limit), wbits, zlib.decompressobj(wbits)
+        self.members = 1
 
     @property
     def size(self) -> int:
@@ -68,12 +70,18 @@ class Inflated:
         try:
             while piece and self.size < enough:
                 if self.inflater.eof:  # gzip allows several members one after the other
-                    self.inflater = zlib.decompressobj(self.wbits)
+                    self._next()
                 self._inflate(piece, min(enough - self.size, self.plain.limit - self.size + 1))
                 piece = self.inflater.unused_data if self.inflater.eof else self.inflater.unconsumed_tail
         except zlib.error as error:
             raise Permanent("bad_compression", f"the body cannot be inflated: {error}") from error
         return piece
+
+    def _next(self) -> None:
+        self.members += 1
+        if self.members > MEMBERS:
+            raise Permanent("bad_compression", f"the body has more than {MEMBERS:,} compressed members: send one")
+        self.inflater = zlib.decompressobj(self.wbits)
 
     def _inflate(self, piece: bytes, most: int) -> None:
         """Inflate to so many bytes, and to those that wait in the inflater while there is nothing more to read."""

@@ -35,8 +35,10 @@ def _trace_id(item: Run | LogItem) -> str | None:
 
 
 def _owned(view: ProjectStore, item: Run | LogItem) -> Run | LogItem:
+    if isinstance(item, Run) and item.experiment_id:
+        view.check_experiment(item.experiment_id)
     if isinstance(item, Run | OpenRun | ProcessReport):
         return view.owned(item)
     if isinstance(item, Feedback) and item.target.trace_id is None:
         raise Forbidden(f"the API key is of project {view.project!r}: it may speak of traces and their spans")
-    return item
+    return view.spoken(item) if isinstance(item, Feedback) else item

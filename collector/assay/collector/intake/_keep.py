@@ -13,6 +13,7 @@ from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._held import held
 from assay.collector.intake._signal import Request
+from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import Serving, Store
 
@@ -80,10 +81,13 @@ class StoreKeeper:
 
     def _amend(self, content: Amendment) -> ItemRefused | None:
         try:
+            check_amended(content.fields)
             if self._store.amend(content.trace_id, content.span_id, content.fields):
                 return None
         except Closed:  # no fault of the item's: the next server may keep it
             raise
+        except ItemRefused as refused:
+            return refused
         except Refused as error:
             return ItemRefused("refused", str(error))
         return ItemRefused("no_span", f"span {content.span_id!r} of trace {content.trace_id!r} is not here")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from assay.collector.intake._errors import Permanent
 
 MIB = 1024 * 1024
+MOST_TOKENS, MOST_MONEY = 2**53, 1e12  # beyond which sums are no longer exact, and nobody's bill is
 GROUPS = 10_000  # by resource, and by scope, of one request: each costs about as much as a span
 
 

@@ -20,7 +20,8 @@ from assay.collector.intake._decode import Codec, Group
 from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._signal import Signal
-from assay.collector.records import ProcessReport
+from assay.collector.intake._texts import check_names
+from assay.collector.records import Feedback, ProcessReport
 from assay.tracer import attributes as names
 
 SOME_SPAN = "1" * 16
@@ -41,6 +42,8 @@ def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None =
         raise ItemRefused("value", str(error)) from error
     if item is not None and not isinstance(item, ProcessReport):  # which speaks of no trace
         _check(log)
+    if isinstance(item, Feedback):
+        check_names(item)
     return item
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from starlette.requests import Request
 from starlette.responses import Response
 
-from assay.collector.errors import NotFound
+from assay.collector.errors import Forbidden, NotFound
 from assay.collector.filters import Filter
 from assay.collector.pages.kit import chips, filter_form, metrics, render
 from assay.collector.pages.kit.judges import of_chips, of_experiment
@@ -48,8 +48,16 @@ def experiments(store: Store, request: Request) -> Response:
         dataset=dataset,
         known=metrics.known(reversed(listed)),
         trusts={one.id: checks.said(of_experiment(one)) for one in listed},
-        datasets=[known.name for known in store.datasets()],
+        datasets=_datasets(store, listed),
     )
+
+
+def _datasets(store: Store, listed: Sequence[Experiment]) -> list[str]:
+    """Names to choose from: of all datasets, or of those that are listed where the reader may not see them all."""
+    try:
+        return [known.name for known in store.datasets()]
+    except Forbidden:
+        return sorted({one.dataset for one in listed})
 
 
 def aggregates(store: Store, experiments: Sequence[Experiment]) -> dict[str, Bucket]:
@@ -116,10 +124,12 @@ def labels(experiments: Sequence[Experiment]) -> dict[str, str]:
 
 
 def known_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:
-    """The dataset's examples at the experiment's version with their places, by id; none if it is gone."""
+    """The dataset's examples at the experiment's version with their places, by id; none if it is gone, or not for this
+    reader.
+    """
     try:
         examples = store.examples(experiment.dataset, experiment.dataset_version)
-    except NotFound:
+    except (NotFound, Forbidden):
         return {}
     return {example.id: (example, position) for position, example in enumerate(examples)}
 

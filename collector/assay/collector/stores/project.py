@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from assay.collector.errors import Forbidden, NotFound
@@ -28,6 +29,7 @@ from assay.collector.records import (
     Target,
     Trace,
     Why,
+    feedback_id,
 )
 from assay.collector.stores._control import ControlStore
 from assay.collector.stores._traces import TraceStore
@@ -102,11 +104,19 @@ class ProjectStore:
         return Forbidden(f"the API key is of project {self.project!r}, to which trace {trace_id!r} does not belong")
 
     def aimed(self, targets: Iterable[Target]) -> None:
-        """Raises `Forbidden` for a target that is in no trace of this project, such as a session."""
+        """Raises `Forbidden` for a target that is no trace nor experiment of this project, such as a session."""
         targets = list(targets)
-        if any(target.trace_id is None for target in targets):
+        if any(target.trace_id is None and target.experiment_id is None for target in targets):
             raise Forbidden(f"the API key is of project {self.project!r}: it may speak of traces and their spans")
         self.check(target.trace_id for target in targets)
+        for id in {target.experiment_id for target in targets if target.experiment_id is not None}:
+            self.check_experiment(id)
+
+    def spoken(self, row: Feedback) -> Feedback:
+        """Feedback under an id that no other project has: one that its sender chose might be another's."""
+        if row.id == feedback_id(row):
+            return row
+        return replace(row, id=sha256(repr((self.project, row.id)).encode()).hexdigest()[:32])
 
     # Spans and feedback
 
@@ -114,8 +124,10 @@ class ProjectStore:
         """As of `TraceStore`."""
         mine = [self.owned(run) for run in runs]
         self.check(run.trace_id for run in mine)
+        for id in {run.experiment_id for run in mine if run.experiment_id}:
+            self.check_experiment(id)
         self.aimed(row.target for row in feedback)
-        self._store.append(mine, feedback)
+        self._store.append(mine, list(map(self.spoken, feedback)))
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
         """As of `TraceStore`."""
@@ -123,18 +135,18 @@ class ProjectStore:
         return bool(self._store.amend(trace_id, span_id, fields))
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        """As of `TraceStore`; on traces and their spans."""
+        """As of `TraceStore`; on traces, their spans and experiments, under ids that no other project has."""
         self.aimed(row.target for row in feedback)
-        self._store.add_feedback(feedback)
+        self._store.add_feedback(list(map(self.spoken, feedback)))
 
     def feedback(self, target: str | Target, key: str, score: float | bool | None = None, **given: Any) -> Feedback:
-        """As of `TraceStore`; on traces and their spans."""
+        """As of `TraceStore`; on traces, their spans and experiments."""
         self.aimed([Target(trace_id=target) if isinstance(target, str) else target])
         made: Feedback = self._store.feedback(target, key, score, **given)
         return made
 
     def feedbacks(self, filter: Filter | None = None, *, target: Target | None = None, **given: Any) -> Page[Feedback]:
-        """As of `TraceStore`; on traces and their spans."""
+        """As of `TraceStore`; on traces, their spans and experiments."""
         if target is not None:
             self.aimed([target])
         given = given if target is None else {**given, "target": target}
@@ -205,10 +217,11 @@ class ProjectStore:
         """As of `ControlStore`."""
         mine = [self.owned(one) for one in experiments]
         for one in mine:
-            self._not_taken(one.id)
+            self.check_experiment(one.id)
         self._store.save_experiment(*mine)
 
-    def _not_taken(self, id: str) -> None:
+    def check_experiment(self, id: str) -> None:
+        """Raises `Forbidden` for an experiment of another project; one that is not there yet is nobody's."""
         try:
             there: Experiment = self._store.experiment(id)
         except NotFound:
