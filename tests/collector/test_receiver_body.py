@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.collector.intake import Limits
+from assay.collector.intake._beside import LARGE
 from assay.collector.intake._body import Body, Disconnected, Inflated, Pending, Plain, Receive, sink
 from assay.collector.intake._errors import Permanent, Retryable
 
@@ -119,7 +120,7 @@ def test_what_was_sent_is_told():
 
 def test_a_body_counts_as_pending_until_it_is_released():
     pending = Pending(10**6)
-    pending.add(7)
+    pending.add(7, 7)
     body = Body(pending, LIMITS)
     assert asyncio.run(body.read({}, pieces(bytes(300), bytes(200)))) == bytes(500)
     assert (body.size, pending.size) == (500, 507)
@@ -148,3 +149,11 @@ def test_a_client_that_went_away_is_not_answered():
 
     with pytest.raises(Disconnected):
         read(gone, Pending(10**6))
+
+
+def test_large_bodies_leave_room_for_small_ones():
+    pending = Pending(6 * LARGE)
+    pending.add(5 * LARGE, 5 * LARGE)
+    pending.add(LARGE - 1, LARGE - 1)
+    with pytest.raises(Retryable):
+        pending.add(1, LARGE)

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Protocol
 
+from assay.collector.intake._beside import LARGE
 from assay.collector.intake._errors import Permanent, Retryable
 from assay.collector.intake._limits import Limits
 
@@ -118,15 +119,18 @@ class Disconnected(Exception):
 
 
 class Pending:
-    """The bytes of all bodies together that are being read, decoded or written."""
+    """The bytes of all bodies together that are being read, decoded or written.
+
+    The last sixth is for small bodies: large ones that fill the rest turn no small one away.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
 
-    def add(self, size: int) -> None:
-        """Count bytes. Raises `Retryable` if that is more than there may be."""
+    def add(self, size: int, body: int) -> None:
+        """Count bytes of a body that has `body` by now. Raises `Retryable` if that is more than there may be."""
         self.size += size
-        if self.size > self.limit:
+        if self.size > (self.limit if body < LARGE else self.limit * 5 // 6):
             raise Retryable("overload", f"{self.size:,} bytes of requests are waiting")
 
 
@@ -156,7 +160,7 @@ class Body:
     def grow(self, size: int) -> None:
         """Count more bytes of it. Raises `Retryable` if all bodies together are too many."""
         self.size += size
-        self._pending.add(size)
+        self._pending.add(size, self.size)
 
     def release(self) -> None:
         """Count it as answered."""
