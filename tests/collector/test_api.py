@@ -83,7 +83,7 @@ def test_bad_bodies_are_told(api: httpx.Client) -> None:
 def test_bodies_that_are_too_much_together_are_told_to_come_later(store: SQLiteStore) -> None:
     app = create_app(store)
     pending = app.state.pending
-    pending.add(pending.limit - 10)  # others are being read
+    pending.add(pending.limit - 10, 1)  # others are being read
     with TestClient(app) as client:
         answer = client.post("/api/feedback", content="[" + " " * 20 + "]")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
