@@ -46,8 +46,7 @@ def _held(one: Held) -> tuple[str, ...]:
 
 
 def _described(one: Here) -> dict[str, Any]:
-    preset = {key: value for key, value in asdict(one.preset).items() if key != "remote_code"}
-    return {**preset, "where": one.folder, "bytes": one.bytes}
+    return {**asdict(one.preset), "where": one.folder, "bytes": one.bytes}
 
 
 def _mb(size: int) -> str:

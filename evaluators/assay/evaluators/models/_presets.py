@@ -19,7 +19,6 @@ class Preset:
     package: str | None = None  # module with a `get_model_path()`, or a `model_path()` of a file
     like: str | None = None  # ONNX weights alone: tokenizer, pooling and length are those of that preset
     source: str = ""  # the document that names it
-    remote_code: bool = False  # whether its weights come with code that must be trusted
 
 
 _ALL = (
