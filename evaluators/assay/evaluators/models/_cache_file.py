@@ -153,5 +153,10 @@ def path_in(variable: str, name: str) -> Path | None:
     given = os.environ.get(variable)
     if given is not None:
         return None if given.strip().lower() in _OFF else Path(given).expanduser()
+    return of_user(name)
+
+
+def of_user(name: str) -> Path:
+    """A file or folder in the user's cache directory."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base, "assay", name)

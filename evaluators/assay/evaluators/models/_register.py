@@ -13,6 +13,8 @@ from pathlib import Path
 
 import orjson
 
+from assay.evaluators.models._cache_file import of_user
+
 _ENOUGH = 200  # characters of a command that tell which it is
 
 
@@ -56,8 +58,7 @@ class Register:
 
 def folder() -> Path:
     """In the user's cache directory."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "assay", "models")
+    return of_user("models")
 
 
 def held() -> list[Held]:
