@@ -233,11 +233,11 @@ def test_a_gguf_file_is_found_or_said(tmp_path):
         likelihood_model(file).name  # noqa: B018
     file.touch()
     assert [likelihood_model(given).name for given in (file, str(file))] == ["tiny.Q4"] * 2
-    assert likelihood_model(tmp_path)._place[1] == "tiny.Q4.gguf"
+    assert likelihood_model(tmp_path)._found[1] == "tiny.Q4.gguf"
     (tmp_path / "other.gguf").touch()
     with pytest.raises(NoModel, match=r"holds 2 GGUF files: name one of them, as 'other.gguf'"):
         likelihood_model(tmp_path).name  # noqa: B018
-    assert likelihood_model("owner/repository/a.gguf")._place[0].where == "owner/repository"
+    assert likelihood_model("owner/repository/a.gguf")._place.where == "owner/repository"
 
 
 def test_nothing_passes_or_fails_a_perplexity_until_a_threshold_is_given():

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
-from assay.evaluators.models._address import check_told
 from assay.evaluators.models._each import each
-from assay.evaluators.models._encoding import Encoding
-from assay.evaluators.models._find import NoModel, Place, check_whole, find, is_offline, loading
-from assay.evaluators.models._presets import DEFAULT
-from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, put, shared
+from assay.evaluators.models._find import NoModel, check_whole, is_offline, loading
+from assay.evaluators.models._local import Local, by_length, told
+from assay.evaluators.models._presets import Use
+from assay.evaluators.models._shared import Loaded, bytes_of, device_of
 from assay.evaluators.models._trust import trusting
 from assay.evaluators.models._windows import limit_of, spans_with, windows
-from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vectors
 
 Activation: TypeAlias = Literal["sigmoid", "softmax"]
 WANTED = "a function of a list of texts that gives probabilities by label for each"
-_encodings: dict[Key, Encoding] = {}
 
 
-class TextClassifier:
+class TextClassifier(Local):
     """Probabilities of labels, each text looked at once per process and model; nothing is loaded before the first one.
 
     `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A function gives a dict
@@ -36,6 +33,8 @@ class TextClassifier:
     there is), `batch_size` in texts. Weights that run code when they are loaded (`remote_code`), or that are pickles
     (`pickle`), are loaded only where that is said. Raises `NoModel` where the model, or what runs it, is not here.
     """
+
+    USE: ClassVar[Use] = "classes"
 
     def __init__(
         self,
@@ -53,27 +52,9 @@ class TextClassifier:
             raise ValueError(f"batch_size is 1 or more, not {batch_size!r}")
         if activation not in (None, "sigmoid", "softmax"):
             raise ValueError(f"activation is 'sigmoid' or 'softmax', not {activation!r}")
-        self._function = model if callable(model) else None
-        self._given = DEFAULT["classes"] if model is None or callable(model) else model
-        self._name = name
-        self.device, self.batch_size = device, batch_size
-        self._token, self._remote_code, self._pickle = token, remote_code, pickle
+        super().__init__(model, name, device, token, remote_code, pickle)
+        self.batch_size = batch_size
         self._activation = activation
-
-    @property
-    def name(self) -> str:
-        """What people call it: for thresholds, versions, and pages."""
-        if self._name is not None:
-            return self._name
-        if self._function is not None:
-            return getattr(self._function, "__qualname__", type(self._function).__qualname__)
-        return self._place.name
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What its probabilities depend on."""
-        files = {} if self._function is not None else self._place.identity
-        return {"model": self.name, "function": self._function is not None, "activation": self._activation, **files}
 
     def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
         """Of each text, in their order, the probability of each label. Raises what the model raises for one of them.
@@ -84,7 +65,7 @@ class TextClassifier:
             return []
         if self._function is not None:
             return _checked(self._function(list(texts)), len(texts), self.name)
-        rows = self._encoding()(texts)
+        rows = self._shared(self._predict, self._activation)(texts)
         labels = self._labels()
         return [dict(zip(labels, rows[text].tolist(), strict=True)) for text in texts]
 
@@ -102,24 +83,8 @@ class TextClassifier:
             room = limit_of(tokenizer, network.config) - tokenizer.num_special_tokens_to_add()
             return windows(text, spans_with(tokenizer), room)
 
-    def load(self) -> None:
-        """Load the model now. Raises `NoModel`."""
-        if self._function is None:
-            self._loaded()
-
-    @cached_property
-    def _place(self) -> Place:
-        return find(self._given)
-
-    def _encoding(self) -> Encoding:
-        key = *self._key(), self._activation
-        return _encodings.get(key) or put(_encodings, key, Encoding(self._predict))
-
-    def _key(self) -> Key:
-        return "classes", self._place.key, self.device, self._remote_code, self._pickle
-
-    def _loaded(self) -> Loaded:
-        return shared(self._key(), self._load)
+    def _how(self) -> Mapping[str, Any]:
+        return {"activation": self._activation}
 
     def _load(self) -> Loaded:
         place = self._place
@@ -145,18 +110,13 @@ class TextClassifier:
         import numpy
 
         held = self._loaded()
-        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))  # so that little is padded
         with held.running:
             held.texts += len(texts)
-            parts = tracked(self._parts(order), "texts classified")
-            rows = [self._probabilities(held.model, [texts[place] for place in part]) for part in parts]
-        found: Vectors = numpy.concatenate(rows)[numpy.argsort(order)]
+            run = partial(self._probabilities, held.model)
+            found = by_length(texts, self.batch_size, run, "texts classified")
         if not numpy.isfinite(found).all():
             raise ValueError(f"{self.name!r} gave a number that is not finite for a text")
         return found
-
-    def _parts(self, order: list[int]) -> list[list[int]]:
-        return [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
 
     def _probabilities(self, model: Any, texts: list[str]) -> Any:
         import torch
@@ -175,13 +135,10 @@ def text_classifier(given: Any = None, **options: Any) -> TextClassifier:
 
     Raises `NoModel` for anything else.
     """
-    if isinstance(given, TextClassifier):
-        return given
-    if isinstance(given, Mapping):
-        check_told(given, "TextClassifier")
-        return TextClassifier(**{**options, **given})
-    if given is None or isinstance(given, str | os.PathLike):
-        return TextClassifier(given, **options)
+    if isinstance(given, Mapping):  # `options` are for what it does not say
+        given, options = {**options, **given}, {}
+    if (made := told(TextClassifier, given, options)) is not None:
+        return made
     predict = getattr(given, "predict", given)  # Detoxify's models are no functions
     if callable(predict):
         return TextClassifier(predict, name=None if predict is given else type(given).__name__, **options)

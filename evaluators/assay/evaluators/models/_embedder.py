@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assay.evaluators.models._address import check_told
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._endpoint import DEADLINE, Endpoint
 from assay.evaluators.models._find import NoModel, Place, find
 from assay.evaluators.models._kept import KeptVectors, path_for
+from assay.evaluators.models._local import told
 from assay.evaluators.models._onnx import Onnx
 from assay.evaluators.models._presets import DEFAULT
 from assay.evaluators.models._shared import Key, put
@@ -151,13 +151,8 @@ def embedder(given: Any = None, **options: Any) -> Embedder:
 
     Raises `ValueError` for anything else.
     """
-    if isinstance(given, Embedder):
-        return given
-    if isinstance(given, Mapping):
-        check_told(given, "Embedder")
-        return Embedder(**{**given, **options})
-    if given is None or isinstance(given, str | os.PathLike):
-        return Embedder(given, **options)
+    if (made := told(Embedder, given, options)) is not None:
+        return made
     encode = getattr(given, "encode", given)  # a SentenceTransformer is no function
     if callable(encode):
         made = Embedder(encode, **options)

@@ -7,16 +7,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from assay.evaluators.models._address import check_told
 from assay.evaluators.models._causal import Causal, Pair, Reading
 from assay.evaluators.models._each import each, joined, parted
 from assay.evaluators.models._encoding import Encoding
 from assay.evaluators.models._find import NoModel, Place, check_whole, is_offline, loading
 from assay.evaluators.models._gguf import check, place_of
-from assay.evaluators.models._presets import DEFAULT
-from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, put, shared
+from assay.evaluators.models._local import Local, told
+from assay.evaluators.models._presets import Use
+from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of
 from assay.evaluators.models._trust import trusting
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ _OF_AN_API = re.compile(  # what only companies' own servers answer to
     r"(chatgpt|gpt-(3\.5|4|5)|o[1345](-|$)|claude-|gemini-|grok-|command-(r|a)(-|$)|deepseek-(chat|reasoner)$)"
 )
 _APIS = ("openai", "anthropic", "azure", "google", "gemini", "vertex_ai", "bedrock", "openrouter", "xai", "cohere")
-_encodings: dict[Key, Encoding] = {}
 
 
-class LikelihoodModel:
+class LikelihoodModel(Local):
     """Log-probabilities of given texts, each text once per process and model; nothing is loaded before the first.
 
     `model` is a folder, a model of the hub, a preset's name, a GGUF file (which needs `gguf` and `accelerate`), or a
@@ -50,6 +49,8 @@ class LikelihoodModel:
     model by about `batch_tokens` tokens.
     """
 
+    USE: ClassVar[Use] = "likelihood"
+
     def __init__(
         self,
         model: str | os.PathLike[str] | Callable[[list[Pair]], Any] | None = None,
@@ -66,29 +67,11 @@ class LikelihoodModel:
         pickle: bool = False,
     ) -> None:
         _check(dtype, max_length=max_length, stride=stride, batch_tokens=batch_tokens)
-        self._function = model if callable(model) else None
-        self._given = DEFAULT["likelihood"] if model is None or callable(model) else _local(model)
-        self._name = name
-        self.device, self.dtype = device, dtype
+        local = model if model is None or callable(model) else _local(model)
+        super().__init__(local, name, device, token, remote_code, pickle)
+        self.dtype = dtype
         self.reading = Reading(max_length, stride, bos, batch_tokens)
-        self._token, self._remote_code, self._pickle = token, remote_code, pickle
         self._own = Encoding(self._asked, ragged=True)  # of a function
-
-    @property
-    def name(self) -> str:
-        """What people call it: for thresholds, versions, and pages."""
-        if self._name is not None:
-            return self._name
-        if self._function is not None:
-            return getattr(self._function, "__qualname__", type(self._function).__qualname__)
-        return self._place[0].name
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What its log-probabilities depend on."""
-        how = {name: value for name, value in asdict(self.reading).items() if name != "batch_tokens"}
-        files = {} if self._function is not None else self._place[0].identity
-        return {"model": self.name, "function": self._function is not None, "dtype": self.dtype, **how, **files}
 
     def log_probabilities(self, pairs: Sequence[Pair]) -> list[Vector]:
         """Of each (prefix, text) an array of (tokens of the text,), in their order: natural logarithms.
@@ -105,30 +88,28 @@ class LikelihoodModel:
         """The log-probabilities of each, or why the model fails for this one. Raises `NoModel`: no text's fault."""
         return each(self.log_probabilities, pairs)
 
-    def load(self) -> None:
-        """Load the model now. Raises `NoModel`."""
-        if self._function is None:
-            self._loaded()
+    @cached_property
+    def _found(self) -> tuple[Place, str | None]:
+        return place_of(self._given)
 
     @cached_property
-    def _place(self) -> tuple[Place, str | None]:
-        return place_of(self._given)
+    def _place(self) -> Place:
+        return self._found[0]
 
     def _encoding(self) -> Encoding:
         if self._function is not None:
             return self._own
-        key = (*self._loaded_as(), self.reading)
-        return _encodings.get(key) or put(_encodings, key, Encoding(self._read, ragged=True))
+        return self._shared(self._read, self.reading, ragged=True)
 
-    def _loaded_as(self) -> Key:
-        place, file = self._place
-        return "likelihood", place.key, file, self.device, self.dtype, self._remote_code, self._pickle
+    def _how(self) -> Mapping[str, Any]:
+        how = {name: value for name, value in asdict(self.reading).items() if name != "batch_tokens"}
+        return {"dtype": self.dtype, **how}
 
-    def _loaded(self) -> Loaded:
-        return shared(self._loaded_as(), self._load)
+    def _key(self) -> Key:
+        return *super()._key(), self._found[1], self.dtype
 
     def _load(self) -> Loaded:
-        place, file = self._place
+        place, file = self._found
         with loading(place, f"log-probabilities with {place.name}"), trusting(place, "LikelihoodModel"):
             if file is not None:
                 check()
@@ -173,14 +154,11 @@ def likelihood_model(given: Any = None, **options: Any) -> LikelihoodModel:
 
     Raises `NoModel` for anything else, and for chat endpoints.
     """
-    if isinstance(given, LikelihoodModel):
-        return given
-    if isinstance(given, Mapping):
-        check_told(given, "LikelihoodModel")
-        return LikelihoodModel(**{**given, **options})
+    if (made := told(LikelihoodModel, given, options)) is not None:
+        return made
     if hasattr(given, "base_url") or hasattr(given, "backend"):  # a `Judge`, or somebody's client
         raise _chat(type(given).__name__)
-    if given is None or isinstance(given, str | os.PathLike) or callable(given):
+    if callable(given):
         return LikelihoodModel(given, **options)
     raise NoModel(f"a likelihood model is a model's name, a folder, or {WANTED}, not {given!r:.200}")
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-from assay.evaluators.models._address import check_told
 from assay.evaluators.models._each import each, joined, parted
 from assay.evaluators.models._encoding import Encoding
-from assay.evaluators.models._find import NoModel, Place, find, is_offline, loading
+from assay.evaluators.models._find import NoModel, is_offline, loading
 from assay.evaluators.models._hhem import KIND, WINDOW, Consistency
 from assay.evaluators.models._labels import plain_label
-from assay.evaluators.models._presets import DEFAULT
-from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, put, shared
+from assay.evaluators.models._local import PART, Local, by_length, told
+from assay.evaluators.models._presets import Use
+from assay.evaluators.models._shared import Loaded, bytes_of, device_of
 from assay.evaluators.models._trust import trusting
 from assay.evaluators.models._windows import limit_of, spans_with, windows
-from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vectors
@@ -41,8 +39,6 @@ _ALSO = {  # how models of fact checking (FEVER, VitaminC) name the three
     "nei": "neutral",
 }
 _ORDERS = {"vitaminc": ("entailment", "contradiction", "neutral")}  # of presets, as SummaC's own code has it
-_PART = 16  # batches between two looks at how far it is
-_encodings: dict[Key, Encoding] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class Inference:
     contradiction: float
 
 
-class PairScorer:
+class PairScorer(Local):
     """Scores of pairs of texts, each pair once per process and model; nothing is loaded before the first pair.
 
     `model` is a folder, a model of the hub, a preset's name, or a function of a list of pairs. `device` is "cuda",
@@ -67,6 +63,8 @@ class PairScorer:
     sigmoid where it names none). A function may also give probabilities by label, as dicts, or as rows in the order of
     `labels`. Raises `NoModel` where the model, or what runs it, is not here or is of another kind.
     """
+
+    USE: ClassVar[Use] = "pairs"
 
     def __init__(
         self,
@@ -82,28 +80,10 @@ class PairScorer:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is 1 or more, not {batch_size!r}")
-        self._function = model if callable(model) else None
-        self._given = DEFAULT["pairs"] if model is None or callable(model) else model
-        self._name = name
-        self.device, self.batch_size = device, batch_size
-        self._token, self._remote_code, self._pickle = token, remote_code, pickle
+        super().__init__(model, name, device, token, remote_code, pickle)
+        self.batch_size = batch_size
         self._labels = None if labels is None else tuple(labels)
         self._own = Encoding(self._asked)  # of a function
-
-    @property
-    def name(self) -> str:
-        """What people call it: for thresholds, versions, and pages."""
-        if self._name is not None:
-            return self._name
-        if self._function is not None:
-            return getattr(self._function, "__qualname__", type(self._function).__qualname__)
-        return self._place.name
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What its scores depend on."""
-        files = {} if self._function is not None else self._place.identity
-        return {"model": self.name, "function": self._function is not None, "labels": self._labels, **files}
 
     def score(self, pairs: Sequence[Pair]) -> list[float]:
         """One number for each pair, in their order; of an NLI model the probability of entailment.
@@ -122,11 +102,6 @@ class PairScorer:
         Raises `NoModel`, which is no pair's fault.
         """
         return each(self._rows, pairs)
-
-    def load(self) -> None:
-        """Load the model now. Raises `NoModel`."""
-        if self._function is None:
-            self._loaded()
 
     @property
     def gives_logits(self) -> bool:
@@ -152,10 +127,6 @@ class PairScorer:
             room = limit - taken - longest
             return [part for first in firsts for part in windows(first, spans_of, room)], cut
 
-    @cached_property
-    def _place(self) -> Place:
-        return find(self._given)
-
     def _rows(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         if not pairs:
             return []
@@ -166,14 +137,10 @@ class PairScorer:
     def _encoding(self) -> Encoding:
         if self._function is not None:
             return self._own
-        key = *self._key(), self._labels
-        return _encodings.get(key) or put(_encodings, key, Encoding(self._predict))
+        return self._shared(self._predict, self._labels)
 
-    def _key(self) -> Key:
-        return "pairs", self._place.key, self.device, self._remote_code, self._pickle
-
-    def _loaded(self) -> Loaded:
-        return shared(self._key(), self._load)
+    def _how(self) -> Mapping[str, Any]:
+        return {"labels": self._labels}
 
     def _load(self) -> Loaded:
         place = self._place
@@ -200,18 +167,16 @@ class PairScorer:
         return model
 
     def _predict(self, texts: list[str]) -> Vectors:
-        """Pairs of like length go together, as within the model itself, so that parts cost no more than the whole."""
-        import numpy
-
         held = self._loaded()
         labels = self._order(held.model)
-        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-        size = _PART * self.batch_size
-        parts = [[parted(texts[place]) for place in order[at : at + size]] for at in range(0, len(texts), size)]
+
+        def predict(part: list[str]) -> Vectors:
+            return _predicted(held.model, [parted(text) for text in part], self.batch_size, labels)
+
         with held.running:
             held.texts += len(texts)
-            given = [_predicted(held.model, part, self.batch_size, labels) for part in tracked(parts, "pairs scored")]
-        return _finite(numpy.concatenate(given)[numpy.argsort(order)], self.name)
+            rows = by_length(texts, PART * self.batch_size, predict, "pairs scored")
+        return _finite(rows, self.name)
 
     def _order(self, model: Any) -> list[int] | None:
         """Where the three labels stand; None for a model of one score. Raises `NoModel` for any other."""
@@ -277,13 +242,8 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
 
     Raises `NoModel` for anything else.
     """
-    if isinstance(given, PairScorer):
-        return given
-    if isinstance(given, Mapping):
-        check_told(given, "PairScorer")
-        return PairScorer(**{**given, **options})
-    if given is None or isinstance(given, str | os.PathLike):
-        return PairScorer(given, **options)
+    if (made := told(PairScorer, given, options)) is not None:
+        return made
     if hasattr(given, "activation_fn") and hasattr(given, "predict"):
         return _of_cross_encoder(given, **options)
     predict = getattr(given, "predict", given)  # Vectara's model is no function of pairs

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from assay.evaluators.models._find import Place, installed, is_offline, loading, snapshot
 from assay.evaluators.models._kept import digest_of
+from assay.evaluators.models._local import PART, by_length
 from assay.evaluators.models._shared import Key, Loaded, bytes_of, device_of, shared
 from assay.evaluators.models._trust import trusting
-from assay.evaluators.protocol._telling import tracked
 
 if TYPE_CHECKING:
     from assay.evaluators.models._encoding import Vectors
 
 BATCH = 32  # texts, where nothing is said
-_PART = 16  # batches between two looks at how far it is
 
 
 class Transformer:
@@ -69,7 +69,8 @@ class Transformer:
         held = shared(self.key, self._load)
         with held.running:
             held.texts += len(texts)
-            return self._run(held.model, texts)
+            encode = partial(held.model.encode, batch_size=self._batch_size, show_progress_bar=False)
+            return by_length(texts, PART * self._batch_size, encode, "texts embedded")
 
     def _load(self) -> Loaded:
         place = self._place
@@ -86,17 +87,3 @@ class Transformer:
                 model_kwargs={} if self._pickle else {"use_safetensors": True},
             )
         return Loaded(model, place.name, "embedding", place.where, device, bytes_of(model), 0.0)
-
-    def _run(self, model: Any, texts: list[str]) -> Vectors:
-        """Texts of like length go together, as within the model itself, so that parts cost no more than the whole."""
-        import numpy
-
-        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-        size = _PART * self._batch_size
-        parts = [[texts[place] for place in order[start : start + size]] for start in range(0, len(texts), size)]
-        encoded = [
-            model.encode(part, batch_size=self._batch_size, show_progress_bar=False)
-            for part in tracked(parts, "texts embedded")
-        ]
-        vectors: Vectors = numpy.concatenate(encoded)[numpy.argsort(order)]
-        return vectors
