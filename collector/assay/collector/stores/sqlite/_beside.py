@@ -51,6 +51,5 @@ def connect_read_only(address: str, *first: str, uri: bool = False) -> sqlite3.C
 
 
 def may_write(path: str) -> bool:
-    """Whether this user may write a file and beside it; also of one that is not there yet."""
-    folder = os.path.dirname(path) or "."
-    return os.access(folder, os.W_OK | os.X_OK) and (not os.path.exists(path) or os.access(path, os.W_OK))
+    """Whether this user may write a file that is there, and beside it."""
+    return os.access(path, os.W_OK) and os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK)
