@@ -33,9 +33,9 @@ from collector.deciding import on, ruled, slice
 from collector.making import SECOND, START, child, run
 
 
-def eventually(look: Callable[[], Any], wanted: Any, seconds: float = 60) -> bool:
+def eventually(look: Callable[[], Any], wanted: Any = True) -> bool:
     """Whether `look` gives what is wanted before the deadline."""
-    deadline = monotonic() + seconds
+    deadline = monotonic() + 60  # seconds: a machine may have much else to do
     while (found := look()) != wanted and monotonic() < deadline:
         sleep(0.02)
     return bool(found == wanted)

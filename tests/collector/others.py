@@ -8,9 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from collector.conformance_traces import eventually
 
 HOLDER = """
 import sys
@@ -39,11 +36,6 @@ def python(code: str, *arguments: str | Path, before: tuple[str, ...] = ()) -> s
     command = [*before, sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)
-
-
-def soon(look: Callable[[], Any], wanted: Any = True) -> bool:
-    """Whether `look` gives what is wanted, also on a machine that has much else to do."""
-    return eventually(look, wanted, 60)
 
 
 def outcome(code: str, *arguments: str | Path, before: tuple[str, ...] = ()) -> str:

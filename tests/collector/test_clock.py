@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from assay.collector.stores.sqlite import SQLiteStore
+from collector.conformance_traces import eventually
 from collector.making import run
-from collector.others import soon
 
 HOUR = 3600 * 10**9
 
@@ -28,5 +28,5 @@ def test_text_is_found_and_traces_are_complete_though_the_clock_was_set_back(tmp
     with SQLiteStore(tmp_path / "a.db") as store:
         assert [one.complete for one in store.traces(complete=True)] == [True]
         store.append([run(inputs="xylophone")])
-        assert soon(lambda: len(store.traces(text="xylophone")), 2)
+        assert eventually(lambda: len(store.traces(text="xylophone")), 2)
         assert store.health()["text_index_lag_seconds"] == 0

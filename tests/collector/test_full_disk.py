@@ -17,8 +17,8 @@ from assay.collector.errors import Unavailable
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._reserve import LEAST, Reserve
+from collector.conformance_traces import eventually
 from collector.making import run
-from collector.others import soon
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def fill(store: SQLiteStore, disk: Path) -> int:
     for _ in range(8):
         store.append([run("early", attributes={"x": os.urandom(10_000).hex()}) for _ in range(50)])
         store.checkpoint()
-    assert soon((disk / "assay.db.reserve").exists, True)
+    assert eventually((disk / "assay.db.reserve").exists, True)
     return 400 + until_full(store)
 
 
@@ -80,8 +80,8 @@ def test_deleting_makes_room_on_a_full_disk(disk: Path) -> None:
         assert client.get("/api/count").json()["traces"] == kept
         gone = store.delete(name="early")
         assert gone == kept
-        assert soon(lambda: client.get("/readyz").status_code, 200)
-        assert soon(lambda: works(lambda: store.append([run("late")])), True)
+        assert eventually(lambda: client.get("/readyz").status_code, 200)
+        assert eventually(lambda: works(lambda: store.append([run("late")])), True)
         assert store.check(deep=True) == []
 
 
@@ -92,7 +92,7 @@ def test_what_was_acknowledged_before_the_disk_was_full_is_there_and_can_be_dele
     shown = CliRunner().invoke(app, ["db", "delete", "name=early", "--yes", "--store", str(disk / "assay.db")])
     assert f"deleted {kept} traces" in shown.stderr
     with SQLiteStore(disk / "assay.db") as store:
-        assert soon(lambda: works(lambda: store.append([run("late")])), True)
+        assert eventually(lambda: works(lambda: store.append([run("late")])), True)
         assert store.check(deep=True) == []
 
 
@@ -108,7 +108,7 @@ def test_while_the_reserve_is_given_up_only_what_makes_room_is_written(tmp_path:
         assert "delete something" in (store.trouble() or "")
         assert store.delete(name="a") == 1
         (tmp_path / "assay.db.reserve").rmdir()
-        assert soon(lambda: works(lambda: store.append([run()])), True)
+        assert eventually(lambda: works(lambda: store.append([run()])), True)
 
 
 def test_a_reserve_grows_with_its_database_and_is_private(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from assay.collector.errors import Halted, Refused
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore, holder
 from assay.collector.stores.sqlite._lock import _lock
-from collector.conformance_traces import names
+from collector.conformance_traces import eventually, names
 from collector.making import run
-from collector.others import HOLDER, holding, outcome, soon
+from collector.others import HOLDER, holding, outcome
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_second_process_is_refused_after_the_lock_file_was_removed(file: Path)
         lock.unlink()
         assert "is being written by" in outcome(HOLDER, file)
         assert write("a") == "kept"
-        assert soon(lambda: bool(holder(file)), True)  # it says again who holds the file
+        assert eventually(lambda: bool(holder(file)), True)  # it says again who holds the file
         lock.write_text("stale")
         assert "is being written by" in outcome(HOLDER, file)
         assert write("b") == "kept"
@@ -150,10 +150,10 @@ def test_emptying_the_log_is_nobodys_writing_unless_it_was_written_to(file: Path
     with SQLiteStore(file) as store, closing(sqlite3.connect(file, isolation_level=None)) as other:
         for name in ("a", "b"):
             store.append([run(name)])
-            assert soon(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
+            assert eventually(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
         store.append([run("c")])
         other.execute("PRAGMA user_version = 5")
-        assert soon(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
+        assert eventually(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
         with pytest.raises(Halted, match="another program has written"):
             store.append([run("d")])
     assert kept(file) == ["a", "b", "c"]

@@ -10,13 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from assay.cli._common import conditions, console, notes, on_a_line, opened
+from assay.cli._common import conditions, console, emit, notes, on_a_line, opened
 from assay.cli._options import JsonOption, StoreOption, WhereOption
 from assay.collector import named
 from assay.collector.errors import Refused
@@ -47,7 +46,7 @@ def stats(store: FileOption = None, json: JsonOption = False) -> None:
     with inspect.opened(path) as file:
         numbers = file.stats()
     if json:
-        _print_json([numbers])
+        emit([numbers])
         return
     projects = numbers.pop("projects")
     console.print(_table([{"what": name, "value": _shown(name, value)} for name, value in numbers.items()]))
@@ -109,7 +108,7 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
     with opened(store) as kept:
         freed = kept.vacuum()
     if json:
-        _print_json([{"freed_bytes": freed}])
+        emit([{"freed_bytes": freed}])
     else:
         notes.print(f"gave back {_size(freed)}")
 
@@ -161,7 +160,7 @@ def import_(
             with file.open("rb") as lines:
                 taken = take(kept, lines)
     if json:
-        _print_json([{"kept": taken.kept, "left_out": taken.left_out, "bad": taken.bad, "reasons": taken.reasons}])
+        emit([{"kept": taken.kept, "left_out": taken.left_out, "bad": taken.bad, "reasons": taken.reasons}])
     for reason in taken.reasons if not json else ():
         notes.print(on_a_line(reason, MESSAGE), markup=False, highlight=False, soft_wrap=True)
     left_out = f", left out {_listed(taken.left_out)}" if taken.left_out else ""
@@ -186,7 +185,7 @@ def check(
     """
     problems = inspect.check(_file(store), deep=deep)
     if json:
-        _print_json([{"sound": not problems, "problems": problems}])
+        emit([{"sound": not problems, "problems": problems}])
     for problem in problems if not json else ():
         console.print(escape(problem), soft_wrap=True)
     if problems:
@@ -203,7 +202,7 @@ def recover(target: Target, store: FileOption = None, json: JsonOption = False) 
     """
     found = inspect.recover(_file(store), named(target))
     if json:
-        _print_json([asdict(found)])
+        emit([asdict(found)])
     else:
         _tell(found, target)
 
@@ -228,7 +227,7 @@ def backup(target: Target, store: FileOption = None, json: JsonOption = False) -
     """
     size = inspect.backup(_file(store), named(target))
     if json:
-        _print_json([{"bytes": size}])
+        emit([{"bytes": size}])
     else:
         notes.print(f"copied {_size(size)} to {escape(target)}", soft_wrap=True)
 
@@ -248,7 +247,7 @@ def sql(
     with inspect.opened(_file(store)) as file:
         rows = file.sql(query or inspect.TABLES)
         if json:
-            _print_json(rows)
+            emit(rows)
         else:
             console.print(_table(rows))
 
@@ -266,7 +265,7 @@ def _file(store: str | None) -> str:
 
 def _say(what: str, traces: int, json: bool) -> None:
     if json:
-        _print_json([{what: traces}])
+        emit([{what: traces}])
     else:
         notes.print(f"{what} {traces} traces")
 
@@ -295,8 +294,3 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
                 table.add_column(Text(on_a_line(name)), overflow="fold")
         table.add_row(*(Text(on_a_line(str(value))) for value in row.values()))
     return table
-
-
-def _print_json(rows: Iterable[dict[str, Any]]) -> None:
-    for row in rows:
-        typer.echo(orjson.dumps(row, default=str).decode())

@@ -92,7 +92,6 @@ def _tell_who_else_reads(path: str) -> None:
 def _with_monitor(store: Store, host: str, port: int, rules: str, ready: Callable[[str], None]) -> None:
     """The server in a thread, so that the monitor ends first and can give back what it holds."""
     from assay.cli._monitor_run import planned, say, show, until_told
-    from assay.collector.hosts import is_loopback
     from assay.collector.server import Server
     from assay.evaluators.monitors import Supervisor
 

@@ -6,9 +6,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.collector import _wire
 from assay.collector._verbs import LONGEST
@@ -18,6 +18,7 @@ from assay.collector.filters import EVALUATOR, Filter
 from assay.collector.records import Example, Feedback, Run, TraceSummary, paged
 from assay.collector.stores import Store
 
+T = TypeVar("T")
 FORMATS = ("otlp", "jsonl")
 RUNS, TRACES = 500, 100  # at once; of one trace all of them
 MANY = 1_000_000
@@ -32,13 +33,14 @@ def exported(store: Store, format: str, filter: Filter | None = None) -> Iterato
     """
     if format not in FORMATS:
         raise Refused(f"format {format!r} is none of {', '.join(FORMATS)}")
-    whole = filter is None or filter == Filter()
+    if filter == Filter():
+        filter = None
     if format == "jsonl":
-        beside = _control(store) if whole else iter(())
-        yield from _lines(chain(beside, _runs_and_feedback(store, filter), _decisions(store) if whole else ()))
+        beside = _control(store) if filter is None else iter(())
+        yield from _lines(chain(beside, _runs_and_feedback(store, filter), _decisions(store) if filter is None else ()))
         return
     for runs in _runs(store, filter):
-        for some in (runs[start : start + RUNS] for start in range(0, len(runs), RUNS)):
+        for some in _lots(iter(runs), RUNS):
             line, without = _spans.request(some)
             yield line, Counter({"run": len(some) - len(without), "left out": len(without)})
     for feedback in _lots(_feedback(store, filter), RUNS):
@@ -115,7 +117,7 @@ def _decisions(store: Store) -> Iterator[tuple[str, Any]]:
 def _runs(store: Store, filter: Filter | None) -> Iterator[list[Run]]:
     """All runs of the traces that pass, by whole traces; evaluators' own traces too, where no filter is given."""
     summaries = store.each(filter)
-    if filter is None or filter == Filter():
+    if filter is None:
         summaries = chain(summaries, store.each(kind=EVALUATOR))
     for lot in _lots_of_traces(summaries):
         traces = store.many([summary.trace_id for summary in lot])
@@ -140,12 +142,6 @@ def _feedback(store: Store, filter: Filter | None) -> Iterator[Feedback]:
     yield from paged(partial(store.feedbacks, filter, limit=RUNS))
 
 
-def _lots(items: Iterator[Feedback], size: int) -> Iterator[Sequence[Feedback]]:
-    lot: list[Feedback] = []
-    for item in items:
-        lot.append(item)
-        if len(lot) == size:
-            yield lot
-            lot = []
-    if lot:
+def _lots(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    while lot := list(islice(items, size)):
         yield lot

@@ -22,6 +22,7 @@ from assay.collector.intake._traces import read_item
 from assay.collector.records import JSON, Run, canonical
 from assay.tracer import attributes as names
 
+Place = tuple[str, str]  # ids of a trace and a span
 EXACT = "assay.exact"
 LIMITS = Limits(spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6)  # of a file that its owner takes in
 _IDS = ("trace_id", "span_id", "parent_id")
@@ -42,31 +43,34 @@ SPANS: Codec[Run] = _json.codec("Spans", "spans", _json.JSONSpan, _json.raw_span
 
 def request(runs: Sequence[Run]) -> tuple[bytes, list[Run]]:
     """An `ExportTraceServiceRequest` as JSON, without those whose ids OpenTelemetry has no room for; these."""
-    spans = {(run.trace_id, run.span_id): _span(run) for run in runs}
+    spans = {_place(run): _span(run) for run in runs}
     found = _found(runs, spans)
-    for run in runs:
-        place = run.trace_id, run.span_id
+    inexact = [run for run in runs if found.get(_place(run)) != run]
+    for run in inexact:
+        place = _place(run)
         if place not in found:  # too deep, say, for any collector: its fields alone, then
             spans[place] = _bare(run)
-        if found.get(place) != run:
-            fields = _differing(run, found.get(place))
-            spans[place]["attributes"] += attributes({EXACT: _wire.encode(fields).decode()})
-    found = _found(runs, spans)
-    kept = [run for run in runs if (run.trace_id, run.span_id) in found]
-    return _encoded(kept, spans), [run for run in runs if (run.trace_id, run.span_id) not in found]
+        fields = _differing(run, found.get(place))
+        spans[place]["attributes"] += attributes({EXACT: _wire.encode(fields).decode()})
+    lost = {_place(run) for run in inexact} - _found(inexact, spans).keys()
+    kept = [run for run in runs if _place(run) not in lost]
+    return _encoded(kept, spans), [run for run in runs if _place(run) in lost]
 
 
-def _found(runs: Iterable[Run], spans: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], Run]:
+def _place(run: Run) -> Place:
+    return run.trace_id, run.span_id
+
+
+def _found(runs: Iterable[Run], spans: Mapping[Place, Any]) -> dict[Place, Run]:
     """What is read of the spans."""
-    read = decode(SPANS, _encoded(runs, spans), LIMITS).items
-    return {(run.trace_id, run.span_id): run for run in read}
+    return {_place(run): run for run in decode(SPANS, _encoded(runs, spans), LIMITS).items}
 
 
-def _encoded(runs: Iterable[Run], spans: Mapping[tuple[str, str], Any]) -> bytes:
+def _encoded(runs: Iterable[Run], spans: Mapping[Place, Any]) -> bytes:
     groups: dict[bytes, tuple[Mapping[str, JSON], dict[tuple[str, str], list[Any]]]] = {}
     for run in runs:
         _, scopes = groups.setdefault(canonical(run.resource), (run.resource, {}))
-        scopes.setdefault(_scope(run), []).append(spans[run.trace_id, run.span_id])
+        scopes.setdefault(_scope(run), []).append(spans[_place(run)])
     return _wire.encode({"resourceSpans": [_group(resource, scopes) for resource, scopes in groups.values()]})
 
 

@@ -29,14 +29,21 @@ def connect_beside(path: str, *, cut_off: bool = False) -> sqlite3.Connection:
 
 
 def _connection(path: str, how: str, cut_off: bool) -> sqlite3.Connection:
-    address = f"file:{quote(path)}?{how}"
-    db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
+    # Nothing is written: with a schema that could be, SQLite does not ask how many pages there are
+    first = ["PRAGMA writable_schema = ON"] if cut_off else []
+    return connect_read_only(f"file:{quote(path)}?{how}", *first, "PRAGMA schema_version", uri=True)  # opens the log
+
+
+def connect_read_only(address: str, *first: str, uri: bool = False) -> sqlite3.Connection:
+    """A connection that cannot write; a path as address is for the process that holds the file. `first` is executed
+    before the file is looked into.
+    """
+    db = sqlite3.connect(
+        address, uri=uri, isolation_level=None, check_same_thread=False, timeout=5.0, cached_statements=256
+    )
     try:
-        db.execute("PRAGMA query_only = ON")
-        if cut_off:
-            db.execute("PRAGMA writable_schema = ON")  # nothing is written: SQLite then does not ask how many there are
-        db.execute(f"PRAGMA cache_size = -{CACHE_KB}")
-        db.execute("PRAGMA schema_version").fetchone()  # opens the log, too
+        for sql in ("PRAGMA query_only = ON", *first, f"PRAGMA cache_size = -{CACHE_KB}"):
+            db.execute(sql).fetchall()
     except sqlite3.Error:
         db.close()
         raise
@@ -44,6 +51,5 @@ def _connection(path: str, how: str, cut_off: bool) -> sqlite3.Connection:
 
 
 def may_write(path: str) -> bool:
-    """Whether this user may write a file and beside it; also of one that is not there yet."""
-    folder = os.path.dirname(path) or "."
-    return os.access(folder, os.W_OK | os.X_OK) and (not os.path.exists(path) or os.access(path, os.W_OK))
+    """Whether this user may write a file that is there, and beside it."""
+    return os.access(path, os.W_OK) and os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK)

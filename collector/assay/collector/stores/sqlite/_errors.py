@@ -23,17 +23,16 @@ def translate(error: Exception) -> Exception:
     """What may work later is `Unavailable`, a damaged file `Halted`; what is no error of SQLite stays as it is."""
     if not isinstance(error, sqlite3.Error):
         return error
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in FULL_CODES:
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = extended & 0xFF
+    if is_full(error):
         return Unavailable(f"the database cannot be written now: {error}; make room on its disk", retry_after=5.0)
     if code in SHUT_CODES:
         way_out = "may this user write it and in its folder, and is its disk mounted for writing?"
         return Unavailable(f"the database cannot be written now: {error}; {way_out}", retry_after=5.0)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"the database is locked by another program: {error}")
-    if (
-        getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
-    ):  # of an index, which holds nothing of its own
+    if extended == sqlite3.SQLITE_CORRUPT_VTAB:  # of an index, which holds nothing of its own
         return StoreError(f"the text index is damaged: {error}; {DAMAGED}")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Halted(f"the database is damaged: {error}; {DAMAGED}")

@@ -17,12 +17,13 @@ from assay.collector._names import named
 from assay.collector.errors import Halted, Refused
 from assay.collector.stores.sqlite import _feedback, _maintenance
 from assay.collector.stores.sqlite._append import Appender
+from assay.collector.stores.sqlite._beside import connect_read_only
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._errors import explained
 from assay.collector.stores.sqlite._fork import Origin, keep_in_forks
 from assay.collector.stores.sqlite._lock import Lock, real
 from assay.collector.stores.sqlite._open import open_writable
-from assay.collector.stores.sqlite._reader import Reader, Readers, connect_read_only
+from assay.collector.stores.sqlite._reader import Reader, Readers
 from assay.collector.stores.sqlite._reserve import Reserve
 from assay.collector.stores.sqlite._watch import Watch
 from assay.collector.stores.sqlite._writer import Job, Writer

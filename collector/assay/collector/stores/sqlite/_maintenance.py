@@ -68,11 +68,11 @@ def _projects(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
         }
 
 
-def too_old(db: sqlite3.Connection, rule: Retention, now_ns: int | None = None) -> Filter | None:
+def too_old(db: sqlite3.Connection, rule: Retention) -> Filter | None:
     """The traces that a rule of retention gives up now, if any: those before a time."""
     cutoffs = []
     if rule.max_age_ns is not None:
-        cutoffs.append((time.time_ns() if now_ns is None else now_ns) - rule.max_age_ns)
+        cutoffs.append(time.time_ns() - rule.max_age_ns)
     if rule.max_bytes is not None:
         cutoffs.append(_cutoff_by_size(db, rule.project, rule.max_bytes))
     return Filter(project=rule.project, until_ns=max(cutoffs)) if cutoffs else None

@@ -12,6 +12,7 @@ import zstandard
 
 from assay.collector.errors import Closed, Halted, StoreError
 from assay.collector.records import JSON, Run
+from assay.collector.stores.sqlite._beside import connect_read_only
 from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
 from assay.collector.stores.sqlite._errors import DAMAGED, translate
 from assay.collector.stores.sqlite._fork import Origin
@@ -25,7 +26,6 @@ _STORED = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "
 CLOSED = "the store is closed"
 STEPS = 200_000  # of SQLite between two looks at whether the store is closed; some milliseconds
 READERS = 8  # more would only share the same cores, and each has a page cache
-CACHE_KB = 8192
 
 
 class Stored(NamedTuple):
@@ -112,10 +112,10 @@ class Readers:
     """
 
     def __init__(
-        self, path: str, now: Callable[[], int], connect: Callable[[str], sqlite3.Connection] | None = None
+        self, path: str, now: Callable[[], int], connect: Callable[[str], sqlite3.Connection] = connect_read_only
     ) -> None:
         self._path, self._now, self._origin = path, now, Origin()
-        self._connect = connect or connect_read_only
+        self._connect = connect
         self.damaged: Callable[[Halted], object] = lambda _: None
         self._places = threading.BoundedSemaphore(READERS)
         self._lock = threading.Lock()
@@ -171,15 +171,3 @@ class Readers:
             self._closed = True
             while self._free:
                 self._free.pop().db.close()
-
-
-def connect_read_only(path: str) -> sqlite3.Connection:
-    """A connection that cannot write."""
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0, cached_statements=256)
-    try:
-        db.execute("PRAGMA query_only = ON")
-        db.execute(f"PRAGMA cache_size = -{CACHE_KB}")
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db

@@ -56,7 +56,7 @@ def recover(damaged: str, target: str) -> Recovered:
     with closing(_source(damaged)) as source:
         lock = Lock(real(target))
         try:
-            with closing(open_writable(real(target), version=_version(source))) as db:
+            with closing(open_writable(lock.path, version=_version(source))) as db:
                 recovered = _recover(source, db)
         except BaseException:
             lock.undo()

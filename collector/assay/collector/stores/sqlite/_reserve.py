@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 
 from assay.collector.stores.sqlite._lock import PRIVATE
+from assay.collector.stores.sqlite._maintenance import size_of
 
 LITTLE = 2**20  # bytes, with which a database cannot even be opened for long
 FROM = 4 * 2**20  # bytes of a database from which on it has one
@@ -22,12 +23,12 @@ class Reserve:
 
     def __init__(self, path: str) -> None:
         self._of, self._path = path, path + ".reserve"
-        self._bytes = _size(self._path)
+        self._bytes = size_of(self._path)
         self.held = True
 
     def open_on_a_full_disk(self) -> None:
         """Give it up where there would be no room even to open the database."""
-        if self._bytes and not self.has_room_for(_size(self._of) + LITTLE, 1):
+        if self._bytes and not self.has_room_for(size_of(self._of) + LITTLE, 1):
             self.give_up()
 
     def give_up(self) -> bool:
@@ -40,7 +41,7 @@ class Reserve:
 
     def keep(self) -> bool:
         """Have the room that the database's size asks for; False where the disk has none to spare."""
-        size, log = _size(self._of), _size(self._of + "-wal")
+        size, log = size_of(self._of), size_of(self._of + "-wal")
         wanted = 0 if size < FROM else min(MOST, max(LEAST, size // SHARE, log))
         if wanted >= self._bytes + self._bytes // 4 + 1 or not self.held:
             self.held = self._allocate(max(wanted, LEAST))
@@ -49,7 +50,7 @@ class Reserve:
     def has_room_for(self, pages: int, page_size: int) -> bool:
         """Whether the database can grow to so many pages: to begin and fail would eat up the room."""
         disk = os.statvfs(os.path.dirname(self._of) or ".")
-        return pages * page_size - _size(self._of) <= disk.f_bavail * disk.f_frsize
+        return pages * page_size - size_of(self._of) <= disk.f_bavail * disk.f_frsize
 
     def _allocate(self, size: int) -> bool:
         try:
@@ -65,10 +66,3 @@ class Reserve:
             os.close(descriptor)
         self._bytes = size
         return True
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0

@@ -94,4 +94,4 @@ class SQLiteCopy(SQLiteStore):
 def opened(path: str | Path) -> SQLiteStore:
     """The store at a path, for reading alone where this user may not write the file that is there."""
     place = real(path)
-    return SQLiteStore(path) if may_write(place) or not os.path.exists(place) else SQLiteCopy(path)
+    return SQLiteCopy(path) if os.path.exists(place) and not may_write(place) else SQLiteStore(path)
