@@ -25,6 +25,7 @@ from assay.tracer import attributes as names
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
+PATHS = {f"/v1/{signal.name}{slash}": signal for signal in SIGNALS for slash in ("", "/")}
 OURS = (names.COLLECTOR_HEADER.lower().encode(), b"1")  # to our tracer: what it says beside its spans is kept here
 
 
@@ -36,9 +37,7 @@ class Receiver:
         self.beside, self.pending = Beside(), Pending(self.limits.pending_bytes)
         metrics.gauge("assay_pending_bytes", lambda: self.pending.size)
         self.intake = Intake([StoreKeeper(store, self.beside)], self.beside, metrics, self.limits)
-        self.routes: dict[str, Route[Any]] = {
-            f"/v1/{signal.name}{slash}": Route(self, signal) for signal in SIGNALS for slash in ("", "/")
-        }
+        self.routes: dict[str, Route[Any]] = {path: Route(self, signal) for path, signal in PATHS.items()}
 
     def close(self) -> None:
         """End the thread for large bodies. Call it when no more requests come."""
