@@ -12,6 +12,7 @@ from assay.cli._common import harmless, on_a_line
 from assay.collector import format
 from assay.collector.gaps import gaps, open_runs
 from assay.collector.records import JSON, Feedback, OpenRun, Run, Trace
+from assay.collector.terminal import cut
 
 SHORT, DOCUMENT = 400, 120  # characters
 STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
@@ -74,21 +75,21 @@ def _head(run: Run) -> Text:
 
 def _details(branch: Tree, run: Run, limit: int) -> None:
     if run.error:
-        branch.add(_line((_cut(run.error, limit), "red")))
+        branch.add(_line((cut(run.error, limit), "red")))
     for name, value in (("in", run.inputs), ("out", run.outputs)):
         if value is not None:
-            branch.add(_line((f"{name}: ", "dim"), _cut(_text(value), limit)))
+            branch.add(_line((f"{name}: ", "dim"), cut(_text(value), limit)))
     for place, document in enumerate(run.documents):
         score = "" if document.score is None else f" {document.score:.3f}"
-        content = _cut(document.content, DOCUMENT if limit == SHORT else limit)
+        content = cut(document.content, DOCUMENT if limit == SHORT else limit)
         branch.add(_line((f"[{place}] {on_a_line(document.id or '')}{score}  ", "green"), content))
 
 
 def _feedback(branch: Tree, feedbacks: Iterable[Feedback], limit: int) -> None:
     for feedback in feedbacks:
         who = feedback.author or feedback.evaluator or feedback.source
-        value = (f"★ {on_a_line(feedback.key)} = {_cut(_value(feedback), limit)}", "yellow")
-        branch.add(_line(value, f"  {on_a_line(who)}  {_cut(feedback.comment or '', limit)}"))
+        value = (f"★ {on_a_line(feedback.key)} = {cut(_value(feedback), limit)}", "yellow")
+        branch.add(_line(value, f"  {on_a_line(who)}  {cut(feedback.comment or '', limit)}"))
 
 
 def _value(feedback: Feedback) -> str:
@@ -106,7 +107,3 @@ def _line(*parts: str | tuple[str, str]) -> Text:
 
 def _text(value: JSON) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
