@@ -57,7 +57,7 @@ class Route(Generic[T]):
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         try:
             codec = self._codec(scope["method"], content_type)
-            answer = await self._taken(codec, content_type, scope, receive)
+            answer = await self._taken(codec, content_type, headers, access_of(scope).project, receive)
         except RequestRefused as refused:
             self._receiver.intake.refused(self._signal, refused.reason)
             await _send_error(send, content_type, refused)
@@ -75,13 +75,19 @@ class Route(Generic[T]):
             raise Permanent("content_type", f"content-type {given!r} is neither {known}")
         return codec
 
-    async def _taken(self, codec: Codec[T], content_type: bytes, scope: Mapping[str, Any], receive: Receive) -> bytes:
+    async def _taken(
+        self,
+        codec: Codec[T],
+        content_type: bytes,
+        headers: Mapping[bytes, bytes],
+        project: str | None,
+        receive: Receive,
+    ) -> bytes:
         """The answer to a request that has been kept, encoded."""
         receiver = self._receiver
         body = Body(receiver.pending, receiver.limits)
         try:
-            whole = await body.read(dict(scope["headers"]), receive)
-            request = Request(self._signal, codec, whole, access_of(scope).project, body.grow)
+            request = Request(self._signal, codec, await body.read(headers, receive), project, body.grow)
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
