@@ -21,8 +21,7 @@ STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
 def tree(trace: Trace, *, whole: bool = False) -> Tree:
     """The tree. Texts are cut unless `whole`; nothing in them is taken for markup."""
     limit = 10**9 if whole else SHORT
-    head = f"trace {trace.trace_id}  {on_a_line(trace.root.project)}  {format.to_the_second(trace.root.start_ns)}"
-    top = Tree(_line((head + ("" if trace.complete else "  (not complete)"), "dim")))
+    top = Tree(_line((_title(trace.root) + ("" if trace.complete else "  (not complete)"), "dim")))
     for sentence in gaps(trace):
         top.add(_line((sentence, "yellow")))
     _feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None), limit)
@@ -40,12 +39,14 @@ def tree(trace: Trace, *, whole: bool = False) -> Tree:
 def under_way(runs: Sequence[OpenRun]) -> Tree:
     """A trace of which nothing has ended yet: its open runs (at least one)."""
     first = min(runs, key=lambda run: run.start_ns)
-    top = Tree(
-        _line((f"trace {first.trace_id}  {on_a_line(first.project)}  {format.to_the_second(first.start_ns)}", "dim"))
-    )
+    top = Tree(_line((_title(first), "dim")))
     for sentence in ("nothing of it has ended yet", *open_runs(runs)):
         top.add(_line((sentence, "yellow")))
     return top
+
+
+def _title(run: Run | OpenRun) -> str:
+    return f"trace {run.trace_id}  {on_a_line(run.project)}  {format.to_the_second(run.start_ns)}"
 
 
 def _grow(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str]) -> None:
