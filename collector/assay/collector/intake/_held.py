@@ -45,5 +45,5 @@ def _owned(view: ProjectStore, item: Run | LogItem) -> Run | LogItem:
     if isinstance(item, Run | OpenRun | ProcessReport):
         return view.owned(item)
     if isinstance(item, Feedback) and item.target.trace_id is None:
-        raise Forbidden(f"the API key is of project {view.project!r}: it may speak of traces and their spans")
+        raise view.no_aim()
     return view.spoken(item) if isinstance(item, Feedback) else item

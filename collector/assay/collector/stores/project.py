@@ -107,9 +107,13 @@ class ProjectStore:
         """Raises `Forbidden` for a target that is no trace nor experiment of this project, such as a session."""
         targets = list(targets)
         if any(target.trace_id is None and target.experiment_id is None for target in targets):
-            raise Forbidden(f"the API key is of project {self.project!r}: it may speak of traces and their spans")
+            raise self.no_aim()
         self.check(target.trace_id for target in targets)
         self.check_experiments(target.experiment_id for target in targets)
+
+    def no_aim(self) -> Forbidden:
+        """The error for a target that belongs to no project."""
+        return Forbidden(f"the API key is of project {self.project!r}: it may speak of traces and their spans")
 
     def spoken(self, row: Feedback) -> Feedback:
         """Feedback under an id that no other project has: one that its sender chose might be another's."""
