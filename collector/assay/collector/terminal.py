@@ -41,9 +41,9 @@ def on_a_line(text: str, most: int = NAME) -> str:
     return _spelled_out(cut(text, most))
 
 
-def beginning(text: str, most: int = MESSAGE) -> str:
+def beginning(text: str) -> str:
     """The beginning of a text of several lines, harmless."""
-    return harmless(cut(text, most))
+    return harmless(cut(text, MESSAGE))
 
 
 def cut(text: str, most: int) -> str:
