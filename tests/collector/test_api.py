@@ -82,7 +82,7 @@ def test_bad_bodies_are_told(api: httpx.Client) -> None:
 
 def test_bodies_that_are_too_much_together_are_told_to_come_later(store: SQLiteStore) -> None:
     app = create_app(store)
-    pending = app.state.pending
+    pending = app.state.receiver.pending
     pending.add(pending.limit - 10, 1)  # others are being read
     with TestClient(app) as client:
         answer = client.post("/api/feedback", content="[" + " " * 20 + "]")

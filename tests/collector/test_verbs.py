@@ -15,14 +15,14 @@ from fastapi import FastAPI
 
 from assay.collector._verbs import Call, Control, Traces, calls, verb
 from assay.collector._verbs._forms import REQUIRED
-from assay.collector.api._http import map_errors, room
+from assay.collector.api._http import map_errors
 from assay.collector.api._routes import beside, install, verbs
 from assay.collector.client import HTTPStore
 from assay.collector.client._ask import ask
 from assay.collector.client._transport import Transport
 from assay.collector.errors import NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
-from assay.collector.intake import Beside, Limits, Pending
+from assay.collector.intake import Limits, Receiver
 from assay.collector.records import Key, Rule, Target
 from assay.collector.stores import ControlStore, TraceStore
 
@@ -130,7 +130,7 @@ def served() -> Iterator[tuple[Kept, str, FastAPI]]:
     app, store = FastAPI(), Kept()
     app.state.store = store
     install(app, [beside(try_on, "GET /api/try", "shoes"), *verbs(Shops)])
-    room(app, Limits(), Pending(10**6), Beside())
+    app.state.receiver = Receiver(store, limits=Limits(pending_bytes=10**6))
     map_errors(app)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run)

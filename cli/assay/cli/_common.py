@@ -17,7 +17,7 @@ from assay.collector.querystring import condition, gathered, term
 from assay.collector.stores import Store
 from assay.collector.terminal import TerminalConsole, beginning, harmless, on_a_line
 
-__all__ = ["beginning", "conditions", "console", "emit", "failing_in_one_line", "harmless", "notes", "on_a_line"]
+__all__ = ["conditions", "console", "emit", "failing_in_one_line", "harmless", "notes", "on_a_line"]
 __all__ += ["opened", "short", "table", "whole_id"]
 
 console = TerminalConsole()

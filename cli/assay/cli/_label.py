@@ -16,6 +16,7 @@ from assay.cli._common import harmless
 from assay.collector.records import Document, Feedback, Target
 from assay.collector.statistics import DRAWN, Drawn, Sample
 from assay.collector.stores import Store
+from assay.collector.terminal import cut
 
 if TYPE_CHECKING:
     from assay.collector.records import Case
@@ -121,7 +122,7 @@ class Ballot:
         for name in SHOWN:
             if (value := getattr(case, name)) not in (None, (), []):
                 self._out.print(Text(name, "bold"))
-                self._out.print(Text(shortened(harmless(_text(value)))), soft_wrap=True)
+                self._out.print(Text(cut(harmless(_text(value)), LONGEST)), soft_wrap=True)
         return True
 
 
@@ -145,11 +146,6 @@ def case_at(store: Store, target: Target) -> Case | None:
     ids = [trace.trace_id for trace in store.traces(session=target.session_id, limit=200)]
     traces = store.many(ids)
     return case_of(traces) if traces else None
-
-
-def shortened(text: str) -> str:
-    """Cut at a length that is said."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,7 @@ from assay.cli._common import harmless, on_a_line
 from assay.collector import format
 from assay.collector.gaps import gaps, open_runs
 from assay.collector.records import JSON, Feedback, OpenRun, Run, Trace
+from assay.collector.terminal import cut
 
 SHORT, DOCUMENT = 400, 120  # characters
 STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
@@ -20,8 +21,7 @@ STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
 def tree(trace: Trace, *, whole: bool = False) -> Tree:
     """The tree. Texts are cut unless `whole`; nothing in them is taken for markup."""
     limit = 10**9 if whole else SHORT
-    head = f"trace {trace.trace_id}  {on_a_line(trace.root.project)}  {format.to_the_second(trace.root.start_ns)}"
-    top = Tree(_line((head + ("" if trace.complete else "  (not complete)"), "dim")))
+    top = Tree(_line((_title(trace.root) + ("" if trace.complete else "  (not complete)"), "dim")))
     for sentence in gaps(trace):
         top.add(_line((sentence, "yellow")))
     _feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None), limit)
@@ -39,12 +39,14 @@ def tree(trace: Trace, *, whole: bool = False) -> Tree:
 def under_way(runs: Sequence[OpenRun]) -> Tree:
     """A trace of which nothing has ended yet: its open runs (at least one)."""
     first = min(runs, key=lambda run: run.start_ns)
-    top = Tree(
-        _line((f"trace {first.trace_id}  {on_a_line(first.project)}  {format.to_the_second(first.start_ns)}", "dim"))
-    )
+    top = Tree(_line((_title(first), "dim")))
     for sentence in ("nothing of it has ended yet", *open_runs(runs)):
         top.add(_line((sentence, "yellow")))
     return top
+
+
+def _title(run: Run | OpenRun) -> str:
+    return f"trace {run.trace_id}  {on_a_line(run.project)}  {format.to_the_second(run.start_ns)}"
 
 
 def _grow(parent: Tree, trace: Trace, root: Run, limit: int, placed: set[str]) -> None:
@@ -74,21 +76,21 @@ def _head(run: Run) -> Text:
 
 def _details(branch: Tree, run: Run, limit: int) -> None:
     if run.error:
-        branch.add(_line((_cut(run.error, limit), "red")))
+        branch.add(_line((cut(run.error, limit), "red")))
     for name, value in (("in", run.inputs), ("out", run.outputs)):
         if value is not None:
-            branch.add(_line((f"{name}: ", "dim"), _cut(_text(value), limit)))
+            branch.add(_line((f"{name}: ", "dim"), cut(_text(value), limit)))
     for place, document in enumerate(run.documents):
         score = "" if document.score is None else f" {document.score:.3f}"
-        content = _cut(document.content, DOCUMENT if limit == SHORT else limit)
+        content = cut(document.content, DOCUMENT if limit == SHORT else limit)
         branch.add(_line((f"[{place}] {on_a_line(document.id or '')}{score}  ", "green"), content))
 
 
 def _feedback(branch: Tree, feedbacks: Iterable[Feedback], limit: int) -> None:
     for feedback in feedbacks:
         who = feedback.author or feedback.evaluator or feedback.source
-        value = (f"★ {on_a_line(feedback.key)} = {_cut(_value(feedback), limit)}", "yellow")
-        branch.add(_line(value, f"  {on_a_line(who)}  {_cut(feedback.comment or '', limit)}"))
+        value = (f"★ {on_a_line(feedback.key)} = {cut(_value(feedback), limit)}", "yellow")
+        branch.add(_line(value, f"  {on_a_line(who)}  {cut(feedback.comment or '', limit)}"))
 
 
 def _value(feedback: Feedback) -> str:
@@ -106,7 +108,3 @@ def _line(*parts: str | tuple[str, str]) -> Text:
 
 def _text(value: JSON) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"

@@ -103,7 +103,7 @@ def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None 
     `feedback="concise<0.5"`. One text stands for a list of one, one `(key, operator, value)` for a tuple of one, and a
     plain number for an equality. Raises `ValueError` for a name that is no condition, or a value that cannot be one.
     """
-    given = dict(_read(name, value) for name, value in (conditions or {}).items())
+    given = dict(read(name, value) for name, value in (conditions or {}).items())
     whole = filter or Filter()
     return replace(whole, **given) if given else whole
 
@@ -200,9 +200,9 @@ def no_condition(name: str) -> ValueError:
     return ValueError(f"{name!r} is no condition on traces{near or '; there are ' + ', '.join(NAMES)}")
 
 
-def _read(name: str, value: Any) -> tuple[str, Any]:
-    """A field and its value there."""
-    field = _FIELDS.get(name, name)
+def read(name: str, value: Any) -> tuple[str, Any]:
+    """A field and its value there, of one condition: see `combined`. Raises `ValueError`."""
+    field = FIELDS.get(name, name)
     if field not in CONDITIONS:
         raise no_condition(name)
     if value is None:
@@ -302,7 +302,7 @@ def _operator(name: str, operator: str) -> Operator:
 _OPERATORS = [(operator,) for operator in OPERATORS]
 CONDITIONS = tuple(condition.name for condition in fields(Filter))
 NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # as people write them
-_FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | OLD_NAMES
+FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | OLD_NAMES  # by these names
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
 _NEVER_EMPTY = ("session", "user", "dataset", "example")  # none of them is kept as an empty text
 _OF_NAMES = ("missing", "untried", "failed", "skipped", "trace_ids")  # of feedback's keys, and of ids

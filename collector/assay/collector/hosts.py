@@ -33,6 +33,14 @@ def named(netloc: str) -> str:
         return ""
 
 
+def authority(origin: str) -> str | None:
+    """The name, with its port, in an `Origin` header, as a `Host` header has it; None if there is none to be read."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # half a pair of brackets
+        return None
+
+
 def bare(host: str) -> str:
     """An address without the brackets that it has in URLs."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host

@@ -9,12 +9,11 @@ the time zone of the machine that reads it, unless it says which).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from assay.collector import readings
-from assay.collector.filters import COMPARISONS, CONDITIONS, LISTS, OLD_NAMES, Filter, combined
+from assay.collector.filters import COMPARISONS, CONDITIONS, FIELDS, LISTS, Filter, combined, read
 from assay.collector.readings import as_text, bound, duration, moment
 
 __all__ = ["Condition", "bound", "condition", "duration", "field_of", "gathered", "moment", "parse", "term"]
@@ -26,7 +25,6 @@ TERM = re.compile(
     rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{readings.OPERATOR})(?P<value>.*)", re.DOTALL
 )
 WRITTEN_OUT = re.compile(r"[<>=!.]")
-ALIASES = {"since": "since_ns", "until": "until_ns", **OLD_NAMES}
 JOINED = (*LISTS, "feedback", "metadata")  # fields whose conditions add up
 
 
@@ -58,9 +56,9 @@ def gathered(conditions: Iterable[Condition]) -> Filter:
 
 def condition(name: str, text: str) -> Condition:
     """What one pair of a query string says. Raises `ValueError`, naming the pair."""
-    if name not in READERS and WRITTEN_OUT.search(name):  # `latency_ms>=5` splits at its "="
+    if WRITTEN_OUT.search(name):  # `latency_ms>=5` splits at its "="
         return term(name if not text and TERM.fullmatch(name) else f"{name}={text}")
-    return ALIASES.get(name, name), READERS.get(name, str)(text)
+    return read(name, text)
 
 
 def term(text: str) -> Condition:
@@ -108,22 +106,5 @@ def _items(field: str, value: Any) -> Iterator[tuple[str, str]]:
 def field_of(name: str) -> str | None:
     """The field of `Filter` that the name of a pair speaks of; None for a name that is no condition."""
     first = WRITTEN_OUT.split(name, maxsplit=1)[0]
-    field = ALIASES.get(first, first)
-    return field if field in Filter.__dataclass_fields__ else None
-
-
-def _listed(text: str) -> tuple[str]:
-    return (text,)
-
-
-READERS: Mapping[str, Callable[[str], Any]] = {  # of all names that do not simply take the text
-    **dict.fromkeys((*LISTS, *OLD_NAMES), _listed),
-    **{name: partial(readings.comparison, name) for name in COMPARISONS},
-    "since": moment,
-    "until": moment,
-    "since_ns": readings.whole_moment,
-    "until_ns": readings.whole_moment,
-    "feedback": lambda text: (readings.feedback(text),),
-    "metadata": readings.metadata,
-    "complete": readings.truth,
-}
+    field = FIELDS.get(first, first)
+    return field if field in CONDITIONS else None

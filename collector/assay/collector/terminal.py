@@ -33,18 +33,26 @@ def harmless(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(letter if letter in _KEPT or letter.isprintable() else _escaped(letter) for letter in text)
+    return _spelled_out(text, _KEPT)
 
 
 def on_a_line(text: str, most: int = NAME) -> str:
     """The beginning of a text, harmless, without a line's end; where it is cut, how long it is."""
-    cut = text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
-    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in cut)
+    return _spelled_out(cut(text, most))
 
 
-def beginning(text: str, most: int = MESSAGE) -> str:
+def beginning(text: str) -> str:
     """The beginning of a text of several lines, harmless."""
-    return harmless(text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)")
+    return harmless(cut(text, MESSAGE))
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning and how long it is."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def _spelled_out(text: str, kept: frozenset[str] = frozenset()) -> str:
+    return "".join(letter if letter in kept or letter.isprintable() else _escaped(letter) for letter in text)
 
 
 def _escaped(letter: str) -> str:

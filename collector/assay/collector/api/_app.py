@@ -15,17 +15,17 @@ from assay.collector import pages
 from assay.collector._metrics import Metrics
 from assay.collector.api import _docs, _health, _openapi
 from assay.collector.api._guard import ASGI, Scope
-from assay.collector.api._http import map_errors, reply, room
+from assay.collector.api._http import map_errors, reply
 from assay.collector.api._routes import ROUTES, install
 from assay.collector.api._scopes import Scopes
-from assay.collector.intake import PROTOBUF, SIGNALS, Limits, Receiver, otlp_error
+from assay.collector.intake import PATHS, PROTOBUF, SIGNALS, Limits, Receiver, otlp_error
 from assay.collector.stores import Store
 
 # What each route needs: the API's, OTLP's, the pages', and those on which FastAPI describes the API
 SCOPES = Scopes(
     (
         *((row.method, row.path, row.needs) for row in ROUTES),
-        *(("POST", f"/v1/{signal.name}{slash}", "ingest") for signal in SIGNALS for slash in ("", "/")),
+        *(("POST", path, "ingest") for path in PATHS),
         *((method, path, needs) for path, needs, methods in pages.ROUTES for method in methods),
         *(("GET", path, "read") for path in ("/openapi.json", "/docs")),
     )
@@ -50,7 +50,7 @@ def create_app(
     )
     receiver = Receiver(store, metrics, limits)
     app.state.store, app.state.scopes = store, SCOPES
-    app.state.receiver = receiver  # to be closed by whoever serves the application
+    app.state.receiver = receiver  # has room for bodies, the API's too; to be closed by whoever serves the application
     app.state.otlp = receiver.routes
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     install(app, ROUTES)
@@ -58,7 +58,6 @@ def create_app(
     _health.install(app, metrics, ready or (lambda: True))
     _openapi.install(app, ROUTES)
     app.add_route("/docs", _docs.docs, methods=["GET"], include_in_schema=False)
-    room(app, receiver.limits, receiver.pending, receiver.beside)
     map_errors(app)
     app.add_exception_handler(404, _nothing_here)
     return app
@@ -68,7 +67,7 @@ async def _nothing_here(request: Request, error: Exception) -> Response:
     """Readers get a page, senders of OTLP its error, programs JSON."""
     if request.url.path.startswith("/v1/"):
         return _no_signal(request)
-    if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(("/api/", "/v1/")):
+    if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
         return pages.not_found(request)
     assert isinstance(error, HTTPException)
     return await http_exception_handler(request, error)

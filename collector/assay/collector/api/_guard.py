@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
-from urllib.parse import urlsplit
 
 from assay.collector import _wire
 from assay.collector._access import ACCESS, Access
@@ -17,7 +16,7 @@ from assay.collector.api._keys import Keys
 from assay.collector.api._scopes import READING, Scopes, may
 from assay.collector.api._tries import Tries
 from assay.collector.errors import Unavailable
-from assay.collector.hosts import is_loopback, named
+from assay.collector.hosts import authority, is_loopback, named
 from assay.collector.intake import PROTOBUF, otlp_error
 
 Scope = MutableMapping[str, Any]
@@ -114,16 +113,9 @@ def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 def _elsewhere(method: str, headers: Mapping[bytes, bytes]) -> _Refusal | None:
     """The refusal of what another site's page would write."""
     host, origin = _text(headers, b"host"), _text(headers, b"origin")
-    if origin and method not in READING and _netloc(origin) != host:
+    if origin and method not in READING and authority(origin) != host:
         return _Refusal(403, f"a page of {origin!r} may not write here")
     return None
-
-
-def _netloc(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:  # half a pair of brackets
-        return None
 
 
 def _misnamed(headers: Mapping[bytes, bytes]) -> _Refusal | None:

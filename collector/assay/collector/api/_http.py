@@ -14,14 +14,12 @@ from starlette.requests import ClientDisconnect
 from assay.collector import _wire
 from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, Unavailable
 from assay.collector.filters import Filter, both, combined
-from assay.collector.intake import Beside, Disconnected, Limits, Pending, Permanent, check_json
 from assay.collector.intake import Body as Incoming
+from assay.collector.intake import Disconnected, Permanent, Receiver, check_json
 from assay.collector.querystring import to_filter
 
 TOO_LARGE = ("too_large", "too_many")
 CHECKED = 64 * 1024  # bytes, from which on what stands in a body is counted before it is parsed
-
-
 STATUSES: tuple[tuple[type[Exception], int], ...] = ((NotFound, 404), (Forbidden, 403), (TooLarge, 413))
 
 
@@ -32,8 +30,8 @@ def reply(value: Any, status: int = 200) -> Response:
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
     """The body, counted among OTLP's; a large one has its turn among theirs, until it has been answered."""
-    state = request.app.state
-    body, beside = Incoming(state.pending, state.limits), state.beside
+    receiver: Receiver = request.app.state.receiver
+    body, beside = Incoming(receiver.pending, receiver.limits), receiver.beside
     try:
         whole = await body.read(dict(request.scope["headers"]), request.receive)
         async with beside.turn(len(whole)):
@@ -95,11 +93,6 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 def _overflow(request: Request, error: Exception) -> Response:
     return _answer(400, "Refused", f"a number is out of bounds: {error}")
-
-
-def room(app: FastAPI, limits: Limits, pending: Pending, beside: Beside) -> None:
-    """Say how much there may be of bodies, and where the large ones wait for their turn."""
-    app.state.limits, app.state.pending, app.state.beside = limits, pending, beside
 
 
 def map_errors(app: FastAPI) -> None:

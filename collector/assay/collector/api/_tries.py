@@ -39,16 +39,18 @@ class Tries:
 
     def wait(self, address: str, key: bytes) -> float:
         """Seconds until this address may try this key (its hash): 0 for now."""
-        tries = self._tries.get(network(address))
-        if tries is None or (network(address), key) in self._good:
+        name = network(address)
+        tries = self._tries.get(name)
+        if tries is None or (name, key) in self._good:
             return 0.0
         left = self._left(tries)
         return 0.0 if left >= 1 else (1 - left) * EVERY
 
     def right(self, address: str, key: bytes) -> None:
         """Remember that a key was right."""
-        self._good[network(address), key] = None
-        self._good.move_to_end((network(address), key))
+        good = network(address), key
+        self._good[good] = None
+        self._good.move_to_end(good)
         if len(self._good) > ADDRESSES:
             self._good.popitem(last=False)
 

@@ -1,24 +1,22 @@
 """OTLP in: request → `Decoded` (each span a `RawSpan`, then a `Draft`, then a `Run`) → the store, then the answer."""
 
 from assay.collector.intake._answer import PROTOBUF, otlp_error
-from assay.collector.intake._beside import Beside
-from assay.collector.intake._body import Body, Disconnected, Pending
+from assay.collector.intake._body import Body, Disconnected
 from assay.collector.intake._cost import check_json
 from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import Permanent
-from assay.collector.intake._http import SIGNALS, Receiver
+from assay.collector.intake._http import PATHS, SIGNALS, Receiver
 from assay.collector.intake._limits import MOST_MONEY, MOST_TOKENS, Limits
 from assay.collector.intake._texts import bounded_texts, check_amended, check_names
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
-    "Beside",
     "Body",
     "Disconnected",
     "Limits",
     "MOST_MONEY",
     "MOST_TOKENS",
+    "PATHS",
     "PROTOBUF",
-    "Pending",
     "Permanent",
     "Receiver",
     "SIGNALS",

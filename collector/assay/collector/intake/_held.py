@@ -17,11 +17,14 @@ def held(store: Store, project: str, items: Sequence[Run | LogItem]) -> tuple[li
     """The items as the project's own, and why others are refused: theirs, or their trace's, is another project."""
     view = ProjectStore(store, project)
     foreign = view.foreign(_trace_id(item) for item in items)
+    others = view.foreign_experiments(_experiment_id(item) for item in items)
     mine, refusals = [], []
     for item in items:
         try:
             if (trace_id := _trace_id(item)) in foreign:
                 raise view.not_mine(trace_id or "")
+            if (experiment_id := _experiment_id(item)) in others:
+                raise view.not_my_experiment(experiment_id or "")
             mine.append(_owned(view, item))
         except Forbidden as error:
             refusals.append(ItemRefused("project", str(error)))
@@ -34,11 +37,13 @@ def _trace_id(item: Run | LogItem) -> str | None:
     return item.trace_id if isinstance(item, Run | OpenRun | Amendment) else None
 
 
+def _experiment_id(item: Run | LogItem) -> str | None:
+    return item.experiment_id if isinstance(item, Run) else None
+
+
 def _owned(view: ProjectStore, item: Run | LogItem) -> Run | LogItem:
-    if isinstance(item, Run) and item.experiment_id:
-        view.check_experiment(item.experiment_id)
     if isinstance(item, Run | OpenRun | ProcessReport):
         return view.owned(item)
     if isinstance(item, Feedback) and item.target.trace_id is None:
-        raise Forbidden(f"the API key is of project {view.project!r}: it may speak of traces and their spans")
+        raise view.no_aim()
     return view.spoken(item) if isinstance(item, Feedback) else item

@@ -25,6 +25,7 @@ from assay.tracer import attributes as names
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
+PATHS = {f"/v1/{signal.name}{slash}": signal for signal in SIGNALS for slash in ("", "/")}
 OURS = (names.COLLECTOR_HEADER.lower().encode(), b"1")  # to our tracer: what it says beside its spans is kept here
 
 
@@ -36,9 +37,7 @@ class Receiver:
         self.beside, self.pending = Beside(), Pending(self.limits.pending_bytes)
         metrics.gauge("assay_pending_bytes", lambda: self.pending.size)
         self.intake = Intake([StoreKeeper(store, self.beside)], self.beside, metrics, self.limits)
-        self.routes: dict[str, Route[Any]] = {
-            f"/v1/{signal.name}{slash}": Route(self, signal) for signal in SIGNALS for slash in ("", "/")
-        }
+        self.routes: dict[str, Route[Any]] = {path: Route(self, signal) for path, signal in PATHS.items()}
 
     def close(self) -> None:
         """End the thread for large bodies. Call it when no more requests come."""
@@ -58,7 +57,7 @@ class Route(Generic[T]):
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         try:
             codec = self._codec(scope["method"], content_type)
-            answer = await self._taken(codec, content_type, scope, receive)
+            answer = await self._taken(codec, content_type, headers, access_of(scope).project, receive)
         except RequestRefused as refused:
             self._receiver.intake.refused(self._signal, refused.reason)
             await _send_error(send, content_type, refused)
@@ -76,13 +75,19 @@ class Route(Generic[T]):
             raise Permanent("content_type", f"content-type {given!r} is neither {known}")
         return codec
 
-    async def _taken(self, codec: Codec[T], content_type: bytes, scope: Mapping[str, Any], receive: Receive) -> bytes:
+    async def _taken(
+        self,
+        codec: Codec[T],
+        content_type: bytes,
+        headers: Mapping[bytes, bytes],
+        project: str | None,
+        receive: Receive,
+    ) -> bytes:
         """The answer to a request that has been kept, encoded."""
         receiver = self._receiver
         body = Body(receiver.pending, receiver.limits)
         try:
-            whole = await body.read(dict(scope["headers"]), receive)
-            request = Request(self._signal, codec, whole, access_of(scope).project, body.grow)
+            request = Request(self._signal, codec, await body.read(headers, receive), project, body.grow)
             decoded = await receiver.intake.take(request)
         finally:
             body.release()

@@ -15,7 +15,7 @@ import msgspec
 
 from assay.collector.clocks import INT_MAX
 from assay.collector.dialects import Fault, RawLog, RawSpan
-from assay.collector.intake._cost import check_json
+from assay.collector.intake._cost import TEXT, check_json
 from assay.collector.intake._decode import Codec, Group
 from assay.collector.intake._decoded import check_count, check_groups, check_ids
 from assay.collector.intake._errors import ItemRefused
@@ -139,8 +139,7 @@ class JSONResource(Camel):
 NO_SCOPE = JSONScope()
 
 
-# A string with its escapes, closed or not (so that no string is looked at twice), or a number that JSON does not have
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|NaN|-?Infinity', re.DOTALL)
+_TOKEN = re.compile(TEXT + rb"|NaN|-?Infinity", re.DOTALL)  # a string, or a number that JSON does not have
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u[dD][89a-fA-F]..|.)", re.DOTALL)
 _HALF = 6  # characters of an escaped half of a surrogate pair
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from assay.collector._access import store_of
 from assay.collector.errors import Refused
+from assay.collector.hosts import authority
 from assay.collector.pages import traces
 from assay.collector.pages.kit import render
 from assay.collector.stores import Store
@@ -69,8 +70,5 @@ def from_here(request: Request) -> bool:
     """Whether the browser says that one of our pages sent this; programs that say nothing about it may pass."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
-    origin = request.headers.get("origin")
-    try:
-        return origin is None or urlsplit(origin).netloc == request.headers.get("host")
-    except ValueError:  # half a pair of brackets
-        return False
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    return origin is None or (host is not None and authority(origin) == host)

@@ -137,8 +137,7 @@ def _interval(pairs: Sequence[Rated]) -> Gap:
     """Goods and bads are each drawn anew, as many as there are: percentile 2.5 of the lower ends of the gaps that come
     of it, and 97.5 of their upper ends, as any threshold in a gap does as well.
     """
-    random = Random(len(pairs))  # the same votes, the same interval
-    sides = [[pair for pair in pairs if pair[1] is side] for side in (True, False)]
+    random, sides = Random(len(pairs)), _sides(pairs)  # the same votes, the same interval
     least, most = _DRAWS
     repeats = max(least, min(most, _WORK // len(pairs)))
     gaps = [_best(sorted(chain(*(random.choices(side, k=len(side)) for side in sides)))) for _ in range(repeats)]
@@ -149,9 +148,13 @@ def _interval(pairs: Sequence[Rated]) -> Gap:
 
 def _held_out(pairs: Sequence[Rated]) -> Iterator[tuple[float, float]]:
     """Of each pair whether it passes the threshold of the others, and what people say."""
-    sides = [[pair for pair in pairs if pair[1] is side] for side in (True, False)]
-    ordered = [pair for side in sides for pair in side]
+    ordered = list(chain(*_sides(pairs)))
     for fold in range(min(FOLDS, len(pairs))):
         threshold = _middle(_best(sorted(pair for place, pair in enumerate(ordered) if place % FOLDS != fold)))
         for score, good in ordered[fold::FOLDS]:
             yield float(score >= threshold), float(good)
+
+
+def _sides(pairs: Sequence[Rated]) -> list[list[Rated]]:
+    """The goods, and the bads."""
+    return [[pair for pair in pairs if pair[1] is side] for side in (True, False)]

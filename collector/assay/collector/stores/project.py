@@ -107,10 +107,13 @@ class ProjectStore:
         """Raises `Forbidden` for a target that is no trace nor experiment of this project, such as a session."""
         targets = list(targets)
         if any(target.trace_id is None and target.experiment_id is None for target in targets):
-            raise Forbidden(f"the API key is of project {self.project!r}: it may speak of traces and their spans")
+            raise self.no_aim()
         self.check(target.trace_id for target in targets)
-        for id in {target.experiment_id for target in targets if target.experiment_id is not None}:
-            self.check_experiment(id)
+        self.check_experiments(target.experiment_id for target in targets)
+
+    def no_aim(self) -> Forbidden:
+        """The error for a target that belongs to no project."""
+        return Forbidden(f"the API key is of project {self.project!r}: it may speak of traces and their spans")
 
     def spoken(self, row: Feedback) -> Feedback:
         """Feedback under an id that no other project has: one that its sender chose might be another's."""
@@ -124,8 +127,7 @@ class ProjectStore:
         """As of `TraceStore`."""
         mine = [self.owned(run) for run in runs]
         self.check(run.trace_id for run in mine)
-        for id in {run.experiment_id for run in mine if run.experiment_id}:
-            self.check_experiment(id)
+        self.check_experiments(run.experiment_id for run in mine)
         self.aimed(row.target for row in feedback)
         self._store.append(mine, list(map(self.spoken, feedback)))
 
@@ -216,18 +218,28 @@ class ProjectStore:
     def save_experiment(self, *experiments: Experiment) -> None:
         """As of `ControlStore`."""
         mine = [self.owned(one) for one in experiments]
-        for one in mine:
-            self.check_experiment(one.id)
+        self.check_experiments(one.id for one in mine)
         self._store.save_experiment(*mine)
 
-    def check_experiment(self, id: str) -> None:
-        """Raises `Forbidden` for an experiment of another project; one that is not there yet is nobody's."""
+    def foreign_experiments(self, ids: Iterable[str | None]) -> frozenset[str]:
+        """Which of these experiments are stored under other projects; one that is not there yet is nobody's."""
+        return frozenset(id for id in set(ids) if id is not None and self._is_foreign(id))
+
+    def _is_foreign(self, id: str) -> bool:
         try:
             there: Experiment = self._store.experiment(id)
         except NotFound:
-            return
-        if there.id == id and there.project != self.project:
-            raise Forbidden(f"experiment {id!r} belongs to another project than {self.project!r}")
+            return False
+        return there.id == id and there.project != self.project
+
+    def check_experiments(self, ids: Iterable[str | None]) -> None:
+        """Raises `Forbidden` for an experiment of another project."""
+        if foreign := self.foreign_experiments(ids):
+            raise self.not_my_experiment(min(foreign))
+
+    def not_my_experiment(self, id: str) -> Forbidden:
+        """The error for an experiment of another project."""
+        return Forbidden(f"experiment {id!r} belongs to another project than {self.project!r}")
 
     def change_experiment(self, id: str, **fields: JSON) -> Experiment:
         """As of `ControlStore`."""
