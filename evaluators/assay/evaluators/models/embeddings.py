@@ -6,13 +6,13 @@ rules, or by `splitter`, a function from a text to a list of sentences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.collector.records import Case, Document
-from assay.evaluators.builtin._sentences import sentences
+from assay.evaluators.builtin._sentences import Splitter, split
 from assay.evaluators.builtin._texts import question_of, text_of
 from assay.evaluators.models._alike import Comparing
 from assay.evaluators.models._cosine import cosine, cosines
@@ -113,20 +113,13 @@ class SemanticAnswerSimilarity(_OfAnswers):
 class _OfSentences(Embedding):
     """Those that look at sentences."""
 
-    splitter: Callable[[str], Sequence[str]] | None = None
+    splitter: Splitter | None = None
 
     def _sentences(self, text: str, what: str) -> list[str]:
         """Raises `Skip` where there are none."""
-        if not (told := self._parts(text)):
+        if not (told := split(text, self.splitter)):
             raise Skip(f"{what} has no sentence")
         return told
-
-    def _parts(self, text: str) -> list[str]:
-        """The sentences of a text, which may have none. Raises `ValueError` for what is no list of texts."""
-        found = list(sentences(text) if self.splitter is None else self.splitter(text))
-        if not all(isinstance(one, str) for one in found):
-            raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
-        return [one for one in found if one.strip()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +131,7 @@ class _OfChunks(_OfSentences):
 
     def _relevances(self, case: Case) -> Generator[Sequence[str], Mapping[str, Vector], list[float | None]]:
         """Of each chunk the greatest S of one of its sentences with the question; None for one without a sentence."""
-        question, chunks = question_of(case.inputs), [self._parts(chunk) for chunk in _chunks(case)]
+        question, chunks = question_of(case.inputs), [split(chunk, self.splitter) for chunk in _chunks(case)]
         vectors = yield [question, *(one for chunk in chunks for one in chunk)]
         return [max(_best(vectors, chunk, [question]), default=None) for chunk in chunks]
 
@@ -240,9 +233,9 @@ class Groundedness(_OfSentences):
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> Steps:
-        if not (said := self._parts(text_of(case.outputs))):
+        if not (said := split(text_of(case.outputs), self.splitter)):
             raise ValueError("the answer has no sentence")
-        context = [one for chunk in _chunks(case) for one in self._parts(chunk)]
+        context = [one for chunk in _chunks(case) for one in split(chunk, self.splitter)]
         if not context:
             return {"score": 0.0, "comment": "nothing was retrieved"}
         vectors = yield [*said, *context]
