@@ -144,9 +144,10 @@ class StepAlignment:
             raise ValueError("splitter and judge are both given: one of them tells the steps")
         if self.judge is None and self.prompt is not None:
             raise ValueError("prompt is a judge's: give judge=…, too")
+        model = embedder(self.model)
         known: dict[str, Any] = {
-            "model": embedder(self.model),
-            "similarity": self._same(),
+            "model": model,
+            "similarity": self._same(model.name),
             "sentence_level_metrics": self.sentence_level_metrics,
         }
         chosen: ByRules | ByJudge
@@ -159,8 +160,7 @@ class StepAlignment:
     def __call__(self, outputs: Any, documents: Sequence[Document], **case: Case) -> Any:
         return self.chosen(outputs=outputs, documents=documents, **case)
 
-    def _same(self) -> float:
-        name = embedder(self.model).name
+    def _same(self, name: str) -> float:
         if self.similarity is None and name != DEFAULT["embedding"]:
             raise ValueError(
                 f"a similarity belongs to a model: {SAME} is that of {DEFAULT['embedding']}; say from which cosine of "
