@@ -17,7 +17,6 @@ from assay.evaluators.builtin._texts import question_of, text_of
 from assay.evaluators.models._alike import Comparing
 from assay.evaluators.models._cosine import cosine, cosines
 from assay.evaluators.models._modelled import Embedding, Steps
-from assay.evaluators.models._pairs import Pair
 from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 
@@ -52,19 +51,6 @@ class SemanticSimilarity(Embedding):
         return (cosine(*(vectors[text] for text in texts)) + 1) / 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfAnswers(Comparing):
-    """Those that compare the answer with the reference by a bi-encoder or a cross-encoder."""
-
-    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
-        return self._one(outputs=outputs, reference_outputs=reference_outputs)
-
-    def _steps(self, case: Case) -> Generator[Sequence[Pair], Mapping[Pair, float], float]:
-        pair = text_of(case.outputs), text_of(case.reference_outputs)
-        replies = yield [pair]
-        return replies[pair]
-
-
 @builtin(
     "answer_semantic_similarity",
     metrics=(Metric("answer_semantic_similarity", COSINE, threshold=0.75, primary=True),),
@@ -77,7 +63,7 @@ class _OfAnswers(Comparing):
     example=f'get("answer_semantic_similarity", {_LENGTHS}), outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerSemanticSimilarity(_OfAnswers):
+class AnswerSemanticSimilarity(Comparing):
     """S of answer and reference, both as wholes; by a cross-encoder, what that says of the two, in [0, 1].
 
     Of a model that is named, its configuration says which it is; a function is one from texts to vectors, and
@@ -100,7 +86,7 @@ class AnswerSemanticSimilarity(_OfAnswers):
     example=f'get("sas", {_LENGTHS}), outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SemanticAnswerSimilarity(_OfAnswers):
+class SemanticAnswerSimilarity(Comparing):
     """Haystack's semantic answer similarity: S of answer and reference, or what a cross-encoder says of them (0 to 1).
 
     The model's configuration says which of the two it is. Haystack puts the scores of a cross-encoder through a sigmoid
