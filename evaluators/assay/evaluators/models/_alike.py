@@ -92,6 +92,11 @@ class Comparing(Stepwise[Pair, float]):
         return self._comparer.identity
 
 
+def sigmoid(score: float) -> float:
+    """The share of a logit, in [0, 1]; 0 for one so low that its exponential is no number."""
+    return 1 / (1 + exp(-score)) if score > -700 else 0.0
+
+
 def _is_cross(given: Any, token: str | None = None) -> bool:
     if isinstance(given, PairScorer | Embedder):
         return isinstance(given, PairScorer)
@@ -123,7 +128,7 @@ def _cosine(one: Any, other: Any) -> float | Exception:
 
 def _share(score: float, is_logit: bool) -> float | Exception:
     if is_logit:
-        return 1 / (1 + exp(-score)) if score > -700 else 0.0
+        return sigmoid(score)
     if not -1 <= score <= 1:
         return ValueError(f"a cross-encoder's similarity is from 0 to 1, not {score!r}")
     return score
