@@ -92,7 +92,8 @@ class Summarization(Stepwise[Pair, Row]):
             raise ValueError(f"max_sentences is 1 or more, not {self.max_sentences!r}")
         object.__setattr__(self, "_scorer", pair_scorer(self.PRESET if self.model is None else self.model))
         object.__setattr__(self, "_embedder", embedder(self.embedding))
-        object.__setattr__(self, "_conv", self.conv and Conv(os.fspath(self.conv), self.pickle))
+        conv = None if self.conv is None else Conv(os.fspath(self.conv), self.pickle)
+        object.__setattr__(self, "_conv", conv)
 
     def __call__(self, outputs: Any, inputs: Any = None, documents: Sequence[Document] = ()) -> Any:
         return self._one(outputs=outputs, inputs=inputs, documents=tuple(documents or ()))
