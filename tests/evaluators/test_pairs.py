@@ -8,7 +8,7 @@ import pytest
 
 from assay.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
 from assay.evaluators.models._shared import loaded
-from evaluators.tiny_models import relabel
+from evaluators.tiny_models import read_classifier, relabel
 
 pytest.importorskip("sentence_transformers")
 TEXTS = {
@@ -25,10 +25,8 @@ TEXTS = {
 def direct(folder, pairs):
     """The logits of each pair by itself."""
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer, model = read_classifier(folder)
     with torch.inference_mode():
         return [model(**tokenizer([pair], truncation=True, return_tensors="pt")).logits[0] for pair in pairs]
 

@@ -12,6 +12,7 @@ import pytest
 from assay.collector.records import Case
 from assay.evaluators import get, score
 from assay.evaluators import haystack as ours
+from assay.evaluators.haystack._similarity import _scores
 from assay.evaluators.models import NoModel, PairScorer
 from assay.evaluators.models._alike import Comparer, _is_cross
 
@@ -88,6 +89,11 @@ def test_logits_go_through_a_sigmoid_as_theirs_do(tiny_logits):
     our, their = both(tiny_logits)
     assert our["individual_scores"] == pytest.approx(their["individual_scores"], abs=1e-5)
     assert by_evaluator(tiny_logits) == pytest.approx(our["individual_scores"], abs=1e-5)
+
+
+def test_a_very_low_logit_is_0():
+    model = PairScorer(lambda pairs: [-800.0, 2.0])
+    assert _scores(model, [("a", "b"), ("c", "d")]) == pytest.approx([0.0, 0.8808], abs=1e-4)
 
 
 def test_the_score_of_a_case_does_not_depend_on_the_others(tiny_logits):

@@ -145,6 +145,8 @@ def test_other_weights_are_refused(tmp_path, change, said):
 def test_a_file_that_is_not_there_or_far_too_large_is_said_at_once(tmp_path):
     with pytest.raises(NoModel, match="there is no file 'nix'"):
         get("summarization_cf", conv="nix")
+    with pytest.raises(NoModel, match="there is no file ''"):
+        get("summarization_cf", conv="")
     (tmp_path / "large.safetensors").write_bytes(bytes(2 << 20))
     with pytest.raises(NoModel, match="has 2,097,152 bytes: the weights of SummaC-Conv are 2 kB"):
         get("summarization_cf", conv=tmp_path / "large.safetensors")

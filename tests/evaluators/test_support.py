@@ -13,6 +13,7 @@ import pytest
 from assay.collector.records import Case, Document, Target
 from assay.evaluators import get, score
 from assay.evaluators.models import Embedder, NoModel, PairScorer
+from evaluators.tiny_models import read_classifier
 
 pytest.importorskip("sentence_transformers")
 TEXTS = {
@@ -25,17 +26,10 @@ TEXTS = {
 CONTEXT = ["Mont Blanc is in the Alps.", "It is 4,806 m high, in France."]
 
 
-@cache
-def direct(folder):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder).eval()
-
-
 def entailment(folder, one, other):
     import torch
 
-    tokenizer, model = direct(folder)
+    tokenizer, model = read_classifier(folder)
     with torch.inference_mode():
         logits = model(**tokenizer([(one, other)], truncation=True, return_tensors="pt")).logits[0]
     return logits.softmax(-1)[1].item()  # its place among the labels of `tiny_nli`

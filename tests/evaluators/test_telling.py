@@ -44,20 +44,30 @@ def test_one_part_is_told_of_by_nobody(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_terminal_shows_both():
-    script = (
-        "from assay.evaluators.protocol import _telling as t\n"
-        "t.PATIENCE = -1.0\n"
-        "with t.telling('loading tiny'): pass\n"
-        "list(t.tracked([['a'], ['b']], 'texts embedded'))\n"
+    shown = in_a_terminal(
+        "with t.telling('loading tiny'): pass",
+        "list(t.tracked([['a'], ['b']], 'texts embedded'))",
     )
+    assert "loading tiny" in shown
+    assert "texts embedded" in shown
+
+
+def test_a_name_is_shown_as_it_is_and_steers_no_terminal():
+    shown = in_a_terminal(r"with t.telling('loading [/b] \x1b[2J'): pass")
+    assert r"loading [/b] \x1b[2J" in shown
+    assert "\x1b[2J" not in shown
+
+
+def in_a_terminal(*lines: str) -> str:
+    """What a program that runs these lines shows."""
+    script = "\n".join(("from assay.evaluators.protocol import _telling as t", "t.PATIENCE = -1.0", *lines))
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env=environment) as program:
         os.close(theirs)
         shown = _all(ours)
         assert program.wait(60) == 0
-    assert "loading tiny" in shown
-    assert "texts embedded" in shown
+    return shown
 
 
 def _all(terminal: int) -> str:

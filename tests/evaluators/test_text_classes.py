@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from functools import cache
 
 import pytest
 
 from assay.collector.records import Case, Target
 from assay.evaluators import get, score
 from assay.evaluators.models import NoModel, TextClassifier, text_classifier
-from evaluators.tiny_models import relabel
+from evaluators.tiny_models import read_classifier, relabel
 
 TEXTS = {
     "empty": "",
@@ -25,17 +24,10 @@ TEXTS = {
 SIX = ["toxicity", "severe_toxicity", "obscene", "threat", "insult", "identity_attack"]
 
 
-@cache
-def direct(folder):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder).eval()
-
-
 def logits(folder, text):
     import torch
 
-    tokenizer, model = direct(folder)
+    tokenizer, model = read_classifier(folder)
     with torch.inference_mode():
         return model(**tokenizer(text, return_tensors="pt")).logits[0]
 
@@ -115,7 +107,7 @@ def test_what_detoxify_gives_is_taken_as_it_is():
 
 def test_a_pipeline_of_transformers_is_a_classifier(tiny_nli):
     transformers = pytest.importorskip("transformers")
-    tokenizer, model = direct(tiny_nli)
+    tokenizer, model = read_classifier(tiny_nli)
     kind = {"model": model, "tokenizer": tokenizer, "top_k": None, "device": "cpu"}
     pipeline = transformers.pipeline("text-classification", **kind)
     [found] = TextClassifier(lambda texts: pipeline(texts)).classify(["Paris"])

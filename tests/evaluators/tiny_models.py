@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,14 @@ def save_classifier(folder: Path, labels: list[str], *, seed: int = 0, length: i
     )
     BertForSequenceClassification(settings).eval().save_pretrained(folder)
     return folder
+
+
+@cache
+def read_classifier(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and network of a folder, as transformers itself reads them."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder).eval()
 
 
 def relabel(folder: Path, labels: list[str]) -> None:

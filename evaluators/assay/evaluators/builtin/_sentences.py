@@ -7,6 +7,11 @@ can begin one. A text without marks is one sentence per paragraph or entry of a 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+Splitter: TypeAlias = Callable[[str], Sequence[str]]
+"""What tells the parts of a text apart in the place of our rules."""
 
 # Marks that end a sentence wherever they stand: Chinese and Japanese, Arabic, Urdu, Devanagari, Armenian, Ethiopic,
 # Burmese, Khmer, Mongolian.
@@ -60,6 +65,16 @@ def sentences(text: str) -> list[str]:
         parts += [*_prose(text[start : block.start()]), block.group().strip()]
         start = block.end()
     return [part for part in (*parts, *_prose(text[start:])) if part]
+
+
+def split(text: str, splitter: Splitter | None) -> list[str]:
+    """The parts of a text by a splitter, else its sentences; none blank. Raises `ValueError` for what is no list of
+    texts.
+    """
+    found = list(sentences(text) if splitter is None else splitter(text))
+    if not all(isinstance(one, str) for one in found):
+        raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
+    return [one for one in found if one.strip()]
 
 
 def _prose(text: str) -> list[str]:

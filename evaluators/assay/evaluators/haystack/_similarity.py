@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from math import exp
 from typing import Any
 
 from assay.evaluators.haystack._component import as_component, as_dict, component
-from assay.evaluators.models._alike import Comparer
+from assay.evaluators.models._alike import Comparer, sigmoid
 from assay.evaluators.models._cosine import cosine
 from assay.evaluators.models._embedder import Embedder
 from assay.evaluators.models._pairs import PairScorer
@@ -86,7 +85,7 @@ def _scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]]) -> l
     """Of a cross-encoder all scores go through a sigmoid where one is above 1: that is how Haystack tells logits."""
     if isinstance(model, PairScorer):
         scores = model.score(pairs)
-        return [1 / (1 + exp(-score)) for score in scores] if any(score > 1 for score in scores) else scores
+        return list(map(sigmoid, scores)) if any(score > 1 for score in scores) else scores
     vectors = model.by_text([text for pair in pairs for text in pair])
     return [_cosine(vectors[one], vectors[other]) for one, other in pairs]
 

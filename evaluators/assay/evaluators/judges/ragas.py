@@ -50,6 +50,26 @@ class Faithfulness(Several):
         return await self._judged("faithfulness", case, _rag.faithfulness)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Embedding(Several):
+    """Those that compare meanings, too: `embed` is what names an embedder, or a function from texts to vectors."""
+
+    embed: Any = None
+    _embed: Embed = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Several.__post_init__(self)
+        object.__setattr__(self, "_embed", embed_of(self.embed))
+
+    def ready(self) -> None:
+        """Raises `NoJudge` and `NoModel`."""
+        Several.ready(self)
+        check(self._embed)
+
+    def _identity(self) -> list[Any]:
+        return [*Several._identity(self), *identity_of(self._embed)]
+
+
 @builtin(
     "answer_correctness",
     metrics=(Metric("answer_correctness", (-0.25, 1.0), threshold=0.75, primary=True),),
@@ -66,7 +86,7 @@ class Faithfulness(Several):
     'outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerCorrectness(Several):
+class AnswerCorrectness(_Embedding):
     """0.75 · F1 of the statements + 0.25 · similarity of the texts.
 
     Statements of the answer that the reference makes, too, are true positives, its others false positives; statements
@@ -80,13 +100,10 @@ class AnswerCorrectness(Several):
     PROMPT: ClassVar[str] = "statements"
     FURTHER: ClassVar[tuple[str, ...]] = ("answer_correctness",)
 
-    embed: Any = None
     weights: Sequence[float] = (0.75, 0.25)
-    _embed: Embed = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        Several.__post_init__(self)
-        object.__setattr__(self, "_embed", embed_of(self.embed))
+        _Embedding.__post_init__(self)
         if (
             len(self.weights) != 2
             or not all(0 <= weight < math.inf for weight in self.weights)
@@ -157,7 +174,7 @@ class AnswerCorrectness(Several):
     'outputs="Mont Blanc is 4,806 m high."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRelevancy(Several):
+class AnswerRelevancy(_Embedding):
     """The mean cosine of the question with questions that the judge makes up from the answer alone.
 
     `questions` are made in one call, each worded differently. The judge says with each whether the answer is
@@ -168,22 +185,11 @@ class AnswerRelevancy(Several):
 
     PROMPT: ClassVar[str] = "answer_relevancy"
 
-    embed: Any = None
     questions: int = 3
-    _embed: Embed = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        Several.__post_init__(self)
-        object.__setattr__(self, "_embed", embed_of(self.embed))
+        _Embedding.__post_init__(self)
         object.__setattr__(self, "_prompt", counted(self._prompt, self.questions))
-
-    def ready(self) -> None:
-        """Raises `NoJudge` and `NoModel`."""
-        Several.ready(self)
-        check(self._embed)
-
-    def _identity(self) -> list[Any]:
-        return [*Several._identity(self), *identity_of(self._embed)]
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> Any:
         return await self._judged("answer_relevancy", replace(case, inputs=inputs, outputs=outputs), self._score)
@@ -304,7 +310,7 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
     'reference_outputs="It is 4,806 m high.", documents=["Mont Blanc is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ragas(Several):
+class Ragas(_Embedding):
     """The harmonic mean of faithfulness, answer relevancy, context precision and context recall, and these four.
 
     Any component of 0 makes it 0, and a negative relevancy counts as 0. Where one is undefined or could not be judged,
@@ -316,23 +322,12 @@ class Ragas(Several):
     PROMPT: ClassVar[str] = "statements"
     FURTHER: ClassVar[tuple[str, ...]] = _COMPONENTS
 
-    embed: Any = None
     questions: int = 3
-    _embed: Embed = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        Several.__post_init__(self)
-        object.__setattr__(self, "_embed", embed_of(self.embed))
+        _Embedding.__post_init__(self)
         asked = counted(self._more["answer_relevancy"], self.questions)
         object.__setattr__(self, "_more", {**self._more, asked.id: asked})
-
-    def ready(self) -> None:
-        """Raises `NoJudge` and `NoModel`."""
-        Several.ready(self)
-        check(self._embed)
-
-    def _identity(self) -> list[Any]:
-        return [*Several._identity(self), *identity_of(self._embed)]
 
     async def __call__(
         self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]

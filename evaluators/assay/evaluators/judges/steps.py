@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from assay.collector.records import JSON, Case, Document
+from assay.evaluators.builtin._sentences import Splitter, split
 from assay.evaluators.builtin._steps import steps
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.judges._ask import Answer, ParseFailure
@@ -25,7 +26,6 @@ from assay.evaluators.protocol.standards import SOUNDNESS, TRANSPARENT, VALID
 
 ID = "step_alignment"
 SAME = 0.6  # of all-MiniLM-L6-v2: paraphrases of a step had 0.63 to 0.94, other steps 0.53 at most
-Splitter = Callable[[str], Sequence[str]]
 _INFINITE = (0.0, float("inf"))
 _FEWER = ("edits", "insertions", "deletions", "mismatches")
 _LISTED: Mapping[str, JSON] = {
@@ -49,8 +49,8 @@ class ByRules(Embedding):
 
     def _steps(self, case: Case) -> Steps:
         told = self.splitter or steps
-        context = _joined(told(document.content or "") for document in case.documents or ())
-        answer = _listed(told(text_of(case.outputs)))
+        context = _joined(split(document.content or "", told) for document in case.documents or ())
+        answer = split(text_of(case.outputs), told)
         vectors = yield [*context, *answer]
         found = alignment(context, answer, vectors, self.similarity)
         return rows(ID, context, answer, found, self.sentence_level_metrics)
@@ -144,9 +144,10 @@ class StepAlignment:
             raise ValueError("splitter and judge are both given: one of them tells the steps")
         if self.judge is None and self.prompt is not None:
             raise ValueError("prompt is a judge's: give judge=…, too")
+        model = embedder(self.model)
         known: dict[str, Any] = {
-            "model": embedder(self.model),
-            "similarity": self._same(),
+            "model": model,
+            "similarity": self._same(model.name),
             "sentence_level_metrics": self.sentence_level_metrics,
         }
         chosen: ByRules | ByJudge
@@ -159,8 +160,7 @@ class StepAlignment:
     def __call__(self, outputs: Any, documents: Sequence[Document], **case: Case) -> Any:
         return self.chosen(outputs=outputs, documents=documents, **case)
 
-    def _same(self) -> float:
-        name = embedder(self.model).name
+    def _same(self, name: str) -> float:
         if self.similarity is None and name != DEFAULT["embedding"]:
             raise ValueError(
                 f"a similarity belongs to a model: {SAME} is that of {DEFAULT['embedding']}; say from which cosine of "
@@ -172,19 +172,11 @@ class StepAlignment:
         return same
 
 
-def _listed(told: Sequence[str]) -> list[str]:
-    """Raises `ValueError` for what is no list of texts."""
-    found = list(told)
-    if not all(isinstance(one, str) for one in found):
-        raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
-    return [one for one in found if one.strip()]
-
-
-def _joined(chunks: Iterable[Sequence[str]]) -> list[str]:
+def _joined(chunks: Iterable[list[str]]) -> list[str]:
     """The steps of all chunks, in their order; those once that a chunk has in common with the end of the one before."""
     found: list[str] = []
     seen: set[tuple[str, ...]] = set()
-    for chunk in map(_listed, chunks):
+    for chunk in chunks:
         if tuple(chunk) not in seen:
             common = max(n for n in range(min(len(found), len(chunk)) + 1) if found[len(found) - n :] == chunk[:n])
             found += chunk[common:]

@@ -14,11 +14,13 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from assay.collector.records import Case
+from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.models._cosine import cosine
 from assay.evaluators.models._embedder import Embedder, embedder
 from assay.evaluators.models._find import Place, find, is_offline, loading
 from assay.evaluators.models._pairs import Pair, PairScorer, pair_scorer
-from assay.evaluators.models._stepwise import Stepwise
+from assay.evaluators.models._stepwise import Steps, Stepwise
 
 CLASSIFIES = "ForSequenceClassification"
 _OF_PAIRS = frozenset(inspect.signature(PairScorer).parameters)  # what else is said is said of an embedder
@@ -71,6 +73,14 @@ class Comparing(Stepwise[Pair, float]):
         object.__setattr__(self, "_comparer", Comparer(self.model))
         self._comparer.identity  # noqa: B018 (what names no model is said now)
 
+    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
+        return self._one(outputs=outputs, reference_outputs=reference_outputs)
+
+    def _steps(self, case: Case) -> Steps[Pair, float]:
+        pair = text_of(case.outputs), text_of(case.reference_outputs)
+        replies = yield [pair]
+        return replies[pair]
+
     def _replies(self, asked: Sequence[Pair]) -> Mapping[Pair, float | Exception]:
         return self._comparer.each(asked)
 
@@ -80,6 +90,11 @@ class Comparing(Stepwise[Pair, float]):
     @property
     def _model(self) -> Mapping[str, Any]:
         return self._comparer.identity
+
+
+def sigmoid(score: float) -> float:
+    """The share of a logit, in [0, 1]; 0 for one so low that its exponential is no number."""
+    return 1 / (1 + exp(-score)) if score > -700 else 0.0
 
 
 def _is_cross(given: Any, token: str | None = None) -> bool:
@@ -113,7 +128,7 @@ def _cosine(one: Any, other: Any) -> float | Exception:
 
 def _share(score: float, is_logit: bool) -> float | Exception:
     if is_logit:
-        return 1 / (1 + exp(-score)) if score > -700 else 0.0
+        return sigmoid(score)
     if not -1 <= score <= 1:
         return ValueError(f"a cross-encoder's similarity is from 0 to 1, not {score!r}")
     return score

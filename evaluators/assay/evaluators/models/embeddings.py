@@ -6,18 +6,17 @@ rules, or by `splitter`, a function from a text to a list of sentences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.collector.records import Case, Document
-from assay.evaluators.builtin._sentences import sentences
+from assay.evaluators.builtin._sentences import Splitter, split
 from assay.evaluators.builtin._texts import question_of, text_of
 from assay.evaluators.models._alike import Comparing
 from assay.evaluators.models._cosine import cosine, cosines
 from assay.evaluators.models._modelled import Embedding, Steps
-from assay.evaluators.models._pairs import Pair
 from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
 
@@ -52,19 +51,6 @@ class SemanticSimilarity(Embedding):
         return (cosine(*(vectors[text] for text in texts)) + 1) / 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfAnswers(Comparing):
-    """Those that compare the answer with the reference by a bi-encoder or a cross-encoder."""
-
-    def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
-        return self._one(outputs=outputs, reference_outputs=reference_outputs)
-
-    def _steps(self, case: Case) -> Generator[Sequence[Pair], Mapping[Pair, float], float]:
-        pair = text_of(case.outputs), text_of(case.reference_outputs)
-        replies = yield [pair]
-        return replies[pair]
-
-
 @builtin(
     "answer_semantic_similarity",
     metrics=(Metric("answer_semantic_similarity", COSINE, threshold=0.75, primary=True),),
@@ -77,7 +63,7 @@ class _OfAnswers(Comparing):
     example=f'get("answer_semantic_similarity", {_LENGTHS}), outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerSemanticSimilarity(_OfAnswers):
+class AnswerSemanticSimilarity(Comparing):
     """S of answer and reference, both as wholes; by a cross-encoder, what that says of the two, in [0, 1].
 
     Of a model that is named, its configuration says which it is; a function is one from texts to vectors, and
@@ -100,7 +86,7 @@ class AnswerSemanticSimilarity(_OfAnswers):
     example=f'get("sas", {_LENGTHS}), outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SemanticAnswerSimilarity(_OfAnswers):
+class SemanticAnswerSimilarity(Comparing):
     """Haystack's semantic answer similarity: S of answer and reference, or what a cross-encoder says of them (0 to 1).
 
     The model's configuration says which of the two it is. Haystack puts the scores of a cross-encoder through a sigmoid
@@ -113,20 +99,13 @@ class SemanticAnswerSimilarity(_OfAnswers):
 class _OfSentences(Embedding):
     """Those that look at sentences."""
 
-    splitter: Callable[[str], Sequence[str]] | None = None
+    splitter: Splitter | None = None
 
     def _sentences(self, text: str, what: str) -> list[str]:
         """Raises `Skip` where there are none."""
-        if not (told := self._parts(text)):
+        if not (told := split(text, self.splitter)):
             raise Skip(f"{what} has no sentence")
         return told
-
-    def _parts(self, text: str) -> list[str]:
-        """The sentences of a text, which may have none. Raises `ValueError` for what is no list of texts."""
-        found = list(sentences(text) if self.splitter is None else self.splitter(text))
-        if not all(isinstance(one, str) for one in found):
-            raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
-        return [one for one in found if one.strip()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +117,7 @@ class _OfChunks(_OfSentences):
 
     def _relevances(self, case: Case) -> Generator[Sequence[str], Mapping[str, Vector], list[float | None]]:
         """Of each chunk the greatest S of one of its sentences with the question; None for one without a sentence."""
-        question, chunks = question_of(case.inputs), [self._parts(chunk) for chunk in _chunks(case)]
+        question, chunks = question_of(case.inputs), [split(chunk, self.splitter) for chunk in _chunks(case)]
         vectors = yield [question, *(one for chunk in chunks for one in chunk)]
         return [max(_best(vectors, chunk, [question]), default=None) for chunk in chunks]
 
@@ -240,9 +219,9 @@ class Groundedness(_OfSentences):
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> Steps:
-        if not (said := self._parts(text_of(case.outputs))):
+        if not (said := split(text_of(case.outputs), self.splitter)):
             raise ValueError("the answer has no sentence")
-        context = [one for chunk in _chunks(case) for one in self._parts(chunk)]
+        context = [one for chunk in _chunks(case) for one in split(chunk, self.splitter)]
         if not context:
             return {"score": 0.0, "comment": "nothing was retrieved"}
         vectors = yield [*said, *context]

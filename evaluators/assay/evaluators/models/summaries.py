@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from assay.collector.records import Case, Document
-from assay.evaluators.builtin._sentences import sentences
+from assay.evaluators.builtin._sentences import Splitter, split
 from assay.evaluators.builtin._texts import question_of, text_of
 from assay.evaluators.models._cosine import cosine
 from assay.evaluators.models._embedder import Embedder, embedder
@@ -80,7 +80,7 @@ class Summarization(Stepwise[Pair, Row]):
     embedding: Any = None
     conv: str | os.PathLike[str] | None = None
     pickle: bool = False
-    splitter: Callable[[str], Sequence[str]] | None = None
+    splitter: Splitter | None = None
     min_characters: int = 10
     max_sentences: int = 100
     _scorer: PairScorer = field(init=False, repr=False, compare=False)
@@ -92,7 +92,8 @@ class Summarization(Stepwise[Pair, Row]):
             raise ValueError(f"max_sentences is 1 or more, not {self.max_sentences!r}")
         object.__setattr__(self, "_scorer", pair_scorer(self.PRESET if self.model is None else self.model))
         object.__setattr__(self, "_embedder", embedder(self.embedding))
-        object.__setattr__(self, "_conv", self.conv and Conv(os.fspath(self.conv), self.pickle))
+        conv = None if self.conv is None else Conv(os.fspath(self.conv), self.pickle)
+        object.__setattr__(self, "_conv", conv)
 
     def __call__(self, outputs: Any, inputs: Any = None, documents: Sequence[Document] = ()) -> Any:
         return self._one(outputs=outputs, inputs=inputs, documents=tuple(documents or ()))
@@ -127,11 +128,8 @@ class Summarization(Stepwise[Pair, Row]):
         ]
 
     def _sentences(self, text: str, what: str) -> list[str]:
-        """Raises `Skip` where there are none, `ValueError` for what is no list of texts."""
-        found = list(sentences(text) if self.splitter is None else self.splitter(text))
-        if not all(isinstance(one, str) for one in found):
-            raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
-        if not (told := [one for one in found if one.strip()]):
+        """Raises `Skip` where there are none."""
+        if not (told := split(text, self.splitter)):
             raise Skip(f"the {what} has no sentence")
         return _long(told, self.min_characters) if what == "summary" else told
 

@@ -6,12 +6,12 @@ window that supports it most says. An answer that is too long itself is cut, too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from assay.collector.records import Case, Document
-from assay.evaluators.builtin._sentences import sentences
+from assay.evaluators.builtin._sentences import Splitter, split
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.models._pairs import Pair
 from assay.evaluators.models._stepwise import Steps
@@ -26,17 +26,14 @@ _WORDS = "model=lambda pairs: [float(answer in context) for context, answer in p
 class _OfAnswers(OfPairs):
     """Those that look at the answer beside what was retrieved."""
 
-    splitter: Callable[[str], Sequence[str]] | None = None
+    splitter: Splitter | None = None
 
     def __call__(self, outputs: Any, documents: Sequence[Document]) -> Any:
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _sentences(self, text: str) -> list[str]:
-        """Raises `Skip` where there are none, `ValueError` for what is no list of texts."""
-        found = list(sentences(text) if self.splitter is None else self.splitter(text))
-        if not all(isinstance(one, str) for one in found):
-            raise ValueError(f"a splitter gives a list of texts, not {found!r:.200}")
-        if not (told := [one for one in found if one.strip()]):
+        """Raises `Skip` where there are none."""
+        if not (told := split(text, self.splitter)):
             raise Skip("the answer has no sentence")
         return told
 

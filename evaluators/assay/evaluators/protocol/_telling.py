@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PATIENCE = 1.0  # seconds of work before anything is shown
 
@@ -55,13 +58,12 @@ def _shown(text: str) -> Iterator[None]:
         finally:
             say("")
         return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal or console.is_jupyter:
+    if (console := _terminal()) is None:
         yield
         return
-    with console.status(text):
+    from rich.text import Text
+
+    with console.status(Text(text)):  # a name may look like markup
         yield
 
 
@@ -73,12 +75,13 @@ def _counting(total: int, what: str) -> Iterator[Callable[[int], object]]:
         finally:
             say("")
         return
-    from rich.console import Console
+    if (console := _terminal()) is None:
+        yield lambda done: None
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    progress = Progress(*columns, console=console, transient=True)
     task = progress.add_task(what, total=total)
 
     def show(done: int) -> None:
@@ -93,6 +96,14 @@ def _counting(total: int, what: str) -> Iterator[Callable[[int], object]]:
 
 def _listener() -> Say | None:
     return _others[-1] if _others else None
+
+
+def _terminal() -> Console | None:
+    """Where a person looks at stderr; not in a notebook, which would show things below each other."""
+    from assay.collector.terminal import TerminalConsole
+
+    console = TerminalConsole(stderr=True, highlight=False)
+    return console if console.is_terminal and not console.is_jupyter else None
 
 
 @contextmanager

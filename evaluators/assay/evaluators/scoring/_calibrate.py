@@ -135,8 +135,7 @@ def calibrate(
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     with opened(store, needed=not isinstance(judge, list | tuple) or votes_key is not None) as at:
         given = votes_in(at, votes, votes_key)
-        said = list(judge) if isinstance(judge, list | tuple) else None
-        checked = voted(at, said, key, given, evaluator, version=version, missing=missing)
+        checked = voted(at, judge, key, given, evaluator, version=version, missing=missing)
         seen = dict(_seen(at, checked.pairs)) if at else {}
     return _calibration(key, votes_key, checked, seen, evaluator)
 
@@ -179,25 +178,29 @@ def votes_in(store: Store | None, votes: Any, key: str | None) -> list[Feedback]
 
 def voted(
     store: Store | None,
-    said: Sequence[Feedback] | None,
+    judge: Any,
     key: str,
     votes: Sequence[Feedback],
-    evaluator: Evaluator | None = None,
+    evaluator: Evaluator | None,
     *,
-    version: str | None = None,
-    missing: bool = False,
+    version: str | None,
+    missing: bool,
 ) -> Checked:
-    """Votes beside what was `said` of the same, None: what the store has under a key, and with `missing` more of it."""
+    """Votes beside what a judge said of the same: a list of its feedback, else what the store has under its key, and
+    with `missing` more of it.
+    """
     wanted = version or (evaluator.version if evaluator else None)
     source = evaluator.make.source if evaluator else "model"
 
-    def read() -> Iterable[Feedback]:
+    def said() -> Iterable[Feedback]:
+        if isinstance(judge, list | tuple):
+            return judge
         return judgements(store, key, [vote.target for vote in votes], source) if store else ()
 
-    checked = check(read() if said is None else said, votes, wanted)
+    checked = check(said(), votes, wanted)
     if missing and evaluator and checked.unjudged and store:
         _judge_now(store, evaluator, checked.unjudged)
-        checked = check(read(), votes, wanted)
+        checked = check(said(), votes, wanted)
     return checked
 
 

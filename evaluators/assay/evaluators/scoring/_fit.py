@@ -128,14 +128,12 @@ def _of_votes(
 ) -> Checked:
     if missing and evaluator is None:
         raise ValueError(f"only an evaluator can score what is missing, not {given!r:.100}")
-    listed = isinstance(given, list | tuple)
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     if isinstance(votes, list) and not all(isinstance(vote, Feedback) for vote in votes):
         raise ValueError(_KINDS)
-    with opened(store, needed=not listed or votes_key is not None) as at:
+    with opened(store, needed=not isinstance(given, list | tuple) or votes_key is not None) as at:
         found = votes_in(at, votes, votes_key)
-        said = list(given) if listed else None
-        return voted(at, said, key, found, evaluator, version=version, missing=missing)
+        return voted(at, given, key, found, evaluator, version=version, missing=missing)
 
 
 def _of_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) -> Checked:
