@@ -21,6 +21,7 @@ class Access:
 
     project: str | None = None  # None: every project
     known: bool = True
+    scopes: tuple[str, ...] | None = None  # of its key; None: every one
 
 
 def access_of(scope: Mapping[str, Any]) -> Access:

@@ -17,7 +17,7 @@ import uvicorn
 
 from assay.collector import _ports
 from assay.collector._connection import Connection, sweep
-from assay.collector.api import Guard, Keys, create_app, past_framework
+from assay.collector.api import ASGI, Guard, Keys, KeyStore, Scopes, create_app, past_framework
 from assay.collector.errors import Refused
 from assay.collector.hosts import bare, is_loopback, url_of
 from assay.collector.intake import Limits
@@ -45,13 +45,10 @@ class Server:
         limits: Limits | None = None,
     ) -> None:
         self.store, self.host = store, bare(host)
-        locked, secret = not is_loopback(self.host), api_key or os.environ.get("ASSAY_API_KEY")
-        if locked and not secret and not store.keys():
-            raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY")
+        self._keys, secret = _asked(store, self.host, api_key)
         self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
         app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
-        self._keys = Keys(store) if locked else None
         self._server = _Uvicorn(_config(Guard(past_framework(app), app.state.scopes, self._keys, secret)))
         self._receiver = app.state.receiver
         self._thread: threading.Thread | None = None
@@ -94,6 +91,47 @@ class Server:
     def _announce(self, url: str | None) -> None:
         if isinstance(self.store, Serving):
             self.store.announce(url)
+
+
+class Guarded:
+    """Another application, behind the guard of the same keys; `scopes` say what its requests need.
+
+    Raises `Refused`: the port is taken, or the server would be open to others without a key.
+    """
+
+    def __init__(self, app: ASGI, scopes: Scopes, keys: KeyStore, *, host: str, port: int) -> None:
+        self.host = bare(host)
+        self._keys, secret = _asked(keys, self.host)
+        self._socket = _bound(self.host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _Uvicorn(_config(Guard(app, scopes, self._keys, secret)))
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return url_of(self.host, self.port)
+
+    def run(self, ready: Callable[[], Any] | None = None) -> None:
+        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
+        self._server.tell = ready
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            if self._keys:
+                self._keys.close()
+
+    def stop(self) -> None:
+        """Stop, from any thread."""
+        self._server.stop()
+
+
+def _asked(store: KeyStore, host: str, api_key: str | None = None) -> tuple[Keys | None, str | None]:
+    """Which keys a server is to ask for that binds there; none where it answers this machine alone."""
+    locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
+    if locked and not secret and not store.keys():
+        raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY")
+    return Keys(store) if locked else None, secret
 
 
 class _Uvicorn(uvicorn.Server):

@@ -1,7 +1,8 @@
 """The HTTP API: OTLP in, queries out, feedback and control records both ways."""
 
 from assay.collector.api._app import create_app, past_framework
-from assay.collector.api._guard import Guard
-from assay.collector.api._keys import Keys
+from assay.collector.api._guard import ASGI, Guard
+from assay.collector.api._keys import Keys, KeyStore
+from assay.collector.api._scopes import Scopes
 
-__all__ = ["Guard", "Keys", "create_app", "past_framework"]
+__all__ = ["ASGI", "Guard", "KeyStore", "Keys", "Scopes", "create_app", "past_framework"]

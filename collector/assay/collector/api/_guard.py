@@ -103,7 +103,7 @@ class Guard:
         needed = self.scopes.needed(scope["method"], scope["path"])  # which remembers paths: not those of strangers
         if not may(key.scopes, needed):
             return _Refusal(403, f"the API key may not {MAY.get(needed, needed)}")
-        return ALL if key.project is None else Access(key.project)
+        return Access(key.project, scopes=key.scopes)
 
 
 def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
