@@ -57,6 +57,17 @@ def scored(trace_id: str, key: str, score: float, comment: str | None = None) ->
     return Feedback(target=Target(trace_id=trace_id), key=key, score=score, comment=comment)
 
 
+COMMAND = [sys.executable, "-c", "from assay.cli import main; main()"]
+
+
+def environment() -> dict[str, str]:
+    """This one's, with the repository's folders on the path, and nothing that says where things go."""
+    folders = os.pathsep.join(str(ROOT / name) for name in ("tracer", "collector", "evaluators", "cli"))
+    models = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("ASSAY_", "OTEL_", *models))}
+    return ours | {"PYTHONPATH": folders, "ASSAY_SPILL_DIR": "off"}
+
+
 Connected = Callable[[Client], Coroutine[Any, Any, Any]]
 
 
@@ -72,12 +83,10 @@ def here(places: Places, talk: Connected, **options: Any) -> Any:
 
 def over_stdio(talk: Connected, *arguments: str, cwd: Path | None = None) -> Any:
     """Talk to `assay mcp` as an agent starts it."""
-    folders = os.pathsep.join(str(ROOT / name) for name in ("tracer", "collector", "evaluators", "cli"))
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("ASSAY_", "OTEL_"))}
     process = StdioServerParameters(
-        command=sys.executable,
-        args=["-c", "from assay.cli import main; main()", "mcp", *arguments],
-        env=ours | {"PYTHONPATH": folders, "ASSAY_SPILL_DIR": "off"},
+        command=COMMAND[0],
+        args=[*COMMAND[1:], "mcp", *arguments],
+        env=environment(),
         cwd=cwd,
     )
 

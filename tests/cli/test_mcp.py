@@ -49,7 +49,6 @@ def ids(answer: dict[str, Any]) -> list[str]:
 
 def test_traces_are_found_by_the_store_s_own_conditions(places: Places) -> None:
     assert ids(here(places, calling("find_traces", where=["feedback=grounded<0.5"]))) == [BAD]
-    assert ids(here(places, calling("find_traces", words="because", limit=1))) != []
     assert "'nme' is no condition on traces: did you mean 'name'?" in here(
         places, failing("find_traces", where=["nme=x"])
     )
@@ -91,7 +90,9 @@ def test_a_condition_is_explained_with_the_value_seen(places: Places) -> None:
 
 
 def test_what_is_not_there_is_said_in_a_line(places: Places, tmp_path: Path) -> None:
-    assert here(places, failing("read_trace", trace_id="9" * 32)).endswith(f"there is no trace '{'9' * 32}'")
+    assert here(places, failing("read_trace", trace_id="9" * 32)).endswith(
+        f"there is no trace '{'9' * 32}' in this store"
+    )
     assert "no span 'x'" in here(places, failing("read_value", trace_id=BAD, span_id="x", field="inputs"))
     assert "no field 'secrets'" in here(places, failing("read_value", trace_id=BAD, span_id="a" * 16, field="secrets"))
     assert "there is no file" in here(Places(str(tmp_path / "none.db")), failing("overview"))
@@ -279,7 +280,7 @@ def test_a_huge_value_is_read_piece_by_piece(huge: Places) -> None:
 def test_the_tree_alone_has_no_contents(huge: Places) -> None:
     answer = here(huge, calling("read_trace", trace_id=BAD, max_chars=0))
     assert {*answer["runs"][0]["untrusted"]} == {"name"}
-    assert "399" in here(huge, failing("read_trace", trace_id=BAD, first=10_000)) or True
+    assert "the trace has 400 runs" in here(huge, failing("read_trace", trace_id=BAD, first=10_000))
 
 
 # The transports
@@ -358,8 +359,7 @@ def test_over_http_many_keys_at_once_do_not_see_each_other_s(locked: str) -> Non
 
         async def one(secret: str) -> None:
             async with client_of(locked, secret) as client:
-                for _ in range(5):
-                    found.append([secret, *sorted(ids(await given(client, "find_traces")))])
+                found.extend([[secret, *sorted(ids(await given(client, "find_traces")))] for _ in range(5)])
 
         async with anyio.create_task_group() as together:
             for secret in ("bank", "reads") * 3:

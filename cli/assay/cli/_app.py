@@ -9,6 +9,7 @@ from assay.cli import (
     cache,
     datasets,
     db,
+    doctor,
     eval_,
     evaluators,
     experiments,
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(command.demo)
 app.command()(serve.serve)
+app.command()(doctor.doctor)
 app.command("eval")(eval_.eval_)
 app.command()(mcp)
 app.command()(models.models)

@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from assay.cli._common import conditions, whole_id
+from assay.cli.doctor import diagnosis
 from assay.cli.mcp import shown
 from assay.cli.mcp.reading import Cursor, Limit, Since, TraceId, Where
 from assay.collector import verdicts
 from assay.collector.records import Condition, Decision, Feedback, Target, Why, paged
+from assay.collector.senders import Sender
 from assay.collector.stores import Store
 
 Key = Annotated[str | None, Field(description="Only under this key.")]
@@ -27,6 +29,7 @@ Outcome = Annotated[
     Literal["score", "error", "skip"] | None, Field(description="Only scores, only errors, or only skips.")
 ]
 LOOKED = 2_000  # feedbacks that are sorted
+SENDERS = 2_000  # spans that are looked at
 
 
 def list_feedback(
@@ -121,4 +124,31 @@ def explain_filter(store: Store, trace_id: TraceId, where: Where = None) -> dict
     )
 
 
-JUDGING: Sequence[Any] = (list_feedback, why_scored, explain_filter)
+def diagnose_senders(store: Store, where: Where = None, since: Since = None) -> dict[str, Any]:
+    """Per sender (service, instrumentation, SDK) how many of its latest spans have inputs, outputs, documents, model,
+    tokens, session; attributes that nobody has read; what the sender can do; and what else is wrong, as dropped spans
+    or rules that nobody carries out. It explains a skip such as "no documents".
+    """
+    found = diagnosis(store, conditions(where, since=since), SENDERS)
+    return shown.answer(
+        looked_at=found.looked_at,
+        senders=[_sender(one) for one in found.seen.senders[:50]],
+        untrusted={"troubles": [shown.said_by(one) for one in found.wrong[:50]]},
+    )
+
+
+def _sender(one: Sender) -> dict[str, Any]:
+    return {
+        "spans": one.spans,
+        "traces": one.traces,
+        "kinds": dict(one.kinds),
+        "shares": {name: share._asdict() for name, share in one.shares.items()},
+        "untrusted": {
+            **{name: shown.name(value) for name, value in one.who._asdict().items()},
+            "unread_attributes": {shown.name(name): count for name, count in one.unread.items()},
+            "hints": [shown.said_by(hint) for hint in one.hints],
+        },
+    }
+
+
+JUDGING: Sequence[Any] = (list_feedback, why_scored, explain_filter, diagnose_senders)
