@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,20 @@ from assay.collector.errors import Refused
 from assay.collector.records import Key, Run
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
-from cli.mcp_clients import BAD, GOOD, calling, failing, given, here, over_http, over_stdio, runs, scored, served
+from cli.mcp_clients import (
+    BAD,
+    GOOD,
+    calling,
+    environment,
+    failing,
+    given,
+    here,
+    over_http,
+    over_stdio,
+    runs,
+    scored,
+    served,
+)
 
 READING = {"overview", "find_traces", "read_trace", "read_value", "list_feedback", "why_scored", "explain_filter"}
 LISTS = {"list_experiments", "read_experiment", "list_datasets", "read_dataset", "diagnose_senders"}
@@ -380,3 +395,11 @@ def test_a_request_that_nobody_has_checked_may_nothing() -> None:
         guarded.access(None)
     with pytest.raises(Exception, match="nobody has checked"):
         guarded.access({"type": "http"})
+
+
+def test_without_its_package_a_line_says_what_to_install() -> None:
+    blocked = "import sys; sys.modules['mcp'] = None; from assay.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", blocked, "mcp"], env=environment(), capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith("which is not installed: pip install 'assay[mcp]'\n")
+    assert ended.stderr.count("\n") == 1
