@@ -14,6 +14,7 @@ from assay.cli import (
     experiments,
     feedback,
     judges,
+    keys,
     models,
     monitor,
     serve,
@@ -41,6 +42,7 @@ app.add_typer(evaluators.app, name="evaluators")
 app.add_typer(experiments.app, name="experiments")
 app.add_typer(feedback.app, name="feedback")
 app.add_typer(judges.app, name="judges")
+app.add_typer(keys.app, name="keys")
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(spool.app, name="spool")
 app.add_typer(traces.app, name="traces")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,12 @@ Rules = Annotated[
     str | None,
     typer.Option("--monitor", metavar="RULES.PY", help="Evaluate what comes in by the rules of this file, too."),
 ]
+Cors = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN", help="An origin whose pages may send telemetry and feedback, as https://app.example.com."
+    ),
+]
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
 SWITCH = 0.001
@@ -38,7 +45,11 @@ YOUNG = 10_000  # objects made since, before Python looks for cycles among them;
 
 
 def serve(
-    host: HostOption = "127.0.0.1", port: Port = 4318, path: FileStoreOption = "assay.db", rules: Rules = None
+    host: HostOption = "127.0.0.1",
+    port: Port = 4318,
+    path: FileStoreOption = "assay.db",
+    rules: Rules = None,
+    cors: Cors = None,
 ) -> None:
     """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
 
@@ -55,6 +66,7 @@ def serve(
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
     sys.setswitchinterval(SWITCH)
     _give_back_at_once()
+    _tell_audit()
     with SQLiteStore(path) as store:
         pick_up = PickUp()
 
@@ -67,9 +79,9 @@ def serve(
 
         try:
             if rules is None:
-                run(store, host=host, port=port, ready=ready)
+                run(store, host=host, port=port, cors=cors or (), ready=ready)
             else:
-                _with_monitor(store, host, port, rules, ready)
+                _with_monitor(store, host, port, rules, ready, cors or ())
         finally:
             pick_up.end()
         notes.print("stopped; everything that was acknowledged is kept")
@@ -89,14 +101,16 @@ def _tell_who_else_reads(path: str) -> None:
         notes.print(f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True)
 
 
-def _with_monitor(store: Store, host: str, port: int, rules: str, ready: Callable[[str], None]) -> None:
+def _with_monitor(
+    store: Store, host: str, port: int, rules: str, ready: Callable[[str], None], cors: Sequence[str]
+) -> None:
     """The server in a thread, so that the monitor ends first and can give back what it holds."""
     from assay.cli._monitor_run import planned, say, show, until_told
     from assay.collector.server import Server
     from assay.evaluators.monitors import Supervisor
 
     key = os.environ.get("ASSAY_API_KEY") or (None if is_loopback(host) else _key_of_one_run(store))
-    with Server(store, host=host, port=port, api_key=key) as server, until_told() as stop:
+    with Server(store, host=host, port=port, api_key=key, cors=cors) as server, until_told() as stop:
         ready(server.url)
         try:
             Supervisor(planned(rules, server.url, key=key), say, show).run(stop, patient=True)
@@ -108,6 +122,14 @@ def _with_monitor(store: Store, host: str, port: int, rules: str, ready: Callabl
 def _key_of_one_run(store: Store) -> str | None:
     """A key for the monitor alone, where others have keys; without any, a server that is open is refused anyway."""
     return secrets.token_urlsafe(32) if store.keys() else None
+
+
+def _tell_audit() -> None:
+    """Who deletes and who changes keys, a line of JSON each, beside the server's own words."""
+    audit = logging.getLogger("assay.audit")
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
+    audit.addHandler(logging.StreamHandler())
 
 
 def _give_back_at_once() -> None:

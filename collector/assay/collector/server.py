@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -17,7 +17,7 @@ import uvicorn
 
 from assay.collector import _ports
 from assay.collector._connection import Connection, sweep
-from assay.collector.api import Door, Guard, Keys, create_app, past_framework
+from assay.collector.api import Cors, Door, Guard, Keys, create_app, past_framework
 from assay.collector.errors import Refused
 from assay.collector.hosts import bare, is_loopback, url_of
 from assay.collector.intake import Limits
@@ -32,7 +32,8 @@ GRACE = 30  # seconds for requests that are under way when the server is told to
 class Server:
     """Serves a store, which the caller closes: `with Server(store) as server: server.url`.
 
-    Port 0 takes a free one. Raises `Refused`: the port is taken, or the server would be open to others without a key.
+    `cors` are origins whose pages may send telemetry and feedback. Port 0 takes a free one. Raises `Refused`: the port
+    is taken, or the server would be open to others without a key.
     """
 
     def __init__(
@@ -43,18 +44,20 @@ class Server:
         port: int = 0,
         api_key: str | None = None,
         limits: Limits | None = None,
+        cors: Iterable[str] = (),
     ) -> None:
         self.store, self.host = store, bare(host)
         locked, secret = not is_loopback(self.host), api_key or os.environ.get("ASSAY_API_KEY")
         if locked and not secret and not store.keys():
-            raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY")
+            way_out = "set ASSAY_API_KEY, or make a first key with `assay keys create NAME --store FILE`"
+            raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: {way_out}")
         self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
         self._keys = Keys(store) if locked else None
         self.door = Door(self._keys, secret)
         app = create_app(store, limits=limits, ready=self._is_ready, door=self.door)
         guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)
-        self._server = _Uvicorn(_config(guard))
+        self._server = _Uvicorn(_config(Cors(guard, cors, app.state.scopes.rows) if cors else guard))
         self._receiver = app.state.receiver
         self._thread: threading.Thread | None = None
 
@@ -157,10 +160,15 @@ class _Uvicorn(uvicorn.Server):
 
 
 def serve(
-    store: Store, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, ready: Callable[[str], Any] | None = None
+    store: Store,
+    *,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    cors: Iterable[str] = (),
+    ready: Callable[[str], Any] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then answer what is under way. `ready` is called with the address."""
-    server = Server(store, host=host, port=port)
+    server = Server(store, host=host, port=port, cors=cors)
     server.run(None if ready is None else lambda: ready(server.url))
 
 

@@ -269,12 +269,19 @@ def _watch(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _audit(db: sqlite3.Connection) -> None:
+    """Version 6: what was deleted, and who changed keys."""
+    db.execute("CREATE TABLE audit (id INTEGER PRIMARY KEY, of_keys INTEGER NOT NULL, data TEXT NOT NULL)")
+    db.execute("CREATE INDEX audit_by_kind ON audit (of_keys, id)")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
     _add_known_values,
     _tell_judgements_apart,
     _lead_to_votes,
     _watch,
+    _audit,
 )
 
 
