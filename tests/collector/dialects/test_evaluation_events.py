@@ -80,6 +80,6 @@ def test_by_the_wire_it_stands_on_its_trace(tmp_path):
         headers = {"content-type": "application/x-protobuf"}
         answer = httpx.post(f"{server.url}/v1/traces", content=body, headers=headers)
         assert (answer.status_code, answer.content) == (200, b"")
-        trace = store.trace(store.traces()[0].trace_id)
+        trace = store.trace(next(iter(store.traces())).trace_id)
         assert [(one.key, one.label) for one in trace.feedback] == [("ok", "good")]
         assert [event.name for event in trace.root.events] == [NAME]
