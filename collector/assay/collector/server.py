@@ -17,7 +17,7 @@ import uvicorn
 
 from assay.collector import _ports
 from assay.collector._connection import Connection, sweep
-from assay.collector.api import Guard, Keys, create_app, past_framework
+from assay.collector.api import Door, Guard, Keys, create_app, past_framework
 from assay.collector.errors import Refused
 from assay.collector.hosts import bare, is_loopback, url_of
 from assay.collector.intake import Limits
@@ -50,11 +50,16 @@ class Server:
             raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY")
         self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        app = create_app(store, limits=limits, ready=lambda: self._server.started and not self._server.should_exit)
         self._keys = Keys(store) if locked else None
-        self._server = _Uvicorn(_config(Guard(past_framework(app), app.state.scopes, self._keys, secret)))
+        self.door = Door(self._keys, secret)
+        app = create_app(store, limits=limits, ready=self._is_ready, door=self.door)
+        guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)
+        self._server = _Uvicorn(_config(guard))
         self._receiver = app.state.receiver
         self._thread: threading.Thread | None = None
+
+    def _is_ready(self) -> bool:
+        return self._server.started and not self._server.should_exit
 
     @property
     def url(self) -> str:
