@@ -29,8 +29,10 @@ def held(store: Store, project: str, items: Sequence[Run | LogItem]) -> tuple[li
                 raise view.not_my_experiment(experiment_id or "")
             mine.append(_owned(view, item))
         except Forbidden as error:
-            kind = BesideRefused if beside and not isinstance(item, Run) else ItemRefused
-            refusals.append(kind("project", str(error)))
+            if beside and not isinstance(item, Run):
+                refusals.append(BesideRefused("project", str(error)))
+            else:
+                refusals.append(ItemRefused("project", str(error), item))
     return mine, refusals
 
 
