@@ -37,8 +37,10 @@ def weighed(store: Store, project: str, items: Sequence[Run | LogItem]) -> list[
                 raise view.not_my_experiment(experiment_id or "")
             found.append(_owned(view, item))
         except Forbidden as error:
-            kind = BesideRefused if beside and not isinstance(item, Run) else ItemRefused
-            found.append(kind("project", str(error)))
+            if beside and not isinstance(item, Run):
+                found.append(BesideRefused("project", str(error)))
+            else:
+                found.append(ItemRefused("project", str(error), item))
     return found
 
 
