@@ -43,8 +43,8 @@ def create_app(
     limits: Limits | None = None,
     metrics: Metrics | None = None,
     ready: Callable[[], bool] | None = None,
-    door: Door | None = None,
     keepers: Sequence[Keeper] = (),
+    door: Door | None = None,
 ) -> FastAPI:
     """The collector as an ASGI application over a store, which the caller closes. `keepers` get what OTLP brought
     once the store has it; `door` is what a guard before it lets in.

@@ -39,6 +39,11 @@ class Forwarder:
         for outbox in self._outboxes:
             outbox.start()
 
+    def left(self) -> list[str]:
+        """Folders in which something waits that is for none of the targets."""
+        mine = {target.folder for target in self.targets}
+        return sorted({path.parent.name for path in self._folder.glob("*/*.spool")} - mine)
+
     def close(self) -> None:
         """Send no more; what waits stays on disk."""
         for outbox in self._outboxes:
