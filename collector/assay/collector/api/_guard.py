@@ -109,10 +109,10 @@ def _misnamed(headers: Mapping[bytes, bytes]) -> Refusal | None:
     if host and not is_loopback(name):
         told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
         return Refusal(403, told)
-    return _forwarded(headers)
+    return forwarded(headers)
 
 
-def _forwarded(headers: Mapping[bytes, bytes]) -> Refusal | None:
+def forwarded(headers: Mapping[bytes, bytes]) -> Refusal | None:
     """The refusal of what a proxy on this machine passes on for somebody elsewhere, whatever name it calls us by."""
     senders = f"{_text(headers, b'x-forwarded-for')},{_text(headers, b'x-real-ip')}".split(",")
     elsewhere = next((sender.strip() for sender in senders if sender.strip() and not is_loopback(sender.strip())), None)
