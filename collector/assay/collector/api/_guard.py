@@ -17,7 +17,7 @@ from assay.collector.api._scopes import READING, Scopes, may
 from assay.collector.api._tries import Tries
 from assay.collector.errors import Unavailable
 from assay.collector.hosts import authority, is_loopback, named
-from assay.collector.intake import PROTOBUF, otlp_error
+from assay.collector.intake import PROTOBUF, ROOTS, otlp_error
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -107,7 +107,7 @@ class Guard:
 
 
 def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    return scope["path"].startswith("/v1/") and headers.get(b"content-type", b"").startswith(PROTOBUF)
+    return scope["path"].startswith(ROOTS) and headers.get(b"content-type", b"").startswith(PROTOBUF)
 
 
 def _elsewhere(method: str, headers: Mapping[bytes, bytes]) -> _Refusal | None:

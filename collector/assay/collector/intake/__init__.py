@@ -5,7 +5,7 @@ from assay.collector.intake._body import Body, Disconnected
 from assay.collector.intake._cost import check_json
 from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import Permanent
-from assay.collector.intake._http import PATHS, SIGNALS, Receiver
+from assay.collector.intake._http import PATHS, ROOTS, SIGNALS, Receiver
 from assay.collector.intake._limits import MOST_MONEY, MOST_TOKENS, Limits
 from assay.collector.intake._texts import bounded_texts, check_amended, check_names
 
@@ -18,6 +18,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "PATHS",
     "PROTOBUF",
     "Permanent",
+    "ROOTS",
     "Receiver",
     "SIGNALS",
     "bounded_texts",
