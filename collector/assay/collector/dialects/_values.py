@@ -77,7 +77,10 @@ def document_of(value: Mapping[str, JSON]) -> Document:
     metadata = metadata if isinstance(metadata, dict) else {}
     if type(id) is not str or not id:
         id = _identity(value, IDENTITIES) or (_identity(metadata, IDENTITIES_WITHIN) if metadata else None)
-    return Document("" if content is None else as_text(content), id, number(value.get("score")), metadata)
+    score = number(value.get("score"))
+    if score is None and metadata:
+        score = number(metadata.get("score"))
+    return Document("" if content is None else as_text(content), id, score, metadata)
 
 
 def documents(values: JSON) -> tuple[Document, ...]:
