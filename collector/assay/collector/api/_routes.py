@@ -59,6 +59,7 @@ def health(path: str, needs: Needs, handler: Callable[..., Any], answers: Any = 
 INSTEAD: dict[str, Callable[..., Any]] = {
     "amend": _extra.amend,
     "append": _extra.append,
+    "add_amendments": _extra.add_amendments,
     "add_feedback": _extra.add_feedback,
     "add_running": _extra.add_running,
     "book": _extra.book,

@@ -49,4 +49,6 @@ def _owned(view: ProjectStore, item: Run | LogItem) -> Run | LogItem:
         return view.owned(item)
     if isinstance(item, Feedback) and item.target.trace_id is None:
         raise view.no_aim()
+    if isinstance(item, Amendment):
+        return view.said(item)
     return view.spoken(item) if isinstance(item, Feedback) else item
