@@ -14,6 +14,8 @@ HELP = {
     "assay_received_total": "Spans or log records that arrived, those included that were refused.",
     "assay_stored_total": "Spans or feedbacks that are durable and were acknowledged.",
     "assay_refused_total": "Single spans or log records that were refused, by reason.",
+    "assay_beside_stored_total": "Feedback and content for other spans that spans brought beside their runs, kept.",
+    "assay_beside_refused_total": "The same, refused, by reason; the spans were kept.",
     "assay_passed_over_total": "Log records and metrics that were accepted and not kept: nothing in them is for us.",
     "assay_requests_refused_total": "Requests that were answered with an error, by reason.",
     "assay_dialect_errors_total": "Spans or log records that were read without a dialect because it failed on them.",

@@ -13,6 +13,10 @@ class ItemRefused(AssayError, ValueError):
         self.reason = reason
 
 
+class BesideRefused(ItemRefused):
+    """Something that a span says beside its run cannot be kept; the span can."""
+
+
 class Permanent(Refused):
     """A request that can never be kept as it stands. `reason` is a short word for counters."""
 

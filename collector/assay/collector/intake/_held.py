@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.collector.dialects import Amendment, LogItem
 from assay.collector.errors import Forbidden
-from assay.collector.intake._errors import ItemRefused
+from assay.collector.intake._errors import BesideRefused, ItemRefused
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import Store
 from assay.collector.stores.project import ProjectStore
@@ -18,7 +18,9 @@ def held(store: Store, project: str, items: Sequence[Run | LogItem]) -> tuple[li
     view = ProjectStore(store, project)
     foreign = view.foreign(_trace_id(item) for item in items)
     others = view.foreign_experiments(_experiment_id(item) for item in items)
-    mine, refusals = [], []
+    mine: list[Any] = []
+    refusals: list[ItemRefused] = []
+    beside = isinstance(items[0], Run) if items else False  # what is no run, then, was said beside one
     for item in items:
         try:
             if (trace_id := _trace_id(item)) in foreign:
@@ -27,7 +29,8 @@ def held(store: Store, project: str, items: Sequence[Run | LogItem]) -> tuple[li
                 raise view.not_my_experiment(experiment_id or "")
             mine.append(_owned(view, item))
         except Forbidden as error:
-            refusals.append(ItemRefused("project", str(error)))
+            kind = BesideRefused if beside and not isinstance(item, Run) else ItemRefused
+            refusals.append(kind("project", str(error)))
     return mine, refusals
 
 

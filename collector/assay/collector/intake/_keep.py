@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from assay.collector.dialects import Amendment, LogItem
+from assay.collector.dialects import Also, Amendment, LogItem
 from assay.collector.errors import Closed, Refused
 from assay.collector.intake._beside import Beside
-from assay.collector.intake._errors import ItemRefused
+from assay.collector.intake._errors import BesideRefused, ItemRefused
 from assay.collector.intake._held import held
 from assay.collector.intake._signal import Request
 from assay.collector.intake._texts import check_amended
@@ -41,7 +41,9 @@ class StoreKeeper:
         }
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """Runs are appended; of logs feedback is added first, then runs are amended, one by one, then the rest."""
+        """Runs are appended, with the feedback that came beside them; then runs are amended, one by one. Of logs
+        feedback is added first, then runs are amended, then comes the rest.
+        """
         if not items:
             return ()
         keep = self._kinds[request.signal.name]
@@ -50,20 +52,37 @@ class StoreKeeper:
         mine, refusals = await asyncio.to_thread(held, self._store, request.project, items)
         return [*refusals, *(await keep(mine) if mine else ())]
 
-    async def _runs(self, runs: Sequence[Run]) -> Refusals:
-        if self._append is None:
-            await asyncio.to_thread(self._store.append, runs)
-        else:
-            await self._in_slices(self._append, runs)
-        return ()
+    async def _runs(self, items: Sequence[Run | Also]) -> Refusals:
+        runs = [item for item in items if isinstance(item, Run)]
+        if len(runs) == len(items):
+            await self._appended(runs)
+            return ()
+        await self._appended(runs, [item for item in items if isinstance(item, Feedback)])
+        return await asyncio.to_thread(self._amended, items)
 
-    async def _in_slices(self, append: Callable[[Sequence[Run]], Future[None]], runs: Sequence[Run]) -> None:
-        """Append; of many some at a time, so that others have their turn, and not all are encoded at once."""
-        if len(runs) < MANY:
-            await asyncio.wrap_future(append(runs))
-            return
-        for start in range(0, len(runs), MANY):
-            await asyncio.wrap_future(await self._beside(append, runs[start : start + MANY]))
+    async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:
+        if self._append is None:
+            await asyncio.to_thread(self._store.append, runs, *feedback)
+        else:
+            await self._in_slices(self._append, runs, *feedback)
+
+    async def _in_slices(
+        self, append: Callable[..., Future[None]], runs: Sequence[Run], *feedback: Sequence[Feedback]
+    ) -> None:
+        """Append; of many some at a time, so that others have their turn, and not all are encoded at once.
+
+        Feedback goes with the last of them: nothing speaks of a run of this request that is not there.
+        """
+        while len(runs) >= MANY:
+            await asyncio.wrap_future(await self._beside(append, runs[:MANY]))
+            runs = runs[MANY:]
+        if runs or any(feedback):
+            await asyncio.wrap_future(append(runs, *feedback))
+
+    def _amended(self, items: Sequence[Run | Also]) -> Refusals:
+        """Amend the runs of which something was said beside others; why that could not be."""
+        refusals = [self._amend(item) for item in items if isinstance(item, Amendment)]
+        return [BesideRefused(refusal.reason, str(refusal)) for refusal in refusals if refusal]
 
     async def _logs(self, items: Sequence[LogItem]) -> Refusals:
         return await asyncio.to_thread(self._beside_spans, items)

@@ -59,13 +59,14 @@ class SQLiteTraces(Half):
         """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
         return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
-    def append_async(self, runs: Sequence[Run]) -> Future[None]:
+    def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
-        return self.write(encode(runs))
+        batch = encode(runs)
+        return self.write(batch._replace(feedback=_feedback.rows(feedback)) if feedback else batch)
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
-            self.write(encode(runs)._replace(feedback=_feedback.rows(feedback))).result()
+            self.append_async(runs, feedback).result()
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
         plain = _amend.as_json(fields)
