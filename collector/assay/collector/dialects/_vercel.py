@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from assay.collector.dialects._draft import Draft
-from assay.collector.dialects._values import count, from_json, text
-from assay.collector.records import JSON, Usage
+from assay.collector.dialects._values import as_text, count, document, from_json, number, text
+from assay.collector.records import JSON, Document, Usage
 
 OPERATION = "ai.operationId"
 CALLS = {"doGenerate": "llm", "doStream": "llm", "doEmbed": "embedding", "doRerank": "reranker"}
 KINDS = {"ai.toolCall": "tool"}  # all others, around these, are steps of a chain
-INPUTS = ("ai.prompt.messages", "ai.prompt", "ai.toolCall.args", "ai.value", "ai.values")
+INPUTS = ("ai.prompt.messages", "ai.prompt", "ai.toolCall.args", "ai.value", "ai.values", "ai.documents")
 OUTPUTS = (
     "ai.response.object",
     "ai.result.object",
@@ -48,6 +48,8 @@ def vercel(draft: Draft) -> None:
     call = CALLS.get(operation.rpartition(".")[2])
     draft.fields.setdefault("kind", call or KINDS.get(operation, "chain"))
     _content(draft)
+    if call == "reranker" and not draft.fields.get("documents"):
+        draft.fields["documents"] = _ranked(draft.fields.get("inputs"), draft.fields.get("outputs"))
     _model(draft)
     if call:
         _usage(draft)
@@ -86,6 +88,22 @@ def _call(given: dict[str, Any]) -> JSON:
     arguments = given.get("input", given.get("args"))
     function = {"name": given.get("toolName"), "arguments": arguments}
     return {"id": given.get("toolCallId"), "type": "function", "function": function}
+
+
+def _ranked(given: JSON, ranking: JSON) -> tuple[Document, ...]:
+    """The documents that were given, in the order and with the scores of a ranking; none if it names others."""
+    if not isinstance(given, list) or not isinstance(ranking, list):
+        return ()
+    ranked = [_placed(given, place) for place in ranking]
+    return tuple(one for one in ranked if one) if all(ranked) else ()
+
+
+def _placed(given: list[JSON], place: JSON) -> Document | None:
+    index = place.get("index") if isinstance(place, dict) else None
+    if type(index) is not int or not 0 <= index < len(given):
+        return None
+    read = document(given[index]) or Document(as_text(given[index]))
+    return Document(read.content, read.id, number(place.get("relevanceScore")), read.metadata)
 
 
 def _model(draft: Draft) -> None:
