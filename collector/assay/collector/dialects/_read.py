@@ -11,6 +11,7 @@ from assay.collector.dialects._draft import Dialect, Draft
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
+from assay.collector.dialects._haystack import haystack
 from assay.collector.dialects._laminar import laminar
 from assay.collector.dialects._langfuse import langfuse
 from assay.collector.dialects._langsmith import langsmith
@@ -21,6 +22,7 @@ from assay.collector.dialects._pydantic_evals import pydantic_evals
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._traceloop import traceloop
 from assay.collector.dialects._values import as_text, documents
+from assay.collector.dialects._vercel import vercel
 from assay.collector.records import JSON, Event, Run, Status
 from assay.tracer import attributes as names
 
@@ -46,6 +48,8 @@ DIALECTS: tuple[Dialect, ...] = (
     mlflow,
     traceloop,
     laminar,
+    vercel,
+    haystack,
     genai,
     pydantic_evals,
     evaluations,
