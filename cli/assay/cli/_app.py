@@ -15,6 +15,7 @@ from assay.cli import (
     experiments,
     feedback,
     judges,
+    keys,
     models,
     monitor,
     serve,
@@ -45,6 +46,7 @@ app.add_typer(evaluators.app, name="evaluators")
 app.add_typer(experiments.app, name="experiments")
 app.add_typer(feedback.app, name="feedback")
 app.add_typer(judges.app, name="judges")
+app.add_typer(keys.app, name="keys")
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(spool.app, name="spool")
 app.add_typer(traces.app, name="traces")

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from assay.collector._acting import Actor
 from assay.collector.errors import Forbidden
 from assay.collector.stores import Store
 from assay.collector.stores.project import ProjectStore
@@ -17,11 +18,29 @@ ACCESS = "assay.access"  # where an ASGI scope holds it
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the sender of a request may have. `known`: it has a key, or none is needed."""
+    """What the sender of a request may have, and who it is, as far as that is known.
+
+    `known`: it has a key, or none is needed. `bond` is what its session or its key is known by; tokens of forms hang
+    on it.
+    """
 
     project: str | None = None  # None: every project
     known: bool = True
-    scopes: tuple[str, ...] | None = None  # of its key; None: every one
+    needs: frozenset[str] | None = None  # what it may send requests for; None: for everything
+    key: str = ""  # the key's id; "" where none is needed
+    name: str = ""  # the key's
+    address: str = ""
+    bond: bytes = b""
+    session: str = ""  # the id of the session in a browser; "" without one
+
+    @property
+    def actor(self) -> Actor:
+        """Who it is, for what is written down."""
+        return Actor(self.key, self.name, self.address, self.may("write"))
+
+    def may(self, needed: str) -> bool:
+        """Whether it may send what needs this."""
+        return self.needs is None or needed in self.needs
 
 
 def access_of(scope: Mapping[str, Any]) -> Access:

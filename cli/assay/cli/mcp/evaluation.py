@@ -60,7 +60,7 @@ class Evaluation:
 
     def _check(self, context: Context) -> None:
         access = self._places.access(scope_of(context))
-        if access.scopes is not None and "write" not in access.scopes:
+        if not access.may("write"):
             raise Forbidden("the API key may not write, which an evaluation does")
         if access.project is not None:
             raise Forbidden(f"the API key is of project {access.project!r}, and an evaluation may concern others")

@@ -57,7 +57,7 @@ class Places:
     @contextmanager
     def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
         """The store as a sender may see it. Raises `Forbidden` for one who may not do what the call needs."""
-        if access.scopes is not None and needs not in access.scopes:
+        if not access.may(needs):
             raise Forbidden(f"the API key may not {needs}")
         with self.opened() as store:
             yield store if access.project is None else cast(Store, ProjectStore(store, access.project))
