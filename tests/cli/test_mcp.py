@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from assay.cli.mcp import shown
 from assay.cli.mcp.places import Places
 from assay.collector import connect
 from assay.collector.errors import Refused
-from assay.collector.records import Example, Experiment, Feedback, Key, Rule, Run, Target
+from assay.collector.records import Example, Experiment, Feedback, Key, OpenRun, Rule, Run, Target
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from cli.mcp_clients import (
@@ -85,6 +86,27 @@ def test_a_trace_is_read_as_a_tree_with_documents_and_feedback(places: Places) -
     assert found["runs"][0]["untrusted"]["inputs"] == {"question": "why?"}
     assert found["runs"][1]["untrusted"]["documents"][0]["content"] == "a passage"
     assert found["feedback"][0]["untrusted"]["comment"] == "the passage says otherwise"
+
+
+def test_a_trace_that_has_only_begun_is_said_to_be_under_way(places: Places, file: Path) -> None:
+    with connect(file) as store:
+        store.add_running([OpenRun(trace_id="7" * 32, span_id="7" * 16, name="long", start_ns=time.time_ns())])
+    assert "nothing of trace" in here(places, failing("read_trace", trace_id="7" * 8))
+
+
+def test_examples_of_a_dataset_are_read_on_and_whole_where_it_is_asked_for(places: Places, file: Path) -> None:
+    with connect(file) as store:
+        store.save_examples("faq", [Example(inputs={"q": f"{n}" * 3_000}) for n in range(1, 4)])
+
+    async def talk(client: Any) -> None:
+        first = await given(client, "read_dataset", name="faq", limit=2)
+        assert (first["example_count"], len(first["examples"]), first["next_first"]) == (3, 2, 2)
+        assert first["examples"][0]["untrusted"]["inputs"]["characters"] > 3_000
+        last = await given(client, "read_dataset", name="faq", first=2, max_chars=5_000)
+        assert last["examples"][0]["untrusted"]["inputs"] == {"q": "3" * 3_000}
+        assert "next_first" not in last
+
+    here(places, talk)
 
 
 def test_the_worst_under_a_key_come_first(places: Places) -> None:

@@ -17,17 +17,21 @@ from assay.collector.senders import Share, look
 from assay.collector.stores import Store
 from assay.collector.troubles import COUNTERS, troubles
 
-NOW = time.time_ns() - 10**9
+
+def now() -> int:
+    """A second ago: a trace that ended a while ago, and is not complete, would be a trouble."""
+    return time.time_ns() - 10**9
 
 
 def span(number: int, trace: int | None = None, *, scope: str = "", service: str = "shop", **fields: Any) -> Run:
     """A run as a span of a sender is read."""
     attributes = {**fields.pop("attributes", {}), **({"otel.scope.name": scope} if scope else {})}
+    start = now() + number
     return Run(
         trace_id=f"{trace or number:032x}",
         span_id=f"{number:016x}",
-        start_ns=NOW + number,
-        end_ns=NOW + number + 1,
+        start_ns=start,
+        end_ns=start + 1,
         project=fields.pop("project", service),
         name=fields.pop("name", "call"),
         attributes=attributes,
@@ -134,7 +138,7 @@ def test_calls_without_tokens_are_told_how_streams_say_them(store: Store) -> Non
 
 
 def test_content_that_waits_for_log_records_is_told(store: Store) -> None:
-    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="chat", attributes={}, start_ns=NOW, end_ns=NOW + 1)
+    raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="chat", attributes={}, start_ns=now(), end_ns=now())
     waiting = read(raw, dialects=[lambda draft: setattr(draft, "awaits", ("inputs",))])
     assert "1 spans wait for content that comes in log records" in advice(waiting, store=store)
 
@@ -161,7 +165,7 @@ def test_hostile_names_do_not_steer_who_reads_them(store: Store) -> None:
 
 
 def test_drops_that_processes_report_are_told(store: Store) -> None:
-    store.add_reports([ProcessReport(instance="i", reported_ns=NOW, started=5, dropped={"queue full": 3})])
+    store.add_reports([ProcessReport(instance="i", reported_ns=now(), started=5, dropped={"queue full": 3})])
     assert any(
         "3 spans were dropped by processes, reason 'queue full'" in one for one in troubles(store, look(store), {})
     )

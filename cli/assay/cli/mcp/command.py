@@ -9,6 +9,7 @@ import typer
 
 from assay.cli._common import notes
 from assay.cli._options import HostOption, StoreOption
+from assay.collector import default_place
 from assay.collector.errors import Refused
 from assay.collector.extras import needing
 
@@ -43,6 +44,7 @@ def mcp(
     from assay.cli.mcp.places import Places
 
     places = Places(at, guarded=http)
+    notes.print(f"store: {at or default_place()}", markup=False, highlight=False, soft_wrap=True)
     made = server(places, write=write, file=file)
     if not http:
         made.run("stdio")

@@ -35,7 +35,10 @@ _NO_OTHER = Response(status_code=405, headers={"allow": "POST"})
 
 
 class _Living:
-    """An application whose lifespan begins with the first request, on the loop that serves it, and ends with that."""
+    """An application whose lifespan begins with the first request, on the loop that serves it, and ends with that.
+
+    Raises, at each request, what its beginning raised.
+    """
 
     def __init__(self, app: Starlette) -> None:
         self._app, self._begun = app, asyncio.Event()
@@ -48,9 +51,14 @@ class _Living:
         if self._life is None:
             self._life = asyncio.create_task(self._live())
         await self._begun.wait()
+        if self._life.done():
+            self._life.result()
         return await self._app(scope, receive, send)
 
     async def _live(self) -> None:
-        async with self._app.router.lifespan_context(self._app):
+        try:
+            async with self._app.router.lifespan_context(self._app):
+                self._begun.set()
+                await asyncio.Event().wait()  # until the loop ends
+        finally:
             self._begun.set()
-            await asyncio.Event().wait()  # until the loop ends

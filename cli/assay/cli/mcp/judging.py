@@ -13,7 +13,7 @@ from pydantic import Field
 from assay.cli._common import conditions, whole_id
 from assay.cli.doctor import diagnosis
 from assay.cli.mcp import shown
-from assay.cli.mcp.reading import Cursor, Limit, Since, TraceId, Where
+from assay.cli.mcp.reading import Cursor, Limit, Since, TraceId, Where, trace_of
 from assay.collector import verdicts
 from assay.collector.records import Condition, Decision, Feedback, Target, Why, paged
 from assay.collector.senders import Sender
@@ -47,7 +47,7 @@ def list_feedback(
 
     The worst traces under a key: order "lowest".
     """
-    target = None if trace_id is None else Target(trace_id=whole_id(store, trace_id))
+    target = None if trace_id is None else Target(trace_id=whole_id(store, trace_id.lower()))
     ask = partial(store.feedbacks, conditions(where, since=since), key=key, target=target)
     if order == "newest" and outcome is None:
         page = ask(limit=limit, cursor=cursor)
@@ -65,8 +65,8 @@ def _score(one: Feedback) -> float:
 
 def why_scored(store: Store, trace_id: TraceId) -> dict[str, Any]:
     """Why each rule did, or did not, score a trace, and which evaluators failed or skipped on it, with the reason."""
-    whole = whole_id(store, trace_id)
-    trace = store.trace(whole)
+    trace = trace_of(store, trace_id)
+    whole = trace.trace_id
     unscored = [shown.feedback(one) for one in trace.feedback if one.outcome != "score"]
     scored = [shown.feedback(one) for one in trace.feedback if one.outcome == "score"]
     found = store.why(whole)
@@ -117,7 +117,7 @@ def _decision(one: Decision) -> dict[str, Any]:
 
 def explain_filter(store: Store, trace_id: TraceId, where: Where = None) -> dict[str, Any]:
     """Condition by condition, with the value seen, why a trace passes conditions or not."""
-    found = store.explain(whole_id(store, trace_id), conditions(where))
+    found = store.explain(trace_of(store, trace_id).trace_id, conditions(where))
     return shown.answer(
         passes=all(one.passes is not False for one in found),
         untrusted={"conditions": list(map(_condition, found))},

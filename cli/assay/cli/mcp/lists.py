@@ -10,6 +10,7 @@ from pydantic import Field
 
 from assay.cli.mcp import shown
 from assay.cli.mcp.reading import Limit
+from assay.cli.mcp.shown import RESPONSE, TEXT
 from assay.collector import format
 from assay.collector.records import Example, Experiment, RunScores, paged
 from assay.collector.stores import Store
@@ -20,6 +21,7 @@ OneKey = Annotated[str | None, Field(description="Only runs that have a score un
 Name = Annotated[str, Field(description="The dataset's name.")]
 Version = Annotated[int | None, Field(ge=1, description="None: the newest.")]
 From = Annotated[int, Field(ge=0, description="The first example to show; `next_first` of the page before.")]
+MaxChars = Annotated[int, Field(ge=0, le=RESPONSE, description="Characters of each value.")]
 RUNS = 10_000  # of an experiment, that are sorted
 
 
@@ -92,7 +94,7 @@ def experiment(one: Experiment) -> dict[str, Any]:
             "name": shown.name(one.name),
             "dataset": shown.name(one.dataset),
             "evaluators": [shown.name(str(evaluator.get("key"))) for evaluator in one.evaluators[: shown.NAMES]],
-            "metadata": shown.content(dict(one.metadata), "metadata", shown.NAME * 2),
+            "metadata": shown.content(dict(one.metadata), None, shown.NAME * 2),
         },
     }
 
@@ -112,14 +114,19 @@ def list_datasets(store: Store) -> dict[str, Any]:
 
 
 def read_dataset(
-    store: Store, name: Name, version: Version = None, first: From = 0, limit: Limit = 20
+    store: Store,
+    name: Name,
+    version: Version = None,
+    first: From = 0,
+    limit: Limit = 20,
+    max_chars: MaxChars = TEXT,
 ) -> dict[str, Any]:
     """Examples of a dataset in their order, as many as there is room for."""
     record = store.dataset(name, version)
     examples: list[dict[str, Any]] = []
-    left = shown.RESPONSE
+    left = RESPONSE
     for one in store.examples(name, record.version, limit=limit, offset=first):
-        made = _example(one)
+        made = _example(one, max_chars)
         left -= len(json.dumps(made))
         if examples and left < 0:
             break
@@ -133,9 +140,9 @@ def read_dataset(
     )
 
 
-def _example(one: Example) -> dict[str, Any]:
+def _example(one: Example, most: int) -> dict[str, Any]:
     said = {"inputs": one.inputs, "reference_outputs": one.reference_outputs, "metadata": dict(one.metadata) or None}
-    contents = {field: shown.content(value, field) for field, value in said.items() if value is not None}
+    contents = {field: shown.content(value, None, most) for field, value in said.items() if value is not None}
     return {"untrusted": {"id": shown.name(one.id), "split": shown.name(one.split), **contents}}
 
 

@@ -20,6 +20,7 @@ from assay.collector.stores import Store
 from assay.collector.stores.project import ProjectStore
 
 PATIENCE, PAUSE = 10.0, 0.02  # seconds: for a file that is held, and between two tries
+TRIES = 3  # more, where nobody seems to hold it
 
 
 class Places:
@@ -38,12 +39,13 @@ class Places:
             store.close()
 
     def _reached(self) -> Store:
-        ends = time.monotonic() + PATIENCE
+        ends, free = time.monotonic() + PATIENCE, 0
         while True:
             try:
                 return reached(self.at)
             except Refused:
-                if time.monotonic() > ends or not self._held():
+                free += not self._held()  # it may have been let go by now
+                if time.monotonic() > ends or free > TRIES:
                     raise
             time.sleep(PAUSE)
 

@@ -63,7 +63,7 @@ def read_trace(store: Store, trace_id: TraceId, first: First = 0, max_chars: Max
     An answer holds as many runs as there is room for; `next_first` says where to read on. A value that is cut has
     `read_on`, which read_value takes.
     """
-    trace = store.trace(whole_id(store, trace_id))
+    trace = trace_of(store, trace_id)
     rows = list(in_order(trace))
     if first and first >= len(rows):
         raise Refused(f"the trace has {len(rows)} runs; first is {first}")
@@ -95,6 +95,17 @@ def read_trace(store: Store, trace_id: TraceId, first: First = 0, max_chars: Max
     )
 
 
+def trace_of(store: Store, given: str) -> Trace:
+    """The trace of an id, or of the beginning of one. Raises `NotFound`, and says so of one that has only begun."""
+    id = whole_id(store, given.strip().lower())
+    try:
+        return store.trace(id)
+    except NotFound:
+        if begun := store.running(trace_id=id):
+            raise NotFound(f"nothing of trace {id!r} has ended yet: {len(begun)} runs of it are open") from None
+        raise
+
+
 def in_order(trace: Trace) -> Iterator[tuple[Run, int]]:
     """Every run once, with its depth, parents before children; runs of a circle of parents stand at the top."""
     below: dict[str | None, list[Run]] = {}
@@ -114,7 +125,7 @@ def in_order(trace: Trace) -> Iterator[tuple[Run, int]]:
 
 def read_value(store: Store, trace_id: TraceId, span_id: SpanId, field: OfRun, offset: Offset = 0) -> dict[str, Any]:
     """A field of one run, whole: 20,000 characters of its text (JSON, if it is no text) from `offset` on."""
-    trace = store.trace(whole_id(store, trace_id))
+    trace = trace_of(store, trace_id)
     run = next((run for run in trace.runs if run.span_id == span_id.lower()), None)
     if run is None:
         raise NotFound(f"the trace has no span {span_id!r}")

@@ -25,6 +25,7 @@ TEXT = 1_000  # of one value, unless more is asked for
 NAME = 200
 DOCUMENTS, NAMES = 20, 40  # of one run
 _IDS = frozenset("0123456789abcdef")
+_KEPT = ("name", "key", "id", "rule", "service")  # of a row for which there is no more room
 
 
 def answer(untrusted: Mapping[str, Any] | None = None, **ours: Any) -> dict[str, Any]:
@@ -43,12 +44,13 @@ def name(value: str | None) -> str | None:
     return None if value is None else harmless(value[:NAME]) + ("…" if len(value) > NAME else "")
 
 
-def content(value: JSON, field: str, most: int = TEXT) -> JSON:
-    """A value as it is, or the beginning of its text and how to read on."""
+def content(value: JSON, field: str | None, most: int = TEXT) -> JSON:
+    """A value as it is, or the beginning of its text and how to read on, where it is the field of a run."""
     whole = text(value)
     if len(whole) <= most:
         return harmless(value) if isinstance(value, str) else _plain(whole)
-    return {"beginning": harmless(whole[:most]), "characters": len(whole), "read_on": {"field": field, "offset": most}}
+    cut = {"beginning": harmless(whole[:most]), "characters": len(whole)}
+    return cut if field is None else cut | {"read_on": {"field": field, "offset": most}}
 
 
 def _plain(whole: str) -> JSON:
@@ -88,7 +90,7 @@ def within(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _cut(row: dict[str, Any]) -> dict[str, Any]:
     untrusted = row.get("untrusted", {})
-    kept = {field: untrusted[field] for field in ("name", "key", "id") if isinstance(untrusted.get(field), str)}
+    kept = {field: untrusted[field] for field in _KEPT if isinstance(untrusted.get(field), str)}
     return {**row, "untrusted": kept, "cut": True}
 
 

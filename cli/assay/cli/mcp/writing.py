@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from assay.cli._common import whole_id
 from assay.cli.mcp import shown
-from assay.cli.mcp.reading import TraceId
+from assay.cli.mcp.reading import TraceId, trace_of
 from assay.collector.errors import NotFound, Refused
 from assay.collector.records import Feedback, Target
 from assay.collector.stores import Store
@@ -36,7 +35,7 @@ def add_feedback(
     """
     if score is None and not label:
         raise Refused("give a score or a label")
-    trace = store.trace(whole_id(store, trace_id))
+    trace = trace_of(store, trace_id)
     span = None if span_id is None else span_id.lower()
     if span is not None and all(run.span_id != span for run in trace.runs):
         raise NotFound(f"the trace has no span {span_id!r}")
