@@ -10,6 +10,7 @@ from assay.collector.dialects._assay import assay
 from assay.collector.dialects._draft import Dialect, Draft
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._genai import genai
+from assay.collector.dialects._haystack import haystack
 from assay.collector.dialects._laminar import laminar
 from assay.collector.dialects._langfuse import langfuse
 from assay.collector.dialects._langsmith import langsmith
@@ -19,6 +20,7 @@ from assay.collector.dialects._prices import prices
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._traceloop import traceloop
 from assay.collector.dialects._values import as_text, documents
+from assay.collector.dialects._vercel import vercel
 from assay.collector.records import JSON, Event, Run, Status
 from assay.tracer import attributes as names
 
@@ -44,6 +46,8 @@ DIALECTS: tuple[Dialect, ...] = (
     mlflow,
     traceloop,
     laminar,
+    vercel,
+    haystack,
     genai,
     retrieval,
     prices,
