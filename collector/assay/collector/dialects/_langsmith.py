@@ -16,6 +16,7 @@ STEPS = {"prompt": "chain", "parser": "chain"}
 KIND, TAGS, METADATA = "langsmith.span.kind", "langsmith.span.tags", "langsmith.metadata."
 PROMPT, COMPLETION = "gen_ai.prompt", "gen_ai.completion"
 USAGE = METADATA + "usage_metadata"
+PROPERTIES = _calls.below(METADATA)
 
 
 def langsmith(draft: Draft) -> None:
@@ -30,7 +31,8 @@ def langsmith(draft: Draft) -> None:
     _calls.take(draft, "outputs", COMPLETION, _outputs)
     _usage(draft)
     _calls.take(draft, "tags", TAGS, _tags)
-    _calls.take_properties(draft, METADATA)
+    _calls.take_whose(draft, METADATA)
+    _calls.take_metadata(draft, PROPERTIES)
 
 
 def _kind(draft: Draft) -> None:

@@ -17,6 +17,7 @@ KINDS = {"workflow": "chain", "task": "chain", "agent": "agent", "tool": "tool"}
 REQUESTS = {"chat": "llm", "completion": "llm", "embedding": "embedding", "rerank": "reranker"}
 KIND, REQUEST = "traceloop.span.kind", "llm.request.type"
 PROPERTIES = "traceloop.association.properties."
+METADATA = _calls.below(PROPERTIES)
 MESSAGES = (("inputs", "gen_ai.prompt."), ("outputs", "gen_ai.completion."))
 FIRST = ("gen_ai.prompt.0.content", "gen_ai.prompt.0.role", "gen_ai.completion.0.content", "gen_ai.completion.0.role")
 TOKENS = "gen_ai.usage."
@@ -29,7 +30,8 @@ def traceloop(draft: Draft) -> None:
     namespaces = draft.namespaces
     if "traceloop" in namespaces:
         _entity(draft)
-        _calls.take_properties(draft, PROPERTIES)
+        _calls.take_whose(draft, PROPERTIES)
+        _calls.take_metadata(draft, METADATA)
     if "gen_ai" in namespaces and ("traceloop" in namespaces or any(name in draft.attributes for name in FIRST)):
         _call(draft)
     if "db" in namespaces and draft.span.events:
