@@ -4,6 +4,7 @@ from assay.collector.dialects._also import Also, Said, said
 from assay.collector.dialects._draft import Dialect, Draft, Fields
 from assay.collector.dialects._faults import Fault, log_fault, log_once
 from assay.collector.dialects._feedback import read_feedback
+from assay.collector.dialects._langfuse_scores import langfuse_score
 from assay.collector.dialects._log import LogDialect, LogItem, read_log
 from assay.collector.dialects._prices import cost
 from assay.collector.dialects._raw import RawLog, RawSpan
@@ -26,6 +27,7 @@ __all__ = [
     "Whole",
     "cost",
     "from_readable",
+    "langfuse_score",
     "log_fault",
     "log_once",
     "read",
