@@ -11,11 +11,13 @@ from assay.collector.dialects._draft import Dialect, Draft
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
+from assay.collector.dialects._haystack import haystack
 from assay.collector.dialects._openinference import openinference
 from assay.collector.dialects._prices import prices
 from assay.collector.dialects._pydantic_evals import pydantic_evals
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._values import as_text, documents
+from assay.collector.dialects._vercel import vercel
 from assay.collector.records import JSON, Event, Run, Status
 from assay.tracer import attributes as names
 
@@ -33,7 +35,17 @@ def retrieval(draft: Draft) -> None:
 
 
 # In this order: conventions first, then what follows from the fields that they have filled in
-DIALECTS: tuple[Dialect, ...] = (assay, openinference, genai, pydantic_evals, evaluations, retrieval, prices)
+DIALECTS: tuple[Dialect, ...] = (
+    assay,
+    openinference,
+    vercel,
+    haystack,
+    genai,
+    pydantic_evals,
+    evaluations,
+    retrieval,
+    prices,
+)
 
 
 class Whole(NamedTuple):
