@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,28 @@ ACCESS = "assay.access"  # where an ASGI scope holds it
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the sender of a request may have. `known`: it has a key, or none is needed."""
+    """What the sender of a request may have, and who it is, as far as that is known.
+
+    `known`: it has a key, or none is needed. `bond` is what its session or its key is known by; tokens of forms hang
+    on it.
+    """
 
     project: str | None = None  # None: every project
     known: bool = True
+    needs: frozenset[str] | None = None  # what it may send requests for; None: for everything
+    key: str = ""  # the key's id; "" where none is needed
+    name: str = ""  # the key's
+    address: str = ""
+    bond: bytes = b""
+    session: str = ""  # the id of the session in a browser; "" without one
+
+    def may(self, needed: str) -> bool:
+        """Whether it may send what needs this."""
+        return self.needs is None or needed in self.needs
+
+
+# Whose request is being answered; a store's verbs that write down who it was ask here
+ACTING: ContextVar[Access | None] = ContextVar("assay.acting", default=None)
 
 
 def access_of(scope: Mapping[str, Any]) -> Access:

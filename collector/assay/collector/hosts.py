@@ -33,6 +33,14 @@ def named(netloc: str) -> str:
         return ""
 
 
+def port_of(netloc: str) -> int | None:
+    """The port in a `Host` header; None if there is none to be read."""
+    try:
+        return urlsplit(f"//{netloc}").port
+    except ValueError:  # no number, or out of range
+        return None
+
+
 def authority(origin: str) -> str | None:
     """The name, with its port, in an `Origin` header, as a `Host` header has it; None if there is none to be read."""
     try:

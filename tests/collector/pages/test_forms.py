@@ -110,7 +110,11 @@ def test_a_form_with_too_many_fields_gets_a_page(store, client):
 
 
 def test_reading_needs_one_scope_and_sending_forms_another():
-    assert {(scope, methods) for _, scope, methods in ROUTES} == {("read", ("GET",)), ("write", ("POST",))}
+    assert {(scope, methods) for _, scope, methods in ROUTES} == {
+        ("read", ("GET",)),
+        ("open", ("GET",)),  # style and script, which the page needs on which readers sign in
+        ("write", ("POST",)),
+    }
     assert ("/traces/{trace_id}/feedback", "write", ("POST",)) in ROUTES
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -13,22 +13,27 @@ from starlette.routing import Route
 
 from assay.collector import pages
 from assay.collector._metrics import Metrics
-from assay.collector.api import _docs, _health, _openapi
+from assay.collector._sign_ins import SignIns
+from assay.collector.api import _docs, _health, _openapi, _sign_in
+from assay.collector.api._door import Door
 from assay.collector.api._guard import ASGI, Scope
 from assay.collector.api._http import map_errors, reply
 from assay.collector.api._routes import ROUTES, install
 from assay.collector.api._scopes import Scopes
-from assay.collector.intake import PATHS, PROTOBUF, ROOTS, SIGNALS, Limits, Receiver, otlp_error
+from assay.collector.intake import PATHS, PROTOBUF, ROOTS, SIGNALS, Keeper, Limits, Receiver, otlp_error
 from assay.collector.stores import Store
 
+ABOUT = ("/openapi.json", "/docs")
 # What each route needs: the API's, OTLP's, the pages', and those on which FastAPI describes the API
 SCOPES = Scopes(
     (
         *((row.method, row.path, row.needs) for row in ROUTES),
         *(("POST", path, "ingest") for path in PATHS),
         *((method, path, needs) for path, needs, methods in pages.ROUTES for method in methods),
-        *(("GET", path, "read") for path in ("/openapi.json", "/docs")),
-    )
+        *(("GET", path, "read") for path in ABOUT),
+        *((method, path, "open") for method, path in _sign_in.ROUTES),
+    ),
+    pages=(*(path for path, _, _ in pages.ROUTES), *ABOUT),
 )
 
 
@@ -38,8 +43,12 @@ def create_app(
     limits: Limits | None = None,
     metrics: Metrics | None = None,
     ready: Callable[[], bool] | None = None,
+    keepers: Sequence[Keeper] = (),
+    door: Door | None = None,
 ) -> FastAPI:
-    """The collector as an ASGI application over a store, which the caller closes."""
+    """The collector as an ASGI application over a store, which the caller closes. `keepers` get what OTLP brought
+    once the store has it; `door` is what a guard before it lets in.
+    """
     metrics = metrics or Metrics()
     app = FastAPI(
         title="Assay",
@@ -48,13 +57,15 @@ def create_app(
         docs_url=None,  # it loads scripts of others, from elsewhere
         redoc_url=None,
     )
-    receiver = Receiver(store, metrics, limits)
+    receiver = Receiver(store, metrics, limits, keepers)
     app.state.store, app.state.scopes = store, SCOPES
     app.state.receiver = receiver  # has room for bodies, the API's too; to be closed by whoever serves the application
     app.state.otlp = receiver.routes
+    app.state.door, app.state.sign_ins = door or Door(), SignIns()
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
     install(app, ROUTES)
     app.include_router(pages.router())
+    _sign_in.install(app)
     _health.install(app, metrics, ready or (lambda: True))
     _openapi.install(app, ROUTES)
     app.add_route("/docs", _docs.docs, methods=["GET"], include_in_schema=False)

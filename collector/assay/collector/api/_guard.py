@@ -2,173 +2,181 @@
 
 from __future__ import annotations
 
-import base64
-import hmac
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
-from hashlib import sha256
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
-from assay.collector import _wire
-from assay.collector._access import ACCESS, Access
-from assay.collector.api._keys import Keys
-from assay.collector.api._scopes import READING, Scopes, may
-from assay.collector.api._tries import Tries
-from assay.collector.errors import Unavailable
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from assay.collector import _wire, pages
+from assay.collector._access import ACCESS, ACTING, Access
+from assay.collector._sign_ins import SignIns, bond_of, signed
+from assay.collector.api._door import Door, Refusal, enough
+from assay.collector.api._scopes import READING, Scopes
 from assay.collector.hosts import authority, is_loopback, named
 from assay.collector.intake import PROTOBUF, ROOTS, otlp_error
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
 
-CODES = {401: 16, 403: 7, 429: 8, 503: 14}  # google.rpc.Code, as OTLP's error bodies carry it
-MAY = {"admin": "administer"}  # other needs are verbs
-ALL = Access()
+ALLOWED = "assay.origin"  # in an ASGI scope: the page of another origin that sends it may
 STRANGER = Access(known=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Why a request is not passed on. `retry_after` is in seconds, for one that may be sent again."""
-
-    status: int
-    message: str
-    retry_after: float | None = None
+OURS = ("same-origin", "none", "")  # where a request comes from that a browser lets one of our own pages send
 
 
 class Guard:
-    """ASGI middleware. A key that allows what the request needs is asked for if `keys` are given (or `api_key`).
+    """ASGI middleware. If the door is locked, a key is asked for that allows what the request needs; on pages a session
+    does, too.
 
     Otherwise the server is one of this machine: then a request must name it by a loopback name, which keeps a web page
     from reaching it under a name of its own (DNS rebinding), and no proxy may say that it came from elsewhere.
     """
 
-    def __init__(self, app: ASGI, scopes: Scopes, keys: Keys | None = None, api_key: str | None = None) -> None:
-        self.app, self.scopes, self.keys = app, scopes, keys
-        self._api_key = sha256(api_key.encode()).digest() if api_key else None
-        self._tries = Tries()
+    def __init__(self, app: ASGI, scopes: Scopes, door: Door | None = None, sign_ins: SignIns | None = None) -> None:
+        self.app, self.scopes = app, scopes
+        self.door, self.sign_ins = door or Door(), sign_ins or SignIns()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass a request on with what its sender may have, or answer 401, 403, 429 or 503."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
-        if scope["path"] in self.scopes.open:
-            access: Access | _Refusal = self._known(headers)
+        if self.scopes.is_open(scope["path"]):
+            access: Access | Refusal = self._known(scope, headers)
         else:
-            access = _elsewhere(scope["method"], headers) or await self._access(scope, headers)
-        if isinstance(access, _Refusal):
-            return await _refuse(send, access, _wants_protobuf(scope, headers))
+            access = _elsewhere(scope, headers) or await self._access(scope, headers)
+        if isinstance(access, Refusal):
+            return await _refuse(scope, receive, send, access, headers)
         scope[ACCESS] = access
+        ACTING.set(access)
         return await self.app(scope, receive, send)
 
-    def _known(self, headers: Mapping[bytes, bytes]) -> Access:
+    def _known(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access:
         """Whose request it is that needs no key, as far as can be told without waiting."""
-        if self.keys is None:
-            return STRANGER if _misnamed(headers) else ALL
-        secret = _secret(headers)
-        hashed = sha256((secret or "").encode())
-        known = secret and (self._is_ours(hashed.digest()) or self.keys.peek(hashed.hexdigest()))
-        return ALL if known else STRANGER
+        if self.door.locked:
+            return Access() if self.door.knows(scope["headers"]) else STRANGER
+        return STRANGER if _misnamed(headers) else Access()
 
-    def _is_ours(self, hashed: bytes) -> bool:
-        return self._api_key is not None and hmac.compare_digest(hashed, self._api_key)
+    async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
+        address = (scope.get("client") or ("",))[0]
+        if not self.door.locked:
+            return _misnamed(headers) or Access(address=address)
+        if (session := await self._session(scope, headers, address)) is not None:
+            return session
+        return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
 
-    async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | _Refusal:
-        if self.keys is None:
-            return _misnamed(headers) or ALL
-        secret = _secret(headers)
-        if secret is None:
-            told = "an API key is needed: send it as 'Authorization: Bearer …' (ASSAY_API_KEY for our clients)"
-            return _Refusal(401, told)
-        hashed, address = sha256(secret.encode()).digest(), (scope.get("client") or ("",))[0]
-        if wait := self._tries.wait(address, hashed):
-            return _Refusal(429, "too many wrong API keys came from this address: try again later", wait)
-        if self._is_ours(hashed):
-            self._tries.right(address, hashed)
-            return ALL
-        return await self._stored(self.keys, hashed, address, scope)
+    async def _session(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal | None:
+        """What a browser may that is signed in; None where that does not count."""
+        sent = None if b"cookie" not in headers else signed(scope["headers"], _text(headers, b"host"))
+        if sent is None or b"authorization" in headers or not _from_a_page(scope, headers):
+            return None
+        id, secure = sent
+        key = self.sign_ins.key_of(id, secure=secure)
+        if key is None or not self.scopes.is_page(scope["path"]):
+            return None
+        access = await self.door.opened(key, address)
+        if isinstance(access, Refusal):
+            if access.status == 401:
+                self.sign_ins.end(id)
+            return access
+        scope[ACCESS] = access = replace(access, bond=bond_of(id), session=id)  # for the page that says why not, too
+        return enough(access, self._needed(scope))
 
-    async def _stored(self, keys: Keys, hashed: bytes, address: str, scope: Scope) -> Access | _Refusal:
-        """What a key out of the store opens."""
-        try:
-            key = await keys.find(hashed.hex())
-        except Unavailable as error:
-            return _Refusal(503, str(error), error.retry_after)
-        if key is None:
-            self._tries.wrong(address)
-            return _Refusal(401, "the API key is unknown, expired or revoked")
-        self._tries.right(address, hashed)
-        needed = self.scopes.needed(scope["method"], scope["path"])  # which remembers paths: not those of strangers
-        if not may(key.scopes, needed):
-            return _Refusal(403, f"the API key may not {MAY.get(needed, needed)}")
-        return ALL if key.project is None else Access(key.project)
+    def _needed(self, scope: Scope) -> str:
+        return self.scopes.needed(scope["method"], scope["path"])
 
 
 def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     return scope["path"].startswith(ROOTS) and headers.get(b"content-type", b"").startswith(PROTOBUF)
 
 
-def _elsewhere(method: str, headers: Mapping[bytes, bytes]) -> _Refusal | None:
-    """The refusal of what another site's page would write."""
+def _elsewhere(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """The refusal of what another site's page would write, unless that site may."""
     host, origin = _text(headers, b"host"), _text(headers, b"origin")
-    if origin and method not in READING and authority(origin) != host:
-        return _Refusal(403, f"a page of {origin!r} may not write here")
+    if origin and scope["method"] not in READING and authority(origin) != host and not scope.get(ALLOWED):
+        return Refusal(403, f"a page of {origin!r} may not write here")
     return None
 
 
-def _misnamed(headers: Mapping[bytes, bytes]) -> _Refusal | None:
+def _misnamed(headers: Mapping[bytes, bytes]) -> Refusal | None:
     """The refusal of a name that is not this machine's own."""
     host = _text(headers, b"host")
     name = named(host)
     if host and not is_loopback(name):
         told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
-        return _Refusal(403, told)
-    return _forwarded(headers)
+        return Refusal(403, told)
+    return forwarded(headers)
 
 
-def _forwarded(headers: Mapping[bytes, bytes]) -> _Refusal | None:
+def forwarded(headers: Mapping[bytes, bytes]) -> Refusal | None:
     """The refusal of what a proxy on this machine passes on for somebody elsewhere, whatever name it calls us by."""
     senders = f"{_text(headers, b'x-forwarded-for')},{_text(headers, b'x-real-ip')}".split(",")
     elsewhere = next((sender.strip() for sender in senders if sender.strip() and not is_loopback(sender.strip())), None)
     if elsewhere is None:
         return None
     told = "it answers this machine alone: behind a proxy, bind it to an address, so that it asks for keys"
-    return _Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {told}")
+    return Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {told}")
 
 
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1")
 
 
-def _secret(headers: Mapping[bytes, bytes]) -> str | None:
-    """The key out of a bearer token, of `x-api-key`, or of the password that a browser asked for."""
-    kind, _, value = _text(headers, b"authorization").partition(" ")
-    if kind.lower() == "bearer":
-        return value.strip()
-    if kind.lower() == "basic":
-        try:
-            return base64.b64decode(value).decode().partition(":")[2]
-        except ValueError:  # not base64, or not UTF-8 within, or not even ASCII
-            return None
-    return headers[b"x-api-key"].decode("latin-1") if b"x-api-key" in headers else None
+def _from_a_page(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser says that one of our pages, or a reader who follows a link, sends it; or is too old to say."""
+    if _text(headers, b"sec-fetch-site") in OURS:
+        return True
+    return scope["method"] in READING and headers.get(b"sec-fetch-mode") == b"navigate"
 
 
-async def _refuse(send: Any, refusal: _Refusal, protobuf: bool) -> None:
+async def _refuse(scope: Scope, receive: Any, send: Any, refusal: Refusal, headers: Mapping[bytes, bytes]) -> None:
+    """Readers get a page, or the one on which they sign in; programs JSON or protobuf."""
+    if _is_for_a_reader(scope, headers):
+        await _page(scope, refusal)(scope, receive, send)
+        return
+    protobuf = _wants_protobuf(scope, headers)
     content_type, body = PROTOBUF if protobuf else b"application/json", _told(refusal, protobuf)
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    answered = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     if refusal.status == 401:
-        headers.append((b"www-authenticate", b'Basic realm="assay", charset="UTF-8"'))
+        answered.append((b"www-authenticate", b'%s realm="assay", charset="UTF-8"' % _challenge(headers)))
     if refusal.retry_after is not None:
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(refusal.retry_after))))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+        answered.append((b"retry-after", _seconds(refusal.retry_after).encode()))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": answered})
     await send({"type": "http.response.body", "body": body})
 
 
-def _told(refusal: _Refusal, protobuf: bool) -> bytes:
-    code = CODES[refusal.status]
+def _seconds(retry_after: float) -> str:
+    return str(max(1, math.ceil(retry_after)))
+
+
+def _challenge(headers: Mapping[bytes, bytes]) -> bytes:
+    """Programs may answer with Basic. A browser would ask its reader, and send on whatever it was told with all it
+    sends: readers sign in.
+    """
+    browser = any(name in headers for name in (b"sec-fetch-mode", b"referer", b"origin"))
+    return b"Bearer" if browser else b"Basic"
+
+
+def _is_for_a_reader(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    return "text/html" in _text(headers, b"accept") and not scope["path"].startswith(("/api/", "/v1/"))
+
+
+def _page(scope: Scope, refusal: Refusal) -> Response:
+    request = Request(scope)
+    if refusal.status == 401 and scope["method"] in READING:
+        onward = scope["path"] + (f"?{text}" if (text := scope["query_string"].decode("latin-1")) else "")
+        return RedirectResponse(f"/sign-in?next={quote(onward, safe='')}", 303, headers={"cache-control": "no-store"})
+    page = pages.refusal(request, refusal.status, refusal.message)
+    if refusal.retry_after is not None:
+        page.headers["retry-after"] = _seconds(refusal.retry_after)
+    return page
+
+
+def _told(refusal: Refusal, protobuf: bool) -> bytes:
     if protobuf:
-        return otlp_error(code, refusal.message)
+        return otlp_error(refusal.code, refusal.message)
     kind = "Refused" if refusal.retry_after is None else "Unavailable"
-    return _wire.encode({"error": kind, "message": refusal.message, "code": code})
+    return _wire.encode({"error": kind, "message": refusal.message, "code": refusal.code})

@@ -9,6 +9,7 @@ from assay.collector.dialects._also import Said
 from assay.collector.dialects._assay import assay
 from assay.collector.dialects._draft import Dialect, Draft
 from assay.collector.dialects._faults import Fault, log_fault, name_of
+from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
 from assay.collector.dialects._haystack import haystack
 from assay.collector.dialects._laminar import laminar
@@ -17,6 +18,7 @@ from assay.collector.dialects._langsmith import langsmith
 from assay.collector.dialects._mlflow import mlflow
 from assay.collector.dialects._openinference import openinference
 from assay.collector.dialects._prices import prices
+from assay.collector.dialects._pydantic_evals import pydantic_evals
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._traceloop import traceloop
 from assay.collector.dialects._values import as_text, documents
@@ -49,6 +51,8 @@ DIALECTS: tuple[Dialect, ...] = (
     vercel,
     haystack,
     genai,
+    pydantic_evals,
+    evaluations,
     retrieval,
     prices,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from assay.collector._metrics import Metrics
@@ -68,6 +69,8 @@ class Intake:
             except Exception as error:
                 raise from_store(error) from error
             refusals = max(refusals, refused, key=len)  # they may be of the same items: none counts twice
+            if foreign := [one.item for one in refused if one.item is not None]:
+                request = replace(request, refused=(*request.refused, *foreign))
         for refusal in refusals:
             decoded.refuse(refusal)
         self._metrics.observe("assay_commit_seconds", time.perf_counter() - start)

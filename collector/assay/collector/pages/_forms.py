@@ -6,7 +6,7 @@ sends nothing again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import parse_qsl
@@ -15,13 +15,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from assay.collector._access import store_of
+from assay.collector._access import access_of, store_of
+from assay.collector._sign_ins import is_token
 from assay.collector.errors import Refused
 from assay.collector.hosts import authority
 from assay.collector.pages import traces
 from assay.collector.pages.kit import render
 from assay.collector.stores import Store
 
+TOKEN = "token"  # the field in which a form brings back what says that we made it
+LARGEST = 64 * 1024  # bytes, unless a form says more
 MOST_FIELDS = 20  # that are sent; those that a form does not name are left out
 # Does what the fields ask and returns the address to go on to. Raises `Refused`, which the reader sees.
 Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str]
@@ -35,7 +38,7 @@ class Form:
     fields: tuple[str, ...]
     action: Action
     scope: str = "write"  # what an API key must allow
-    largest: int = 64 * 1024  # bytes
+    largest: int = LARGEST
 
 
 FORMS: tuple[Form, ...] = (
@@ -46,24 +49,44 @@ FORMS: tuple[Form, ...] = (
 async def answer(form: Form, request: Request) -> Response:
     """Do what a form that was sent asks. Raises `Refused`."""
     fields = await read(form, request)
+    check_token(fields.pop(TOKEN, ""), access_of(request.scope).bond)
     address = await run_in_threadpool(form.action, store_of(request), request, fields)
     return RedirectResponse(address, 303, headers=render.HEADERS)
 
 
 async def read(form: Form, request: Request) -> dict[str, str]:
     """The fields of a form sent by one of our own pages. Raises `Refused` for any other, and one that is too large."""
+    return await _fields(request, form.fields, form.largest)
+
+
+async def read_form(request: Request, names: Collection[str], *, bond: bytes) -> dict[str, str]:
+    """The fields of a form beside the table, sent by one of our own pages that was made for who has this bond. Raises
+    `Refused`.
+    """
+    fields = await _fields(request, names, LARGEST)
+    check_token(fields.pop(TOKEN, ""), bond)
+    return fields
+
+
+def check_token(given: str, bond: bytes) -> None:
+    """Raises `Refused` unless this is the token of a page that this server made for who sends it."""
+    if not is_token(given, bond):
+        raise Refused("this form was not made for you by this server as it runs now: load its page again, then send it")
+
+
+async def _fields(request: Request, names: Collection[str], largest: int) -> dict[str, str]:
     if not from_here(request):
         raise Refused("this form can be sent from Assay's own pages only")
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > form.largest:
-            raise Refused(f"the form holds more than {form.largest:,} bytes")
+        if len(body) > largest:
+            raise Refused(f"the form holds more than {largest:,} bytes")
     try:
         pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
     except ValueError:
         raise Refused(f"the form holds more than {MOST_FIELDS} fields") from None
-    return {name: text for name, text in pairs if name in form.fields}
+    return {name: text for name, text in pairs if name in names or name == TOKEN}
 
 
 def from_here(request: Request) -> bool:

@@ -32,7 +32,7 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/compare", _compare.compare, "read"),
     ("/rules", _rules.rules, "read"),
     ("/rules/{name:path}", _rules.rule, "read"),
-    ("/static/{name}", render.static, "read"),
+    ("/static/{name}", render.static, "open"),
 )
 
 # Every address of the pages: path, what an API key must allow, methods
@@ -82,10 +82,29 @@ _STATUSES = (
 )
 
 
+_TITLES = {400: "That cannot work", 401: "Signed out", 403: "Not with this key"}
+
+
+def refusal(request: Request, status: int, message: str) -> Response:
+    """The page that says why a request was not let in."""
+    title = _TITLES.get(status, "Not now")
+    return render.html(request, "error.html", status=status, title=title, message=message, sign_in=status == 401)
+
+
+def sign_in(
+    request: Request, onward: str, *, refused: str = "", status: int = 200, after: float | None = None
+) -> Response:
+    """The page on which a reader gives a key, and why the last one was refused."""
+    response = render.html(request, "sign_in.html", status=status, onward=onward, refused=refused)
+    if after is not None:
+        response.headers["Retry-After"] = str(max(1, round(after)))
+    return response
+
+
 def failure(request: Request, error: StoreError) -> Response:
     """The page that says what the store could not do."""
     status, title = next((code, words) for kind, code, words in _STATUSES if isinstance(error, kind))
-    response = render.html(request, "error.html", status=status, title=title, message=str(error))
+    response = render.html(request, "error.html", status=status, title=title, message=str(error), sign_in=False)
     if isinstance(error, Unavailable):
         response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
     return response

@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from assay.collector import format, gaps
+from assay.collector._access import access_of
+from assay.collector._sign_ins import token
 from assay.collector.pages.kit import chart, filter_form, payload
 from assay.collector.pages.kit.text import breakable, visible
 from assay.collector.stores import Store
@@ -76,7 +78,12 @@ def path(text: object) -> str:
 
 def html(request: Request, template: str, /, *, status: int = 200, **context: Any) -> Response:
     """A page, with the headers that keep a trace's text from acting."""
-    body = environment().get_template(template).render(here=request.url.path, **context)
+    access = access_of(request.scope)
+    body = (
+        environment()
+        .get_template(template)
+        .render(here=request.url.path, access=access, token=token(access.bond), **context)
+    )
     return HTMLResponse(body.encode("utf-8", "replace"), status, HEADERS)
 
 
