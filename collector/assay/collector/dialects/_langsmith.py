@@ -29,6 +29,7 @@ def langsmith(draft: Draft) -> None:
     _kind(draft)
     _calls.take(draft, "inputs", PROMPT, _value)
     _calls.take(draft, "outputs", COMPLETION, _outputs)
+    draft.fields.setdefault("outputs", None)  # what is left is null, which is said here for good
     _usage(draft)
     _calls.take(draft, "tags", TAGS, _tags)
     _calls.take_whose(draft, METADATA)
