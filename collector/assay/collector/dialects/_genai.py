@@ -30,6 +30,7 @@ KINDS = {
 }
 # Spans of these operations repeat what the model calls below them have used: counted there
 SUMMED = ("create_agent", "invoke_agent", "invoke_workflow")
+SUMS = ("agent", "chain")  # kinds of spans that do as much without saying an operation
 QUERY = "gen_ai.retrieval.query.text"
 INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
 OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
@@ -59,7 +60,7 @@ def genai(draft: Draft) -> None:
     if kind := _kind(operation, attributes):
         fields.setdefault("kind", kind)
     _model(draft)
-    if operation not in SUMMED:
+    if operation not in SUMMED and (operation or fields.get("kind") not in SUMS):
         _usage(draft)
     _content(draft)
     _retrieval(draft, operation)
@@ -135,7 +136,7 @@ def _inputs(draft: Draft) -> None:
             attributes.pop(GIVEN, None)
             if added:
                 del attributes[INSTRUCTIONS]
-    elif GIVEN in attributes:
+    elif messages is not None:
         fields["inputs"] = messages
         del attributes[GIVEN]
     elif name := _first(INPUTS, attributes):
@@ -144,8 +145,7 @@ def _inputs(draft: Draft) -> None:
 
 def _outputs(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
-    if MADE in attributes:
-        said = from_json(attributes[MADE])
+    if (said := from_json(attributes.get(MADE))) is not None:
         plain = choices(said) if _holds_choices(said) else None
         fields["outputs"] = plain or said
         del attributes[MADE]

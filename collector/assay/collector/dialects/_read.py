@@ -12,8 +12,10 @@ from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
 from assay.collector.dialects._haystack import haystack
+from assay.collector.dialects._logfire import logfire
 from assay.collector.dialects._openinference import openinference
 from assay.collector.dialects._prices import prices
+from assay.collector.dialects._pydantic_ai import pydantic_ai
 from assay.collector.dialects._pydantic_evals import pydantic_evals
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._values import as_text, documents
@@ -39,6 +41,8 @@ DIALECTS: tuple[Dialect, ...] = (
     assay,
     openinference,
     vercel,
+    logfire,
+    pydantic_ai,
     haystack,
     genai,
     pydantic_evals,
