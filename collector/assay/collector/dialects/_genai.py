@@ -30,7 +30,6 @@ KINDS = {
 }
 # Spans of these operations repeat what the model calls below them have used: counted there
 SUMMED = ("create_agent", "invoke_agent", "invoke_workflow")
-SUMS = ("agent", "chain")  # kinds of spans that do as much without saying an operation
 QUERY = "gen_ai.retrieval.query.text"
 INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
 OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
@@ -60,7 +59,7 @@ def genai(draft: Draft) -> None:
     if kind := _kind(operation, attributes):
         fields.setdefault("kind", kind)
     _model(draft)
-    if operation not in SUMMED and (operation or fields.get("kind") not in SUMS):
+    if operation not in SUMMED and not draft.sums:
         _usage(draft)
     _content(draft)
     _retrieval(draft, operation)

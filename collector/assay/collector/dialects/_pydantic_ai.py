@@ -40,6 +40,7 @@ def _agent(draft: Draft) -> None:
     """All messages stay in their attribute: inputs and outputs are its ends."""
     attributes, fields = draft.attributes, draft.fields
     fields.setdefault("kind", "agent")
+    draft.sums = True
     if (model := text(attributes.get("model_name"))) and fields.setdefault("model", model) == model:
         del attributes["model_name"]
     asked, answered = _ends(_history(attributes), attributes.get(NEW))
