@@ -208,7 +208,7 @@ def test_beside_langfuses_path_is_nothing_and_that_is_told_in_the_senders_encodi
 
 
 def test_langfuses_path_asks_for_the_same_keys(tmp_path):
-    with SQLiteStore(tmp_path / "a.db") as store, Server(store, api_key="secret") as server:
+    with SQLiteStore(tmp_path / "a.db") as store, Server(store, host="0.0.0.0", api_key="secret") as server:
         refused = send(server, PATH, request(span()))
         basic = httpx.BasicAuth("pk-lf-any", "secret")
         taken = httpx.post(server.url + PATH, content=request(span()), headers={"content-type": PROTOBUF}, auth=basic)

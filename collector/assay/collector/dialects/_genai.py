@@ -45,7 +45,8 @@ DETAILS = {
     "input_audio_tokens": "audio.input_tokens",
     "output_audio_tokens": "audio.output_tokens",
 }
-NO_DETAILS = frozenset((*(name for pair in TOKENS for name in pair), f"{USAGE}total_tokens", f"{USAGE}cost"))
+COSTS = tuple(USAGE + name for name in ("cost", "input_cost", "output_cost"))  # in dollars
+NO_DETAILS = frozenset((*(name for pair in TOKENS for name in pair), f"{USAGE}total_tokens", *COSTS))
 CONVERSATION = "gen_ai.conversation.id"
 RETRIEVED = "gen_ai.retrieval.documents"
 
