@@ -18,7 +18,7 @@ import uvicorn
 from assay.collector import _ports
 from assay.collector._connection import Connection, sweep
 from assay.collector._metrics import Metrics
-from assay.collector.api import Cors, Door, Guard, Keys, create_app, past_framework
+from assay.collector.api import ASGI, Cors, Door, Guard, Keys, KeyStore, Scopes, create_app, past_framework
 from assay.collector.errors import Refused
 from assay.collector.forward import Forwarder
 from assay.collector.hosts import bare, is_loopback, url_of
@@ -55,13 +55,9 @@ class Server:
         forward: Forwarder | None = None,
     ) -> None:
         self.store, self.host = store, bare(host)
-        locked, secret = not is_loopback(self.host), api_key or os.environ.get("ASSAY_API_KEY")
-        if locked and not secret and not store.keys():
-            way_out = "set ASSAY_API_KEY, or make a first key with `assay keys create NAME --store FILE`"
-            raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: {way_out}")
+        self._keys, secret = _asked(store, self.host, api_key)
         self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._keys = Keys(store) if locked else None
         self.door, self._metrics = Door(self._keys, secret), Metrics()
         self._forward = forward if forward and forward.targets else None
         keepers = [self._forward] if self._forward else []
@@ -149,6 +145,48 @@ class Server:
     def _announce(self, url: str | None) -> None:
         if isinstance(self.store, Serving):
             self.store.announce(url)
+
+
+class Guarded:
+    """Another application, behind the guard of the same keys; `scopes` say what its requests need.
+
+    Raises `Refused`: the port is taken, or the server would be open to others without a key.
+    """
+
+    def __init__(self, app: ASGI, scopes: Scopes, keys: KeyStore, *, host: str, port: int) -> None:
+        self.host = bare(host)
+        self._keys, secret = _asked(keys, self.host)
+        self._socket = _bound(self.host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _Uvicorn(_config(Guard(app, scopes, Door(self._keys, secret))))
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return url_of(self.host, self.port)
+
+    def run(self, ready: Callable[[], Any] | None = None) -> None:
+        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
+        self._server.tell = ready
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            if self._keys:
+                self._keys.close()
+
+    def stop(self) -> None:
+        """Stop, from any thread."""
+        self._server.stop()
+
+
+def _asked(store: KeyStore, host: str, api_key: str | None = None) -> tuple[Keys | None, str | None]:
+    """Which keys a server is to ask for that binds there; none where it answers this machine alone."""
+    locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
+    if locked and not secret and not store.keys():
+        way_out = "set ASSAY_API_KEY, or make a first key with `assay keys create NAME --store FILE`"
+        raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: {way_out}")
+    return Keys(store) if locked else None, secret
 
 
 class _Uvicorn(uvicorn.Server):
