@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from assay.collector import _wire, pages
-from assay.collector._access import ACCESS, ACTING, Access
+from assay.collector._access import ACCESS, Access
+from assay.collector._acting import ACTING
 from assay.collector._sign_ins import SignIns, bond_of, signed
 from assay.collector.api._door import Door, Refusal, enough
 from assay.collector.api._scopes import READING, Scopes
@@ -51,7 +52,7 @@ class Guard:
         if isinstance(access, Refusal):
             return await _refuse(scope, receive, send, access, headers)
         scope[ACCESS] = access
-        ACTING.set(access)
+        ACTING.set(access.actor)
         return await self.app(scope, receive, send)
 
     def _known(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access:

@@ -136,7 +136,7 @@ def _inputs(draft: Draft) -> None:
             attributes.pop(GIVEN, None)
             if added:
                 del attributes[INSTRUCTIONS]
-    elif GIVEN in attributes:
+    elif messages is not None:
         fields["inputs"] = messages
         del attributes[GIVEN]
     elif name := _first(INPUTS, attributes):
@@ -145,8 +145,7 @@ def _inputs(draft: Draft) -> None:
 
 def _outputs(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
-    if MADE in attributes:
-        said = from_json(attributes[MADE])
+    if (said := from_json(attributes.get(MADE))) is not None:
         plain = choices(said) if _holds_choices(said) else None
         fields["outputs"] = plain or said
         del attributes[MADE]

@@ -1,4 +1,4 @@
-"""Content of GenAI spans in log records, which come before their span or after it, or name a response in place of one."""
+"""Content of GenAI spans in log records, which come before their span or after it, or name a response instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a model as OpenTelemetry's GenAI conventions have carried them: as events one by one, as choices, as lists.
+"""Messages of a model as OpenTelemetry's GenAI conventions have carried them: as events, as choices, as lists.
 
 Up to v1.36 each message was an event of its own (`gen_ai.user.message`, …, `gen_ai.choice`), with what it says in the
 event's body, in its attributes, or as JSON in one of these.
@@ -26,7 +26,7 @@ SAYS = ("content", "tool_calls", "parts", "refusal", "reasoning_content")  # a m
 
 
 def of_event(name: str, body: JSON, attributes: Mapping[str, JSON]) -> tuple[list[JSON], list[JSON]]:
-    """What an event of `EVENTS` says was given to the model, and what it has made; nothing where content is not kept."""
+    """What an event of `EVENTS` says was given to the model, and what it made; nothing where content is not kept."""
     if name == DETAILS:
         said = {**attributes, **body} if isinstance(body, dict) else attributes
         return given(said), choices(from_json(said.get(MADE)))
@@ -91,3 +91,19 @@ def _listed(value: JSON) -> list[JSON]:
 
 def _says(message: Mapping[str, JSON]) -> bool:
     return any(message.get(name) for name in SAYS)
+
+
+def of_events(value: JSON) -> tuple[list[JSON], list[JSON]] | None:
+    """The same of a list of events in one attribute, each with its name; None for what is no such list."""
+    events = from_json(value)
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        return None
+    messages: tuple[list[JSON], list[JSON]] = ([], [])
+    for event in events:
+        name = event.get("event.name")
+        if name not in EVENTS:
+            return None
+        body = {key: said for key, said in event.items() if key not in ENVELOPE and key != "gen_ai.message.index"}
+        for all_of_it, said in zip(messages, of_event(name, body, {}), strict=True):
+            all_of_it += said
+    return messages

@@ -269,6 +269,12 @@ def _watch(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _audit(db: sqlite3.Connection) -> None:
+    """Version 6: what was deleted, and who changed keys."""
+    db.execute("CREATE TABLE audit (id INTEGER PRIMARY KEY, of_keys INTEGER NOT NULL, data TEXT NOT NULL)")
+    db.execute("CREATE INDEX audit_by_kind ON audit (of_keys, id)")
+
+
 # What was said of runs that are not here yet, and by which response of a model a run is found
 _AMENDMENTS: tuple[str, ...] = (
     "CREATE TABLE amendments (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, span_id TEXT NOT NULL,"
@@ -280,7 +286,7 @@ _AMENDMENTS: tuple[str, ...] = (
 
 
 def _wait(db: sqlite3.Connection) -> None:
-    """Version 6: amendments that wait for their run."""
+    """Version 7: amendments that wait for their run."""
     for statement in _AMENDMENTS:
         db.execute(statement)
 
@@ -291,6 +297,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _tell_judgements_apart,
     _lead_to_votes,
     _watch,
+    _audit,
     _wait,
 )
 
