@@ -17,7 +17,7 @@ from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import Serving, Store
 
-MANY = 500  # runs, from which on they are encoded beside the event loop
+MANY = 500  # runs, from which on they are encoded beside the event loop; amendments in one commit
 Refusals = Sequence[ItemRefused]
 
 
@@ -99,18 +99,25 @@ class StoreKeeper:
         return refusals
 
     def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
-        """Amend runs, those also that are not here yet, all at once; one by one where a store refuses some."""
+        """Amend runs, those also that are not here yet."""
         given, refusals = _sound([item for item in items if isinstance(item, Amendment)])
+        for start in range(0, len(given), MANY):  # so that others have their turn between
+            refusals += self._amend_all(given[start : start + MANY])
+        return refusals
+
+    def _amend_all(self, given: Sequence[Amendment]) -> list[ItemRefused]:
+        """All at once; in halves where the store refuses some, down to those."""
         try:
             if given:
                 self._store.add_amendments(given)
+            return []
         except Closed:  # no fault of the items': the next server may keep them
             raise
         except Refused as error:
             if len(given) == 1:
-                return [*refusals, ItemRefused("refused", str(error))]
-            return [*refusals, *(refusal for one in given for refusal in self._amend([one]))]
-        return refusals
+                return [ItemRefused("refused", str(error))]
+            half = len(given) // 2
+            return self._amend_all(given[:half]) + self._amend_all(given[half:])
 
 
 def _sound(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:

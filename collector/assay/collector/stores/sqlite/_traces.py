@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 
 from assay.collector.errors import Unavailable
@@ -49,6 +48,7 @@ from assay.collector.stores.sqlite import (
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._sql import find_many
+from assay.collector.stores.sqlite._waiting import Place, place_of
 from assay.collector.stores.sqlite._writer import Job
 
 
@@ -75,8 +75,12 @@ class SQLiteTraces(Half):
         return here
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
-        plain = [replace(amendment, fields=_amend.as_json(amendment.fields)) for amendment in amendments]
-        return self._file.write(lambda _: [self._file.appender.amend(amendment) for amendment in plain])
+        said: dict[Place, list[Mapping[str, JSON]]] = {}
+        for amendment in amendments:
+            said.setdefault(place_of(amendment), []).append(_amend.as_json(amendment.fields))
+        whole = {place: _amend.together(*fields) for place, fields in said.items()}  # each run is read and written once
+        here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
+        return [here[place_of(amendment)] for amendment in amendments]
 
     # feedback
 
