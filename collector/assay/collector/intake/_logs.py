@@ -40,10 +40,12 @@ def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None =
         if log.event != names.REPORT_EVENT:
             _check(log)
         raise ItemRefused("value", str(error)) from error
-    if item is not None and not isinstance(item, ProcessReport):  # which speaks of no trace
-        _check(log)
     if isinstance(item, Feedback):
         check_names(item)
+        if item.target.trace_id is None:  # a session, or an experiment
+            return item
+    if item is not None and not isinstance(item, ProcessReport):  # which speaks of no trace
+        _check(log)
     return item
 
 
