@@ -34,13 +34,14 @@ logger = logging.getLogger("assay.collector")
 class FeedbackOut:
     """Sends a store's feedback to targets, each at its own pace. `begin` once, `close` before the store is."""
 
-    def __init__(self, targets: Sequence[Target]) -> None:
-        self.targets = tuple(targets)
+    def __init__(self, targets: Sequence[Target], longest_pause: float = LONGEST_PAUSE) -> None:
+        """`longest_pause`: seconds between two tries of one target."""
+        self.targets, self._longest = tuple(targets), longest_pause
         self._outlets: list[Outlet] = []
 
     def begin(self, store: SendsOn, metrics: Metrics) -> None:
         """Go on where each target stands."""
-        self._outlets = [Outlet(store, target, metrics) for target in self.targets]
+        self._outlets = [Outlet(store, target, metrics, self._longest) for target in self.targets]
         for outlet in self._outlets:
             outlet.start()
 
@@ -55,8 +56,8 @@ class FeedbackOut:
 class Outlet:
     """One target's way out: a thread that reads on from the cursor, sends, and notes how far it is."""
 
-    def __init__(self, store: SendsOn, target: Target, metrics: Metrics) -> None:
-        self._store, self._target, self._metrics = store, target, metrics
+    def __init__(self, store: SendsOn, target: Target, metrics: Metrics, longest_pause: float) -> None:
+        self._store, self._target, self._metrics, self._longest = store, target, metrics, longest_pause
         self._post = Post(target)
         self._end = threading.Event()
         self._failed = self._faults = 0
@@ -95,7 +96,7 @@ class Outlet:
             if later is None:
                 self._end.wait(EVERY)
             else:
-                self._end.wait(max(later.after, pause(self._failed, longest=LONGEST_PAUSE)))
+                self._end.wait(max(later.after, pause(self._failed, longest=self._longest)))
                 self._failed += 1
         self._post.close()
 
