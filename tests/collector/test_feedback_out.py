@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +17,6 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from assay.collector._metrics import Metrics
-from assay.collector.client import HTTPStore
 from assay.collector.dialects import RawLog, read_feedback, via_of, written
 from assay.collector.errors import Refused
 from assay.collector.forward import FeedbackOut, Target, targets
@@ -32,7 +27,7 @@ from assay.collector.stores import SendsOn
 from assay.collector.stores._halves import Verdicts
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
-from fixtures.dialects.capture import _Server
+from collector.outlets import Scripted, attributes, until
 
 ROOT = run(project="shop", environment="prod")
 ON = Of(trace_id=ROOT.trace_id)
@@ -48,46 +43,6 @@ ALL = [
     Feedback(target=Of(session_id="s-1"), key="solved", score=1.0),
     Feedback(target=Of(experiment_id="e-1"), key="recall", score=0.5),
 ]
-
-
-def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-    return found
-
-
-class Scripted(_Server):
-    """Keeps the log records of each request, and answers with what `status` says of them."""
-
-    def __init__(self, status: Callable[[list[Any]], int] = lambda records: 200) -> None:
-        super().__init__()
-        self.status = status
-        self.requests: list[tuple[str, dict[str, str], bytes]] = []
-        self.taken: list[Any] = []
-
-    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
-        body = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
-        self.requests.append((path, headers, body))
-        records = records_of(body)
-        status = self.status(records)
-        self.taken += records if status == 200 else []
-        return status, "application/x-protobuf", b""
-
-    @property
-    def keys(self) -> list[str]:
-        """Of the feedback that was taken."""
-        return [attributes(record)["gen_ai.evaluation.name"] for record in self.taken]
-
-
-def records_of(body: bytes) -> list[Any]:
-    groups = ExportLogsServiceRequest.FromString(body).resource_logs
-    return [record for group in groups for scope in group.scope_logs for record in scope.log_records]
-
-
-def attributes(record: Any) -> dict[str, Any]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in record.attributes}
 
 
 @pytest.fixture
@@ -389,43 +344,3 @@ def test_what_a_rule_said_is_among_it(open_):
     assert (row.rule, row.claim, project, environment) == ("r", 1, "shop", "prod")
     store.put_verdicts([said._replace(claim=2, feedback=[])])
     assert list(store.said_after(0, 10)) == []
-
-
-def test_a_server_that_was_killed_sends_what_it_had_acknowledged(tmp_path):
-    with Scripted() as other, Serving(tmp_path / "a.db") as first:
-        first.post(ALL[:3])
-        first.process.kill()
-        with Serving(tmp_path / "a.db", "--feedback-to", f"hub={other.url}") as second:
-            second.post(ALL[3:6])
-            until(lambda: len(other.taken) == 3)
-            second.process.kill()
-        with Serving(tmp_path / "a.db", "--feedback-to", f"hub={other.url}") as third:
-            third.post(ALL[6:])
-            until(lambda: set(other.keys) == {one.key for one in ALL[3:]})
-            with HTTPStore(third.url) as store:
-                (outlet,) = until(lambda: [one for one in store.outlets() if not one.waiting])
-    assert (outlet.name, outlet.dropped) == ("hub", 0)
-    assert len({attributes(record)["assay.feedback.id"] for record in other.taken}) == len(ALL[3:])
-
-
-class Serving:
-    """`assay serve` as a process."""
-
-    def __init__(self, path: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "assay.cli", "serve", "--port", "0", "--no-grpc", "--store", str(path)]
-        self.process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stderr is not None
-        self.url = self.process.stderr.readline().split()[0]
-
-    def post(self, rows: Sequence[Feedback]) -> None:
-        with HTTPStore(self.url) as store:
-            store.add_feedback(rows)
-
-    def __enter__(self) -> Serving:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
