@@ -288,7 +288,7 @@ def test_every_route_says_what_it_needs(store: Held) -> None:
     asked = {(method, route.path) for route in routes for method in route.methods or ("POST",)}  # type: ignore[attr-defined]
     assert {(method, path) for method, path in asked if method != "HEAD"} == told
     assert all(SCOPES.needed(*one) == needs for *one, needs in SCOPES.rows)  # none hides another
-    assert {needs for _, _, needs in SCOPES.rows} == {"open", "read", "write", "ingest", "admin"}
+    assert {needs for _, _, needs in SCOPES.rows} == {"open", "read", "write", "ingest", "feedback", "admin"}
 
 
 @pytest.mark.parametrize(

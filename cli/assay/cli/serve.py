@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,12 @@ Port = Annotated[
 Rules = Annotated[
     str | None,
     typer.Option("--monitor", metavar="RULES.PY", help="Evaluate what comes in by the rules of this file, too."),
+]
+Cors = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN", help="An origin whose pages may send telemetry and feedback, as https://app.example.com."
+    ),
 ]
 GrpcPort = Annotated[
     int | None,
@@ -70,6 +77,7 @@ def serve(
     grpc: Grpc = True,
     forward: Forward = None,
     feedback_to: FeedbackTo = None,
+    cors: Cors = None,
 ) -> None:
     """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
 
@@ -88,11 +96,12 @@ def serve(
     tells = FeedbackOut(targets(feedback_to or (), os.environ))
     sys.setswitchinterval(SWITCH)
     _give_back_at_once()
+    _tell_audit()
     with SQLiteStore(path) as store:
         key = os.environ.get("ASSAY_API_KEY")
         if key is None and rules is not None and not is_loopback(bare(host)):
             key = _key_of_one_run(store)
-        server = _server(store, host, port, key, grpc_port, grpc, passes_on, tells)
+        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on, tells)
         pick_up = PickUp()
 
         def ready() -> None:
@@ -121,6 +130,7 @@ def _server(
     host: str,
     port: int,
     key: str | None,
+    cors: Sequence[str],
     grpc_port: int | None,
     grpc: bool,
     passes_on: Forwarder,
@@ -135,6 +145,7 @@ def _server(
         host=host,
         port=port,
         api_key=key,
+        cors=cors,
         grpc_port=usual if grpc_port is None or not grpc else grpc_port,
         grpc_required=grpc_port is not None,
         forward=passes_on,
@@ -188,6 +199,14 @@ def _with_monitor(server: Server, rules: str, key: str | None, ready: Callable[[
 def _key_of_one_run(store: Store) -> str | None:
     """A key for the monitor alone, where others have keys; without any, a server that is open is refused anyway."""
     return secrets.token_urlsafe(32) if store.keys() else None
+
+
+def _tell_audit() -> None:
+    """Who deletes and who changes keys, a line of JSON each, beside the server's own words."""
+    audit = logging.getLogger("assay.audit")
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
+    audit.addHandler(logging.StreamHandler())
 
 
 def _give_back_at_once() -> None:

@@ -65,6 +65,7 @@ def langfuse(path: str, handler: Callable[..., Any], takes: Any) -> Row:
 INSTEAD: dict[str, Callable[..., Any]] = {
     "amend": _extra.amend,
     "append": _extra.append,
+    "add_amendments": _extra.add_amendments,
     "add_feedback": _extra.add_feedback,
     "add_running": _extra.add_running,
     "book": _extra.book,

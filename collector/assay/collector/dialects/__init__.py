@@ -1,6 +1,6 @@
 """Dialects: spans and log records of any convention become `Run`s and `Feedback` here, and nowhere else."""
 
-from assay.collector.dialects._also import Also, Amendment, Said, said
+from assay.collector.dialects._also import Also, Said, said
 from assay.collector.dialects._draft import Dialect, Draft, Fields
 from assay.collector.dialects._faults import Fault, log_fault, log_once
 from assay.collector.dialects._feedback import read_feedback, via_of, written
@@ -10,6 +10,7 @@ from assay.collector.dialects._prices import cost
 from assay.collector.dialects._raw import RawLog, RawSpan
 from assay.collector.dialects._read import Whole, read, read_whole
 from assay.collector.dialects._readable import from_readable
+from assay.collector.records import Amendment
 
 __all__ = [
     "Also",

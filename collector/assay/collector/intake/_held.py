@@ -61,4 +61,6 @@ def _owned(view: ProjectStore, item: Run | LogItem) -> Run | LogItem:
         return view.owned(item)
     if isinstance(item, Feedback) and item.target.session_id is not None:
         raise view.no_aim()
+    if isinstance(item, Amendment):
+        return view.said(item)
     return view.spoken(item) if isinstance(item, Feedback) else item

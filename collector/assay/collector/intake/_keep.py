@@ -42,7 +42,7 @@ class StoreKeeper:
         }
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """Runs are appended, with the feedback that came beside them; then runs are amended, one by one. Of logs
+        """What came beside runs for other runs is kept, then runs are appended, with the feedback beside them. Of logs
         feedback is added first, then runs are amended, then comes the rest.
         """
         if not items:
@@ -58,8 +58,9 @@ class StoreKeeper:
         if len(runs) == len(items):
             await self._appended(runs)
             return ()
+        refusals = await asyncio.to_thread(self._amended, items)  # first, so that they wait for what comes with them
         await self._appended(runs, [item for item in items if isinstance(item, Feedback)])
-        return await asyncio.to_thread(self._amended, items)
+        return refusals
 
     async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:
         if self._append is None:
@@ -82,8 +83,7 @@ class StoreKeeper:
 
     def _amended(self, items: Sequence[Run | Also]) -> Refusals:
         """Amend the runs of which something was said beside others; why that could not be."""
-        refusals = [self._amend(item) for item in items if isinstance(item, Amendment)]
-        return [BesideRefused(refusal.reason, str(refusal)) for refusal in refusals if refusal]
+        return [BesideRefused(refusal.reason, str(refusal)) for refusal in self._amend(items)]
 
     async def _logs(self, items: Sequence[LogItem]) -> Refusals:
         return await asyncio.to_thread(self._beside_spans, items)
@@ -92,12 +92,12 @@ class StoreKeeper:
         store = self._store
         if feedback := self._but_our_own([item for item in items if isinstance(item, Feedback)]):
             store.add_feedback(feedback)
-        refusals = [self._amend(item) for item in items if isinstance(item, Amendment)]
+        refusals = self._amend(items)
         if running := [item for item in items if isinstance(item, OpenRun)]:
             store.add_running(running)
         if reports := [item for item in items if isinstance(item, ProcessReport)]:
             store.add_reports(reports)
-        return [refusal for refusal in refusals if refusal]
+        return refusals
 
     def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
         """Without what was sent on from here and has come back: it is here, perhaps said anew since then."""
@@ -109,15 +109,31 @@ class StoreKeeper:
         here = self._sends_on.feedback_there([one.id for one in returned]) if returned else ()
         return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
 
-    def _amend(self, content: Amendment) -> ItemRefused | None:
+    def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
+        """Amend runs, those also that are not here yet, all at once; one by one where a store refuses some."""
+        given, refusals = _sound([item for item in items if isinstance(item, Amendment)])
         try:
-            check_amended(content.fields)
-            if self._store.amend(content.trace_id, content.span_id, content.fields):
-                return None
-        except Closed:  # no fault of the item's: the next server may keep it
+            if given:
+                self._store.add_amendments(given)
+        except Closed:  # no fault of the items': the next server may keep them
             raise
-        except ItemRefused as refused:
-            return refused
         except Refused as error:
-            return ItemRefused("refused", str(error))
-        return ItemRefused("no_span", f"span {content.span_id!r} of trace {content.trace_id!r} is not here")
+            if len(given) == 1:
+                return [*refusals, ItemRefused("refused", str(error))]
+            return [*refusals, *(refusal for one in given for refusal in self._amend([one]))]
+        return refusals
+
+
+def _sound(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:
+    """Those that a run can have, and why others are refused."""
+    given: list[Amendment] = []
+    refusals: list[ItemRefused] = []
+    for amendment in amendments:
+        try:
+            check_amended(amendment.fields)
+            given.append(amendment)
+        except ItemRefused as refused:
+            refusals.append(refused)
+        except Refused as error:
+            refusals.append(ItemRefused("refused", str(error)))
+    return given, refusals

@@ -269,6 +269,28 @@ def _watch(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _audit(db: sqlite3.Connection) -> None:
+    """Version 6: what was deleted, and who changed keys."""
+    db.execute("CREATE TABLE audit (id INTEGER PRIMARY KEY, of_keys INTEGER NOT NULL, data TEXT NOT NULL)")
+    db.execute("CREATE INDEX audit_by_kind ON audit (of_keys, id)")
+
+
+# What was said of runs that are not here yet, and by which response of a model a run is found
+_AMENDMENTS: tuple[str, ...] = (
+    "CREATE TABLE amendments (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, span_id TEXT NOT NULL,"
+    " project TEXT NOT NULL, fields TEXT NOT NULL, size INTEGER NOT NULL, seen_ns INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX amendments_by_span ON amendments (trace_id, span_id, project)",
+    "CREATE TABLE responses (span INTEGER PRIMARY KEY, response_id TEXT NOT NULL)",
+    "CREATE INDEX responses_by_id ON responses (response_id)",
+)
+
+
+def _wait(db: sqlite3.Connection) -> None:
+    """Version 7: amendments that wait for their run."""
+    for statement in _AMENDMENTS:
+        db.execute(statement)
+
+
 # Feedback by the order in which it was said, or said anew, and where it is sent on to. What was there before has no
 # number. `identity` is the file's, for collectors that send to each other.
 _OUTLETS: tuple[str, ...] = (
@@ -282,7 +304,7 @@ _OUTLETS: tuple[str, ...] = (
 
 
 def _send_on(db: sqlite3.Connection) -> None:
-    """Feedback can be sent on."""
+    """Version 8: feedback can be sent on."""
     for statement in _OUTLETS:
         db.execute(statement)
 
@@ -293,6 +315,8 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _tell_judgements_apart,
     _lead_to_votes,
     _watch,
+    _audit,
+    _wait,
     _send_on,
 )
 
