@@ -87,7 +87,9 @@ def main() -> None:
         for kind in sorted(found, reverse=bool(number % 2)):
             found[kind].append(round_of(kind, asked, made))
             print(f"{kind}  {found[kind][-1][0]:8,.0f} spans/s  {found[kind][-1][1]:6.0f} µs of CPU a span")
-    rate, cpu = (statistics.median(g[i] / h[i] for g, h in zip(found["gRPC"], found["HTTP"], strict=True)) for i in (0, 1))
+    rate, cpu = (
+        statistics.median(g[i] / h[i] for g, h in zip(found["gRPC"], found["HTTP"], strict=True)) for i in (0, 1)
+    )
     print(f"gRPC over HTTP, median of {asked.rounds} pairs: {rate:.2f} of the rate, {cpu:.2f} of the CPU a span")
 
 
