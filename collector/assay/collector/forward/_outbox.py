@@ -30,8 +30,15 @@ Waiting = tuple[Record, Letter | None]  # None: what lies there is torn, or none
 class Outbox:
     """Sends to one target, at least once and in order; what it gives up is counted, with the reason."""
 
-    def __init__(self, target: Target, folder: Path, metrics: Metrics, most_bytes: int = MOST_BYTES) -> None:
-        self.target, self._metrics, self._post = target, metrics, Post(target)
+    def __init__(
+        self,
+        target: Target,
+        folder: Path,
+        metrics: Metrics,
+        most_bytes: int = MOST_BYTES,
+        longest: float = LONGEST_PAUSE,
+    ) -> None:
+        self.target, self._metrics, self._post, self._longest = target, metrics, Post(target), longest
         self._folder = folder / target.folder
         self._spool = Spool(self._folder, most_bytes, {"url": target.url, "project": target.name})
         self._wake, self._end = threading.Event(), threading.Event()
@@ -65,9 +72,10 @@ class Outbox:
             self._wake.clear()
             answer = self._send_all()
             if answer is None:
-                self._wake.wait()
+                if not self._end.is_set():  # which is set first: a wake of the end that was cleared is not waited for
+                    self._wake.wait()
             else:
-                self._end.wait(max(answer.after, pause(self._failed, longest=LONGEST_PAUSE)))
+                self._end.wait(max(answer.after, pause(self._failed, longest=self._longest)))
                 self._failed += 1
         self._post.close()
 
