@@ -239,8 +239,19 @@ def test_a_request_on_which_a_target_always_fails_holds_up_others_for_a_while_on
         send(server, request(span("poison")))
         until(lambda: to.asked)
         send(server, request(span("b")))
-        until(lambda: to.names() == ["b"])
-        assert dropped(server, "http_500") == 1
+        until(lambda: dropped(server, "http_500") == 1)
+        until(lambda: number(server, "assay_forwarded_total") == 1)
+    assert set(to.names()) == {"b"}
+
+
+def test_a_target_that_fails_on_everything_loses_nothing(tmp_path, endpoint):
+    to = endpoint(*lasting(500, times=12))
+    with passing_on(tmp_path, to.url) as server:
+        for name in "abc":
+            send(server, request(span(name)))
+        until(lambda: number(server, "assay_forwarded_total") == 3)
+        assert number(server, "assay_forward_dropped_total") == 0
+    assert to.names() == ["a", "b", "c"]
 
 
 def test_what_is_refused_for_good_is_dropped_counted_and_told_once(tmp_path, endpoint, caplog):
