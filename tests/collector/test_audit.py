@@ -92,7 +92,7 @@ def test_retention_is_named_as_what_it_is(store: SQLiteStore) -> None:
     store.append([run()])
     store.set_retention(Retention(max_bytes=0))
     store.prune_by_rules()
-    assert [(event.action, event.name) for event in store.audit()][0] == ("prune", "retention")
+    assert next((event.action, event.name) for event in store.audit()) == ("prune", "retention")
     store.save_key(key("a"))
     assert store.audit().items[0].name != "retention"
 
