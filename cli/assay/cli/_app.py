@@ -9,6 +9,7 @@ from assay.cli import (
     cache,
     datasets,
     db,
+    doctor,
     eval_,
     evaluators,
     experiments,
@@ -23,6 +24,7 @@ from assay.cli import (
 )
 from assay.cli._common import failing_in_one_line
 from assay.cli.demo import command
+from assay.cli.mcp.command import mcp
 
 app = typer.Typer(
     name="assay",
@@ -33,7 +35,9 @@ app = typer.Typer(
 )
 app.command()(command.demo)
 app.command()(serve.serve)
+app.command()(doctor.doctor)
 app.command("eval")(eval_.eval_)
+app.command()(mcp)
 app.command()(models.models)
 app.add_typer(cache.app, name="cache")
 app.add_typer(datasets.app, name="datasets")

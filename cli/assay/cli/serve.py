@@ -22,6 +22,8 @@ from assay.collector.errors import Refused
 from assay.collector.hosts import bare, is_loopback
 
 if TYPE_CHECKING:
+    from assay.collector.forward import Forwarder
+    from assay.collector.server import Server
     from assay.collector.stores import Store
 
 Port = Annotated[
@@ -37,6 +39,19 @@ Cors = Annotated[
         metavar="ORIGIN", help="An origin whose pages may send telemetry and feedback, as https://app.example.com."
     ),
 ]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port for OTLP over gRPC; else 4317, unless it is taken; 0 takes a free one."),
+]
+Grpc = Annotated[bool, typer.Option("--grpc/--no-grpc", help="Take OTLP over gRPC, too.")]
+Forward = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]URL",
+        help="Pass what comes in on to this OTLP endpoint, too; any number of times. Headers, such as its key, come out"
+        " of ASSAY_FORWARD_HEADERS_<NAME>.",
+    ),
+]
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
 SWITCH = 0.001
@@ -49,6 +64,9 @@ def serve(
     port: Port = 4318,
     path: FileStoreOption = "assay.db",
     rules: Rules = None,
+    grpc_port: GrpcPort = None,
+    grpc: Grpc = True,
+    forward: Forward = None,
     cors: Cors = None,
 ) -> None:
     """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
@@ -57,34 +75,81 @@ def serve(
 
     Example: `assay serve --port 4318 --store assay.db`
     """
-    from assay.collector.server import serve as run
+    from assay.collector.forward import Forwarder, targets
     from assay.collector.stores.sqlite import SQLiteStore
 
     if rules is not None and not Path(rules).is_file():
         raise Refused(f"there is no file of rules {rules!r}")
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
+    passes_on = Forwarder(targets(forward or (), os.environ), Path(f"{path}.forward"))
     sys.setswitchinterval(SWITCH)
     _give_back_at_once()
     _tell_audit()
     with SQLiteStore(path) as store:
+        key = os.environ.get("ASSAY_API_KEY")
+        if key is None and rules is not None and not is_loopback(bare(host)):
+            key = _key_of_one_run(store)
+        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on)
         pick_up = PickUp()
 
-        def ready(url: str) -> None:
-            _settle()
-            notes.print(f"[bold]{url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
-            _tell_who_else_reads(path)
-            _tell_who_needs_no_key(host)
-            pick_up.begin(url)
+        def ready() -> None:
+            if server.failure is None:
+                _settle()
+                _tell(server, path, passes_on)
+                pick_up.begin(server.url)
 
         try:
             if rules is None:
-                run(store, host=host, port=port, cors=cors or (), ready=ready)
+                server.run(ready)
             else:
-                _with_monitor(store, host, port, rules, ready, cors or ())
+                _with_monitor(server, rules, key, ready)
         finally:
             pick_up.end()
+        if server.failure is not None:
+            raise server.failure
         notes.print("stopped; everything that was acknowledged is kept")
+
+
+def _server(
+    store: Store,
+    host: str,
+    port: int,
+    key: str | None,
+    cors: Sequence[str],
+    grpc_port: int | None,
+    grpc: bool,
+    passes_on: Forwarder,
+) -> Server:
+    from assay.collector.rpc import DEFAULT_PORT
+    from assay.collector.server import Server
+
+    usual = DEFAULT_PORT if grpc else None
+    return Server(
+        store,
+        host=host,
+        port=port,
+        api_key=key,
+        cors=cors,
+        grpc_port=usual if grpc_port is None or not grpc else grpc_port,
+        grpc_required=grpc_port is not None,
+        forward=passes_on,
+    )
+
+
+def _tell(server: Server, path: str, passes_on: Forwarder) -> None:
+    notes.print(f"[bold]{server.url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
+    if server.grpc_url is not None:
+        notes.print(f"[bold]{server.grpc_url}[/]  takes OTLP over gRPC", soft_wrap=True)
+    elif server.without_grpc:
+        notes.print(f"no OTLP over gRPC: {server.without_grpc}", soft_wrap=True, markup=False, highlight=False)
+    for target in passes_on.targets:
+        notes.print(f"passes on to {target.name}: {target.url}", soft_wrap=True, markup=False, highlight=False)
+    if left := passes_on.left():
+        told = f"{', '.join(left)} in {path}.forward wait for targets that --forward does not name now"
+        notes.print(told, soft_wrap=True, markup=False, highlight=False)
+    _tell_who_else_reads(path)
+    _tell_who_needs_no_key(server.host)
 
 
 def _tell_who_needs_no_key(host: str) -> None:
@@ -101,17 +166,13 @@ def _tell_who_else_reads(path: str) -> None:
         notes.print(f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True)
 
 
-def _with_monitor(
-    store: Store, host: str, port: int, rules: str, ready: Callable[[str], None], cors: Sequence[str]
-) -> None:
+def _with_monitor(server: Server, rules: str, key: str | None, ready: Callable[[], None]) -> None:
     """The server in a thread, so that the monitor ends first and can give back what it holds."""
     from assay.cli._monitor_run import planned, say, show, until_told
-    from assay.collector.server import Server
     from assay.evaluators.monitors import Supervisor
 
-    key = os.environ.get("ASSAY_API_KEY") or (None if is_loopback(host) else _key_of_one_run(store))
-    with Server(store, host=host, port=port, api_key=key, cors=cors) as server, until_told() as stop:
-        ready(server.url)
+    with server, until_told() as stop:
+        ready()
         try:
             Supervisor(planned(rules, server.url, key=key), say, show).run(stop, patient=True)
         except Exception as error:  # the server's work goes on

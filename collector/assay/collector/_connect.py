@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 from assay.collector._names import named
 from assay.collector._ports import assay_at
 from assay.collector.errors import Closed, Refused
-from assay.collector.records import Run
 from assay.collector.stores import Store
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class _Handle:
         return self._store.trouble()
 
     @property
-    def append_async(self) -> Callable[[Sequence[Run]], Future[None]]:
+    def append_async(self) -> Callable[..., Future[None]]:
         """The store's own, so that spans take no further step."""
         return self._store.append_async
 

@@ -14,11 +14,20 @@ HELP = {
     "assay_received_total": "Spans or log records that arrived, those included that were refused.",
     "assay_stored_total": "Spans or feedbacks that are durable and were acknowledged.",
     "assay_refused_total": "Single spans or log records that were refused, by reason.",
+    "assay_beside_stored_total": "Feedback and content for other spans that spans brought beside their runs, kept.",
+    "assay_beside_refused_total": "The same, refused, by reason; the spans were kept.",
     "assay_passed_over_total": "Log records and metrics that were accepted and not kept: nothing in them is for us.",
     "assay_requests_refused_total": "Requests that were answered with an error, by reason.",
     "assay_dialect_errors_total": "Spans or log records that were read without a dialect because it failed on them.",
     "assay_acknowledgement_seconds": "From the last byte of a request to its acknowledgement.",
     "assay_commit_seconds": "From a request handed to the store to its being durable: waiting and writing.",
+    "assay_forwarded_total": "Requests that a target of --forward has taken.",
+    "assay_forward_rejected_total": "Spans, log records or metrics in them that the target said it rejected.",
+    "assay_forward_dropped_total": "Requests that were given up for a target, by reason.",
+    "assay_forward_failures_total": "Times that a target took nothing, by reason; it is tried again.",
+    "assay_forward_loops_total": "Requests that came back to a collector that has passed them on: they end here.",
+    "assay_forward_waiting_bytes": "Bytes on disk that wait for a target.",
+    "assay_forward_waiting_seconds": "How long the oldest of them have been waiting.",
     "assay_pending_bytes": "Bytes of requests that are being read, decoded or written.",
     "assay_start_time_seconds": "When this process started to serve.",
 }
@@ -47,7 +56,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._counters: dict[str, dict[Labels, float]] = {}
         self._histograms: dict[str, dict[Labels, Histogram]] = {}
-        self._gauges: dict[str, Callable[[], float]] = {}
+        self._gauges: dict[str, dict[Labels, Callable[[], float]]] = {}
 
     def add(self, name: str, amount: float, **labels: str) -> None:
         """Count up."""
@@ -63,9 +72,9 @@ class Metrics:
             histogram.counts[bisect_left(BUCKETS, value)] += 1
             histogram.sum += value
 
-    def gauge(self, name: str, read: Callable[[], float]) -> None:
+    def gauge(self, name: str, read: Callable[[], float], **labels: str) -> None:
         """Have a value read whenever somebody asks."""
-        self._gauges[name] = read
+        self._gauges.setdefault(name, {})[tuple(labels.items())] = read
 
     def value(self, name: str, **labels: str) -> float:
         """A counter's value; without labels the sum of its series."""
@@ -76,10 +85,16 @@ class Metrics:
         """Everything, with further gauges."""
         with self._lock:
             lines = [*self._counter_lines(), *self._histogram_lines()]
-        gauges = {name: read() for name, read in self._gauges.items()} | dict(extra or {})
-        for name, value in gauges.items():
+        lines += self._gauge_lines()
+        for name, value in (extra or {}).items():
             lines += [*_head(name, "gauge"), f"{name} {value!r}"]
         return "\n".join(lines) + "\n"
+
+    def _gauge_lines(self) -> Iterable[str]:
+        for name, series in self._gauges.items():
+            yield from _head(name, "gauge")
+            for labels, read in series.items():
+                yield f"{name}{_braces(labels)} {read()!r}"
 
     def _counter_lines(self) -> Iterable[str]:
         for name, series in self._counters.items():

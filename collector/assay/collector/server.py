@@ -17,11 +17,15 @@ import uvicorn
 
 from assay.collector import _ports
 from assay.collector._connection import Connection, sweep
-from assay.collector.api import Cors, Door, Guard, Keys, create_app, past_framework
+from assay.collector._metrics import Metrics
+from assay.collector.api import ASGI, Cors, Door, Guard, Keys, KeyStore, Scopes, create_app, past_framework
 from assay.collector.errors import Refused
+from assay.collector.forward import Forwarder
 from assay.collector.hosts import bare, is_loopback, url_of
-from assay.collector.intake import Limits
+from assay.collector.intake import Limits, Receiver
+from assay.collector.rpc import Listener
 from assay.collector.stores import Serving, Store
+from assay.tracer.spool import same_address
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
 TICK = 0.1  # seconds; uvicorn's own
@@ -32,8 +36,9 @@ GRACE = 30  # seconds for requests that are under way when the server is told to
 class Server:
     """Serves a store, which the caller closes: `with Server(store) as server: server.url`.
 
-    `cors` are origins whose pages may send telemetry and feedback. Port 0 takes a free one. Raises `Refused`: the port
-    is taken, or the server would be open to others without a key.
+    Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
+    port is taken. `forward` passes on what comes in. `cors` are origins whose pages may send telemetry and
+    feedback. Raises `Refused`: a port is taken, or the server would be open to others without a key.
     """
 
     def __init__(
@@ -45,21 +50,32 @@ class Server:
         api_key: str | None = None,
         limits: Limits | None = None,
         cors: Iterable[str] = (),
+        grpc_port: int | None = None,
+        grpc_required: bool = True,
+        forward: Forwarder | None = None,
     ) -> None:
         self.store, self.host = store, bare(host)
-        locked, secret = not is_loopback(self.host), api_key or os.environ.get("ASSAY_API_KEY")
-        if locked and not secret and not store.keys():
-            way_out = "set ASSAY_API_KEY, or make a first key with `assay keys create NAME --store FILE`"
-            raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: {way_out}")
+        self._keys, secret = _asked(store, self.host, api_key)
         self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._keys = Keys(store) if locked else None
-        self.door = Door(self._keys, secret)
-        app = create_app(store, limits=limits, ready=self._is_ready, door=self.door)
+        self.door, self._metrics = Door(self._keys, secret), Metrics()
+        self._forward = forward if forward and forward.targets else None
+        keepers = [self._forward] if self._forward else []
+        app = create_app(
+            store, limits=limits, metrics=self._metrics, ready=self._is_ready, door=self.door, keepers=keepers
+        )
         guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)
         self._server = _Uvicorn(_config(Cors(guard, cors, app.state.scopes.rows) if cors else guard))
-        self._receiver = app.state.receiver
+        self._receiver: Receiver = app.state.receiver
         self._thread: threading.Thread | None = None
+        try:
+            self._check_targets()
+            if grpc_port is not None:
+                args = self.host, grpc_port, self._receiver, self.door, self._metrics
+                self._server.grpc = Listener(*args, required=grpc_required)
+        except Refused:
+            self._socket.close()
+            raise
 
     def _is_ready(self) -> bool:
         return self._server.started and not self._server.should_exit
@@ -69,13 +85,33 @@ class Server:
         """Where it answers."""
         return url_of(self.host, self.port)
 
+    @property
+    def failure(self) -> Refused | None:
+        """Why it did not start."""
+        return self._server.failure
+
+    @property
+    def grpc_url(self) -> str | None:
+        """Where it takes OTLP by gRPC; None where it does not."""
+        return self._server.grpc.address if self._server.grpc else None
+
+    @property
+    def without_grpc(self) -> str:
+        """Why it takes none, although it was to."""
+        return self._server.grpc.why if self._server.grpc else ""
+
+    def _check_targets(self) -> None:
+        for target in self._forward.targets if self._forward else ():
+            if same_address(target.url, self.url):
+                raise Refused(f"--forward {target.url!r} is this server's own address: it would send to itself")
+
     def __enter__(self) -> Server:
         started = threading.Event()
         self._thread = threading.Thread(target=self.run, args=(started.set,), name="assay-server", daemon=True)
         self._thread.start()
         started.wait()
         if not self._server.started:
-            raise Refused(f"the server on port {self.port} did not start")
+            raise self._server.failure or Refused(f"the server on port {self.port} did not start")
         return self
 
     def __exit__(
@@ -86,14 +122,21 @@ class Server:
             self._thread.join()
 
     def run(self, started: Callable[[], Any] | None = None) -> None:
-        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
+        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first.
+
+        `started` is called once: it has started, or `failure` says why it never will.
+        """
         self._server.tell = started
         try:
+            if self._forward is not None:
+                self._forward.begin(self._metrics)
             self._announce(self.url)
             self._server.run(sockets=[self._socket])
         finally:
             self._server.told()
             self._announce(None)
+            if self._forward is not None:
+                self._forward.close()
             self._receiver.close()
             self._socket.close()
             if self._keys:
@@ -104,6 +147,48 @@ class Server:
             self.store.announce(url)
 
 
+class Guarded:
+    """Another application, behind the guard of the same keys; `scopes` say what its requests need.
+
+    Raises `Refused`: the port is taken, or the server would be open to others without a key.
+    """
+
+    def __init__(self, app: ASGI, scopes: Scopes, keys: KeyStore, *, host: str, port: int) -> None:
+        self.host = bare(host)
+        self._keys, secret = _asked(keys, self.host)
+        self._socket = _bound(self.host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _Uvicorn(_config(Guard(app, scopes, Door(self._keys, secret))))
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return url_of(self.host, self.port)
+
+    def run(self, ready: Callable[[], Any] | None = None) -> None:
+        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
+        self._server.tell = ready
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            if self._keys:
+                self._keys.close()
+
+    def stop(self) -> None:
+        """Stop, from any thread."""
+        self._server.stop()
+
+
+def _asked(store: KeyStore, host: str, api_key: str | None = None) -> tuple[Keys | None, str | None]:
+    """Which keys a server is to ask for that binds there; none where it answers this machine alone."""
+    locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
+    if locked and not secret and not store.keys():
+        way_out = "set ASSAY_API_KEY, or make a first key with `assay keys create NAME --store FILE`"
+        raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: {way_out}")
+    return Keys(store) if locked else None, secret
+
+
 class _Uvicorn(uvicorn.Server):
     """Tells once that it has started, or that it never will; stops when it is told to, not up to 0.1 s later; and
     leaves the process alive after a signal.
@@ -111,6 +196,8 @@ class _Uvicorn(uvicorn.Server):
     uvicorn raises the signal again once it has stopped, which ends the process before the store is closed.
     """
 
+    grpc: Listener | None = None
+    failure: Refused | None = None  # why it did not start
     tell: Callable[[], Any] | None = None
     _wake: Callable[[], Any] | None = None
 
@@ -136,8 +223,21 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to answer, then tell."""
+        try:
+            if self.grpc is not None:
+                await self.grpc.start()
+        except Refused as error:
+            self.failure, self.should_exit = error, True
+            return
         await super().startup(sockets=sockets)
         self.told()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take nothing new, and answer what is under way, however it came."""
+        ending = [super().shutdown(sockets=sockets)]
+        if self.grpc is not None:
+            ending.append(self.grpc.stop(GRACE))
+        await asyncio.gather(*ending)
 
     def told(self) -> None:
         """Tell, unless that has been done."""

@@ -27,6 +27,7 @@ INSTANCE: Final = "service.instance.id"  # on the resource: a random UUID per pr
 OPERATION: Final = "gen_ai.operation.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
 RESPONSE_MODEL: Final = "gen_ai.response.model"
+RESPONSE_ID: Final = "gen_ai.response.id"
 INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 

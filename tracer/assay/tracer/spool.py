@@ -18,6 +18,27 @@ from assay.tracer import _spool
 from assay.tracer._encode import TRACES, rejected
 from assay.tracer._post import Post
 from assay.tracer._settings import Settings, resolve, salvaged
+from assay.tracer._spool import Record, Spool, is_old, opened, records, remove, segments, settle
+
+__all__ = [  # noqa: RUF022 (the folder's own hands first: who keeps requests of another kind in one uses these)
+    "Record",
+    "Spool",
+    "TRACES",
+    "is_old",
+    "opened",
+    "records",
+    "remove",
+    "segments",
+    "settle",
+    "Sent",
+    "Waiting",
+    "clear",
+    "place",
+    "same_address",
+    "send",
+    "spans",
+    "waiting",
+]
 
 _NEAR = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # names of this machine to itself
 _PORTS = {"http": 80, "https": 443}
@@ -61,7 +82,7 @@ def waiting(where: Path | None = None) -> list[Waiting]:
 def spans(folder: Path) -> Iterator[bytes]:
     """The requests of spans (`ExportTraceServiceRequest` as bytes) that wait in a folder, left where they are."""
     for segment in _opened(folder):
-        for record in _spool.records(segment):
+        for record in records(segment):
             if record.path == TRACES and record.body is not None:
                 yield record.body
 
@@ -93,14 +114,14 @@ def send(waiting: Waiting, to: str | None = None, *, with_key: bool = False) -> 
             lost[answer.reason] += count
         return answer.verdict
 
-    lost.update(_spool.Spool(waiting.folder).replay(one))
+    lost.update(Spool(waiting.folder).replay(one))
     left = _looked_at(waiting.folder)
     return Sent(kept, +lost, left.items if left else 0, why)
 
 
 def clear(waiting: Waiting) -> int:
     """Remove what waits in a folder, but for what a process is at; returns how many items."""
-    return sum(map(_spool.remove, _spool.segments(waiting.folder)))
+    return sum(map(remove, segments(waiting.folder)))
 
 
 def _settings() -> Settings:
@@ -131,15 +152,15 @@ def _address(url: str) -> tuple[str, str, int | None, str]:
 
 def _looked_at(folder: Path) -> Waiting | None:
     try:
-        segments = _spool.segments(folder)
+        found = segments(folder)
         items = sum(map(_spool.items, _opened(folder)))
-        size = sum(path.stat().st_size for path in segments)
+        size = sum(path.stat().st_size for path in found)
     except OSError:
         return None
     if not items:
         return None
     whose = _whose(folder)
-    return Waiting(folder, whose["url"], whose["project"], items, size, int(segments[0].name[:20]))
+    return Waiting(folder, whose["url"], whose["project"], items, size, int(found[0].name[:20]))
 
 
 def _whose(folder: Path) -> Mapping[str, str]:
@@ -152,7 +173,7 @@ def _whose(folder: Path) -> Mapping[str, str]:
 
 def _opened(folder: Path) -> Iterator[int]:
     """The segments for reading, without a lock: they may grow or go meanwhile."""
-    for path in _spool.segments(folder):
+    for path in segments(folder):
         try:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         except OSError:

@@ -30,6 +30,7 @@ class Traces:
         says="Keep runs, and feedback on them, together or not at all; answered when they are durable.",
     )
     amend = verb(TraceStore.amend, "PATCH /api/runs/{trace_id}/{span_id}", tag="traces")
+    add_amendments = verb(TraceStore.add_amendments, "POST /api/amendments", tag="traces", batch=BATCH)
     traces = verb(
         TraceStore.traces,
         "GET /api/traces",

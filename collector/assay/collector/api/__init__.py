@@ -3,7 +3,8 @@
 from assay.collector.api._app import create_app, past_framework
 from assay.collector.api._cors import Cors
 from assay.collector.api._door import Door
-from assay.collector.api._guard import Guard
-from assay.collector.api._keys import Keys
+from assay.collector.api._guard import ASGI, Guard
+from assay.collector.api._keys import Keys, KeyStore
+from assay.collector.api._scopes import Scopes
 
-__all__ = ["Cors", "Door", "Guard", "Keys", "create_app", "past_framework"]
+__all__ = ["ASGI", "Cors", "Door", "Guard", "KeyStore", "Keys", "Scopes", "create_app", "past_framework"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -20,7 +20,7 @@ from assay.collector.api._guard import ASGI, Scope
 from assay.collector.api._http import map_errors, reply
 from assay.collector.api._routes import ROUTES, install
 from assay.collector.api._scopes import Scopes
-from assay.collector.intake import PATHS, PROTOBUF, SIGNALS, Limits, Receiver, otlp_error
+from assay.collector.intake import PATHS, PROTOBUF, ROOTS, SIGNALS, Keeper, Limits, Receiver, otlp_error
 from assay.collector.stores import Store
 
 ABOUT = ("/openapi.json", "/docs")
@@ -43,10 +43,11 @@ def create_app(
     limits: Limits | None = None,
     metrics: Metrics | None = None,
     ready: Callable[[], bool] | None = None,
+    keepers: Sequence[Keeper] = (),
     door: Door | None = None,
 ) -> FastAPI:
-    """The collector as an ASGI application over a store, which the caller closes. `door` is what a guard before it
-    lets in.
+    """The collector as an ASGI application over a store, which the caller closes. `keepers` get what OTLP brought
+    once the store has it; `door` is what a guard before it lets in.
     """
     metrics = metrics or Metrics()
     app = FastAPI(
@@ -56,7 +57,7 @@ def create_app(
         docs_url=None,  # it loads scripts of others, from elsewhere
         redoc_url=None,
     )
-    receiver = Receiver(store, metrics, limits)
+    receiver = Receiver(store, metrics, limits, keepers)
     app.state.store, app.state.scopes = store, SCOPES
     app.state.receiver = receiver  # has room for bodies, the API's too; to be closed by whoever serves the application
     app.state.otlp = receiver.routes
@@ -75,7 +76,7 @@ def create_app(
 
 async def _nothing_here(request: Request, error: Exception) -> Response:
     """Readers get a page, senders of OTLP its error, programs JSON."""
-    if request.url.path.startswith("/v1/"):
+    if request.url.path.startswith(ROOTS):
         return _no_signal(request)
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
         return pages.not_found(request)

@@ -14,7 +14,7 @@ from assay.collector.clocks import bounded_feedback, bounded_open, bounded_run
 from assay.collector.errors import Forbidden, NotFound
 from assay.collector.filters import Filter
 from assay.collector.intake import bounded_texts, check_amended
-from assay.collector.records import JSON, Booking, Dataset, DatasetKind, Feedback, OpenRun, Run, feedback_id
+from assay.collector.records import JSON, Amendment, Booking, Dataset, DatasetKind, Feedback, OpenRun, Run, feedback_id
 from assay.collector.stores import ControlStore, TraceStore
 
 
@@ -38,6 +38,13 @@ def amend(store: TraceStore, trace_id: str, span_id: str, fields: Mapping[str, J
     """Say more of a run that is there, or on its way; whether it is there."""
     check_amended(fields)
     return store.amend(trace_id, span_id, fields)
+
+
+def add_amendments(store: TraceStore, amendments: Sequence[Amendment]) -> list[bool]:
+    """Say more of runs that are there, or on their way; which of them are there."""
+    for amendment in amendments:
+        check_amended(amendment.fields)
+    return store.add_amendments(amendments)
 
 
 def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:

@@ -18,7 +18,7 @@ from assay.collector._sign_ins import SignIns, bond_of, signed
 from assay.collector.api._door import Door, Refusal, enough
 from assay.collector.api._scopes import READING, Scopes
 from assay.collector.hosts import authority, is_loopback, named
-from assay.collector.intake import PROTOBUF, otlp_error
+from assay.collector.intake import PROTOBUF, ROOTS, otlp_error
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -91,7 +91,7 @@ class Guard:
 
 
 def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    return scope["path"].startswith("/v1/") and headers.get(b"content-type", b"").startswith(PROTOBUF)
+    return scope["path"].startswith(ROOTS) and headers.get(b"content-type", b"").startswith(PROTOBUF)
 
 
 def _elsewhere(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
@@ -109,10 +109,10 @@ def _misnamed(headers: Mapping[bytes, bytes]) -> Refusal | None:
     if host and not is_loopback(name):
         told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
         return Refusal(403, told)
-    return _forwarded(headers)
+    return forwarded(headers)
 
 
-def _forwarded(headers: Mapping[bytes, bytes]) -> Refusal | None:
+def forwarded(headers: Mapping[bytes, bytes]) -> Refusal | None:
     """The refusal of what a proxy on this machine passes on for somebody elsewhere, whatever name it calls us by."""
     senders = f"{_text(headers, b'x-forwarded-for')},{_text(headers, b'x-real-ip')}".split(",")
     elsewhere = next((sender.strip() for sender in senders if sender.strip() and not is_loopback(sender.strip())), None)

@@ -1,15 +1,19 @@
 """Dialects: spans and log records of any convention become `Run`s and `Feedback` here, and nowhere else."""
 
+from assay.collector.dialects._also import Also, Said, said
 from assay.collector.dialects._draft import Dialect, Draft, Fields
 from assay.collector.dialects._faults import Fault, log_fault, log_once
 from assay.collector.dialects._feedback import read_feedback
-from assay.collector.dialects._log import Amendment, LogDialect, LogItem, read_log
+from assay.collector.dialects._langfuse_scores import langfuse_score
+from assay.collector.dialects._log import LogDialect, LogItem, read_log
 from assay.collector.dialects._prices import cost
 from assay.collector.dialects._raw import RawLog, RawSpan
-from assay.collector.dialects._read import read
+from assay.collector.dialects._read import Whole, read, read_whole
 from assay.collector.dialects._readable import from_readable
+from assay.collector.records import Amendment
 
 __all__ = [
+    "Also",
     "Amendment",
     "Dialect",
     "Draft",
@@ -19,11 +23,16 @@ __all__ = [
     "LogItem",
     "RawLog",
     "RawSpan",
+    "Said",
+    "Whole",
     "cost",
     "from_readable",
+    "langfuse_score",
     "log_fault",
     "log_once",
     "read",
     "read_feedback",
     "read_log",
+    "read_whole",
+    "said",
 ]

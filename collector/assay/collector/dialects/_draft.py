@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeAlias, TypedDict
 
+from assay.collector.dialects._also import Said, check_also
 from assay.collector.dialects._keys import namespace
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.records import JSON, Document, Usage
@@ -73,9 +74,12 @@ class Draft:
       to take.
     - `awaits`: fields whose content comes in other messages (log records, siblings). They are named in the run's
       attribute `assay.awaits`, so that a reader can tell "not given" from "not here yet"; see `Amendment`.
+    - `also`: what the span says beside its run, `Feedback` and `Amendment`s, kept with the run in one commit; of
+      something that makes no sense the `ValueError` that says why, as `said` gives it. Add to it, `also += (…,)`.
+    - `sums`: whether the tokens that the span names are those of spans below it, where they are counted.
     """
 
-    __slots__ = ("attributes", "awaits", "fields", "namespaces", "span")
+    __slots__ = ("also", "attributes", "awaits", "fields", "namespaces", "span", "sums")
 
     def __init__(self, span: RawSpan) -> None:
         self.span = span
@@ -83,6 +87,14 @@ class Draft:
         self.fields: Fields = {}
         self.namespaces: Set[str] = set(map(namespace, self.attributes))
         self.awaits: tuple[str, ...] = ()
+        self.also: tuple[Said, ...] = ()
+        self.sums = False
+
+    def check(self) -> None:
+        """Raises `TypeError` or `KeyError` for what no store could keep."""
+        check(self.fields)
+        if self.also:
+            check_also(self.also)
 
 
 # Takes from a draft's attributes, events and scope what it knows and fills in fields, without overwriting what is

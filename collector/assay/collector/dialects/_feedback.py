@@ -1,12 +1,19 @@
-"""Feedback as the OTLP log event `gen_ai.evaluation.result` carries it."""
+"""Feedback as the event `gen_ai.evaluation.result` carries it: a log record, or an event of a span.
+
+Sources: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`; `pydantic_evals/_otel_emit.py`
+2.62 for the evaluator's name, its version and what it was given.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from assay.collector.dialects._also import said
+from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._raw import RawLog
 from assay.collector.dialects._values import as_text, from_json, number, text
-from assay.collector.records import JSON, Feedback, Target
+from assay.collector.records import JSON, Event, Feedback, Target
 from assay.tracer import attributes as names
 
 SOURCES = ("code", "model", "human")
@@ -18,6 +25,24 @@ TEXTS = {
     "version": names.FEEDBACK_VERSION,
     "rule": names.FEEDBACK_RULE,
 }
+SPECIFIED = "gen_ai.evaluation.evaluator.source"  # an evaluator as JSON: its name, and what it was made with
+VERSION = "gen_ai.evaluation.evaluator.version"
+JUDGES = frozenset(("LLMJudge", "GEval"))  # pydantic-evals' evaluators that ask a model
+PASSED = {"pass": True, "fail": False}  # what pydantic-evals calls a bool beside its 1.0 or 0.0
+DEEPEST = 4  # mappings in which names are looked for: `{"gen_ai": {"evaluation": {"score": {"value": 1}}}}`
+
+
+def evaluations(draft: Draft) -> None:
+    """Say the feedback that a span's events carry. They stay with the run, too."""
+    span = draft.span
+    if span.events and (events := [event for event in span.events if event.name == names.EVALUATION_EVENT]):
+        draft.also += tuple([said(_of_event, draft, event) for event in events])
+
+
+def _of_event(draft: Draft, event: Event) -> Feedback:
+    span = draft.span
+    time_ns = event.time_ns or span.end_ns
+    return read_feedback(RawLog(span.trace_id, span.span_id, time_ns, event.attributes, event.name, scope=span.scope))
 
 
 def evaluation(log: RawLog) -> Feedback | None:
@@ -27,11 +52,15 @@ def evaluation(log: RawLog) -> Feedback | None:
 
 def read_feedback(log: RawLog) -> Feedback:
     """The feedback that an event is; attributes of no field become metadata. Raises `ValueError` if it is none."""
-    attributes = dict(log.attributes)
+    attributes = _flat(log)
     if not log.event_name:
         attributes.pop("event.name", None)
     fields: dict[str, Any] = {key: as_text(attributes.pop(name)) for key, name in TEXTS.items() if name in attributes}
     fields |= _outcome(attributes)
+    if SPECIFIED in attributes:
+        fields = {**_specified(attributes), **fields}
+        if fields.get("label") in PASSED and fields.get("score") == PASSED[fields["label"]]:
+            fields["score"] = PASSED[fields["label"]]
     if (source := attributes.pop(names.FEEDBACK_SOURCE, None)) in SOURCES:
         fields["source"] = source
     return Feedback(
@@ -42,6 +71,40 @@ def read_feedback(log: RawLog) -> Feedback:
         metadata=_metadata(attributes),
         **fields,
     )
+
+
+def _flat(log: RawLog) -> dict[str, JSON]:
+    """The attributes of an event; where names stand within each other, or in its body, as they are written out."""
+    attributes = dict(log.attributes)
+    for outer in ("gen_ai", "gen_ai.evaluation"):
+        if isinstance(nested := attributes.get(outer), dict):
+            del attributes[outer]
+            attributes = {**_written_out(nested, outer), **attributes}
+    if names.EVALUATION_NAME not in attributes and isinstance(log.body, dict):
+        attributes = {**_written_out(log.body), **attributes}
+    return attributes
+
+
+def _written_out(nested: Mapping[str, JSON], prefix: str = "", depth: int = DEEPEST) -> dict[str, JSON]:
+    flat: dict[str, JSON] = {}
+    for name, value in nested.items():
+        whole = f"{prefix}.{name}" if prefix else name
+        within = isinstance(value, dict) and depth and whole.startswith("gen_ai")
+        flat |= _written_out(value, whole, depth - 1) if within else {whole: value}
+    return flat
+
+
+def _specified(attributes: dict[str, JSON]) -> dict[str, Any]:
+    """Who evaluated, as pydantic-evals says it; its arguments stay in the metadata."""
+    found: dict[str, Any] = {}
+    spec = from_json(attributes[SPECIFIED])
+    if isinstance(spec, dict) and (name := text(spec.get("name"))):
+        found["evaluator"] = name
+        found["source"] = "model" if name in JUDGES else "code"
+    if version := text(attributes.get(VERSION)):
+        found["version"] = version
+        del attributes[VERSION]
+    return found
 
 
 def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:

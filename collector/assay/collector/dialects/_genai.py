@@ -42,7 +42,7 @@ def genai(draft: Draft) -> None:
     if isinstance(operation, str) and operation in KINDS:
         fields.setdefault("kind", KINDS[operation])
     _model(draft)
-    if operation not in SUMMED:
+    if operation not in SUMMED and not draft.sums:
         _usage(draft)
     _content(draft)
     if (session := text(attributes.get(CONVERSATION))) and fields.setdefault("session_id", session) == session:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluation
 from assay.collector.dialects._process import report, started
 from assay.collector.dialects._raw import RawLog
-from assay.collector.records import Feedback, OpenRun, ProcessReport
-
-
-@dataclass(frozen=True, slots=True)
-class Amendment:
-    """Fields of a run whose content came later than its span, for `TraceStore.amend`."""
-
-    trace_id: str
-    span_id: str
-    fields: Mapping[str, Any]  # those of `Fields`, as records or as JSON
-
+from assay.collector.records import Amendment, Feedback, OpenRun, ProcessReport
 
 LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
 # Gives None for a record that is not its own; raises `ValueError`, which the sender is told, for one that is but makes

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from assay.collector.dialects._also import Said
 from assay.collector.dialects._assay import assay
-from assay.collector.dialects._draft import Dialect, Draft, check
+from assay.collector.dialects._draft import Dialect, Draft
 from assay.collector.dialects._faults import Fault, log_fault, name_of
+from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
+from assay.collector.dialects._haystack import haystack
+from assay.collector.dialects._laminar import laminar
+from assay.collector.dialects._langfuse import langfuse
+from assay.collector.dialects._langsmith import langsmith
+from assay.collector.dialects._mlflow import mlflow
 from assay.collector.dialects._openinference import openinference
 from assay.collector.dialects._prices import prices
+from assay.collector.dialects._pydantic_evals import pydantic_evals
 from assay.collector.dialects._raw import RawSpan
+from assay.collector.dialects._traceloop import traceloop
 from assay.collector.dialects._values import as_text, documents
+from assay.collector.dialects._vercel import vercel
 from assay.collector.records import JSON, Event, Run, Status
 from assay.tracer import attributes as names
 
 STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
 SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # internal is what everything is by default
-ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment")
+ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
 AWAITS = "assay.awaits"  # an attribute: the fields that a dialect expects in other messages
 
 
@@ -30,11 +40,39 @@ def retrieval(draft: Draft) -> None:
 
 
 # In this order: conventions first, then what follows from the fields that they have filled in
-DIALECTS: tuple[Dialect, ...] = (assay, openinference, genai, retrieval, prices)
+DIALECTS: tuple[Dialect, ...] = (
+    assay,
+    openinference,
+    langfuse,
+    langsmith,
+    mlflow,
+    traceloop,
+    laminar,
+    vercel,
+    haystack,
+    genai,
+    pydantic_evals,
+    evaluations,
+    retrieval,
+    prices,
+)
+
+
+class Whole(NamedTuple):
+    """A span as it was read."""
+
+    run: Run
+    also: tuple[Said, ...] = ()
 
 
 def read(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | None = None) -> Run:
-    """The run that a span of any known convention is. What no field has taken stays in `attributes`.
+    """The run that a span is: `read_whole` without what it says beside."""
+    return read_whole(span, fault, dialects).run
+
+
+def read_whole(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | None = None) -> Whole:
+    """The run that a span of any known convention is, and what it says beside. What no field has taken stays in
+    `attributes`.
 
     A dialect that raises, or fills in what a run cannot have, is told to `fault`, and the span is read as if that
     dialect did not exist.
@@ -43,19 +81,19 @@ def read(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | 
     try:
         for dialect in dialects:
             dialect(draft)
-        check(draft.fields)
+        draft.check()
     except Exception as error:
         failed = _failed(span, dialects)
         fault(name_of(failed), error)
         # What it had done by then is in the draft: starting anew costs only the spans that it fails on
-        return read(span, fault, [other for other in dialects if other is not failed])
+        return read_whole(span, fault, [other for other in dialects if other is not failed])
     attributes, fields = draft.attributes, draft.fields
     fields.setdefault("kind", "unknown")
     if draft.awaits:
         attributes[AWAITS] = list(draft.awaits)
     _, project, environment = whose(span.resource)
     status = STATUSES[span.status] if 0 <= span.status < 3 else "unset"
-    return Run(
+    run = Run(
         trace_id=span.trace_id,
         span_id=span.span_id,
         name=span.name,
@@ -72,6 +110,7 @@ def read(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | 
         environment=environment,
         **fields,
     )
+    return Whole(run, draft.also)
 
 
 def _failed(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
@@ -80,7 +119,7 @@ def _failed(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
     for dialect in dialects:
         try:
             dialect(draft)
-            check(draft.fields)
+            draft.check()
         except Exception:
             return dialect
     return dialects[-1]  # one that does not fail every time: leave one out at any rate

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from assay.collector.dialects._also import Also
 from assay.collector.dialects._plain import plain
 from assay.collector.dialects._raw import RawSpan
-from assay.collector.dialects._read import read
+from assay.collector.dialects._read import read_whole
 from assay.collector.records import JSON, Event, Link, Run
 from assay.tracer.spans import LiveSpan
 
@@ -20,12 +21,18 @@ if TYPE_CHECKING:
 _latest: tuple[Resource, dict[str, JSON]] | None = None
 
 
-def from_readable(span: ReadableSpan) -> Run:
-    """The run that a finished span of the SDK is: the same as after a way through OTLP and the intake."""
+def from_readable(span: ReadableSpan, also: list[Also] | None = None) -> Run:
+    """The run that a finished span of the SDK is: the same as after a way through OTLP and the intake.
+
+    What it says beside is added to `also`, but for what makes no sense.
+    """
     resource = _resource(span.resource)
     if isinstance(span, LiveSpan) and (run := plain(span, resource)):
         return run
-    return read(raw(span))
+    run, beside = read_whole(raw(span))
+    if also is not None and beside:
+        also += [one for one in beside if not isinstance(one, ValueError)]
+    return run
 
 
 def raw(span: ReadableSpan) -> RawSpan:

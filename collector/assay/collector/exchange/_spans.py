@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from assay.collector import _wire
-from assay.collector.dialects import Fault, RawSpan
+from assay.collector.dialects import Fault, RawSpan, Whole
 from assay.collector.dialects._read import SPAN_KINDS, STATUSES
 from assay.collector.exchange._values import attributes
 from assay.collector.intake import _json
@@ -31,7 +31,8 @@ _IDS = ("trace_id", "span_id", "parent_id")
 def _read(span: RawSpan, fault: Fault) -> Run:
     exact = span.attributes.get(EXACT)
     span.attributes = {name: given for name, given in span.attributes.items() if name != EXACT}
-    run = read_item(span, fault)
+    kept = read_item(span, fault)
+    run = kept.run if isinstance(kept, Whole) else kept
     if not isinstance(exact, str):
         return run
     fields = _wire.decode(dict[str, Any], exact)

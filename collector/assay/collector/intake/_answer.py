@@ -37,9 +37,9 @@ def retry_after(refused: Permanent | Retryable) -> int | None:
 
 
 def success(signal: Signal[Any], decoded: Decoded[Any]) -> Message:
-    """An export response; with partial success if single items were refused, or something was passed over."""
-    refused = decoded.refused_count
-    partial = {signal.refused_field: refused, "error_message": decoded.reason} if refused or decoded.hint else None
+    """An export response; with partial success if single items were refused, or something of them was."""
+    reason = decoded.reason
+    partial = {signal.refused_field: decoded.refused_count, "error_message": reason} if reason else None
     return signal.response(partial_success=partial)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from assay.collector.dialects import Fault
+from assay.collector.dialects import Fault, Whole
 from assay.collector.intake._beside import LARGE
 from assay.collector.intake._decoded import Decoded, check_count
 from assay.collector.intake._errors import ItemRefused, Permanent
@@ -45,7 +45,8 @@ class Codec(Generic[T]):
     parse_item: Callable[[Any], Any]
     resource: Callable[[Any, Allowance], dict[str, JSON]]
     raw: Callable[[Any, dict[str, JSON], Any, Allowance], Any]  # of an item, its resource and scope
-    read: Callable[[Any, Fault], T | None]  # by the dialects, of what is raw; None: nothing to keep, and no fault in it
+    # by the dialects, of what is raw; None: nothing to keep, and no fault in it
+    read: Callable[[Any, Fault], T | Whole | None]
     hint: Callable[[bytes], str] = _no_hint  # in words, what was passed over though its sender meant it
 
 
@@ -95,6 +96,8 @@ def _convert(
             kept = read(raw(item, attributes, scope, allowance), fault)
             if kept is None:
                 decoded.passed += 1
+            elif isinstance(kept, Whole):
+                decoded.keep_whole(kept)
             else:
                 keep(kept)
         except Permanent:

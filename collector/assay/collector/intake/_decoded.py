@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
-from assay.collector.dialects import log_fault, log_once
-from assay.collector.intake._errors import ItemRefused, Permanent, from_item
+from assay.collector.dialects import Also, Whole, log_fault, log_once
+from assay.collector.intake._errors import BesideRefused, ItemRefused, Permanent, from_item
 from assay.collector.intake._limits import GROUPS
 
 T = TypeVar("T")
@@ -20,7 +20,9 @@ class Decoded(Generic[T]):
     """Items of a request that can be kept, the reasons why others cannot, and the dialects that failed on some."""
 
     items: list[T] = field(default_factory=list)
+    also: list[Also] = field(default_factory=list)  # what they say beside, kept in the same commit
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by a word for counters, a sentence for people
+    beside: Counter[tuple[str, str]] = field(default_factory=Counter)  # alike, of what is said beside: costs no item
     faults: Counter[str] = field(default_factory=Counter)  # by dialect
     passed: int = 0  # items in which nothing is wrong, and nothing for us
     parsed: int = 0  # of those that were parsed one by one
@@ -33,7 +35,17 @@ class Decoded(Generic[T]):
         if not isinstance(error, ItemRefused):
             log_once("the collector failed on an item of a request, which is refused", error)
         refusal = from_item(error)
-        self.refused[refusal.reason, part + str(refusal)] += count
+        counter = self.beside if isinstance(refusal, BesideRefused) else self.refused
+        counter[refusal.reason, part + str(refusal)] += count
+
+    def keep_whole(self, whole: Whole) -> None:
+        """Keep an item, and what it says beside; what makes no sense of that is refused alone."""
+        self.items.append(cast(T, whole.run))
+        for said in whole.also:
+            if isinstance(said, ValueError):
+                self.refuse(said)
+            else:
+                self.also.append(said)
 
     def fault(self, dialect: str, error: Exception) -> None:
         """Count an item that was read without this dialect, as that failed."""
@@ -48,17 +60,31 @@ class Decoded(Generic[T]):
     @property
     def refused_by_reason(self) -> Counter[str]:
         """How many items were refused, by the word for counters."""
-        counts = Counter[str]()
-        for (reason, _), count in self.refused.items():
-            counts[reason] += count
-        return counts
+        return _by_reason(self.refused)
+
+    @property
+    def beside_by_reason(self) -> Counter[str]:
+        """How much of what is said beside was refused, by the word for counters."""
+        return _by_reason(self.beside)
 
     @property
     def reason(self) -> str:
         """The reasons for people, the most frequent first, then what else they may want to know."""
-        shown = [f"{count} × {message}" for (_, message), count in self.refused.most_common(SHOWN)]
-        told = "; ".join(shown) + ("; …" if len(self.refused) > SHOWN else "")
-        return "; ".join(filter(None, (told, self.hint)))
+        return "; ".join(filter(None, (_told(self.refused), _told(self.beside), self.hint)))
+
+
+def _by_reason(refused: Counter[tuple[str, str]]) -> Counter[str]:
+    counts = Counter[str]()
+    for (reason, _), count in refused.items():
+        counts[reason] += count
+    return counts
+
+
+def _told(refused: Counter[tuple[str, str]]) -> str:
+    if not refused:
+        return ""
+    shown = [f"{count} × {message}" for (_, message), count in refused.most_common(SHOWN)]
+    return "; ".join(shown) + ("; …" if len(refused) > SHOWN else "")
 
 
 def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:

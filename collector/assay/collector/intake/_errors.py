@@ -6,11 +6,18 @@ from assay.collector.errors import AssayError, Closed, Refused, Unavailable
 
 
 class ItemRefused(AssayError, ValueError):
-    """One span or log record cannot be kept; the others of the request can. `reason` is a short word for counters."""
+    """One span or log record cannot be kept; the others of the request can. `reason` is a short word for counters.
 
-    def __init__(self, reason: str, message: str) -> None:
+    `item` is what its sender had no right to bring, which goes nowhere else either.
+    """
+
+    def __init__(self, reason: str, message: str, item: object = None) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.item = reason, item
+
+
+class BesideRefused(ItemRefused):
+    """Something that a span says beside its run cannot be kept; the span can."""
 
 
 class Permanent(Refused):

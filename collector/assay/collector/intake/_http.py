@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from assay.collector._access import access_of
@@ -13,11 +13,11 @@ from assay.collector.intake._body import Body, Disconnected, Pending, Receive
 from assay.collector.intake._decode import Codec
 from assay.collector.intake._errors import Permanent, RequestRefused, Retryable
 from assay.collector.intake._intake import Intake
-from assay.collector.intake._keep import StoreKeeper
+from assay.collector.intake._keep import Keeper, StoreKeeper
 from assay.collector.intake._limits import Limits
 from assay.collector.intake._logs import LOGS
 from assay.collector.intake._metrics_signal import METRICS
-from assay.collector.intake._signal import Request, Signal
+from assay.collector.intake._signal import HOPS, Request, Signal, hops
 from assay.collector.intake._traces import TRACES
 from assay.collector.stores import Store
 from assay.tracer import attributes as names
@@ -25,18 +25,26 @@ from assay.tracer import attributes as names
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
-PATHS = {f"/v1/{signal.name}{slash}": signal for signal in SIGNALS for slash in ("", "/")}
+ROOTS = ("/v1/", "/api/public/otel/v1/")  # the specification's, and Langfuse's, which its SDKs fix
+PATHS = {f"{root}{signal.name}{slash}": signal for root in ROOTS for signal in SIGNALS for slash in ("", "/")}
 OURS = (names.COLLECTOR_HEADER.lower().encode(), b"1")  # to our tracer: what it says beside its spans is kept here
 
 
 class Receiver:
     """ASGI applications by path, one for each signal; they answer 200 only when the store has kept everything."""
 
-    def __init__(self, store: Store, metrics: Metrics | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics | None = None,
+        limits: Limits | None = None,
+        keepers: Sequence[Keeper] = (),
+    ) -> None:
+        """`keepers` get what the store has, afterwards."""
         metrics, self.limits = metrics or Metrics(), limits or Limits()
         self.beside, self.pending = Beside(), Pending(self.limits.pending_bytes)
         metrics.gauge("assay_pending_bytes", lambda: self.pending.size)
-        self.intake = Intake([StoreKeeper(store, self.beside)], self.beside, metrics, self.limits)
+        self.intake = Intake([StoreKeeper(store, self.beside), *keepers], self.beside, metrics, self.limits)
         self.routes: dict[str, Route[Any]] = {path: Route(self, signal) for path, signal in PATHS.items()}
 
     def close(self) -> None:
@@ -87,7 +95,8 @@ class Route(Generic[T]):
         receiver = self._receiver
         body = Body(receiver.pending, receiver.limits)
         try:
-            request = Request(self._signal, codec, await body.read(headers, receive), project, body.grow)
+            read, passed = await body.read(headers, receive), hops(headers.get(HOPS, b"").decode("latin-1"))
+            request = Request(self._signal, codec, read, project, passed, admit=body.grow)
             decoded = await receiver.intake.take(request)
         finally:
             body.release()

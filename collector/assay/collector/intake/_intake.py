@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from assay.collector._metrics import Metrics
@@ -11,7 +12,7 @@ from assay.collector.dialects import log_once
 from assay.collector.intake._beside import LARGE, Beside
 from assay.collector.intake._decode import decode
 from assay.collector.intake._decoded import Decoded
-from assay.collector.intake._errors import Permanent, RequestRefused, from_store
+from assay.collector.intake._errors import BesideRefused, Permanent, RequestRefused, from_store
 from assay.collector.intake._keep import Keeper, Refusals
 from assay.collector.intake._limits import Limits
 from assay.collector.intake._signal import Request, Signal
@@ -61,16 +62,23 @@ class Intake:
     async def _kept(self, request: Request[T], decoded: Decoded[T]) -> None:
         start = time.perf_counter()
         refusals: Refusals = ()
+        items = [*decoded.items, *decoded.also] if decoded.also else decoded.items
         for keeper in self._keepers:
             try:
-                refused = await keeper.keep(request, decoded.items)
+                refused = await keeper.keep(request, items)
             except Exception as error:
                 raise from_store(error) from error
             refusals = max(refusals, refused, key=len)  # they may be of the same items: none counts twice
+            if foreign := [one.item for one in refused if one.item is not None]:
+                request = replace(request, refused=(*request.refused, *foreign))
         for refusal in refusals:
             decoded.refuse(refusal)
         self._metrics.observe("assay_commit_seconds", time.perf_counter() - start)
-        self._count(request.signal, "assay_stored_total", len(decoded.items) - len(refusals))
+        lost = sum(not isinstance(refusal, BesideRefused) for refusal in refusals)
+        self._count(request.signal, "assay_stored_total", len(decoded.items) - lost)
+        if decoded.also:
+            kept = len(decoded.also) - (len(refusals) - lost)
+            self._count(request.signal, "assay_beside_stored_total", kept)
 
     def _count_received(self, signal: Signal[Any], decoded: Decoded[Any]) -> None:
         self._count(signal, "assay_received_total", len(decoded.items) + decoded.refused_count + decoded.passed)
@@ -81,6 +89,8 @@ class Intake:
         if decoded.refused:
             for reason, count in decoded.refused_by_reason.items():
                 self._count(signal, "assay_refused_total", count, reason=reason)
+        for reason, count in decoded.beside_by_reason.items():
+            self._count(signal, "assay_beside_refused_total", count, reason=reason)
         for dialect, count in decoded.faults.items():
             self._metrics.add("assay_dialect_errors_total", count, dialect=dialect)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from assay.collector.clocks import INT_MAX
-from assay.collector.dialects import Fault, RawLog, RawSpan
+from assay.collector.dialects import Fault, RawLog, RawSpan, Whole
 from assay.collector.intake._cost import TEXT, check_json
 from assay.collector.intake._decode import Codec, Group
 from assay.collector.intake._decoded import check_count, check_groups, check_ids
@@ -350,7 +350,7 @@ _SNAKE = re.compile(
 
 
 def codec(
-    what: str, items: str, item: type[Any], raw: Callable[..., Any], read: Callable[[Any, Fault], T | None]
+    what: str, items: str, item: type[Any], raw: Callable[..., Any], read: Callable[[Any, Fault], T | Whole | None]
 ) -> Codec[T]:
     """How requests are read whose lists are called `resource{what}`, `scope{what}` and `items`."""
     requests, envelopes = _decoder(what, items, item), _decoder(what, items, msgspec.Raw)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from assay.collector.dialects import Amendment, LogItem
+from assay.collector.dialects import Also, Amendment, LogItem
 from assay.collector.errors import Closed, Refused
 from assay.collector.intake._beside import Beside
-from assay.collector.intake._errors import ItemRefused
+from assay.collector.intake._errors import BesideRefused, ItemRefused
 from assay.collector.intake._held import held
 from assay.collector.intake._signal import Request
 from assay.collector.intake._texts import check_amended
@@ -41,7 +41,9 @@ class StoreKeeper:
         }
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """Runs are appended; of logs feedback is added first, then runs are amended, one by one, then the rest."""
+        """What came beside runs for other runs is kept, then runs are appended, with the feedback beside them. Of logs
+        feedback is added first, then runs are amended, then comes the rest.
+        """
         if not items:
             return ()
         keep = self._kinds[request.signal.name]
@@ -50,20 +52,37 @@ class StoreKeeper:
         mine, refusals = await asyncio.to_thread(held, self._store, request.project, items)
         return [*refusals, *(await keep(mine) if mine else ())]
 
-    async def _runs(self, runs: Sequence[Run]) -> Refusals:
-        if self._append is None:
-            await asyncio.to_thread(self._store.append, runs)
-        else:
-            await self._in_slices(self._append, runs)
-        return ()
+    async def _runs(self, items: Sequence[Run | Also]) -> Refusals:
+        runs = [item for item in items if isinstance(item, Run)]
+        if len(runs) == len(items):
+            await self._appended(runs)
+            return ()
+        refusals = await asyncio.to_thread(self._amended, items)  # first, so that they wait for what comes with them
+        await self._appended(runs, [item for item in items if isinstance(item, Feedback)])
+        return refusals
 
-    async def _in_slices(self, append: Callable[[Sequence[Run]], Future[None]], runs: Sequence[Run]) -> None:
-        """Append; of many some at a time, so that others have their turn, and not all are encoded at once."""
-        if len(runs) < MANY:
-            await asyncio.wrap_future(append(runs))
-            return
-        for start in range(0, len(runs), MANY):
-            await asyncio.wrap_future(await self._beside(append, runs[start : start + MANY]))
+    async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:
+        if self._append is None:
+            await asyncio.to_thread(self._store.append, runs, *feedback)
+        else:
+            await self._in_slices(self._append, runs, *feedback)
+
+    async def _in_slices(
+        self, append: Callable[..., Future[None]], runs: Sequence[Run], *feedback: Sequence[Feedback]
+    ) -> None:
+        """Append; of many some at a time, so that others have their turn, and not all are encoded at once.
+
+        Feedback goes with the last of them: nothing speaks of a run of this request that is not there.
+        """
+        while len(runs) >= MANY:
+            await asyncio.wrap_future(await self._beside(append, runs[:MANY]))
+            runs = runs[MANY:]
+        if runs or any(feedback):
+            await asyncio.wrap_future(append(runs, *feedback))
+
+    def _amended(self, items: Sequence[Run | Also]) -> Refusals:
+        """Amend the runs of which something was said beside others; why that could not be."""
+        return [BesideRefused(refusal.reason, str(refusal)) for refusal in self._amend(items)]
 
     async def _logs(self, items: Sequence[LogItem]) -> Refusals:
         return await asyncio.to_thread(self._beside_spans, items)
@@ -72,22 +91,38 @@ class StoreKeeper:
         store = self._store
         if feedback := [item for item in items if isinstance(item, Feedback)]:
             store.add_feedback(feedback)
-        refusals = [self._amend(item) for item in items if isinstance(item, Amendment)]
+        refusals = self._amend(items)
         if running := [item for item in items if isinstance(item, OpenRun)]:
             store.add_running(running)
         if reports := [item for item in items if isinstance(item, ProcessReport)]:
             store.add_reports(reports)
-        return [refusal for refusal in refusals if refusal]
+        return refusals
 
-    def _amend(self, content: Amendment) -> ItemRefused | None:
+    def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
+        """Amend runs, those also that are not here yet, all at once; one by one where a store refuses some."""
+        given, refusals = _sound([item for item in items if isinstance(item, Amendment)])
         try:
-            check_amended(content.fields)
-            if self._store.amend(content.trace_id, content.span_id, content.fields):
-                return None
-        except Closed:  # no fault of the item's: the next server may keep it
+            if given:
+                self._store.add_amendments(given)
+        except Closed:  # no fault of the items': the next server may keep them
             raise
-        except ItemRefused as refused:
-            return refused
         except Refused as error:
-            return ItemRefused("refused", str(error))
-        return ItemRefused("no_span", f"span {content.span_id!r} of trace {content.trace_id!r} is not here")
+            if len(given) == 1:
+                return [*refusals, ItemRefused("refused", str(error))]
+            return [*refusals, *(refusal for one in given for refusal in self._amend([one]))]
+        return refusals
+
+
+def _sound(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:
+    """Those that a run can have, and why others are refused."""
+    given: list[Amendment] = []
+    refusals: list[ItemRefused] = []
+    for amendment in amendments:
+        try:
+            check_amended(amendment.fields)
+            given.append(amendment)
+        except ItemRefused as refused:
+            refusals.append(refused)
+        except Refused as error:
+            refusals.append(ItemRefused("refused", str(error)))
+    return given, refusals

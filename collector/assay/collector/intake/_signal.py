@@ -11,6 +11,8 @@ from google.protobuf.message import Message
 from assay.collector.intake._decode import Codec
 
 T = TypeVar("T")
+HOPS = b"assay-forwarded"  # a header, or gRPC's metadata: the marks of the collectors that passed a request on
+MOST_MARKS = 32  # that are read of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,17 @@ class Signal(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
-    """One request as it arrived, inflated."""
+    """One request as it arrived, inflated. `hops` names the collectors that have passed it on."""
 
     signal: Signal[T]
     codec: Codec[T]
     body: bytes
     project: str | None = None  # to which its sender's key is bound
+    hops: tuple[str, ...] = ()
+    refused: tuple[object, ...] = ()  # items that its sender had no right to bring, as the keepers before found
     admit: Callable[[int], object] = int  # told the bytes that it takes once it is decoded; raises `Retryable`
+
+
+def hops(marks: str) -> tuple[str, ...]:
+    """What that header says: the marks, the first collector's first."""
+    return tuple(mark.strip()[:64] for mark in marks.split(",")[:MOST_MARKS] if mark.strip())

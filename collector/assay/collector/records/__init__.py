@@ -5,6 +5,7 @@ user data (`inputs`, `outputs`, `metadata`, …) holds plain JSON values.
 """
 
 from assay.collector.records._admin import AuditEvent, Key, QueueItem, Retention
+from assay.collector.records._amendment import Amendment
 from assay.collector.records._case import Case
 from assay.collector.records._change import CHANGEABLE, changed
 from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
@@ -48,6 +49,7 @@ from assay.collector.records._values import (
 )
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+    "Amendment",
     "AuditEvent",
     "Booked",
     "Booking",

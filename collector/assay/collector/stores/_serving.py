@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
-from assay.collector.records import Run
+from assay.collector.records import Feedback, Run
 
 
 @runtime_checkable
@@ -32,6 +32,6 @@ class Serving(Protocol):
         """Why nothing can be kept now, in words that name no path; None while all is well."""
         ...
 
-    def append_async(self, runs: Sequence[Run]) -> Future[None]:
+    def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """As `append`, without waiting: the future resolves when the runs are durable. Raises `Unavailable`."""
         ...

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import zstandard
 
 from assay.collector.errors import Unavailable
-from assay.collector.stores.sqlite import _words
+from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
 
@@ -109,6 +109,8 @@ class Behind:
             self._prune()
             while self._writer.call(lambda _: self._appender.tombstones.prune()):
                 pass
+            self._writer.call(lambda _: self._appender.waiting.trim())
+            self._writer.call(_responses.prune)
 
     def _train(self) -> None:
         with self._file.read() as reader:

@@ -275,6 +275,22 @@ def _audit(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX audit_by_kind ON audit (of_keys, id)")
 
 
+# What was said of runs that are not here yet, and by which response of a model a run is found
+_AMENDMENTS: tuple[str, ...] = (
+    "CREATE TABLE amendments (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, span_id TEXT NOT NULL,"
+    " project TEXT NOT NULL, fields TEXT NOT NULL, size INTEGER NOT NULL, seen_ns INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX amendments_by_span ON amendments (trace_id, span_id, project)",
+    "CREATE TABLE responses (span INTEGER PRIMARY KEY, response_id TEXT NOT NULL)",
+    "CREATE INDEX responses_by_id ON responses (response_id)",
+)
+
+
+def _wait(db: sqlite3.Connection) -> None:
+    """Version 7: amendments that wait for their run."""
+    for statement in _AMENDMENTS:
+        db.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
     _add_known_values,
@@ -282,6 +298,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _lead_to_votes,
     _watch,
     _audit,
+    _wait,
 )
 
 

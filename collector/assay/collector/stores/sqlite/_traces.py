@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 from assay.collector.errors import Unavailable
 from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
+    Amendment,
     Bucket,
     Changes,
     Condition,
@@ -59,17 +61,22 @@ class SQLiteTraces(Half):
         """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
         return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
-    def append_async(self, runs: Sequence[Run]) -> Future[None]:
+    def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
-        return self.write(encode(runs))
+        batch = encode(runs)
+        return self.write(batch._replace(feedback=_feedback.rows(feedback)) if feedback else batch)
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
-            self.write(encode(runs)._replace(feedback=_feedback.rows(feedback))).result()
+            self.append_async(runs, feedback).result()
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        plain = _amend.as_json(fields)
-        return self._file.write(lambda _: self._file.appender.amend(trace_id, span_id, plain))
+        [here] = self.add_amendments([Amendment(trace_id, span_id, fields)])
+        return here
+
+    def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
+        plain = [replace(amendment, fields=_amend.as_json(amendment.fields)) for amendment in amendments]
+        return self._file.write(lambda _: [self._file.appender.amend(amendment) for amendment in plain])
 
     # feedback
 
@@ -276,6 +283,7 @@ class SQLiteTraces(Half):
         if expired is not None:
             before = expired.until_ns or 0
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
+            self._file.write(lambda _: self._file.appender.waiting.expire(before, rule.project))
             if rule.project is None:
                 self._file.write(lambda db: _delete.feedback_without_trace(db, before))
         return [filter for filter in (expired, ahead) if filter is not None]

@@ -1,0 +1,56 @@
+"""Which store a call speaks to: opened for that call alone, as whoever asks may see it.
+
+An agent's session lasts for hours. What it looks at is held for the few milliseconds of a call, so that a server, an
+experiment or another agent can have the file meanwhile; and a server that was started since is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from assay.cli._common import reached
+from assay.collector._access import ACCESS, Access
+from assay.collector.errors import Forbidden
+from assay.collector.records import Key
+from assay.collector.stores import Store
+from assay.collector.stores.project import ProjectStore
+
+
+class Places:
+    """Stores for calls. `at` is what `--store` says; `guarded`: every call comes through the guard."""
+
+    def __init__(self, at: str | None, *, guarded: bool = False) -> None:
+        self.at, self.guarded = at, guarded
+
+    @contextmanager
+    def opened(self) -> Iterator[Store]:
+        """The whole store, for a while."""
+        store = reached(self.at)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @contextmanager
+    def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
+        """The store as a sender may see it. Raises `Forbidden` for one who may not do what the call needs."""
+        if not access.may(needs):
+            raise Forbidden(f"the API key may not {needs}")
+        with self.opened() as store:
+            yield store if access.project is None else cast(Store, ProjectStore(store, access.project))
+
+    def access(self, scope: Mapping[str, Any] | None) -> Access:
+        """What the sender of a request may have: here on stdio everything, elsewhere what the guard has found."""
+        if not self.guarded:
+            return Access()
+        if scope is None or ACCESS not in scope:  # never everything because nobody has looked
+            raise Forbidden("nobody has checked this request")
+        found: Access = scope[ACCESS]
+        return found
+
+    def keys(self) -> Sequence[Key]:
+        """The keys of the store, as the guard reads them."""
+        with self.opened() as store:
+            return store.keys()

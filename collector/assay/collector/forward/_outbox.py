@@ -1,0 +1,199 @@
+"""One target's way out: its spool on disk, and the thread that sends what lies there, oldest first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from assay.collector._metrics import Metrics
+from assay.collector.dialects import log_once
+from assay.collector.forward._letter import Letter, alike, joined, unpacked
+from assay.collector.forward._post import Answer, Post
+from assay.collector.forward._target import Target
+from assay.tracer.backoff import pause
+from assay.tracer.spool import TRACES, Record, Spool, is_old, opened, records, remove, segments, settle
+
+MOST_BYTES = 1024 * 1024 * 1024  # on disk
+LONGEST_PAUSE = 30.0  # seconds between two tries
+JOINED = 1024 * 1024  # bytes of small requests that go together, where more than one waits
+MOST_500 = 10  # tries of a request to which a target answers 500, which may be the request's fault
+LAST = 5.0  # seconds that the end waits for a request under way
+QUIET = 60.0  # seconds between two lines of the log about one target's losses
+logger = logging.getLogger("assay.collector")
+Waiting = tuple[Record, Letter | None]  # None: what lies there is torn, or none of ours
+
+
+class Outbox:
+    """Sends to one target, at least once and in order; what it gives up is counted, with the reason."""
+
+    def __init__(self, target: Target, folder: Path, metrics: Metrics, most_bytes: int = MOST_BYTES) -> None:
+        self.target, self._metrics, self._post = target, metrics, Post(target)
+        self._folder = folder / target.folder
+        self._spool = Spool(self._folder, most_bytes, {"url": target.url, "project": target.name})
+        self._wake, self._end = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed = self._faults = 0  # tries in a row that a target took nothing, and those answered 500
+        self._away, self._telling = "", threading.Lock()
+        self._dropped, self._told_at = Counter[str](), float("-inf")
+        metrics.gauge("assay_forward_waiting_bytes", self._waiting_bytes, target=target.name)
+        metrics.gauge("assay_forward_waiting_seconds", self._waiting_seconds, target=target.name)
+
+    def put(self, letter: Letter) -> None:
+        """Have it sent: it is on disk when this returns, or counted as lost. From any thread."""
+        self._drop(self._spool.keep(TRACES, letter.packed(), 1)[1])
+        self._wake.set()
+
+    def start(self) -> None:
+        """Begin to send, what is left from before first."""
+        self._thread = threading.Thread(target=self._run, name=f"assay-forward-{self.target.name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send no more; what waits is sent by the next one on this folder."""
+        self._end.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(LAST)
+        self._spool.rest()
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            self._wake.clear()
+            answer = self._send_all()
+            if answer is None:
+                self._wake.wait()
+            else:
+                self._end.wait(max(answer.after, pause(self._failed, longest=LONGEST_PAUSE)))
+                self._failed += 1
+        self._post.close()
+
+    def _send_all(self) -> Answer | None:
+        """Send what waits, until there is nothing, the target says later (that answer), or this ends."""
+        try:
+            self._spool.rest()
+            for segment in self._segments():
+                if is_old(segment):
+                    self._drop({"too_old": remove(segment)})
+                elif answer := self._send_segment(segment):
+                    self._tell_away(answer)
+                    return answer
+            return None
+        except Exception as error:  # of the disk, or a fault of ours: neither ends the thread
+            log_once(f"forwarding to {self.target.name!r} failed, and is tried again", error)
+            return Answer("later", type(error).__name__)
+
+    def _send_segment(self, segment: Path) -> Answer | None:
+        with opened(segment) as descriptor:
+            if descriptor is None:
+                return None
+            for waiting in _together(records(descriptor), 0 if self._failed else JOINED):
+                if self._end.is_set():
+                    return None
+                if answer := self._send(waiting):
+                    return answer
+                for record, _ in waiting:
+                    settle(descriptor, record)
+        remove(segment)
+        return None
+
+    def _send(self, waiting: list[Waiting]) -> Answer | None:
+        """Send one request, or several together; the answer if they have to wait."""
+        letters = [letter for _, letter in waiting if letter is not None]
+        self._drop({"torn": len(waiting) - len(letters)})
+        return self._deliver(letters) if letters else None
+
+    def _deliver(self, letters: list[Letter]) -> Answer | None:
+        answer = self._post.send(joined(letters))
+        if answer.verdict == "later" and not self._is_its_fault(answer):
+            return answer
+        self._failed = self._faults = 0
+        self._tell_back()
+        if answer.verdict == "taken":
+            self._metrics.add("assay_forwarded_total", len(letters), target=self.target.name)
+            self._metrics.add("assay_forward_rejected_total", answer.rejected, target=self.target.name)
+            return None
+        parts = [[letter] for letter in letters] if len(letters) > 1 else _halves(letters[0], answer)
+        if not parts:
+            self._drop({answer.reason: len(letters)})
+        return next((later for part in parts if (later := self._deliver(part))), None)
+
+    def _is_its_fault(self, answer: Answer) -> bool:
+        """Whether a request is to go, as the target fails on it again and again, and not because it is away."""
+        self._faults += answer.reason == "http_500"
+        return self._faults >= MOST_500
+
+    # What is told
+
+    def _drop(self, lost: Mapping[str, int]) -> None:
+        for reason, count in lost.items():
+            if count:
+                self._metrics.add("assay_forward_dropped_total", count, target=self.target.name, reason=reason)
+        with self._telling:
+            self._dropped += Counter(lost)
+            if self._dropped and time.monotonic() - self._told_at >= QUIET:
+                told = ", ".join(f"{count} {reason}" for reason, count in self._dropped.most_common())
+                logger.warning("forwarding to %r has given up requests: %s", self.target.name, told)
+                self._dropped, self._told_at = Counter(), time.monotonic()
+
+    def _tell_away(self, answer: Answer) -> None:
+        self._metrics.add("assay_forward_failures_total", 1, target=self.target.name, reason=answer.reason)
+        if answer.reason != self._away:
+            self._away = answer.reason
+            told = "forwarding to %r (%s) fails: %s; requests wait on disk, in %s"
+            logger.warning(told, self.target.name, self.target.url, answer.reason, self._folder)
+
+    def _tell_back(self) -> None:
+        if self._away:
+            self._away = ""
+            logger.warning("forwarding to %r goes on", self.target.name)
+
+    def _waiting_bytes(self) -> float:
+        return float(sum(_size(path) for path in self._segments()))
+
+    def _waiting_seconds(self) -> float:
+        first = next(iter(self._segments()), None)
+        return 0.0 if first is None else max(0.0, time.time() - int(first.name[:20]) / 1e9)
+
+    def _segments(self) -> list[Path]:
+        return segments(self._folder) if self._folder.is_dir() else []
+
+
+def _together(found: Iterable[Record], most: int) -> Iterator[list[Waiting]]:
+    """Records one after the other; those that can be joined together, of so many bytes."""
+    group: list[Waiting] = []
+    size = 0
+    for record in found:
+        letter, length = _read(record), len(record.body or b"")
+        if group and not (size + length <= most and letter and group[-1][1] and alike(group[-1][1], letter)):
+            yield group
+            group, size = [], 0
+        group.append((record, letter))
+        size += length
+    if group:
+        yield group
+
+
+def _read(record: Record) -> Letter | None:
+    try:
+        return None if record.body is None else unpacked(record.body)
+    except ValueError:
+        return None
+
+
+def _halves(letter: Letter, answer: Answer) -> list[list[Letter]]:
+    """A request that is too large, in two; nothing where that cannot be, or would not help."""
+    try:
+        return [[half] for half in letter.halves()] if answer.verdict == "too_large" else []
+    except ValueError:
+        return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
