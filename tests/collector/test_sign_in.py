@@ -233,6 +233,22 @@ def test_a_form_of_one_session_is_none_of_another(store: SQLiteStore, browser: h
     assert (answer.status_code, "load its page again" in answer.text) == (400, True)
 
 
+def test_a_form_of_a_session_that_has_ended_says_so(browser: httpx.Client) -> None:
+    answer = browser.post("/traces/x/feedback", data={"key": "k", "value": "1"})
+    assert (answer.status_code, "Signed out" in answer.text, 'href="/sign-in"' in answer.text) == (401, True, True)
+
+
+def test_while_the_store_is_silent_nobody_is_signed_out(locked: Server, browser: httpx.Client) -> None:
+    sign_in(browser, "reads")
+    keys = locked.door.keys
+    assert keys is not None
+    known, keys.ages = keys._known, Ages(fresh=0, patience=0, grace=0, pause=60)
+    answer = browser.get("/")
+    assert (answer.status_code, "retry-after" in answer.headers, "Not now" in answer.text) == (503, True, True)
+    keys._known, keys.ages = known, Ages()
+    assert browser.get("/").status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/api/count", "/api/keys", "/metrics", "/v1/traces", "/api/nothing"])
 def test_a_session_opens_no_api(browser: httpx.Client, path: str) -> None:
     sign_in(browser, "all")
