@@ -16,6 +16,7 @@ from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._words import PIECE, Entry, pieces
 from assay.collector.stores.sqlite._writer import QUEUED_WEIGHT, Job
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
@@ -193,6 +194,32 @@ def test_who_no_longer_waits_disturbs_nobody(store: SQLiteStore) -> None:
     waits.result(60)
     store.append([run()])
     assert store.health()["writable"]
+
+
+def test_what_is_patient_goes_in_turn_with_all_that_others_wait_for(store: SQLiteStore) -> None:
+    before, done = store.health()["commits"], list[str]()
+    with held(store) as file:
+        said = {name: Job(weight=1, action=lambda _, n=name: done.append(n), patient=name > "m") for name in "xyabz"}
+        futures = [file.writer.put(job) for job in said.values()]
+    for future in futures:
+        future.result(60)
+    assert done == ["x", "a", "b", "y", "z"]
+    assert store.health()["commits"] == before + 4
+
+
+def test_what_is_patient_is_done_before_the_end(store: SQLiteStore) -> None:
+    done = list[int]()
+    with held(store) as file:
+        futures = [file.writer.put(Job(weight=1, action=lambda _: done.append(1), patient=True)) for _ in range(5)]
+    store.close()
+    assert (len(done), [future.done() for future in futures]) == (5, [True] * 5)
+
+
+def test_the_text_index_is_written_in_pieces() -> None:
+    entries = [Entry(key, 7, "a" * size) for key, size in enumerate((PIECE // 2, PIECE // 2, 1, 3 * PIECE, 1))]
+    found = list(pieces([*range(5), 9], entries))
+    assert [keys for keys, _ in found] == [[9], [0, 1], [2], [3], [4]]
+    assert [entry for _, some in found for entry in some] == entries
 
 
 def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
