@@ -6,8 +6,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._reader import IDLE, READERS
 from assay.collector.stores.sqlite._words import PIECE, Entry, pieces
-from assay.collector.stores.sqlite._writer import QUEUED_WEIGHT, Job
+from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, Job
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
 
@@ -197,14 +199,14 @@ def test_who_no_longer_waits_disturbs_nobody(store: SQLiteStore) -> None:
 
 
 def test_what_is_patient_goes_in_turn_with_all_that_others_wait_for(store: SQLiteStore) -> None:
-    before, done = store.health()["commits"], list[str]()
+    done = dict[str, int]()  # by name, in order: how many commits there were before
     with held(store) as file:
-        said = {name: Job(weight=1, action=lambda _, n=name: done.append(n), patient=name > "m") for name in "xyabz"}
-        futures = [file.writer.put(job) for job in said.values()]
-    for future in futures:
-        future.result(60)
-    assert done == ["x", "a", "b", "y", "z"]
-    assert store.health()["commits"] == before + 4
+        for name in "xyabz":
+            note = partial(lambda name, _: done.update({name: file.writer.commits}), name)
+            file.writer.put(Job(weight=1, action=note, patient=name > "m"))
+    store.append([run()])
+    assert eventually(lambda: list(done), ["x", "a", "b", "y", "z"])
+    assert done["x"] < done["a"] == done["b"] < done["y"] < done["z"]
 
 
 def test_what_is_patient_is_done_before_the_end(store: SQLiteStore) -> None:
@@ -213,6 +215,26 @@ def test_what_is_patient_is_done_before_the_end(store: SQLiteStore) -> None:
         futures = [file.writer.put(Job(weight=1, action=lambda _: done.append(1), patient=True)) for _ in range(5)]
     store.close()
     assert (len(done), [future.done() for future in futures]) == (5, [True] * 5)
+
+
+def test_a_batch_that_is_heavy_has_a_commit_of_its_own(store: SQLiteStore) -> None:
+    done = dict[int, int]()  # by place: how many commits there were with it
+    with held(store) as file:
+        for place, size in enumerate((HEAVY_WEIGHT, 1, HEAVY_WEIGHT, 1)):
+            note = partial(lambda place, _: done.update({place: file.writer.commits}), place)
+            store.append_async([run() for _ in range(size)]).add_done_callback(note)
+    assert eventually(lambda: sorted(done), [0, 1, 2, 3])
+    assert done[0] < done[1] == done[3] < done[2]
+    assert store.count()["traces"] == 2 * HEAVY_WEIGHT + 2
+
+
+def test_a_rush_of_readers_leaves_few_open(store: SQLiteStore) -> None:
+    file = store._behind._file
+    with ExitStack() as rush:
+        for _ in range(READERS - 1):  # one is left to the index
+            rush.enter_context(file.read())
+    assert len(file._readers._free) <= IDLE
+    assert store.count()["traces"] == 0
 
 
 def test_the_text_index_is_written_in_pieces() -> None:

@@ -17,7 +17,7 @@ from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import Serving, Store
 
-MANY = 500  # runs, from which on they are encoded beside the event loop
+MANY = 250  # runs, from which on they are encoded beside the event loop, and written in pieces
 Refusals = Sequence[ItemRefused]
 
 

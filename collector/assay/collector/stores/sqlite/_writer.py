@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most; more are told to come again
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
+HEAVY_WEIGHT = 250  # a batch of so many spans does not go into one commit with others, which would wait for it
 SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
 MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
 FULL = "the disk is full, and what is left is for making room: delete something (`assay db delete`, `assay db prune`)"
@@ -41,6 +42,11 @@ class Job:
     patient: bool = False  # it has a commit of its own, of which there is one after each of what others wait for
     future: Future[Any] = field(default_factory=Future)
     result: Any = None
+
+    @property
+    def lets_pass(self) -> bool:
+        """Whether it takes turns with what others wait for."""
+        return self.patient or (self.batch is not None and self.weight >= HEAVY_WEIGHT)
 
 
 class Writer:
@@ -102,7 +108,7 @@ class Writer:
                 raise Unavailable(FULL, retry_after=5.0)
             if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
                 raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
-            (self._patient if job.patient else self._jobs).append(job)
+            (self._patient if job.lets_pass else self._jobs).append(job)
             self._weight += job.weight
             if len(self._jobs) + len(self._patient) == 1 or self._is_enough():
                 self._ready.notify()
