@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner, Result
 from assay.cli._app import app
 from assay.collector import connect
 from assay.collector.client import HTTPStore
-from assay.collector.records import Run
+from assay.collector.records import Key, Run
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 
@@ -84,3 +85,16 @@ def test_nothing_stored_is_said(tmp_path: Path) -> None:
     connect(path).close()
     shown = doctor("--store", str(path))
     assert (shown.stdout, "looked at all 0 spans" in shown.stderr) == ("", True)
+
+
+def test_a_key_of_a_project_sees_its_senders_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    hashed = hashlib.sha256(b"bank's").hexdigest()
+    with SQLiteStore(file) as store:
+        store.append([run(3, project="bank", name="theirs", resource={"service.name": "bank"})])
+        store.save_key(Key(id="k", name="k", sha256=hashed, scopes=("read",), project="bank"))
+        with Server(store, host="0.0.0.0") as server:
+            monkeypatch.setenv("ASSAY_API_KEY", "bank's")
+            found = json.loads(doctor("--store", server.url, "--json").stdout)
+    assert [one["who"]["service"] for one in found["senders"]] == ["bank"]
+    assert (found["spans"], found["spans_stored"]) == (1, None)
