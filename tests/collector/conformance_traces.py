@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from assay.collector.errors import AssayError, NotFound, Refused
 from assay.collector.filters import Filter
 from assay.collector.records import (
+    Amendment,
     Document,
     Event,
     Experiment,
@@ -423,6 +425,103 @@ def test_a_run_that_is_not_there_cannot_be_amended(store: Store) -> None:
     assert not store.amend("f" * 32, root.span_id, {"outputs": "a"})
     assert not store.amend("e" * 32, root.span_id, {"outputs": "a"})
     assert store.count()["traces"] == 1
+
+
+FIELDS: dict[str, Any] = {"inputs": "where?", "outputs": "here", "model": "m", "metadata": {"a": 2}, "tags": ["t"]}
+
+
+def test_what_was_said_before_a_run_came_is_in_it_from_its_commit_on(store: Store) -> None:
+    root = run("chat", kind="llm", outputs="provisional", metadata={"a": 1, "b": 1})
+    assert not store.amend(root.trace_id, root.span_id, FIELDS)
+    assert store.count()["spans"] == 0
+    store.append([root])
+    wanted = replace(root, **{**FIELDS, "metadata": {"a": 2, "b": 1}, "tags": ("t",)})
+    assert store.trace(root.trace_id).root == wanted
+    assert len(store.traces(model="m", tags="t", metadata={"a": 2})) == 1
+    assert eventually(lambda: len(store.traces(text="where")), 1)
+
+
+SAID = (
+    {"input_messages": {"2": ["b", "c"]}, "attributes": {"x": 1}},
+    {"input_messages": {"1": ["a"]}, "output_messages": {"1": ["z"]}},
+    {"model": "m", "attributes": {"y": 2}},
+)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
+def test_every_order_of_a_run_and_what_is_said_of_it_gives_the_same_run(store: Store, order: tuple[int, ...]) -> None:
+    root = run("chat")
+    said = [Amendment(root.trace_id, root.span_id, fields) for fields in SAID]
+    for _ in range(2):  # repeats, too
+        for step in order:
+            if step == len(said):
+                store.append([root])
+            else:
+                store.add_amendments([said[step]])
+    given = {"inputs": ["a", "b", "c"], "outputs": ["z"], "model": "m", "attributes": {"x": 1, "y": 2}}
+    assert store.trace(root.trace_id).runs == (replace(root, **given),)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_messages_are_what_a_run_has_none_of_itself(store: Store, before: bool) -> None:
+    root = run("chat", inputs=["its own"])
+    said = [Amendment(root.trace_id, root.span_id, SAID[1])]
+    steps = [lambda: store.add_amendments(said), lambda: store.append([root])]
+    for step in steps if before else reversed(steps):
+        step()
+    assert store.trace(root.trace_id).root == replace(root, outputs=["z"])
+    store.append([ended := replace(root, end_ns=root.end_ns + 1)])
+    assert store.trace(root.trace_id).root == replace(ended, outputs=["z"])
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_run_is_found_by_the_response_that_it_holds(store: Store, before: bool) -> None:
+    root = run("chat", attributes={"gen_ai.response.id": "chatcmpl-1"})
+    said = [Amendment("", "", {"outputs": "here"}, response_id="chatcmpl-1")]
+    steps = [lambda: store.add_amendments(said), lambda: store.append([root])]
+    answers = [step() for step in (steps if before else reversed(steps))]
+    assert answers == ([[False], None] if before else [None, [True]])
+    assert store.trace(root.trace_id).root == replace(root, outputs="here")
+
+
+def test_a_response_that_a_deleted_run_held_finds_none(store: Store) -> None:
+    store.append([root := run("chat", attributes={"gen_ai.response.id": "chatcmpl-1"})])
+    store.delete(trace_ids=(root.trace_id,))
+    assert store.add_amendments([Amendment("", "", {"outputs": "here"}, response_id="chatcmpl-1")]) == [False]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("response_id", [None, "chatcmpl-1"])
+def test_what_a_key_of_one_project_has_said_is_for_no_others_run(
+    store: Store, before: bool, response_id: str | None
+) -> None:
+    root = run("chat", project="p", attributes={"gen_ai.response.id": "chatcmpl-1"})
+    ids = ("", "") if response_id else (root.trace_id, root.span_id)
+    theirs = [Amendment(*ids, {"outputs": "theirs", "user_id": "u"}, response_id, project="q")]
+    mine = [Amendment(*ids, {"outputs": "mine"}, response_id, project="p")]
+    steps = [lambda: store.add_amendments(theirs), lambda: store.add_amendments(mine), lambda: store.append([root])]
+    for step in steps if before else reversed(steps):
+        step()
+    assert store.trace(root.trace_id).root == replace(root, outputs="mine")
+
+
+def test_what_waits_for_a_run_goes_with_its_trace(store: Store) -> None:
+    store.append([root := run()])
+    late = child(root)
+    store.amend(late.trace_id, late.span_id, {"outputs": "secret"})
+    store.delete(trace_ids=(root.trace_id,))
+    store.append([late])
+    assert store.amend(late.trace_id, late.span_id, {"outputs": "secret"})
+    assert (store.count()["spans"], store.many([root.trace_id])) == (0, [])
+
+
+def test_of_many_amendments_one_that_makes_no_sense_keeps_all_away(store: Store) -> None:
+    store.append([root := run()])
+    with pytest.raises(Refused, match="inptus"):
+        store.add_amendments(
+            [Amendment(root.trace_id, root.span_id, {"outputs": "a"}), Amendment("f" * 32, "f" * 16, {"inptus": 1})]
+        )
+    assert store.trace(root.trace_id).root == root
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,16 +139,17 @@ def details(log: RawLog) -> Amendment | None:
 
 
 class Amendable:
-    """What `TraceStore.amend` promises: False for a run that is not there."""
+    """What `TraceStore.add_amendments` promises: all or nothing where one is refused; False for a run to come."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
 
-    def amend(self, trace_id: str, span_id: str, fields: dict[str, Any]) -> bool:
-        if fields["outputs"] == "bad":
+    def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
+        if any(one.fields["outputs"] == "bad" for one in amendments):
             raise Refused("outputs cannot be 'bad'")
-        self.fields |= fields if span_id == ROOT.span_id else {}
-        return span_id == ROOT.span_id
+        for one in amendments:
+            self.fields |= one.fields if one.span_id == ROOT.span_id else {}
+        return [one.span_id == ROOT.span_id for one in amendments]
 
 
 def amend(span_id: str, *contents: str) -> tuple[dict[str, Any], tuple[int, str]]:
@@ -164,8 +165,8 @@ def test_a_log_record_amends_its_span() -> None:
     assert amend(ROOT.span_id, "hello") == ({"outputs": "hello"}, (0, ""))
 
 
-def test_content_of_a_span_that_is_not_here_is_refused() -> None:
-    assert amend("ab" * 8, "hello") == ({}, (1, f"1 × span {'ab' * 8!r} of trace {ROOT.trace_id!r} is not here"))
+def test_content_of_a_span_that_is_not_here_yet_is_taken() -> None:
+    assert amend("ab" * 8, "hello") == ({}, (0, ""))
 
 
 def test_content_that_the_store_refuses_costs_its_neighbours_nothing() -> None:

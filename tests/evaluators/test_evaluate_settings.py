@@ -8,7 +8,7 @@ from typing import get_type_hints
 import pytest
 
 from assay.evaluators import Experiment, aevaluate, evaluate
-from assay.evaluators.engine._settings import Options, Settings
+from assay.evaluators.engine._settings import _ELSEWHERE, Options, Settings
 
 DATA = [{"inputs": "a"}]
 
@@ -67,3 +67,38 @@ def test_what_was_not_asked_for_is_not_recorded_and_zero_is_asked_for(store):
 def test_the_number_of_examples_is_known_in_the_end_though_nobody_knew_it_before(store):
     experiment = evaluate(({"q": n} for n in range(3)), lambda q: q, repetitions=2, store=store, progress=False)
     assert (store.experiment(experiment.id).example_count, experiment.summary().runs) == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("data", "dataset"),
+        ("predict_fn", "task"),
+        ("target", "task"),
+        ("scorers", "evaluators"),
+        ("scores", "evaluators"),
+        ("experiment_prefix", "name"),
+        ("num_repetitions", "repetitions"),
+        ("trial_count", "repetitions"),
+        ("max_concurrency", "concurrency"),
+    ],
+)
+def test_an_argument_in_the_words_of_another_product_is_answered_in_ours(name, ours):
+    said = rf"^evaluate\(\) has no option '{name}' \(here it is {ours}=…\); it takes dataset, task, evaluators, name"
+    with pytest.raises(TypeError, match=said) as raised:
+        evaluate(**{name: []})  # nothing else given: Python alone would only miss `dataset`
+    assert "\n" not in str(raised.value)
+    with pytest.raises(TypeError, match=rf"aevaluate\(\) has no option '{name}'"):
+        asyncio.run(aevaluate(**{name: []}))
+
+
+def test_no_option_of_ours_is_taken_for_another_product_s():
+    names = {*inspect.signature(evaluate).parameters}
+    assert not names & set(_ELSEWHERE)
+    assert {said.partition("=")[0] for said in _ELSEWHERE.values()} <= names
+
+
+def test_what_takes_options_stays_what_it_was():
+    assert inspect.iscoroutinefunction(aevaluate)
+    assert not inspect.iscoroutinefunction(evaluate)
+    assert (evaluate.__name__, evaluate.__module__) == ("evaluate", "assay.evaluators.engine._evaluate")

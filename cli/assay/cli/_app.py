@@ -9,11 +9,13 @@ from assay.cli import (
     cache,
     datasets,
     db,
+    doctor,
     eval_,
     evaluators,
     experiments,
     feedback,
     judges,
+    keys,
     models,
     monitor,
     serve,
@@ -22,6 +24,7 @@ from assay.cli import (
 )
 from assay.cli._common import failing_in_one_line
 from assay.cli.demo import command
+from assay.cli.mcp.command import mcp
 
 app = typer.Typer(
     name="assay",
@@ -32,7 +35,9 @@ app = typer.Typer(
 )
 app.command()(command.demo)
 app.command()(serve.serve)
+app.command()(doctor.doctor)
 app.command("eval")(eval_.eval_)
+app.command()(mcp)
 app.command()(models.models)
 app.add_typer(cache.app, name="cache")
 app.add_typer(datasets.app, name="datasets")
@@ -41,6 +46,7 @@ app.add_typer(evaluators.app, name="evaluators")
 app.add_typer(experiments.app, name="experiments")
 app.add_typer(feedback.app, name="feedback")
 app.add_typer(judges.app, name="judges")
+app.add_typer(keys.app, name="keys")
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(spool.app, name="spool")
 app.add_typer(traces.app, name="traces")

@@ -18,7 +18,7 @@ from assay.collector.stores import Store
 from assay.collector.terminal import TerminalConsole, beginning, harmless, on_a_line
 
 __all__ = ["conditions", "console", "emit", "failing_in_one_line", "harmless", "notes", "on_a_line"]
-__all__ += ["opened", "short", "table", "whole_id"]
+__all__ += ["opened", "reached", "short", "table", "whole_id"]
 
 console = TerminalConsole()
 notes = TerminalConsole(stderr=True)
@@ -39,15 +39,20 @@ def failing_in_one_line() -> Iterator[None]:
 @contextmanager
 def opened(at: str | None, *, make: bool = False) -> Iterator[Store]:
     """The store that a command speaks to; says on stderr which, and closes it. Only with `make` a new file is begun."""
-    place = default_place() if at is None else named(at)
-    if not make:
-        _refuse_absent(place, given=at is not None)
-    store = connect(place)
+    store = reached(at, make=make)
     notes.print(f"store: {describe(store)}", markup=False, highlight=False, soft_wrap=True)
     try:
         yield store
     finally:
         store.close()
+
+
+def reached(at: str | None, *, make: bool = False) -> Store:
+    """The same without a word, to be closed by who asks. Raises `Refused`."""
+    place = default_place() if at is None else named(at)
+    if not make:
+        _refuse_absent(place, given=at is not None)
+    return connect(place)
 
 
 def _refuse_absent(place: str, *, given: bool) -> None:

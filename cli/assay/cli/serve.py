@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,7 @@ from assay.collector.errors import Refused
 from assay.collector.hosts import bare, is_loopback
 
 if TYPE_CHECKING:
-    from assay.collector.forward import Forwarder
+    from assay.collector.forward import FeedbackOut, Forwarder
     from assay.collector.server import Server
     from assay.collector.stores import Store
 
@@ -31,6 +32,12 @@ Port = Annotated[
 Rules = Annotated[
     str | None,
     typer.Option("--monitor", metavar="RULES.PY", help="Evaluate what comes in by the rules of this file, too."),
+]
+Cors = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN", help="An origin whose pages may send telemetry and feedback, as https://app.example.com."
+    ),
 ]
 GrpcPort = Annotated[
     int | None,
@@ -43,6 +50,15 @@ Forward = Annotated[
         metavar="[NAME=]URL",
         help="Pass what comes in on to this OTLP endpoint, too; any number of times. Headers, such as its key, come out"
         " of ASSAY_FORWARD_HEADERS_<NAME>.",
+    ),
+]
+FeedbackTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--feedback-to",
+        metavar="[NAME=]URL",
+        help="Send all feedback on to this OTLP endpoint, rules' results too, as log records; any number of times."
+        " Headers as for --forward.",
     ),
 ]
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
@@ -60,6 +76,8 @@ def serve(
     grpc_port: GrpcPort = None,
     grpc: Grpc = True,
     forward: Forward = None,
+    feedback_to: FeedbackTo = None,
+    cors: Cors = None,
 ) -> None:
     """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
 
@@ -67,7 +85,7 @@ def serve(
 
     Example: `assay serve --port 4318 --store assay.db`
     """
-    from assay.collector.forward import Forwarder, targets
+    from assay.collector.forward import FeedbackOut, Forwarder, targets
     from assay.collector.stores.sqlite import SQLiteStore
 
     if rules is not None and not Path(rules).is_file():
@@ -75,19 +93,24 @@ def serve(
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
     passes_on = Forwarder(targets(forward or (), os.environ), Path(f"{path}.forward"))
+    tells = FeedbackOut(targets(feedback_to or (), os.environ))
     sys.setswitchinterval(SWITCH)
     _give_back_at_once()
+    _tell_audit()
     with SQLiteStore(path) as store:
         key = os.environ.get("ASSAY_API_KEY")
         if key is None and rules is not None and not is_loopback(bare(host)):
             key = _key_of_one_run(store)
-        server = _server(store, host, port, key, grpc_port, grpc, passes_on)
+        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on, tells)
         pick_up = PickUp()
 
         def ready() -> None:
             if server.failure is None:
                 _settle()
                 _tell(server, path, passes_on)
+                for target in tells.targets:
+                    told = f"sends feedback on to {target.name}: {target.url}"
+                    notes.print(told, soft_wrap=True, markup=False, highlight=False)
                 pick_up.begin(server.url)
 
         try:
@@ -103,7 +126,15 @@ def serve(
 
 
 def _server(
-    store: Store, host: str, port: int, key: str | None, grpc_port: int | None, grpc: bool, passes_on: Forwarder
+    store: Store,
+    host: str,
+    port: int,
+    key: str | None,
+    cors: Sequence[str],
+    grpc_port: int | None,
+    grpc: bool,
+    passes_on: Forwarder,
+    tells: FeedbackOut,
 ) -> Server:
     from assay.collector.rpc import DEFAULT_PORT
     from assay.collector.server import Server
@@ -114,9 +145,11 @@ def _server(
         host=host,
         port=port,
         api_key=key,
+        cors=cors,
         grpc_port=usual if grpc_port is None or not grpc else grpc_port,
         grpc_required=grpc_port is not None,
         forward=passes_on,
+        feedback_to=tells,
     )
 
 
@@ -166,6 +199,14 @@ def _with_monitor(server: Server, rules: str, key: str | None, ready: Callable[[
 def _key_of_one_run(store: Store) -> str | None:
     """A key for the monitor alone, where others have keys; without any, a server that is open is refused anyway."""
     return secrets.token_urlsafe(32) if store.keys() else None
+
+
+def _tell_audit() -> None:
+    """Who deletes and who changes keys, a line of JSON each, beside the server's own words."""
+    audit = logging.getLogger("assay.audit")
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
+    audit.addHandler(logging.StreamHandler())
 
 
 def _give_back_at_once() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 
+from assay.collector._acting import Actor
 from assay.collector.errors import Forbidden
 from assay.collector.stores import Store
 from assay.collector.stores.project import ProjectStore
@@ -33,13 +33,14 @@ class Access:
     bond: bytes = b""
     session: str = ""  # the id of the session in a browser; "" without one
 
+    @property
+    def actor(self) -> Actor:
+        """Who it is, for what is written down."""
+        return Actor(self.key, self.name, self.address, self.may("write"))
+
     def may(self, needed: str) -> bool:
         """Whether it may send what needs this."""
         return self.needs is None or needed in self.needs
-
-
-# Whose request is being answered; a store's verbs that write down who it was ask here
-ACTING: ContextVar[Access | None] = ContextVar("assay.acting", default=None)
 
 
 def access_of(scope: Mapping[str, Any]) -> Access:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -18,13 +18,13 @@ import uvicorn
 from assay.collector import _ports
 from assay.collector._connection import Connection, sweep
 from assay.collector._metrics import Metrics
-from assay.collector.api import Door, Guard, Keys, create_app, past_framework
+from assay.collector.api import ASGI, Cors, Door, Guard, Keys, KeyStore, Scopes, create_app, past_framework
 from assay.collector.errors import Refused
-from assay.collector.forward import Forwarder
+from assay.collector.forward import FeedbackOut, Forwarder
 from assay.collector.hosts import bare, is_loopback, url_of
 from assay.collector.intake import Limits, Receiver
 from assay.collector.rpc import Listener
-from assay.collector.stores import Serving, Store
+from assay.collector.stores import SendsOn, Serving, Store
 from assay.tracer.spool import same_address
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
@@ -37,7 +37,8 @@ class Server:
     """Serves a store, which the caller closes: `with Server(store) as server: server.url`.
 
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
-    port is taken. `forward` passes on what comes in. Raises `Refused`: a port is taken, or the server would be open to
+    port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
+    whose pages may send telemetry and feedback. Raises `Refused`: a port is taken, or the server would be open to
     others without a key.
     """
 
@@ -49,25 +50,25 @@ class Server:
         port: int = 0,
         api_key: str | None = None,
         limits: Limits | None = None,
+        cors: Iterable[str] = (),
         grpc_port: int | None = None,
         grpc_required: bool = True,
         forward: Forwarder | None = None,
+        feedback_to: FeedbackOut | None = None,
     ) -> None:
         self.store, self.host = store, bare(host)
-        locked, secret = not is_loopback(self.host), api_key or os.environ.get("ASSAY_API_KEY")
-        if locked and not secret and not store.keys():
-            raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: set ASSAY_API_KEY")
+        self._keys, secret = _asked(store, self.host, api_key)
         self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._keys = Keys(store) if locked else None
         self.door, self._metrics = Door(self._keys, secret), Metrics()
         self._forward = forward if forward and forward.targets else None
+        self._feedback_to = feedback_to if feedback_to and feedback_to.targets else None
         keepers = [self._forward] if self._forward else []
         app = create_app(
             store, limits=limits, metrics=self._metrics, ready=self._is_ready, door=self.door, keepers=keepers
         )
         guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)
-        self._server = _Uvicorn(_config(guard))
+        self._server = _Uvicorn(_config(Cors(guard, cors, app.state.scopes.rows) if cors else guard))
         self._receiver: Receiver = app.state.receiver
         self._thread: threading.Thread | None = None
         try:
@@ -103,9 +104,12 @@ class Server:
         return self._server.grpc.why if self._server.grpc else ""
 
     def _check_targets(self) -> None:
-        for target in self._forward.targets if self._forward else ():
-            if same_address(target.url, self.url):
-                raise Refused(f"--forward {target.url!r} is this server's own address: it would send to itself")
+        for option, sender in (("--forward", self._forward), ("--feedback-to", self._feedback_to)):
+            for target in sender.targets if sender else ():
+                if same_address(target.url, self.url):
+                    raise Refused(f"{option} {target.url!r} is this server's own address: it would send to itself")
+        if self._feedback_to and not isinstance(self.store, SendsOn):
+            raise Refused(f"--feedback-to: the store {self.store.where} does not number its feedback")
 
     def __enter__(self) -> Server:
         started = threading.Event()
@@ -132,6 +136,8 @@ class Server:
         try:
             if self._forward is not None:
                 self._forward.begin(self._metrics)
+            if self._feedback_to is not None and isinstance(self.store, SendsOn):
+                self._feedback_to.begin(self.store, self._metrics)
             self._announce(self.url)
             self._server.run(sockets=[self._socket])
         finally:
@@ -139,6 +145,8 @@ class Server:
             self._announce(None)
             if self._forward is not None:
                 self._forward.close()
+            if self._feedback_to is not None:
+                self._feedback_to.close()
             self._receiver.close()
             self._socket.close()
             if self._keys:
@@ -147,6 +155,48 @@ class Server:
     def _announce(self, url: str | None) -> None:
         if isinstance(self.store, Serving):
             self.store.announce(url)
+
+
+class Guarded:
+    """Another application, behind the guard of the same keys; `scopes` say what its requests need.
+
+    Raises `Refused`: the port is taken, or the server would be open to others without a key.
+    """
+
+    def __init__(self, app: ASGI, scopes: Scopes, keys: KeyStore, *, host: str, port: int) -> None:
+        self.host = bare(host)
+        self._keys, secret = _asked(keys, self.host)
+        self._socket = _bound(self.host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _Uvicorn(_config(Guard(app, scopes, Door(self._keys, secret))))
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return url_of(self.host, self.port)
+
+    def run(self, ready: Callable[[], Any] | None = None) -> None:
+        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
+        self._server.tell = ready
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            if self._keys:
+                self._keys.close()
+
+    def stop(self) -> None:
+        """Stop, from any thread."""
+        self._server.stop()
+
+
+def _asked(store: KeyStore, host: str, api_key: str | None = None) -> tuple[Keys | None, str | None]:
+    """Which keys a server is to ask for that binds there; none where it answers this machine alone."""
+    locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
+    if locked and not secret and not store.keys():
+        way_out = "set ASSAY_API_KEY, or make a first key with `assay keys create NAME --store FILE`"
+        raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: {way_out}")
+    return Keys(store) if locked else None, secret
 
 
 class _Uvicorn(uvicorn.Server):
@@ -220,10 +270,15 @@ class _Uvicorn(uvicorn.Server):
 
 
 def serve(
-    store: Store, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, ready: Callable[[str], Any] | None = None
+    store: Store,
+    *,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    cors: Iterable[str] = (),
+    ready: Callable[[str], Any] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then answer what is under way. `ready` is called with the address."""
-    server = Server(store, host=host, port=port)
+    server = Server(store, host=host, port=port, cors=cors)
     server.run(None if ready is None else lambda: ready(server.url))
 
 

@@ -10,9 +10,10 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from assay.tracer._bind import binder
 from assay.tracer._call import Call, Spec, enter, fail, finish, leave, start
+from assay.tracer._elsewhere import OPTIONS
 from assay.tracer._run import template
 from assay.tracer._streams import follow
-from assay.tracer.hints import did_you_mean
+from assay.tracer.hints import no_option
 
 # Attribute of what `trace` returns, which is its value too: `functools.wraps` gives it to wrappers, who are another
 MARK = "__assay_traced__"
@@ -65,8 +66,7 @@ def _check(options: Mapping[str, Any]) -> None:
     known = _decorate.__kwdefaults__ or {}
     for name in options:
         if name not in known:
-            hint = did_you_mean(name, known, form=" ({})")
-            raise TypeError(f"@trace has no option {name!r}{hint}; it takes {', '.join(known)}")
+            raise no_option("@trace", name, known, OPTIONS)
 
 
 def _trace(function: Any, **options: Any) -> Any:
@@ -88,7 +88,8 @@ def _decorate(
     reduce: Callable[[list[Any]], Any] | None = None,
 ) -> Any:
     if not callable(function) or inspect.isclass(function):
-        raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}")
+        hint = f"; a kind is named: @trace(kind={function!r})" if isinstance(function, str) else ""
+        raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}{hint}")
     spec = Spec(
         name or _name(function),
         template(kind, tags, metadata, attributes),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import orjson
 from opentelemetry import trace as otel
@@ -14,14 +14,17 @@ from opentelemetry.context.context import Context
 from assay.tracer import _context
 from assay.tracer import attributes as names
 from assay.tracer._documents import readable
+from assay.tracer._elsewhere import OPTIONS, kind_hint
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._errors import ours, say_once
 from assay.tracer._feedback import said_of
 from assay.tracer._json import cut_text, to_json
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import Clock, LiveSpan
+from assay.tracer.hints import no_option
 
 JSON_MIME, TEXT_MIME = "application/json", "text/plain"
+_OPTIONS = ("kind", "inputs", "tags", "metadata", "attributes")  # of `span`
 
 
 class Run:
@@ -193,7 +196,8 @@ def current_run() -> Run:
 class span:
     """`with span("name", kind="tool") as run:` (or `async with`) opens a span around a block.
 
-    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator.
+    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. Raises `TypeError`
+    for an unknown option, `ValueError` for an unknown kind.
     """
 
     __slots__ = ("_inputs", "_name", "_run", "_template", "_token")
@@ -207,7 +211,10 @@ class span:
         tags: Sequence[str] = (),
         metadata: Mapping[str, object] | None = None,
         attributes: Mapping[str, Any] | None = None,
+        **others: Never,
     ) -> None:
+        if others:
+            raise no_option("span()", next(iter(others)), _OPTIONS, OPTIONS)
         self._name = name
         self._inputs = inputs
         self._template = template(kind, tags, metadata, attributes)
@@ -251,7 +258,7 @@ def template(
 ) -> dict[str, Any]:
     """The attributes that every span of one decorator or block starts with. Raises `ValueError` for an unknown kind."""
     if kind not in names.KINDS:
-        raise ValueError(f"kind is one of {', '.join(names.KINDS)}, not {kind!r}")
+        raise ValueError(f"kind is one of {', '.join(names.KINDS)}, not {kind!r}{kind_hint(kind)}")
     fixed: dict[str, Any] = {**(attributes or {}), names.KIND: kind.upper()}
     if tags:
         fixed[names.TAGS] = (tags,) if isinstance(tags, str) else tuple(map(str, tags))

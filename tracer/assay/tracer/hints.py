@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-__all__ = ["did_you_mean", "nearest"]
+__all__ = ["did_you_mean", "nearest", "no_option"]
+
+
+def no_option(caller: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> TypeError:
+    """What to raise for an option that there is not, in one line: what it is here, or which one was meant.
+
+    `elsewhere` has, by the names that other products give to options, how ours are written: `{"run_type": "kind=…"}`.
+    """
+    known = list(known)
+    ours = elsewhere.get(name)
+    hint = f" (here it is {ours})" if ours else did_you_mean(name, known, form=" ({})")
+    return TypeError(f"{caller} has no option {name!r}{hint}; it takes {', '.join(known)}")
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, form: str = "; {}") -> str:

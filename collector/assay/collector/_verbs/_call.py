@@ -36,7 +36,7 @@ from assay.collector.filters import Filter
 from assay.collector.records import Page
 
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
-Needs = Literal["open", "read", "write", "ingest", "admin"]
+Needs = Literal["open", "read", "write", "ingest", "feedback", "admin"]
 Place = Literal["path", "query", "filter", "conditions", "field", "body"]
 PAGE, LONGEST = 1000, 10_000  # items of one page, and of a list that has no pages
 PLACEHOLDER = re.compile(r"{(\w+)(?::path)?}")

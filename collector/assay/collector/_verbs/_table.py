@@ -30,6 +30,7 @@ class Traces:
         says="Keep runs, and feedback on them, together or not at all; answered when they are durable.",
     )
     amend = verb(TraceStore.amend, "PATCH /api/runs/{trace_id}/{span_id}", tag="traces")
+    add_amendments = verb(TraceStore.add_amendments, "POST /api/amendments", tag="traces", batch=BATCH)
     traces = verb(
         TraceStore.traces,
         "GET /api/traces",
@@ -59,13 +60,14 @@ class Traces:
     processes = verb(TraceStore.processes, "GET /api/processes", tag="traces")
     add_reports = verb(TraceStore.add_reports, "POST /api/processes", tag="traces", batch=BATCH)
 
+    outlets = verb(TraceStore.outlets, "GET /api/outlets", tag="feedback", needs="admin")
     feedbacks = verb(
         TraceStore.feedbacks,
         "GET /api/feedback",
         tag="feedback",
         says="Feedback on traces that pass, or on one target (a JSON object), newest first.",
     )
-    add_feedback = verb(TraceStore.add_feedback, "POST /api/feedback", tag="feedback", batch=BATCH)
+    add_feedback = verb(TraceStore.add_feedback, "POST /api/feedback", tag="feedback", needs="feedback", batch=BATCH)
     change_feedback = verb(
         TraceStore.change_feedback,
         "PATCH /api/feedback",
@@ -188,6 +190,8 @@ class Control:
     keys = verb(ControlStore.keys, "GET /api/keys", tag="keys", needs="admin")
     save_key = verb(ControlStore.save_key, "POST /api/keys", tag="keys", needs="admin")
     delete_key = verb(ControlStore.delete_key, "DELETE /api/keys/{id}", tag="keys", needs="admin")
+
+    audit = verb(ControlStore.audit, "GET /api/audit", tag="keys", needs="admin")
 
     queues = verb(ControlStore.queues, "GET /api/queues", tag="queues")
     enqueue = verb(ControlStore.enqueue, "POST /api/queues", tag="queues", batch=BATCH)

@@ -20,7 +20,7 @@ from assay.collector.api._guard import ASGI, Scope
 from assay.collector.api._http import map_errors, reply
 from assay.collector.api._routes import ROUTES, install
 from assay.collector.api._scopes import Scopes
-from assay.collector.intake import PATHS, PROTOBUF, SIGNALS, Keeper, Limits, Receiver, otlp_error
+from assay.collector.intake import PATHS, PROTOBUF, ROOTS, SIGNALS, Keeper, Limits, Receiver, otlp_error
 from assay.collector.stores import Store
 
 ABOUT = ("/openapi.json", "/docs")
@@ -76,7 +76,7 @@ def create_app(
 
 async def _nothing_here(request: Request, error: Exception) -> Response:
     """Readers get a page, senders of OTLP its error, programs JSON."""
-    if request.url.path.startswith("/v1/"):
+    if request.url.path.startswith(ROOTS):
         return _no_signal(request)
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
         return pages.not_found(request)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
+from assay.collector._acting import ACTING
 from assay.collector.api._bounds import few
-from assay.collector.api._sane import sane_booking, sane_feedback, sane_money, sane_open, sane_run
+from assay.collector.api._sane import sane_amendment, sane_booking, sane_feedback, sane_money, sane_open, sane_run
 from assay.collector.clocks import bounded_feedback, bounded_open, bounded_run
-from assay.collector.errors import NotFound
+from assay.collector.errors import Forbidden, NotFound
 from assay.collector.filters import Filter
 from assay.collector.intake import bounded_texts, check_amended
-from assay.collector.records import JSON, Booking, Dataset, DatasetKind, Feedback, OpenRun, Run
+from assay.collector.records import JSON, Amendment, Booking, Dataset, DatasetKind, Feedback, OpenRun, Run, feedback_id
 from assay.collector.stores import ControlStore, TraceStore
 
 
@@ -38,16 +40,35 @@ def amend(store: TraceStore, trace_id: str, span_id: str, fields: Mapping[str, J
     return store.amend(trace_id, span_id, fields)
 
 
+def add_amendments(store: TraceStore, amendments: Sequence[Amendment]) -> list[bool]:
+    """Say more of runs that are there, or on their way; which of them are there."""
+    for amendment in amendments:
+        check_amended(amendment.fields)
+    return store.add_amendments(list(map(sane_amendment, amendments)))
+
+
 def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:
     """Keep runs; answered when they are durable."""
     append(store, runs)
 
 
 def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
-    """Keep feedback; answered with the ids when it is durable. The same id overwrites."""
+    """Keep feedback; answered with the ids when it is durable. The same id overwrites. A key that may do nothing else
+    gives people's alone, under ids that follow from what it is about and who gives it.
+    """
     rows = _sane(feedback)
+    actor = ACTING.get()
+    if actor is not None and not actor.writes:
+        rows = list(map(_vote, rows))
     store.add_feedback(rows)
     return [row.id for row in rows]
+
+
+def _vote(row: Feedback) -> Feedback:
+    """The feedback as a person's, who overwrites nobody else's. Raises `Forbidden` for a judge's or a rule's."""
+    if row.source != "human" or any((row.rule, row.claim, row.evaluator, row.version, row.judge_trace_id)):
+        raise Forbidden("the API key may give people's feedback alone: source 'human', of no rule, judge or evaluator")
+    return replace(row, id=feedback_id(row))
 
 
 def _sane(feedback: Sequence[Feedback]) -> list[Feedback]:

@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from assay.collector import _wire, pages
-from assay.collector._access import ACCESS, ACTING, Access
+from assay.collector._access import ACCESS, Access
+from assay.collector._acting import ACTING
 from assay.collector._sign_ins import SignIns, bond_of, signed
 from assay.collector.api._door import Door, Refusal, enough
 from assay.collector.api._scopes import READING, Scopes
 from assay.collector.hosts import authority, is_loopback, named
-from assay.collector.intake import PROTOBUF, otlp_error
+from assay.collector.intake import PROTOBUF, ROOTS, otlp_error
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -51,7 +52,7 @@ class Guard:
         if isinstance(access, Refusal):
             return await _refuse(scope, receive, send, access, headers)
         scope[ACCESS] = access
-        ACTING.set(access)
+        ACTING.set(access.actor)
         return await self.app(scope, receive, send)
 
     def _known(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access:
@@ -90,7 +91,7 @@ class Guard:
 
 
 def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    return scope["path"].startswith("/v1/") and headers.get(b"content-type", b"").startswith(PROTOBUF)
+    return scope["path"].startswith(ROOTS) and headers.get(b"content-type", b"").startswith(PROTOBUF)
 
 
 def _elsewhere(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:

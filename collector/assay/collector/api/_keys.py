@@ -10,10 +10,18 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 from assay.collector.errors import Unavailable
 from assay.collector.records import Key
-from assay.collector.stores import ControlStore
+
+
+class KeyStore(Protocol):
+    """What says which keys there are."""
+
+    def keys(self) -> Sequence[Key]:
+        """All of them. Raises `StoreError`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +62,7 @@ class _Reading:
 class Keys:
     """The keys of a store, for any event loop: none is ever held up by the store."""
 
-    def __init__(self, store: ControlStore, ages: Ages | None = None) -> None:
+    def __init__(self, store: KeyStore, ages: Ages | None = None) -> None:
         self.store, self.ages = store, ages or Ages()
         self._known, self._reading = _Known({}, -inf), _Reading(-inf, Future())
         self._reading.done.set_result(None)

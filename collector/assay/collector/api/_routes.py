@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from assay.collector._verbs import Call, Control, Needs, Traces, call_of, calls
-from assay.collector.api import _extra, _health
+from assay.collector.api import _extra, _health, _langfuse
 from assay.collector.api._endpoint import Endpoint
 
 
@@ -56,9 +56,16 @@ def health(path: str, needs: Needs, handler: Callable[..., Any], answers: Any = 
     return Row("GET", path, needs, handler, handler.__name__, "health", handler.__doc__ or "", answers=answers)
 
 
+def langfuse(path: str, handler: Callable[..., Any], takes: Any) -> Row:
+    """The route of what Langfuse's SDKs send, by the keys that send spans."""
+    name, says = f"langfuse_{handler.__name__}", handler.__doc__ or ""
+    return Row("POST", path, "ingest", handler, name, "feedback", says, takes)
+
+
 INSTEAD: dict[str, Callable[..., Any]] = {
     "amend": _extra.amend,
     "append": _extra.append,
+    "add_amendments": _extra.add_amendments,
     "add_feedback": _extra.add_feedback,
     "add_running": _extra.add_running,
     "book": _extra.book,
@@ -72,6 +79,8 @@ ROUTES = (
     *verbs(Traces),
     beside(_extra.append_runs, "POST /api/runs", "traces"),
     beside(_extra.delete_trace, "DELETE /api/traces/{trace_id}", "traces"),
+    langfuse("/api/public/scores", _langfuse.scores, list[_langfuse.Score] | _langfuse.Score),
+    langfuse("/api/public/ingestion", _langfuse.ingestion, _langfuse.Batch),
     *verbs(Control),
     beside(_extra.describe_dataset, "PATCH /api/datasets/{name:path}", "datasets"),
 )

@@ -77,6 +77,11 @@ class HTTPStore(Traces, Control):
         self.add_feedback([kept])
         return kept
 
+    def numbers(self) -> dict[str, float]:
+        """The collector's own numbers, by name with labels, as /metrics tells them."""
+        lines = (line.rpartition(" ") for line in self._transport.text("/metrics").splitlines() if line[:1] != "#")
+        return {name: float(value) for name, _, value in lines if name}
+
     def close(self) -> None:
         """Let go of the connections; every write was durable when it returned."""
         self._transport.close()

@@ -43,6 +43,15 @@ class Transport:
 
         `patient`: what is asked may take as long as it takes.
         """
+        return _wire.decode(kind, self._answer(method, path, params, body, patient=patient).content)
+
+    def text(self, path: str) -> str:
+        """What is told in plain text. Raises `StoreError`."""
+        return self._answer("GET", path).text
+
+    def _answer(
+        self, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    ) -> httpx.Response:
         content = None if body is None else _wire.encode(body)
         if content is not None and len(content) > LARGEST:
             raise TooLarge(f"the body is larger than {LARGEST:,} bytes: send less at once")
@@ -61,7 +70,7 @@ class Transport:
             raise Closed(f"the client of {self.url} is closed") from error
         if not response.is_success:
             raise _error(self.url, response)
-        return _wire.decode(kind, response.content)
+        return response
 
     def close(self) -> None:
         """Let go of the connections."""

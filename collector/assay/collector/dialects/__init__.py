@@ -1,14 +1,16 @@
 """Dialects: spans and log records of any convention become `Run`s and `Feedback` here, and nowhere else."""
 
-from assay.collector.dialects._also import Also, Amendment, Said, said
+from assay.collector.dialects._also import Also, Said, said
 from assay.collector.dialects._draft import Dialect, Draft, Fields
 from assay.collector.dialects._faults import Fault, log_fault, log_once
-from assay.collector.dialects._feedback import read_feedback
+from assay.collector.dialects._feedback import read_feedback, via_of, written
+from assay.collector.dialects._langfuse_scores import langfuse_score
 from assay.collector.dialects._log import LogDialect, LogItem, read_log
 from assay.collector.dialects._prices import cost
 from assay.collector.dialects._raw import RawLog, RawSpan
 from assay.collector.dialects._read import Whole, read, read_whole
 from assay.collector.dialects._readable import from_readable
+from assay.collector.records import Amendment
 
 __all__ = [
     "Also",
@@ -25,6 +27,7 @@ __all__ = [
     "Whole",
     "cost",
     "from_readable",
+    "langfuse_score",
     "log_fault",
     "log_once",
     "read",
@@ -32,4 +35,6 @@ __all__ = [
     "read_log",
     "read_whole",
     "said",
+    "via_of",
+    "written",
 ]

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from assay.collector.records import Feedback
-
-
-@dataclass(frozen=True, slots=True)
-class Amendment:
-    """Fields of a run whose content came in another message than its span, for `TraceStore.amend`."""
-
-    trace_id: str
-    span_id: str
-    fields: Mapping[str, Any]  # those of `Fields`, as records or as JSON
-
+from assay.collector.records import Amendment, Feedback
 
 Also: TypeAlias = Feedback | Amendment
 # A `ValueError` stands for something that makes no sense: the sender is told, and the span is kept all the same

@@ -76,9 +76,10 @@ class Draft:
       attribute `assay.awaits`, so that a reader can tell "not given" from "not here yet"; see `Amendment`.
     - `also`: what the span says beside its run, `Feedback` and `Amendment`s, kept with the run in one commit; of
       something that makes no sense the `ValueError` that says why, as `said` gives it. Add to it, `also += (…,)`.
+    - `sums`: whether the tokens that the span names are those of spans below it, where they are counted.
     """
 
-    __slots__ = ("also", "attributes", "awaits", "fields", "namespaces", "span")
+    __slots__ = ("also", "attributes", "awaits", "fields", "namespaces", "span", "sums")
 
     def __init__(self, span: RawSpan) -> None:
         self.span = span
@@ -87,6 +88,7 @@ class Draft:
         self.namespaces: Set[str] = set(map(namespace, self.attributes))
         self.awaits: tuple[str, ...] = ()
         self.also: tuple[Said, ...] = ()
+        self.sums = False
 
     def check(self) -> None:
         """Raises `TypeError` or `KeyError` for what no store could keep."""

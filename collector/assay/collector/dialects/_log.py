@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from assay.collector.dialects._also import Amendment
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluation
+from assay.collector.dialects._genai_logs import content
 from assay.collector.dialects._process import report, started
 from assay.collector.dialects._raw import RawLog
-from assay.collector.records import Feedback, OpenRun, ProcessReport
+from assay.collector.records import Amendment, Feedback, OpenRun, ProcessReport
 
 LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
 # Gives None for a record that is not its own; raises `ValueError`, which the sender is told, for one that is but makes
 # no sense
 LogDialect: TypeAlias = Callable[[RawLog], LogItem | None]
 
-LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report)
+LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report, content)
 
 
 def read_log(log: RawLog, fault: Fault = log_fault, dialects: Sequence[LogDialect] | None = None) -> LogItem | None:

@@ -6,8 +6,11 @@ from typing import Any
 
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._keys import namespace
-from assay.collector.dialects._values import count, document_of, documents, from_json, number, take_list, text
-from assay.collector.records import JSON, Document, Usage
+from assay.collector.dialects._openinference_annotations import read_annotations
+from assay.collector.dialects._openinference_documents import files, retrieved
+from assay.collector.dialects._openinference_messages import messages
+from assay.collector.dialects._values import count, from_json, number, take_list, text
+from assay.collector.records import JSON, Usage
 from assay.tracer import attributes as names
 
 # "prompt" is a template being filled in, "decision" a branch being chosen: steps of a chain both
@@ -18,13 +21,23 @@ MODELS = (
     "llm.request.model_name",
     "embedding.model_name",
     "reranker.model_name",
+    "decision.response.model_name",
+    "decision.model_name",
+    "decision.request.model_name",
 )
-DOCUMENTS = (names.DOCUMENTS, "reranker.output_documents")
-LONGEST = 2**20  # characters of outputs that are looked into for ids
+MODEL_WITHIN = ("model", "model_name", "model_id")  # of parameters
+PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 WHOSE = frozenset(map(namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
-RARE = frozenset(("retrieval", "reranker", "llm", "embedding"))  # namespaces that plain spans do not have
+RARE = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))  # namespaces that plain spans do not have
+FEEDBACK = frozenset(("annotations", "evaluations", "trace", "session"))
+# Of these kinds some instrumentors (smolagents, CrewAI) give the sum of the calls below: counted there
+SUMMED = frozenset(("agent", "chain"))
+GIVEN, MADE, TOTAL = "llm.token_count.prompt", "llm.token_count.completion", "llm.token_count.total"
+DECIDED = ("decision.token_count.input", "decision.token_count.output")
+COST, COSTS = "llm.cost.total", ("llm.cost.prompt", "llm.cost.completion")
 DETAILS = {
     "llm.token_count.prompt_details.cache_read": "cache_read.input_tokens",
+    "llm.token_count.prompt_details.cache_input": "cache_read.input_tokens",
     "llm.token_count.prompt_details.cache_write": "cache_creation.input_tokens",
     "llm.token_count.prompt_details.audio": "audio.input_tokens",
     "llm.token_count.completion_details.reasoning": "reasoning.output_tokens",
@@ -33,18 +46,28 @@ DETAILS = {
 
 
 def openinference(draft: Draft) -> None:
-    """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata."""
+    """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata; read feedback.
+
+    A model's call is its messages: what instrumentors give as its inputs and outputs is the request to one of many
+    APIs, or Python's `repr` of it, and stays an attribute. Of other spans messages say only a part.
+    """
     attributes, fields, namespaces = draft.attributes, draft.fields, draft.namespaces
     if "openinference" in namespaces:
         _kind(draft)
-    if "input" in namespaces and names.INPUT_VALUE in attributes:
-        fields["inputs"] = _value(attributes.pop(names.INPUT_VALUE), attributes.pop(names.INPUT_MIME, None))
-    if "output" in namespaces and names.OUTPUT_VALUE in attributes:
+        if fields.get("kind") == "llm" and "llm" in namespaces:
+            messages(draft)
+    if "input" in namespaces:
+        _inputs(draft)
+    if "output" in namespaces and names.OUTPUT_VALUE in attributes and "outputs" not in fields:
         _outputs(draft)
+    if not namespaces.isdisjoint(FEEDBACK):
+        read_annotations(draft)
     if not namespaces.isdisjoint(WHOSE):
         _whose(draft)
     if not namespaces.isdisjoint(RARE):
         _rare(draft)
+    if "input" in namespaces or "output" in namespaces:
+        files(draft)
 
 
 def _kind(draft: Draft) -> None:
@@ -52,6 +75,12 @@ def _kind(draft: Draft) -> None:
     if isinstance(value, str) and (kind := KINDS.get(value.upper())):
         draft.fields["kind"] = kind
         del draft.attributes[names.KIND]
+
+
+def _inputs(draft: Draft) -> None:
+    attributes = draft.attributes
+    if names.INPUT_VALUE in attributes and "inputs" not in draft.fields:
+        draft.fields["inputs"] = _value(attributes.pop(names.INPUT_VALUE), attributes.pop(names.INPUT_MIME, None))
 
 
 def _outputs(draft: Draft) -> None:
@@ -85,74 +114,66 @@ def _whose(draft: Draft) -> None:
 
 
 def _rare(draft: Draft) -> None:
-    if "retrieval" in draft.namespaces or "reranker" in draft.namespaces:
-        retrieved = _documents(draft)
-        draft.fields.setdefault("documents", retrieved)
+    namespaces = draft.namespaces
+    if "retrieval" in namespaces or "reranker" in namespaces:
+        retrieved(draft)
     _model(draft)
-    if "llm" in draft.namespaces:
+    if "llm" in namespaces:
         _tokens(draft)
-        _messages(draft)
-
-
-def _documents(draft: Draft) -> tuple[Document, ...]:
-    for prefix in DOCUMENTS:
-        if listed := take_list(draft.attributes, prefix, "document"):
-            retrieved = tuple(map(document_of, listed))
-            outputs = draft.fields.get("outputs")
-            return retrieved if outputs is None or all(one.id for one in retrieved) else _named(retrieved, outputs)
-    return ()
-
-
-def _named(retrieved: tuple[Document, ...], outputs: JSON) -> tuple[Document, ...]:
-    """The same documents with the ids that the outputs give them, and with the empty ones that were not listed.
-
-    LangChain's instrumentor lists neither ids nor empty documents; its outputs have both. Outputs that hold anything
-    else than these documents in this order say nothing about them.
-    """
-    if isinstance(outputs, str):
-        outputs = from_json(outputs) if len(outputs) <= LONGEST else None
-    named, waiting = [], list(reversed(retrieved))
-    for said in documents(outputs):
-        if waiting and waiting[-1].content == said.content:
-            listed = waiting.pop()
-            named.append(Document(listed.content, listed.id or said.id, listed.score, listed.metadata))
-        elif said.content:
-            return retrieved
-        else:
-            named.append(said)
-    return retrieved if waiting else tuple(named)
+        messages(draft)
+    if "decision" in namespaces:
+        _usage(draft, *DECIDED)
+    if "embedding" in namespaces and "inputs" not in draft.fields:
+        _embedded(draft)
 
 
 def _model(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
     for name in MODELS:
-        if (model := text(draft.attributes.get(name))) and draft.fields.setdefault("model", model) == model:
-            del draft.attributes[name]
+        if (model := text(attributes.get(name))) and fields.setdefault("model", model) == model:
+            del attributes[name]
+    if "model" not in fields:
+        asked = (from_json(attributes[name]) for name in PARAMETERS if name in attributes)
+        named = (parameters.get(key) for parameters in asked if isinstance(parameters, dict) for key in MODEL_WITHIN)
+        if model := next(filter(None, map(text, named)), None):
+            fields["model"] = model
 
 
 def _tokens(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
-    given = count(attributes.get("llm.token_count.prompt"))
-    made = count(attributes.get("llm.token_count.completion"))
-    if given is not None or made is not None:
-        fields["usage"] = Usage(given or 0, made or 0, _details(attributes))
-        for name in ("llm.token_count.prompt", "llm.token_count.completion"):
-            attributes.pop(name, None)
-        if attributes.get("llm.token_count.total") == (given or 0) + (made or 0):
-            del attributes["llm.token_count.total"]
-    if (cost := number(attributes.get("llm.cost.total"))) is not None:
+    if fields.get("kind") in SUMMED and str(draft.span.attributes.get(names.KIND)).upper() != "DECISION":
+        return
+    _usage(draft, GIVEN, MADE)
+    if (cost := number(attributes.get(COST))) is not None:
         fields.setdefault("cost", cost)
-        del attributes["llm.cost.total"]
+        del attributes[COST]
+    elif None not in (parts := [number(attributes.get(name)) for name in COSTS]):
+        fields.setdefault("cost", sum(part for part in parts if part is not None))
+
+
+def _usage(draft: Draft, input: str, output: str) -> None:
+    attributes = draft.attributes
+    given, made = count(attributes.get(input)), count(attributes.get(output))
+    if (given is None and made is None) or "usage" in draft.fields:
+        return
+    draft.fields["usage"] = usage = Usage(given or 0, made or 0, _details(attributes))
+    for name, tokens in ((input, given), (output, made)):
+        if tokens is not None:
+            del attributes[name]
+    if attributes.get(TOTAL) == usage.total_tokens:
+        del attributes[TOTAL]
+
+
+def _embedded(draft: Draft) -> None:
+    """The texts that became vectors, where a span says nothing else of its inputs; with the vectors they stay."""
+    listed = take_list(dict(draft.attributes), "embedding.embeddings", "embedding")
+    if texts := [one["text"] for one in listed if isinstance(one.get("text"), str)]:
+        draft.fields["inputs"] = texts[0] if len(texts) == 1 else texts
 
 
 def _details(attributes: dict[str, Any]) -> dict[str, int]:
-    counts = {name: count(attributes.pop(key)) for key, name in DETAILS.items() if key in attributes}
-    return {name: tokens for name, tokens in counts.items() if tokens is not None}
-
-
-def _messages(draft: Draft) -> None:
-    """Messages stand in for inputs and outputs that were not given; otherwise they stay attributes."""
-    attributes, fields = draft.attributes, draft.fields
-    if "inputs" not in fields and (messages := take_list(attributes, "llm.input_messages", "message")):
-        fields["inputs"] = messages
-    if "outputs" not in fields and (messages := take_list(attributes, "llm.output_messages", "message")):
-        fields["outputs"] = messages
+    details: dict[str, int] = {}
+    for key, name in DETAILS.items():
+        if (tokens := count(attributes.get(key))) is not None and details.setdefault(name, tokens) == tokens:
+            del attributes[key]
+    return details

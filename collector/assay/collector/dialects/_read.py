@@ -9,17 +9,28 @@ from assay.collector.dialects._also import Said
 from assay.collector.dialects._assay import assay
 from assay.collector.dialects._draft import Dialect, Draft
 from assay.collector.dialects._faults import Fault, log_fault, name_of
+from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
+from assay.collector.dialects._haystack import haystack
+from assay.collector.dialects._laminar import laminar
+from assay.collector.dialects._langfuse import langfuse
+from assay.collector.dialects._langsmith import langsmith
+from assay.collector.dialects._logfire import logfire
+from assay.collector.dialects._mlflow import mlflow
 from assay.collector.dialects._openinference import openinference
 from assay.collector.dialects._prices import prices
+from assay.collector.dialects._pydantic_ai import pydantic_ai
+from assay.collector.dialects._pydantic_evals import pydantic_evals
 from assay.collector.dialects._raw import RawSpan
+from assay.collector.dialects._traceloop import traceloop
 from assay.collector.dialects._values import as_text, documents
+from assay.collector.dialects._vercel import vercel
 from assay.collector.records import JSON, Event, Run, Status
 from assay.tracer import attributes as names
 
 STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
 SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # internal is what everything is by default
-ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment")
+ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
 AWAITS = "assay.awaits"  # an attribute: the fields that a dialect expects in other messages
 
 
@@ -31,7 +42,24 @@ def retrieval(draft: Draft) -> None:
 
 
 # In this order: conventions first, then what follows from the fields that they have filled in
-DIALECTS: tuple[Dialect, ...] = (assay, openinference, genai, retrieval, prices)
+DIALECTS: tuple[Dialect, ...] = (
+    assay,
+    openinference,
+    langfuse,
+    langsmith,
+    mlflow,
+    traceloop,
+    laminar,
+    vercel,
+    logfire,
+    pydantic_ai,
+    haystack,
+    genai,
+    pydantic_evals,
+    evaluations,
+    retrieval,
+    prices,
+)
 
 
 class Whole(NamedTuple):

@@ -14,6 +14,8 @@ from assay.collector.records import JSON, Document
 CONTENTS = ("content", "page_content", "text", "chunk")
 IDENTITIES = ("id", "doc_uri", "document_id", "url")
 IDENTITIES_WITHIN = ("doc_uri", "id", "document_id", "doc_id")  # of a document's metadata
+SCORES_WITHIN = ("score", "relevance_score", "similarity_score", "_score")  # the same; distances are no scores
+REPR = "<NodeWithScore("  # how LlamaIndex's instrumentor writes what it has listed elsewhere
 NAMED = frozenset((*CONTENTS, *IDENTITIES))
 
 
@@ -57,7 +59,7 @@ def as_text(value: JSON) -> str:
 def document(value: JSON) -> Document | None:
     """One retrieved document out of a text, or of an object under any of the names in use; None if it is neither."""
     if isinstance(value, str):
-        return Document(value)
+        return None if value.startswith(REPR) else Document(value)
     if not isinstance(value, dict):
         return None
     if "lc" in value and isinstance(
@@ -77,7 +79,10 @@ def document_of(value: Mapping[str, JSON]) -> Document:
     metadata = metadata if isinstance(metadata, dict) else {}
     if type(id) is not str or not id:
         id = _identity(value, IDENTITIES) or (_identity(metadata, IDENTITIES_WITHIN) if metadata else None)
-    return Document("" if content is None else as_text(content), id, number(value.get("score")), metadata)
+    score = number(value.get("score"))
+    if score is None and metadata:
+        score = _score_within(metadata)
+    return Document("" if content is None else as_text(content), id, score, metadata)
 
 
 def documents(values: JSON) -> tuple[Document, ...]:
@@ -94,7 +99,7 @@ def take_list(attributes: dict[str, Any], prefix: str, element: str) -> list[dic
     """Take the list out of `{prefix}.{i}.{element}.{name}`: one object per index, by index, gaps closed."""
     by_index: dict[int, dict[str, JSON]] = {}
     for name in tuple(attributes):
-        place = listed(name)
+        place = listed(name) if name.startswith(prefix) else None
         if place is not None and place.prefix == prefix and place.element == element:
             by_index.setdefault(place.position, {})[place.rest] = attributes.pop(name)
     return [by_index[index] for index in sorted(by_index)]
@@ -102,6 +107,10 @@ def take_list(attributes: dict[str, Any], prefix: str, element: str) -> list[dic
 
 def _first(value: Mapping[str, JSON], names: tuple[str, ...]) -> JSON:
     return next((value[name] for name in names if value.get(name) is not None), None)
+
+
+def _score_within(metadata: Mapping[str, JSON]) -> float | None:
+    return next((score for name in SCORES_WITHIN if (score := number(metadata.get(name))) is not None), None)
 
 
 def _identity(value: Mapping[str, JSON], names: tuple[str, ...]) -> str | None:

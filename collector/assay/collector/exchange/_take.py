@@ -136,7 +136,7 @@ class _Import:
                 self._feedback.append((number, item))
             elif isinstance(item, Amendment):
                 self._flush()  # the run may be among those that wait
-                self._patiently(partial(self.store.amend, item.trace_id, item.span_id, item.fields))
+                self._patiently(partial(self.store.add_amendments, [item]))
                 self.taken.kept["amendment"] += 1
             else:
                 self.taken.left_out["log record"] += 1

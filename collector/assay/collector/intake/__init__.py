@@ -6,7 +6,8 @@ from assay.collector.intake._body import Body, Disconnected
 from assay.collector.intake._cost import check_json
 from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import ItemRefused, Permanent, RequestRefused, Retryable
-from assay.collector.intake._http import PATHS, SIGNALS, Receiver
+from assay.collector.intake._held import weighed
+from assay.collector.intake._http import PATHS, ROOTS, SIGNALS, Receiver
 from assay.collector.intake._keep import Keeper
 from assay.collector.intake._limits import MOST_MONEY, MOST_TOKENS, Limits
 from assay.collector.intake._signal import HOPS, Request, hops
@@ -24,6 +25,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "PATHS",
     "PROTOBUF",
     "Permanent",
+    "ROOTS",
     "Receiver",
     "Request",
     "RequestRefused",
@@ -37,4 +39,5 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "check_names",
     "hops",
     "otlp_error",
+    "weighed",
 ]

@@ -25,7 +25,8 @@ from assay.tracer import attributes as names
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
-PATHS = {f"/v1/{signal.name}{slash}": signal for signal in SIGNALS for slash in ("", "/")}
+ROOTS = ("/v1/", "/api/public/otel/v1/")  # the specification's, and Langfuse's, which its SDKs fix
+PATHS = {f"{root}{signal.name}{slash}": signal for root in ROOTS for signal in SIGNALS for slash in ("", "/")}
 OURS = (names.COLLECTOR_HEADER.lower().encode(), b"1")  # to our tracer: what it says beside its spans is kept here
 
 

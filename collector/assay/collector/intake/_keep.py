@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from assay.collector.dialects import Also, Amendment, LogItem
+from assay.collector.dialects import Also, Amendment, LogItem, via_of
 from assay.collector.errors import Closed, Refused
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import BesideRefused, ItemRefused
@@ -15,9 +15,10 @@ from assay.collector.intake._held import held
 from assay.collector.intake._signal import Request
 from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
-from assay.collector.stores import Serving, Store
+from assay.collector.stores import SendsOn, Serving, Store
 
-MANY = 500  # runs, from which on they are encoded beside the event loop
+# Runs, from which on they are encoded beside the event loop, and written in pieces; amendments in one commit
+MANY = 250
 Refusals = Sequence[ItemRefused]
 
 
@@ -35,13 +36,14 @@ class StoreKeeper:
         self._store, self._beside = store, beside
         # Stores that write in a thread of their own need no second one to wait for it
         self._append = store.append_async if isinstance(store, Serving) else None
+        self._sends_on = store if isinstance(store, SendsOn) else None
         self._kinds: dict[str, Callable[[Sequence[Any]], Awaitable[Refusals]]] = {
             "traces": self._runs,
             "logs": self._logs,
         }
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """Runs are appended, with the feedback that came beside them; then runs are amended, one by one. Of logs
+        """What came beside runs for other runs is kept, then runs are appended, with the feedback beside them. Of logs
         feedback is added first, then runs are amended, then comes the rest.
         """
         if not items:
@@ -57,8 +59,9 @@ class StoreKeeper:
         if len(runs) == len(items):
             await self._appended(runs)
             return ()
+        refusals = await asyncio.to_thread(self._amended, items)  # first, so that they wait for what comes with them
         await self._appended(runs, [item for item in items if isinstance(item, Feedback)])
-        return await asyncio.to_thread(self._amended, items)
+        return refusals
 
     async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:
         if self._append is None:
@@ -81,32 +84,64 @@ class StoreKeeper:
 
     def _amended(self, items: Sequence[Run | Also]) -> Refusals:
         """Amend the runs of which something was said beside others; why that could not be."""
-        refusals = [self._amend(item) for item in items if isinstance(item, Amendment)]
-        return [BesideRefused(refusal.reason, str(refusal)) for refusal in refusals if refusal]
+        return [BesideRefused(refusal.reason, str(refusal)) for refusal in self._amend(items)]
 
     async def _logs(self, items: Sequence[LogItem]) -> Refusals:
         return await asyncio.to_thread(self._beside_spans, items)
 
     def _beside_spans(self, items: Sequence[LogItem]) -> Refusals:
         store = self._store
-        if feedback := [item for item in items if isinstance(item, Feedback)]:
+        if feedback := self._but_our_own([item for item in items if isinstance(item, Feedback)]):
             store.add_feedback(feedback)
-        refusals = [self._amend(item) for item in items if isinstance(item, Amendment)]
+        refusals = self._amend(items)
         if running := [item for item in items if isinstance(item, OpenRun)]:
             store.add_running(running)
         if reports := [item for item in items if isinstance(item, ProcessReport)]:
             store.add_reports(reports)
-        return [refusal for refusal in refusals if refusal]
+        return refusals
 
-    def _amend(self, content: Amendment) -> ItemRefused | None:
+    def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
+        """Without what was sent on from here and has come back: it is here, perhaps said anew since then."""
+        passed_on = {id(one): via for one in feedback if (via := via_of(one))}
+        if not passed_on or self._sends_on is None:
+            return feedback
+        us = self._sends_on.identity()
+        returned = [one for one in feedback if us in passed_on.get(id(one), ())]
+        here = self._sends_on.feedback_there([one.id for one in returned]) if returned else ()
+        return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
+
+    def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
+        """Amend runs, those also that are not here yet."""
+        given, refusals = _sound([item for item in items if isinstance(item, Amendment)])
+        for start in range(0, len(given), MANY):  # so that others have their turn between
+            refusals += self._amend_all(given[start : start + MANY])
+        return refusals
+
+    def _amend_all(self, given: Sequence[Amendment]) -> list[ItemRefused]:
+        """All at once; in halves where the store refuses some, down to those."""
         try:
-            check_amended(content.fields)
-            if self._store.amend(content.trace_id, content.span_id, content.fields):
-                return None
-        except Closed:  # no fault of the item's: the next server may keep it
+            if given:
+                self._store.add_amendments(given)
+            return []
+        except Closed:  # no fault of the items': the next server may keep them
             raise
-        except ItemRefused as refused:
-            return refused
         except Refused as error:
-            return ItemRefused("refused", str(error))
-        return ItemRefused("no_span", f"span {content.span_id!r} of trace {content.trace_id!r} is not here")
+            if len(given) == 1:
+                return [ItemRefused("refused", str(error))]
+            half = len(given) // 2
+            return self._amend_all(given[:half]) + self._amend_all(given[half:])
+
+
+def _sound(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:
+    """Those that a run can have, and why others are refused."""
+    given: list[Amendment] = []
+    refusals: list[ItemRefused] = []
+    for amendment in amendments:
+        try:
+            check_amended(amendment.fields)
+            given.append(amendment)
+        except ItemRefused as refused:
+            refusals.append(refused)
+        except Refused as error:
+            refusals.append(ItemRefused("refused", str(error)))
+    return given, refusals

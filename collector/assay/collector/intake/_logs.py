@@ -21,7 +21,7 @@ from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._signal import Signal
 from assay.collector.intake._texts import check_names
-from assay.collector.records import Feedback, ProcessReport
+from assay.collector.records import Amendment, Feedback, ProcessReport
 from assay.tracer import attributes as names
 
 SOME_SPAN = "1" * 16
@@ -40,11 +40,17 @@ def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None =
         if log.event != names.REPORT_EVENT:
             _check(log)
         raise ItemRefused("value", str(error)) from error
-    if item is not None and not isinstance(item, ProcessReport):  # which speaks of no trace
-        _check(log)
     if isinstance(item, Feedback):
         check_names(item)
+    if item is not None and not _speaks_of_no_trace(item):
+        _check(log)
     return item
+
+
+def _speaks_of_no_trace(item: LogItem) -> bool:
+    if isinstance(item, Feedback):
+        return item.target.trace_id is None  # but of a session, or an experiment
+    return isinstance(item, ProcessReport) or (isinstance(item, Amendment) and item.response_id is not None)
 
 
 def _check(log: RawLog) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import msgspec
@@ -12,9 +13,15 @@ from assay.collector import _wire
 from assay.collector.errors import Refused
 from assay.collector.records import JSON, Run
 
-FIELDS = "inputs outputs documents model usage cost session_id user_id tags metadata attributes".split()
-MERGED = ("metadata", "attributes")
-_TYPES = {name: kind for name, kind in get_type_hints(Run).items() if name in FIELDS}
+# Messages that come one by one, in any order, each under a key of its own, by which they are put in order: they are
+# what a run that brings none itself has been given, and has given
+MESSAGES = {"input_messages": "inputs", "output_messages": "outputs"}
+MERGED = ("metadata", "attributes", *MESSAGES)
+FIELDS = (*"inputs outputs documents model usage cost session_id user_id tags metadata attributes".split(), *MESSAGES)
+_TYPES: dict[str, Any] = {
+    **{name: kind for name, kind in get_type_hints(Run).items() if name in FIELDS},
+    **dict.fromkeys(MESSAGES, dict[str, list[Any]]),
+}
 
 
 def as_json(fields: Mapping[str, Any]) -> dict[str, JSON]:
@@ -29,15 +36,27 @@ def as_json(fields: Mapping[str, Any]) -> dict[str, JSON]:
     return plain
 
 
-def together(earlier: Mapping[str, JSON], later: Mapping[str, JSON]) -> dict[str, JSON]:
+def together(*said: Mapping[str, JSON]) -> dict[str, JSON]:
     """What was amended earlier and later as one: the later value of a field, `MERGED` ones key by key."""
-    merged = {name: {**earlier[name], **later[name]} for name in MERGED if name in earlier and name in later}
-    return {**earlier, **later, **merged}
+    whole: dict[str, JSON] = {}
+    for fields in said:
+        for name, value in fields.items():
+            if name not in MERGED:
+                whole[name] = value
+            elif name in whole:
+                whole[name].update(value)
+            else:
+                whole[name] = dict(value)
+    return whole
 
 
-def amended(run: Run, fields: Mapping[str, JSON]) -> Run:
-    """A stored run with fields that came later."""
+def amended(run: Run, fields: Mapping[str, JSON], before: Mapping[str, JSON] = MappingProxyType({})) -> Run:
+    """A stored run with fields that came later; `before` are those that came earlier, and are in the run."""
     values = _typed(fields)
+    for name, field in MESSAGES.items():
+        earlier, later = before.get(name) or {}, values.pop(name, None)
+        if later and field not in values and getattr(run, field) in (None, _joined(earlier)):
+            values[field] = _joined({**earlier, **later})
     merged = {name: {**getattr(run, name), **values[name]} for name in MERGED if name in values}
     return replace(run, **{**values, **merged})
 
@@ -45,9 +64,15 @@ def amended(run: Run, fields: Mapping[str, JSON]) -> Run:
 def kept(run: Run, fields: Mapping[str, JSON]) -> Run:
     """A later version of a run with what had been amended before it came, but for what it brings itself."""
     values = _typed(fields)
-    missing = {name: value for name, value in values.items() if getattr(run, name) in (None, ())}
+    joined = {field: _joined(values.pop(name)) for name, field in MESSAGES.items() if name in values}
+    missing = {name: value for name, value in (joined | values).items() if getattr(run, name) in (None, ())}
     merged = {name: {**values[name], **getattr(run, name)} for name in MERGED if name in values}
     return replace(run, **{**missing, **merged})
+
+
+def _joined(messages: Mapping[str, list[JSON]]) -> list[JSON] | None:
+    """All messages in the order of their keys."""
+    return [message for key in sorted(messages) for message in messages[key]] or None
 
 
 def _typed(fields: Mapping[str, JSON]) -> dict[str, Any]:

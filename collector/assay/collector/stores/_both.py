@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from typing import Any
 
-from assay.collector.errors import Refused
+from assay.collector._acting import ACTING, Actor
+from assay.collector.errors import Refused, StoreError
 from assay.collector.filters import EVALUATOR, Filter, askable, combined, deletable
-from assay.collector.records import Retention, Target, TraceSummary
+from assay.collector.records import AuditEvent, Retention, Target, TraceSummary
+from assay.collector.stores._audit import VERBS as AUDITED
+from assay.collector.stores._audit import audited, event, tell
 from assay.collector.stores._each import each
 from assay.collector.stores._halves import ControlHalf, Gone, TraceHalf
 from assay.collector.stores._watched import Watched
 
+log = logging.getLogger("assay.collector")
 OVER_TRACES = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
 EXPERIMENTS = 1_000_000  # of one dataset, at most
 
@@ -43,6 +49,7 @@ class Both(Watched):
             for name in dir(half):
                 if not name.startswith("_") and not hasattr(type(self), name):
                     verb = getattr(half, name)  # once, so that a verb costs nothing more
+                    verb = audited(verb, self._note) if name in AUDITED else verb
                     setattr(self, name, self._over_datasets(verb) if name in OVER_TRACES else verb)
 
     @property
@@ -63,27 +70,52 @@ class Both(Watched):
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with all that speaks of them; returns how many traces."""
-        wanted = self._resolved(deletable(combined(filter, conditions)))
-        return self._traces.remove(self._forgotten(wanted))
+        asked = combined(filter, conditions)
+        wanted = self._resolved(deletable(asked))
+        return self._removed("delete", {"filter": asked}, wanted)
+
+    def _removed(self, action: str, about: Mapping[str, Any], filter: Filter) -> int:
+        """Remove what passes, and write down that this was done: also where it ended halfway."""
+        going: list[int] = []
+        try:
+            return self._traces.remove(self._forgotten(filter, going))
+        finally:
+            if going:
+                self._note(event(action, about, sum(going)))
+
+    def _note(self, event: AuditEvent) -> None:
+        """Write down what was done. It has been done: that this cannot be kept undoes nothing, and is said."""
+        tell(event)
+        try:
+            self._control.note(event)
+        except StoreError as error:
+            log.error("what was done is in the log alone, for it could not be kept: %s", error)
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
         """All traces that pass, page by page: see `TraceStore`."""
         return each(self._traces.traces, self._resolved(askable(combined(filter, conditions))))
 
-    def _forgotten(self, filter: Filter) -> Iterator[Gone]:
-        """What passes, lot by lot, each forgotten by the control half before it is given out to be removed."""
+    def _forgotten(self, filter: Filter, going: list[int]) -> Iterator[Gone]:
+        """What passes, lot by lot, each forgotten by the control half before it is given out to be removed. `going`
+        takes how many traces each lot is.
+        """
         while gone := self._traces.passing(filter):
+            going.append(len(gone.traces))
             self._control.forget(gone)
             yield gone
 
     def prune(self, rule: Retention) -> int:
         """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
-        return sum(self.delete(expired) for expired in self._traces.expire(rule))
+        return sum(self._removed("prune", {"rule": rule}, expired) for expired in self._traces.expire(rule))
 
     def prune_by_rules(self) -> None:
         """Do what the rules say that are kept."""
-        for rule in self._control.retention():
-            self.prune(rule)
+        before = ACTING.set(Actor("", "retention", f"process {os.getpid()}"))
+        try:
+            for rule in self._control.retention():
+                self.prune(rule)
+        finally:
+            ACTING.reset(before)
 
     def delete_experiment(self, id: str) -> bool:
         """Remove an experiment with its traces and the feedback on it; False if there was none."""
@@ -95,7 +127,19 @@ class Both(Watched):
             if judgements:
                 self.delete(trace_ids=judgements, kind=EVALUATOR, experiment="")
             self._traces.delete_feedback([feedback.id for feedback in page])
-        return self._control.delete_experiment(id)
+        deleted = self._control.delete_experiment(id)
+        if deleted:
+            self._note(event("delete_experiment", {"id": id}, 1))
+        return deleted
+
+    def delete_key(self, id: str) -> bool:
+        """Revoke a key; its name is written down, which nobody could look up any more."""
+        keys = self._control.keys()
+        named = {key.id: key.name for key in keys}
+        deleted = self._control.delete_key(id)
+        if deleted:
+            self._note(event("delete_key", {"id": id, "name": named.get(id)}, 1))
+        return deleted
 
     def _over_datasets(self, verb: Callable[..., Any]) -> Callable[..., Any]:
         """A verb over the traces that pass, which may also be asked for those of a dataset."""

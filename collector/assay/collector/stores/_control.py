@@ -7,6 +7,7 @@ from typing import Protocol
 
 from assay.collector.records import (
     JSON,
+    AuditEvent,
     Booked,
     Booking,
     Claim,
@@ -250,6 +251,11 @@ class ControlStore(Protocol):
 
     def delete_key(self, id: str) -> bool:
         """Revoke an API key."""
+
+    def audit(self, *, limit: int = 100, cursor: str | None = None) -> Page[AuditEvent]:
+        """Who deleted what and who changed which key, newest first: of keys the last 10,000, of all else the last
+        40,000.
+        """
 
     def enqueue(self, items: Sequence[QueueItem]) -> None:
         """Put targets into an annotation queue; one that waits there already is left as it is."""

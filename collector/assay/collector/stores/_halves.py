@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from assay.collector.filters import Filter
 from assay.collector.records import (
     JSON,
+    AuditEvent,
     Booked,
     Changes,
     Condition,
@@ -17,6 +18,7 @@ from assay.collector.records import (
     Feedback,
     Finish,
     Head,
+    Key,
     Page,
     Retention,
     Rule,
@@ -168,6 +170,17 @@ class ControlHalf(Protocol):
     def where(self) -> str:
         """Where it is, in words for people."""
         ...
+
+    def keys(self) -> list[Key]:
+        """As of `ControlStore`."""
+        ...
+
+    def delete_key(self, id: str) -> bool:
+        """As of `ControlStore`."""
+        ...
+
+    def note(self, event: AuditEvent) -> None:
+        """Keep what was done, for `ControlStore.audit`."""
 
     def forget(self, gone: Gone) -> None:
         """Remove decisions and items of queues about traces and sessions that go."""

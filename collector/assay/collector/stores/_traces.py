@@ -8,11 +8,13 @@ from typing import Protocol
 from assay.collector.filters import Filter
 from assay.collector.records import (
     JSON,
+    Amendment,
     Bucket,
     Changes,
     Condition,
     Feedback,
     OpenRun,
+    Outlet,
     Page,
     Process,
     ProcessReport,
@@ -44,13 +46,25 @@ class TraceStore(Protocol):
         """
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        """Fill in what is said of a run after it was stored, as content that a log record brings; False if it is away.
+        """Fill in what is said of a run in another message than its span, as content that a log record brings; whether
+        the run is here. If not, this waits for it.
 
         `fields` are inputs, outputs, documents, model, usage, cost, session_id, user_id or tags, which are set, and
-        metadata and attributes, which are merged key by key; as records or as JSON. Durable when it returns; roll-up,
-        text index, known values and filters follow. The run sent again as it was does not undo this; a later or fuller
-        one keeps what was amended, but for the fields that it brings itself. Raises `Refused` for any other field, or
-        a value that it cannot have.
+        metadata and attributes, which are merged key by key; as records or as JSON. `input_messages` and
+        `output_messages` are lists of messages under keys, merged key by key, too: all of them, in the order of their
+        keys, are the inputs and outputs of a run that has none else. Durable when it returns; roll-up, text index,
+        known values and filters follow. The run sent again as it was does not undo this; a later or fuller one keeps
+        what was amended, but for the fields that it brings itself. Raises `Refused` for any other field, or a value
+        that it cannot have.
+        """
+        ...
+
+    def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
+        """As `amend`, of many runs at once, in this order; whether each of them is here.
+
+        What is said of a run that is not is kept until its span comes, and is in the run from the same commit on; the
+        run is then as if it had come before. It goes with its trace. Kept is the latest of 10,000 runs, of 64 MiB
+        together, for seven days: what is given up is counted. What a key of one project has said is for no other's.
         """
         ...
 
@@ -188,6 +202,10 @@ class TraceStore(Protocol):
 
     def processes(self, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
         """Processes of which something has come (since a time), the latest first."""
+
+    def outlets(self) -> list[Outlet]:
+        """Where feedback is sent on to, by name, how far that is, how much waits, and why the last try failed."""
+        ...
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.

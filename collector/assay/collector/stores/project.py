@@ -15,6 +15,7 @@ from assay.collector.errors import Forbidden, NotFound
 from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
+    Amendment,
     Changes,
     Condition,
     Experiment,
@@ -133,8 +134,18 @@ class ProjectStore:
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
         """As of `TraceStore`."""
-        self.check([trace_id])
-        return bool(self._store.amend(trace_id, span_id, fields))
+        [here] = self.add_amendments([Amendment(trace_id, span_id, fields)])
+        return here
+
+    def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
+        """As of `TraceStore`; they are for runs of this project, also of those that come later."""
+        self.check(amendment.trace_id for amendment in amendments)
+        here: list[bool] = self._store.add_amendments(list(map(self.said, amendments)))
+        return here
+
+    def said(self, amendment: Amendment) -> Amendment:
+        """The amendment as one for runs of this project alone."""
+        return replace(amendment, project=self._mine(amendment.project))
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         """As of `TraceStore`; on traces, their spans and experiments, under ids that no other project has."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import wraps
 from math import isfinite
 from os import PathLike
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 
 from assay.collector.records import JSON
 from assay.collector.stores import Store
 from assay.evaluators.protocol import RetryOn, retries_on
-from assay.tracer.hints import did_you_mean
+from assay.tracer.hints import no_option
 
 Names: TypeAlias = "str | Iterable[str] | None"
 Where: TypeAlias = "Store | str | PathLike[str] | None"
@@ -143,24 +144,69 @@ def _names(option: str, given: Names) -> str | list[str] | None:
 
 
 NAMES = tuple(field.name for field in fields(Settings))
+ARGUMENTS = ("dataset", "task", "evaluators")  # which are taken by place, too
+_OWN = frozenset((*ARGUMENTS, *NAMES))
+# What LangSmith, Langfuse, MLflow, Phoenix, Braintrust and DeepEval call it → how ours is written
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("data", "eval_dataset", "examples", "dataset_name", "test_cases", "goldens"), "dataset=…"),
+    **dict.fromkeys(("predict_fn", "target", "model", "pipeline"), "task=…"),
+    **dict.fromkeys(("scorers", "scores", "scoring_functions", "metrics", "scoring_metrics"), "evaluators=…"),
+    **dict.fromkeys(("run_evaluators", "summary_scores", "composite_evaluator"), "summary_evaluators=…"),
+    **dict.fromkeys(("experiment_prefix", "experiment_name", "experiment", "run_name"), "name=…"),
+    **dict.fromkeys(("num_repetitions", "trial_count", "trials", "epochs"), "repetitions=…"),
+    **dict.fromkeys(("max_concurrency", "task_threads", "num_threads", "max_workers"), "concurrency=…"),
+    **dict.fromkeys(("description", "experiment_description"), "metadata={'description': …}"),
+    "experiment_metadata": "metadata=…",
+    "nb_samples": "limit=…",
+    "error_handling": "raise_errors=True, or the errors of the experiment that is returned",
+    "dry_run": "limit=3, or `assay eval FILE.py --dry-run`",
+    "client": "store=…",
+}
 
 
 def settings_of(options: Mapping[str, Any], caller: str) -> Settings:
     """The settings out of what a caller was given by name. Raises `TypeError` for an option that there is not."""
     for name in options:
         if name not in NAMES:
-            hint = did_you_mean(name, NAMES, form=" ({})")
-            raise TypeError(f"{caller}() has no option {name!r}{hint}; it takes {', '.join(NAMES)}")
+            raise no_option(f"{caller}()", name, NAMES, _ELSEWHERE)
     return Settings(**options)
 
 
 def taking_options(function: F) -> F:
-    """Show every option with its default where people look: `help`, `inspect.signature`, notebooks."""
+    """Show every option with its default where people look: `help`, `inspect.signature`, notebooks.
+
+    A call in another product's words is answered in ours, also where it leaves out what has no default here.
+    """
+    called: Any = _awaited(function) if inspect.iscoroutinefunction(function) else _called(function)
     signature = inspect.signature(function)
     own = [known for known in signature.parameters.values() if known.kind is not known.VAR_KEYWORD]
     options = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in fields(Settings)
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    return function
+    called.__signature__ = signature.replace(parameters=[*own, *options])
+    return cast(F, called)
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        _check_names(options, function.__name__)
+        return function(*args, **options)
+
+    return called
+
+
+def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    async def called(*args: Any, **options: Any) -> Any:
+        _check_names(options, function.__name__)
+        return await function(*args, **options)
+
+    return called
+
+
+def _check_names(options: Mapping[str, Any], caller: str) -> None:
+    """Raises `TypeError` before Python tells what is missing."""
+    if elsewhere := next((name for name in options if name in _ELSEWHERE and name not in _OWN), None):
+        raise no_option(f"{caller}()", elsewhere, (*ARGUMENTS, *NAMES), _ELSEWHERE)

@@ -7,9 +7,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from assay.collector.errors import Refused
 from assay.collector.records import JSON, OpenRun
 from assay.collector.stores import _amend
-from assay.collector.stores.sqlite import _words
+from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
@@ -19,8 +20,10 @@ from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
+from assay.collector.stores.sqlite._waiting import ANY, NOBODY, Place, Waiting
 
 CACHED_SPANS = 20_000  # remembered at most
+GROWN_BYTES = 32 * 1024 * 1024  # of a run, beyond which nothing more is said of it
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS])
 TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change", "changed_ns", *RollUp._fields)
@@ -71,13 +74,18 @@ class Appender:
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
-        self._cached_spans, self.bound = 0, CACHED_SPANS
+        self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, GROWN_BYTES
         self._resources: dict[str, int] = {}
         self._origins: dict[int, Origin | None] = {}  # by key of the resource
         self.running, self.processes = Running(self.db, clock), Processes(self.db, clock)
+        self.waiting = Waiting(self.db, clock)
         self._values: set[tuple[str, str]] = set()
         self._next_trace = self._next_span = 1
         self.forget()
+
+    def numbers(self, count: int) -> range:
+        """So many numbers that come after all that were given out before."""
+        return self._clock.take(self.db, count)[0]
 
     def forget(self) -> None:
         """Drop what is remembered: after a rollback or a deletion it may be wrong."""
@@ -86,6 +94,7 @@ class Appender:
         self._resources.clear()
         self._origins.clear()
         self.running.forget()
+        self.waiting.forget()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
@@ -119,6 +128,7 @@ class Appender:
         """Drop what is remembered of traces that went."""
         trace_ids = list(trace_ids)
         self.running.evict(trace_ids)
+        self.waiting.evict(trace_ids)
         for trace_id in trace_ids:
             if state := self._cache.pop(trace_id, None):
                 self._cached_spans -= len(state.facts)
@@ -134,12 +144,13 @@ class Appender:
             for trace_id, positions in batch.traces.items():
                 if trace_id not in known:
                     self.tombstones.late += len(positions)
-                elif self._merge(known[trace_id], batch, positions, resources, spans):
+                elif self._merge(trace_id, known[trace_id], batch, positions, resources, spans):
                     touched[trace_id] = known[trace_id]
         self._insert_spans(spans)
         self._insert_traces(touched)
         self._keep_values([row.fact for row in spans])
         self._count([row for row in spans if row.id >= first])
+        _responses.put(self.db, [(row.id, row.fact.response_id) for row in spans if row.fact.response_id])
         self._trim()
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
@@ -153,25 +164,41 @@ class Appender:
         rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
-    def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted."""
-        if not find_many(self.db, _KEYS, [trace_id]):
-            gone = bool(self.tombstones.among([trace_id]))
-            self.tombstones.late += gone
-            return gone
-        state = self._known([trace_id])[trace_id]
-        row = state.rows.get(span_id)
-        if row is None:
+    def amend(self, place: Place, fields: Mapping[str, JSON]) -> bool:
+        """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted. Else they wait for it."""
+        if place.trace_id == NOBODY:
+            found = _responses.find(self.db, place.span_id)
+            places = [Place(trace_id, span_id, place.project) for trace_id, span_id in found]
+            return any(self._amend(there, fields) for there in places) or self._wait(place, fields)
+        if not find_many(self.db, _KEYS, [place.trace_id]) and self.tombstones.among([place.trace_id]):
+            self.tombstones.late += 1
+            return True
+        return self._amend(place, fields) or self._wait(place, fields)
+
+    def _wait(self, place: Place, fields: Mapping[str, JSON]) -> bool:
+        self.waiting.add(place, fields)
+        return False
+
+    def _amend(self, place: Place, fields: Mapping[str, JSON]) -> bool:
+        """Fill in fields of a run if it is here, and of the project; whether it is."""
+        if not find_many(self.db, _KEYS, [place.trace_id]):
             return False
-        stored = self.reader.stored(trace_id, row)
-        run, every = _amend.amended(stored.run, fields), _amend.together(stored.amended, fields)
+        state = self._known([place.trace_id])[place.trace_id]
+        row = state.rows.get(place.span_id)
+        if row is None or place.project not in (ANY, state.facts[place.span_id].project):
+            return False
+        stored = self.reader.stored(place.trace_id, row)
+        run = _amend.amended(stored.run, fields, stored.amended)
+        every = _amend.together(stored.amended, fields)
         if (run, every) != (stored.run, stored.amended):
-            self._disturb(state.key)
-            old = state.facts[span_id]
+            old = state.facts[place.span_id]
             fact, payload = encode_amended(run, every, old.size if old.sent is None else old.sent)
-            state.facts[span_id] = fact
+            if len(payload) > self.grown:
+                raise Refused(f"span {place.span_id!r} holds {len(payload):,} bytes then, at most {self.grown:,}")
+            self._disturb(state.key)
+            state.facts[place.span_id] = fact
             self._insert_spans([_Row(row, state.key, stored.resource, fact, payload)])
-            self._insert_traces({trace_id: state})
+            self._insert_traces({place.trace_id: state})
             self._keep_values([fact])
         self._trim()
         return True
@@ -216,7 +243,13 @@ class Appender:
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
 
     def _merge(
-        self, state: Known, batch: Batch, positions: Sequence[int], resources: Sequence[int], out: list[_Row]
+        self,
+        trace_id: str,
+        state: Known,
+        batch: Batch,
+        positions: Sequence[int],
+        resources: Sequence[int],
+        out: list[_Row],
     ) -> bool:
         """Add rows for the runs that are new or fuller than what is known; whether there are any."""
         before = len(out)
@@ -226,6 +259,8 @@ class Appender:
             if old is None:
                 row, self._next_span = self._next_span, self._next_span + 1
                 self._cached_spans += 1
+                if self.waiting:
+                    fact, payload = self._awaited(trace_id, fact, payload)
             elif _supersedes(fact, old):
                 row = state.rows[fact.span_id]
                 self._disturb(state.key)
@@ -242,6 +277,18 @@ class Appender:
         """What must be done before a run of a trace is overwritten: its words are found by the old payloads."""
         _words.remove(self.reader, [key])
         self.disturbed.add(key)
+
+    def _awaited(self, trace_id: str, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
+        """A run that has come for the first time, with what was said of it before."""
+        said = self.waiting.take(trace_id, fact.span_id, fact.project)
+        if fact.response_id:
+            said += self.waiting.take(NOBODY, fact.response_id, fact.project)
+        if not said:
+            return fact, payload
+        run, every = decode("", fact, loads(payload), {}), dict[str, JSON]()
+        for fields in said:
+            run, every = _amend.amended(run, fields, every), _amend.together(every, fields)
+        return encode_amended(run, every, fact.size)
 
     def _still_amended(self, row: int, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
         """A later version of a run that was amended, with what it does not bring itself."""

@@ -6,12 +6,13 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import zstandard
 
 from assay.collector.errors import Unavailable
-from assay.collector.stores.sqlite import _words
+from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
 
@@ -81,9 +82,12 @@ class Behind:
             with self._file.read() as reader:
                 keys = _words.waiting(reader, self._file.clock.now(), overdue_only=self._busy())
                 entries = _words.entries(reader, keys)
-            if keys:
-                self._writer.call(lambda _: _words.put(self._appender.reader, keys, entries, disturbed))
+            for some, words in _words.pieces(keys, entries):
+                self._writer.call(partial(self._put, some, words), patient=True)
             return bool(keys)
+
+    def _put(self, keys: Sequence[int], entries: Sequence[_words.Entry], _: sqlite3.Connection) -> None:
+        _words.put(self._appender.reader, keys, entries, self._appender.disturbed)
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
@@ -109,6 +113,8 @@ class Behind:
             self._prune()
             while self._writer.call(lambda _: self._appender.tombstones.prune()):
                 pass
+            self._writer.call(lambda _: self._appender.waiting.trim())
+            self._writer.call(_responses.prune)
 
     def _train(self) -> None:
         with self._file.read() as reader:

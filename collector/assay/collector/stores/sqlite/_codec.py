@@ -19,6 +19,7 @@ from assay.tracer import attributes as names
 LEVEL = 3  # measured with a dictionary: a sixth smaller than level 1, 2 us a span dearer; 4 and 5 gain nothing
 TOKENS_MAX = 2**40  # of one run; no model has it, and sums over many traces still fit into 64 bits
 COUNT_MAX = 2**31
+ID_MAX = 200  # characters of a response's id
 
 
 class Counts(NamedTuple):
@@ -59,6 +60,7 @@ class Fact(NamedTuple):
     counts: Counts | None  # what its process said at this span's end
     said: Said  # of head sampling, and whether a monitor made it
     sent: int | None = None  # of a run that was amended: `size` as it was sent
+    response_id: str | None = None  # that the model gave its answer
 
 
 COLUMNS = 15  # of a Fact, how many are columns of `spans`
@@ -154,10 +156,18 @@ def _fast(run: Run) -> tuple[Fact, bytes]:
         _plain_metadata(run.metadata) if run.metadata else None,
         *(_counts(attributes) if names.LOCAL_ROOT in attributes else _UNCOUNTED),
         said(attributes, run.resource),
+        None,
+        response_id(attributes),
     ), payload
 
 
 _UNCOUNTED = (None, None)
+
+
+def response_id(attributes: Mapping[str, JSON]) -> str | None:
+    """The id that a model gave its answer, as long as ids are."""
+    given = attributes.get(names.RESPONSE_ID)
+    return given if isinstance(given, str) and 0 < len(given) <= ID_MAX and given.isascii() else None
 
 
 def _check(run: Run) -> None:

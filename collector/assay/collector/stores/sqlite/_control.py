@@ -11,6 +11,7 @@ from typing import Any, get_args
 from assay.collector.errors import Refused
 from assay.collector.records import Key, QueueItem, QueueStatus, Retention
 from assay.collector.stores._halves import Gone
+from assay.collector.stores.sqlite._audit import Audit
 from assay.collector.stores.sqlite._claiming import Claims
 from assay.collector.stores.sqlite._datasets import Datasets
 from assay.collector.stores.sqlite._decisions import Decisions, forget_sessions, forget_traces
@@ -24,7 +25,7 @@ from assay.collector.stores.sqlite._sql import delete_many
 from assay.collector.stores.sqlite._workers import Workers
 
 
-class SQLiteControl(Datasets, Experiments, Rules, Decisions, Claims, Leases, Money, Workers):
+class SQLiteControl(Datasets, Experiments, Rules, Decisions, Claims, Leases, Money, Workers, Audit):
     """Implements `ControlStore` on a file, and what `Both` asks of such a half."""
 
     @writes

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from assay.collector.filters import Filter
 from assay.collector.stores._halves import Gone
-from assay.collector.stores.sqlite import _words
+from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._sql import delete_many, find_many
@@ -61,6 +61,7 @@ def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -
 def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
     appender.disturbed.update(keys)
     _words.remove(appender.reader, keys)
+    _responses.remove(db, keys)
     for table in ("unindexed", "feedback", "spans"):
         delete_many(db, table, "trace", keys)
     delete_many(db, "open_runs", "(SELECT id FROM traces t WHERE t.trace_id = open_runs.trace_id)", keys)

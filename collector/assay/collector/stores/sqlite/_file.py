@@ -116,6 +116,8 @@ class File:
             "text_index_waiting_traces": waiting,
             "text_index_lag_seconds": max(0.0, (self.clock.now() - since) / 1e9) if since else 0.0,
             "came_after_deletion_total": self.appender.tombstones.late,
+            "amendments_waiting": len(self.appender.waiting),
+            "amendments_given_up_total": self.appender.waiting.given_up,
             "file_bytes": _maintenance.size_of(self.path),
         }
 

@@ -269,12 +269,55 @@ def _watch(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _audit(db: sqlite3.Connection) -> None:
+    """Version 6: what was deleted, and who changed keys."""
+    db.execute("CREATE TABLE audit (id INTEGER PRIMARY KEY, of_keys INTEGER NOT NULL, data TEXT NOT NULL)")
+    db.execute("CREATE INDEX audit_by_kind ON audit (of_keys, id)")
+
+
+# What was said of runs that are not here yet, and by which response of a model a run is found
+_AMENDMENTS: tuple[str, ...] = (
+    "CREATE TABLE amendments (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, span_id TEXT NOT NULL,"
+    " project TEXT NOT NULL, fields TEXT NOT NULL, size INTEGER NOT NULL, seen_ns INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX amendments_by_span ON amendments (trace_id, span_id, project)",
+    "CREATE TABLE responses (span INTEGER PRIMARY KEY, response_id TEXT NOT NULL)",
+    "CREATE INDEX responses_by_id ON responses (response_id)",
+)
+
+
+def _wait(db: sqlite3.Connection) -> None:
+    """Version 7: amendments that wait for their run."""
+    for statement in _AMENDMENTS:
+        db.execute(statement)
+
+
+# Feedback by the order in which it was said, or said anew, and where it is sent on to. What was there before has no
+# number. `identity` is the file's, for collectors that send to each other.
+_OUTLETS: tuple[str, ...] = (
+    "ALTER TABLE feedback ADD COLUMN said INTEGER",
+    "CREATE INDEX feedback_as_said ON feedback (said) WHERE said IS NOT NULL",
+    "ALTER TABLE feed ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
+    "UPDATE feed SET identity = lower(hex(randomblob(8)))",
+    "CREATE TABLE outlets (name TEXT PRIMARY KEY, url TEXT NOT NULL, cursor INTEGER NOT NULL,"
+    " sent INTEGER NOT NULL, dropped INTEGER NOT NULL, error TEXT, updated_ns INTEGER NOT NULL) WITHOUT ROWID",
+)
+
+
+def _send_on(db: sqlite3.Connection) -> None:
+    """Version 8: feedback can be sent on."""
+    for statement in _OUTLETS:
+        db.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
     _add_known_values,
     _tell_judgements_apart,
     _lead_to_votes,
     _watch,
+    _audit,
+    _wait,
+    _send_on,
 )
 
 

@@ -11,12 +11,14 @@ from assay.collector.errors import Unavailable
 from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
+    Amendment,
     Bucket,
     Changes,
     Condition,
     Feedback,
     Head,
     OpenRun,
+    Outlet,
     Page,
     Process,
     ProcessReport,
@@ -31,6 +33,7 @@ from assay.collector.records import (
 )
 from assay.collector.stores import _amend
 from assay.collector.stores._halves import Gone, ScoresOf, Verdicts
+from assay.collector.stores._serving import Said
 from assay.collector.stores.sqlite import (
     _aggregate,
     _changes,
@@ -39,6 +42,7 @@ from assay.collector.stores.sqlite import (
     _feedback,
     _lists,
     _maintenance,
+    _outlets,
     _processes,
     _running,
     _summaries,
@@ -47,6 +51,7 @@ from assay.collector.stores.sqlite import (
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._sql import find_many
+from assay.collector.stores.sqlite._waiting import Place, place_of
 from assay.collector.stores.sqlite._writer import Job
 
 
@@ -69,8 +74,16 @@ class SQLiteTraces(Half):
             self.append_async(runs, feedback).result()
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        plain = _amend.as_json(fields)
-        return self._file.write(lambda _: self._file.appender.amend(trace_id, span_id, plain))
+        [here] = self.add_amendments([Amendment(trace_id, span_id, fields)])
+        return here
+
+    def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
+        said: dict[Place, list[Mapping[str, JSON]]] = {}
+        for amendment in amendments:
+            said.setdefault(place_of(amendment), []).append(_amend.as_json(amendment.fields))
+        whole = {place: _amend.together(*fields) for place, fields in said.items()}  # each run is read and written once
+        here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
+        return [here[place_of(amendment)] for amendment in amendments]
 
     # feedback
 
@@ -243,6 +256,38 @@ class SQLiteTraces(Half):
     def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
         return _processes.stored(db, since_ns, limit)
 
+    # sending on
+
+    @reads
+    def outlets(self, db: sqlite3.Connection, /) -> list[Outlet]:
+        return _outlets.stored(db)
+
+    @writes
+    def open_outlet(self, db: sqlite3.Connection, /, name: str, url: str) -> Outlet:
+        return _outlets.opened(db, self._file.clock, name, url)
+
+    @writes
+    def move_outlet(
+        self, db: sqlite3.Connection, /, name: str, cursor: int, sent: int, dropped: int, error: str | None = None
+    ) -> None:
+        _outlets.moved(db, self._file.clock, name, cursor, sent, dropped, error)
+
+    @reads
+    def said_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[Said]:
+        return _outlets.after(db, cursor, limit)
+
+    @reads
+    def waiting_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
+        return _outlets.waiting(db, cursor)
+
+    @reads
+    def identity(self, db: sqlite3.Connection, /) -> str:
+        return _outlets.identity(db)
+
+    @reads
+    def feedback_there(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
+        return _outlets.there(db, ids)
+
     # deletion
 
     @reads
@@ -277,6 +322,7 @@ class SQLiteTraces(Half):
         if expired is not None:
             before = expired.until_ns or 0
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
+            self._file.write(lambda _: self._file.appender.waiting.expire(before, rule.project))
             if rule.project is None:
                 self._file.write(lambda db: _delete.feedback_without_trace(db, before))
         return [filter for filter in (expired, ahead) if filter is not None]

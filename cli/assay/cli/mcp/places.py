@@ -1,0 +1,77 @@
+"""Which store a call speaks to: opened for that call alone, as whoever asks may see it.
+
+An agent's session lasts for hours. What it looks at is held for the few milliseconds of a call, so that a server, an
+experiment or another agent can have the file meanwhile; and a server that was started since is found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from assay.cli._common import reached
+from assay.collector import default_place
+from assay.collector._access import ACCESS, Access
+from assay.collector.errors import Forbidden, Refused
+from assay.collector.records import Key
+from assay.collector.stores import Store
+from assay.collector.stores.project import ProjectStore
+
+PATIENCE, PAUSE = 10.0, 0.02  # seconds: for a file that is held, and between two tries
+
+
+class Places:
+    """Stores for calls. `at` is what `--store` says; `guarded`: every call comes through the guard."""
+
+    def __init__(self, at: str | None, *, guarded: bool = False) -> None:
+        self.at, self.guarded = at, guarded
+
+    @contextmanager
+    def opened(self) -> Iterator[Store]:
+        """The whole store, for a while. A file that somebody else holds is waited for, but not for long."""
+        store = self._reached()
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def _reached(self) -> Store:
+        ends = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return reached(self.at)
+            except Refused:
+                if time.monotonic() > ends or not self._held():
+                    raise
+            time.sleep(PAUSE)
+
+    def _held(self) -> bool:
+        """Whether a process holds the file: another agent's call has it for some milliseconds."""
+        from assay.collector.stores.sqlite import holder
+
+        place = default_place() if self.at is None else self.at
+        return "://" not in place and holder(place) is not None
+
+    @contextmanager
+    def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
+        """The store as a sender may see it. Raises `Forbidden` for one who may not do what the call needs."""
+        if not access.may(needs):
+            raise Forbidden(f"the API key may not {needs}")
+        with self.opened() as store:
+            yield store if access.project is None else cast(Store, ProjectStore(store, access.project))
+
+    def access(self, scope: Mapping[str, Any] | None) -> Access:
+        """What the sender of a request may have: here on stdio everything, elsewhere what the guard has found."""
+        if not self.guarded:
+            return Access()
+        if scope is None or ACCESS not in scope:  # never everything because nobody has looked
+            raise Forbidden("nobody has checked this request")
+        found: Access = scope[ACCESS]
+        return found
+
+    def keys(self) -> Sequence[Key]:
+        """The keys of the store, as the guard reads them."""
+        with self.opened() as store:
+            return store.keys()

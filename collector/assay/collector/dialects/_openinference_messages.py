@@ -1,0 +1,86 @@
+"""OpenInference's messages, prompts and choices, which are spread over attributes, in the form that OpenAI has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._keys import Listed, listed
+from assay.collector.dialects._values import take_list
+from assay.collector.records import JSON
+
+INPUT, OUTPUT, PROMPTS, CHOICES = "llm.input_messages", "llm.output_messages", "llm.prompts", "llm.choices"
+CALLS, PARTS = "tool_calls", "contents"
+WITHOUT_WORDS = frozenset(("role", "name", "finish_reason"))
+
+
+def messages(draft: Draft) -> None:
+    """What a model was sent and what it answered, unless inputs and outputs are known."""
+    fields, attributes = draft.fields, draft.attributes
+    if "inputs" not in fields and (said := _spoken(attributes, INPUT) or _written(attributes, PROMPTS, "prompt")):
+        fields["inputs"] = said
+    if "outputs" not in fields and (said := _spoken(attributes, OUTPUT) or _written(attributes, CHOICES, "completion")):
+        fields["outputs"] = said
+
+
+def _spoken(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
+    """Messages, of which one at least says something: a call that failed has answered with a role alone."""
+    if any(place.element == "message" and place.rest not in WITHOUT_WORDS for place in _places(attributes, prefix)):
+        return [message(flat) for flat in take_list(attributes, prefix, "message")]
+    return []
+
+
+def _written(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
+    """The one text, or all of them, of OpenAI's old completions."""
+    texts = attributes.get(prefix)
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        del attributes[prefix]
+    else:
+        if not all((place.element, place.rest) == (element, "text") for place in _places(attributes, prefix)):
+            return None
+        texts = [flat["text"] for flat in take_list(attributes, prefix, element)]
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _places(attributes: Mapping[str, JSON], prefix: str) -> Iterator[Listed]:
+    named = (listed(name) for name in attributes if name.startswith(prefix))
+    return (place for place in named if place is not None and place.prefix == prefix)
+
+
+def message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A message out of its flat names; what has none in OpenAI's form keeps its own."""
+    made: dict[str, JSON] = {}
+    calls: dict[int, dict[str, JSON]] = {}
+    parts: dict[int, dict[str, JSON]] = {}
+    for name, value in flat.items():
+        place = listed(f"message.{name}") if "." in name else None
+        if place is not None and place.prefix == "message.tool_calls" and place.element == "tool_call":
+            calls.setdefault(place.position, {})[place.rest] = value
+        elif place is not None and place.prefix == "message.contents" and place.element == "message_content":
+            parts.setdefault(place.position, {})[place.rest] = value
+        else:
+            made[name] = value
+    if parts:
+        made["content" if made.get("content") is None else PARTS] = [_part(parts[place]) for place in sorted(parts)]
+    if calls:
+        made[CALLS] = [_call(calls[place]) for place in sorted(calls)]
+    return made
+
+
+def _call(flat: dict[str, JSON]) -> dict[str, JSON]:
+    function = {name: flat.pop(f"function.{name}") for name in ("name", "arguments") if f"function.{name}" in flat}
+    return {"type": "function", **flat, "function": function}
+
+
+def _part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
+    """`image.image.url` becomes `{"image": {"url": …}}`."""
+    made: dict[str, Any] = {}
+    for name, value in flat.items():
+        head, _, tail = name.partition(".")
+        inner = made.setdefault(head, {}) if tail else None
+        if isinstance(inner, dict):
+            inner[tail.removeprefix(f"{head}.")] = value
+        else:
+            made[name] = value
+    return made

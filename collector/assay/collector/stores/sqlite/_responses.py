@@ -1,0 +1,37 @@
+"""Under which id a model has given the answer that a run holds: what comes without a span is matched by it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many
+
+MOST = 200_000  # some 100 bytes each; of the latest spans, as what belongs to them comes within minutes
+CANDIDATES = 8  # of one id: a call that several instrumentations have seen
+
+
+def put(db: sqlite3.Connection, rows: Iterable[tuple[int, str]]) -> None:
+    """Keep that spans (their rows) bear responses' ids."""
+    insert_many(db, "responses", ("span", "response_id"), list(rows), "ON CONFLICT DO NOTHING")
+
+
+def find(db: sqlite3.Connection, response_id: str) -> list[tuple[str, str]]:
+    """Trace and span of those that bear an id, the latest first."""
+    sql = (
+        "SELECT t.trace_id, s.span_id FROM responses r JOIN spans s ON s.id = r.span JOIN traces t ON t.id = s.trace"
+        " WHERE r.response_id = ? ORDER BY r.span DESC LIMIT ?"
+    )
+    return db.execute(sql, (response_id, CANDIDATES)).fetchall()
+
+
+def remove(db: sqlite3.Connection, traces: Iterable[int]) -> None:
+    """Remove those of traces (their keys) that go, before their spans do."""
+    spans = [row[0] for row in find_many(db, "SELECT id FROM spans WHERE trace IN (%s)", traces)]
+    delete_many(db, "responses", "span", spans)
+
+
+def prune(db: sqlite3.Connection) -> None:
+    """Forget all but those of the latest spans that bear one."""
+    last = f"(SELECT span FROM responses ORDER BY span DESC LIMIT 1 OFFSET {MOST})"
+    db.execute(f"DELETE FROM responses WHERE span <= {last}")

@@ -1,0 +1,86 @@
+"""`assay doctor`, as people run it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from assay.cli._app import app
+from assay.collector import connect
+from assay.collector.client import HTTPStore
+from assay.collector.records import Run
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+
+
+def run(number: int, **fields: object) -> Run:
+    at = 1_750_000_000 * 10**9 + number
+    made = {"name": "search", "start_ns": at, "end_ns": at + 1, **fields}
+    return Run(trace_id=f"{number:032x}", span_id=f"{number:016x}", **made)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.db"
+    with connect(path) as store:
+        store.append(
+            [
+                run(1, kind="retriever", attributes={"vendor.docs": "…", "otel.scope.name": "vendor"}),
+                run(2, name="answer", inputs="q", outputs="a"),
+            ]
+        )
+    return path
+
+
+def doctor(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_it_says_per_sender_what_is_there_and_what_is_not(file: Path) -> None:
+    shown = doctor("--store", str(file))
+    assert re.search(r"vendor *│ 1 *│ 0 of 1 *│ 0 of 1 *│ 0 of 1 *│ – .*vendor\.docs 1", shown.stdout)
+    assert "1 of 1 spans that retrieve have no documents" in shown.stdout
+    assert "looked at all 2 spans, in 2 traces of 2 senders" in shown.stderr
+
+
+def test_filters_hold(file: Path) -> None:
+    found = json.loads(doctor("--store", str(file), "--where", "name=answer", "--json").stdout)
+    assert ([one["spans"] for one in found["senders"]], found["sampled"]) == ([1], False)
+    assert json.loads(doctor("--store", str(file), "--since", "1h", "--json").stdout)["senders"] == []
+
+
+def test_a_part_of_many_is_said_to_be_one(file: Path) -> None:
+    found = doctor("--store", str(file), "--spans", "1", "--json")
+    told = json.loads(found.stdout)
+    assert (told["spans"], told["spans_stored"], told["sampled"]) == (1, 2, True)
+    assert "looked at the latest 1 spans of 2 stored" in doctor("--store", str(file), "--spans", "1").stderr
+
+
+def test_a_server_says_the_same_and_what_it_has_refused(file: Path) -> None:
+    alone = json.loads(doctor("--store", str(file), "--json").stdout)["senders"]
+    with SQLiteStore(file) as store, Server(store) as server:
+        assert json.loads(doctor("--store", server.url, "--json").stdout)["senders"] == alone
+        httpx.post(f"{server.url}/v1/traces", content=b"{", headers={"content-type": "application/json"})
+        *_, trouble = json.loads(doctor("--store", server.url, "--json").stdout)["troubles"]
+    told = "1 requests answered with an error since the collector started"
+    assert trouble == f'{told} (signal="traces",reason="malformed")'
+
+
+def test_the_numbers_of_a_collector_are_read_by_name(file: Path) -> None:
+    with SQLiteStore(file) as store, Server(store) as server, HTTPStore(server.url) as client:
+        numbers = client.numbers()
+    assert (numbers["assay_store_writable"], numbers["assay_pending_bytes"]) == (1.0, 0.0)
+
+
+def test_nothing_stored_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "empty.db"
+    connect(path).close()
+    shown = doctor("--store", str(path))
+    assert (shown.stdout, "looked at all 0 spans" in shown.stderr) == ("", True)

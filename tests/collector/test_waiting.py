@@ -1,0 +1,136 @@
+"""What is said of runs that are not here yet, on one SQLite file: bounded, durable, counted."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from assay.collector.errors import Refused
+from assay.collector.records import Amendment, Retention, Run
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._waiting import Waiting
+from collector.making import child, run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "assay.db"
+
+
+@pytest.fixture
+def store(file: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(file) as made:
+        yield made
+
+
+def waiting(store: SQLiteStore) -> Waiting:
+    return store._traces._file.appender.waiting
+
+
+def said(of: Run, **fields: Any) -> Amendment:
+    return Amendment(of.trace_id, of.span_id, fields)
+
+
+def numbers(store: SQLiteStore) -> tuple[float, float]:
+    health = store.health()
+    return health["amendments_waiting"], health["amendments_given_up_total"]
+
+
+def rows(file: Path) -> int:
+    with closing(sqlite3.connect(file)) as db:
+        return int(db.execute("SELECT count(*) FROM amendments").fetchone()[0])
+
+
+def test_it_waits_across_a_restart(store: SQLiteStore, file: Path) -> None:
+    root = run()
+    store.add_amendments([said(root, outputs="here")])
+    store.close()
+    with SQLiteStore(file) as again:
+        assert numbers(again) == (1, 0)
+        again.append([root])
+        assert again.trace(root.trace_id).root.outputs == "here"
+        assert (numbers(again), rows(file)) == ((0, 0), 0)
+
+
+def test_of_too_many_the_oldest_are_given_up_and_counted(store: SQLiteStore) -> None:
+    runs, waiting(store).most = [run() for _ in range(5)], 3
+    store.add_amendments([said(one, outputs="here") for one in runs])
+    assert numbers(store) == (3, 2)
+    store.append(runs)
+    assert [store.trace(one.trace_id).root.outputs for one in runs] == [None, None, "here", "here", "here"]
+
+
+def test_of_too_many_bytes_the_oldest_are_given_up(store: SQLiteStore) -> None:
+    first, second, waiting(store).most_bytes = run(), run(), 1500
+    store.add_amendments([said(first, outputs="x" * 1000), said(second, outputs="y" * 1000)])
+    assert (numbers(store), waiting(store).bytes < 1500) == ((1, 1), True)
+    store.add_amendments([said(second, inputs="z" * 1000)])  # one that grows is too much itself
+    assert (numbers(store), waiting(store).bytes) == ((0, 2), 0)
+
+
+def test_what_is_too_old_is_given_up(store: SQLiteStore) -> None:
+    store.add_amendments([said(run(), outputs="here")])
+    store._traces._file.write(lambda db: db.execute("UPDATE amendments SET seen_ns = 1"))
+    waiting(store).forget()
+    store.add_amendments([said(run(), outputs="there")])
+    assert numbers(store) == (1, 1)
+
+
+def test_retention_gives_up_what_waits(store: SQLiteStore) -> None:
+    store.add_amendments([said(run(), outputs="secret")])
+    store.prune(Retention(project=None, max_age_ns=0))
+    assert numbers(store) == (0, 1)
+
+
+def test_another_projects_is_given_up_when_the_run_comes(store: SQLiteStore) -> None:
+    root = run(project="p")
+    store.add_amendments([Amendment(root.trace_id, root.span_id, {"outputs": "theirs"}, project="q")])
+    store.append([root])
+    assert (store.trace(root.trace_id).root, numbers(store)) == (root, (0, 1))
+
+
+def test_a_commit_that_is_rolled_back_takes_nothing(store: SQLiteStore) -> None:
+    root = run()
+    store.add_amendments([said(root, outputs="here")])
+
+    def fail(_: sqlite3.Connection) -> None:
+        store._traces._file.appender.waiting.take(root.trace_id, root.span_id, "default")
+        raise Refused("no")
+
+    with pytest.raises(Refused):
+        store._traces._file.write(fail)
+    store.append([root])
+    assert store.trace(root.trace_id).root.outputs == "here"
+
+
+def test_deleting_a_trace_leaves_nothing_that_waits_for_it(store: SQLiteStore, file: Path) -> None:
+    store.append([root := run(attributes={"gen_ai.response.id": "r"})])
+    store.add_amendments([said(child(root), outputs="secret")])
+    store.delete(trace_ids=(root.trace_id,))
+    with closing(sqlite3.connect(file)) as db:
+        assert db.execute("SELECT * FROM responses").fetchall() == []
+    assert (numbers(store), rows(file)) == ((0, 0), 0)
+
+
+def test_a_run_does_not_grow_without_bound(store: SQLiteStore) -> None:
+    store._traces._file.appender.grown = 2000
+    store.append([root := run()])
+    with pytest.raises(Refused, match="bytes then, at most 2,000"):
+        store.add_amendments([said(root, attributes={f"a{n}": "x" * 500}) for n in range(5)])
+    assert store.trace(root.trace_id).root == root
+
+
+def test_a_server_says_what_waits_and_what_was_given_up(store: SQLiteStore) -> None:
+    with Server(store) as server:
+        given = {"trace_id": "a" * 32, "span_id": "b" * 16, "fields": {"outputs": "here"}}
+        assert httpx.post(f"{server.url}/api/amendments", json=[given]).json() == [False]
+        text = httpx.get(f"{server.url}/metrics").text
+    assert "assay_store_amendments_waiting 1" in text
+    assert "assay_store_amendments_given_up_total 0" in text
