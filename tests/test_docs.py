@@ -44,6 +44,8 @@ def server(tmp_path):
 
 # Pages made from the registry need no server: tests/cli/test_evaluators_and_feedback.py runs them.
 MADE = {page for page in PAGES if page.parent.name == "evaluators" and page.name != "protocol.md"}
+# Recipes set up whole processes: tests/test_recipes.py runs each in one of its own.
+MADE |= {page for page in PAGES if page.parent.name == "senders"}
 
 
 @pytest.mark.parametrize(

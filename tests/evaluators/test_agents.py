@@ -48,6 +48,15 @@ def test_matches_of_tool_calls(match, made, passes):
     assert feedback[0].score is passes
 
 
+@pytest.mark.parametrize("name", ["gen_ai.tool.name", "tool.name", "ai.toolCall.name", "haystack.tool.name"])
+def test_a_tool_has_the_name_that_its_span_says_it_has(name):
+    make = {"trace_id": "1" * 32, "span_id": "2" * 16, "kind": "tool"}
+    called = Run(name="ai.toolCall", attributes={name: "track"}, **make)
+    assert score(get("tool_calls", expected=["track"]), Trace(called, (called,)))[0].score is True
+    unnamed = Run(name="track", attributes={name: ["other"]}, **make)
+    assert score(get("tool_calls", expected=["track"]), Trace(unnamed, (unnamed,)))[0].score is True
+
+
 def test_arguments_of_tool_calls():
     done = trace_of(("search", {"query": "cats", "limit": 3}), ("send", {"arguments": {"to": "ann"}}))
     expected = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.collector.dialects._draft import Draft
-from assay.collector.dialects._values import count, document_of, from_json, text
+from assay.collector.dialects._values import as_text, count, from_json, number, text
 from assay.collector.records import JSON, Document, Usage
 
 PIPELINE, COMPONENT, AGENT, STEP = "haystack.pipeline", "haystack.component", "haystack.agent", "haystack.agent.step"
@@ -90,10 +90,11 @@ def _documents(given: JSON) -> tuple[Document, ...]:
 def _document(given: Mapping[str, Any]) -> Document:
     """Its metadata stands beside its fields; what is named as a field is stands within `meta`."""
     beside = {k: v for k, v in given.items() if k not in FIELDS and not (k in NONE and v is None)}
-    within = given.get("meta")
-    read = document_of({name: given.get(name) for name in ("id", "content")})
-    score = document_of({"score": given.get("score")}).score
-    return Document(read.content, read.id, score, {**beside, **(within if isinstance(within, dict) else {})})
+    content, id, within = given["content"], given.get("id"), given.get("meta")
+    if isinstance(within, dict):
+        beside |= within
+    score = number(given.get("score"))
+    return Document("" if content is None else as_text(content), None if id is None else as_text(id), score, beside)
 
 
 def _answered(draft: Draft, outputs: Mapping[str, JSON]) -> None:

@@ -22,6 +22,7 @@ FORMS = {
     for scope in ("", "trace.", "session.")
     for many, one in (("annotations", "annotation"), ("evaluations", "evaluation"))
 }
+PREFIXES = tuple(FORMS)
 SOURCES: Mapping[JSON, Source] = {"HUMAN": "human", "LLM": "model", "CODE": "code"}
 READ = frozenset(("name", "score", "label", "explanation", "annotator_kind", "identifier", "metadata"))
 CARRIERS = (None, "evaluator")  # kinds of a span that is there for its feedback
@@ -29,9 +30,8 @@ CARRIERS = (None, "evaluator")  # kinds of a span that is there for its feedback
 
 def read_annotations(draft: Draft) -> None:
     """Say the feedback of all three scopes; what is none tells its sender why."""
-    for (prefix, _), flat in _listed(draft.attributes).items():
-        scope, _ = FORMS[prefix]
-        draft.also += (said(_feedback, draft, scope, flat),)
+    if found := _listed(draft.attributes):
+        draft.also += tuple([said(_feedback, draft, FORMS[prefix][0], flat) for (prefix, _), flat in found.items()])
 
 
 def _listed(attributes: Mapping[str, JSON]) -> dict[tuple[str, int], dict[str, JSON]]:
@@ -43,7 +43,7 @@ def _listed(attributes: Mapping[str, JSON]) -> dict[tuple[str, int], dict[str, J
 
 def _places(attributes: Mapping[str, JSON]) -> Iterator[tuple[str, Listed]]:
     for name in attributes:
-        place = listed(name)
+        place = listed(name) if name.startswith(PREFIXES) else None
         if place is not None and place.prefix in FORMS and place.element == FORMS[place.prefix][1]:
             yield name, place
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.collector.dialects._draft import Draft
-from assay.collector.dialects._keys import listed
+from assay.collector.dialects._keys import Listed, listed
 from assay.collector.dialects._values import take_list
 from assay.collector.records import JSON
 
@@ -26,8 +26,7 @@ def messages(draft: Draft) -> None:
 
 def _spoken(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
     """Messages, of which one at least says something: a call that failed has answered with a role alone."""
-    places = [place for name in attributes if (place := listed(name)) and place.prefix == prefix]
-    if any(place.element == "message" and place.rest not in WITHOUT_WORDS for place in places):
+    if any(place.element == "message" and place.rest not in WITHOUT_WORDS for place in _places(attributes, prefix)):
         return [message(flat) for flat in take_list(attributes, prefix, "message")]
     return []
 
@@ -38,11 +37,15 @@ def _written(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         del attributes[prefix]
     else:
-        places = [place for name in attributes if (place := listed(name)) and place.prefix == prefix]
-        if not all((place.element, place.rest) == (element, "text") for place in places):
+        if not all((place.element, place.rest) == (element, "text") for place in _places(attributes, prefix)):
             return None
         texts = [flat["text"] for flat in take_list(attributes, prefix, element)]
     return texts[0] if len(texts) == 1 else texts
+
+
+def _places(attributes: Mapping[str, JSON], prefix: str) -> Iterator[Listed]:
+    named = (listed(name) for name in attributes if name.startswith(prefix))
+    return (place for place in named if place is not None and place.prefix == prefix)
 
 
 def message(flat: Mapping[str, JSON]) -> dict[str, JSON]:

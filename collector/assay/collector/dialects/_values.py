@@ -99,7 +99,7 @@ def take_list(attributes: dict[str, Any], prefix: str, element: str) -> list[dic
     """Take the list out of `{prefix}.{i}.{element}.{name}`: one object per index, by index, gaps closed."""
     by_index: dict[int, dict[str, JSON]] = {}
     for name in tuple(attributes):
-        place = listed(name)
+        place = listed(name) if name.startswith(prefix) else None
         if place is not None and place.prefix == prefix and place.element == element:
             by_index.setdefault(place.position, {})[place.rest] = attributes.pop(name)
     return [by_index[index] for index in sorted(by_index)]

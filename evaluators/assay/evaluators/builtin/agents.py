@@ -20,6 +20,8 @@ Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
 Made: TypeAlias = tuple[str, list[Any]]  # a tool's name, and what its arguments may be
 Wanted: TypeAlias = tuple[str, Any]  # its name and arguments, None for any
 Same: TypeAlias = Callable[[Any, Any], bool]
+# Where senders whose spans have other names say a tool's: OTel GenAI, OpenInference, the AI SDK, Haystack
+TOOLS = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "haystack.tool.name")
 MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
 
 
@@ -57,7 +59,7 @@ class ToolCalls:
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> list[dict[str, Any]]:
         wanted = [_call(call) for call in _expected(self.expected, reference_outputs, "tool_calls")]
-        made = [(run.name, _arguments(run)) for run in _runs(trace) if run.kind == "tool"]
+        made = [(_tool(run), _arguments(run)) for run in _runs(trace) if run.kind == "tool"]
         hits = self._hits(made, wanted)
         passed = _matches(made, wanted, self.match, self._same, hits)
         called = ", ".join(name for name, _ in made)[:1000] or "no tool"
@@ -285,6 +287,11 @@ def _call(call: Any) -> tuple[str, Any]:
     if isinstance(call, Mapping) and isinstance(call.get("name"), str):
         return call["name"], _values(call.get("arguments", call.get("args")))
     raise ValueError(f"an expected tool call is a name or {{'name': …, 'arguments': {{…}}}}, not {call!r:.200}")
+
+
+def _tool(run: Run) -> str:
+    named = (run.attributes.get(name) for name in TOOLS)
+    return next((name for name in named if isinstance(name, str) and name), run.name)
 
 
 def _arguments(run: Run) -> list[Any]:
