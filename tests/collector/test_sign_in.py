@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.collector._sign_ins import LASTS, MOST_OF_ONE, SignIns, cookie_of, is_token, signed, token
+from assay.collector.api import Door, Guard, Keys, create_app
 from assay.collector.api._keys import Ages
+from assay.collector.api._scopes import Scopes
 from assay.collector.api._sign_in import onward
-from assay.collector.api._tries import BURST
+from assay.collector.api._tries import BURST, Tries
 from assay.collector.records import Key
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
@@ -161,6 +164,15 @@ def test_a_server_of_this_machine_has_nothing_to_sign_in_to(store: SQLiteStore) 
         assert "Sign out" not in client.get("/").text
 
 
+def test_a_server_without_pages_leads_nobody_to_a_form_that_it_has_not(store: SQLiteStore) -> None:
+    async def asked() -> int:
+        guard = Guard(create_app(store), Scopes([("POST", "/mcp", "read")]), Door(Keys(store)))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://t") as client:
+            return (await client.get("/mcp", headers=READER)).status_code
+
+    assert asyncio.run(asked()) == 401
+
+
 # Which key may what
 
 
@@ -192,7 +204,8 @@ def test_a_key_that_only_sends_opens_no_page(browser: httpx.Client) -> None:
     assert "set-cookie" not in answer.headers
 
 
-def test_wrong_keys_are_limited_and_never_shown(browser: httpx.Client) -> None:
+def test_wrong_keys_are_limited_and_never_shown(locked: Server, browser: httpx.Client) -> None:
+    locked.door.tries = Tries(lambda: 0.0)  # no try comes back, however long the test takes
     answers = [sign_in(browser, f"secret-{number}") for number in range(BURST + 5)]
     assert answers[0].status_code == 401
     assert (answers[-1].status_code, answers[-1].headers["retry-after"]) == (429, "1")

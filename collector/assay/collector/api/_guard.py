@@ -50,7 +50,9 @@ class Guard:
         else:
             access = _elsewhere(scope, headers) or await self._access(scope, headers)
         if isinstance(access, Refusal):
-            return await _refuse(scope, receive, send, access, headers)
+            if self.scopes.has_pages and _is_for_a_reader(scope, headers):
+                return await _page(scope, access)(scope, receive, send)
+            return await _refuse(scope, send, access, headers)
         scope[ACCESS] = access
         ACTING.set(access.actor)
         return await self.app(scope, receive, send)
@@ -133,11 +135,7 @@ def _from_a_page(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     return scope["method"] in READING and headers.get(b"sec-fetch-mode") == b"navigate"
 
 
-async def _refuse(scope: Scope, receive: Any, send: Any, refusal: Refusal, headers: Mapping[bytes, bytes]) -> None:
-    """Readers get a page, or the one on which they sign in; programs JSON or protobuf."""
-    if _is_for_a_reader(scope, headers):
-        await _page(scope, refusal)(scope, receive, send)
-        return
+async def _refuse(scope: Scope, send: Any, refusal: Refusal, headers: Mapping[bytes, bytes]) -> None:
     protobuf = _wants_protobuf(scope, headers)
     content_type, body = PROTOBUF if protobuf else b"application/json", _told(refusal, protobuf)
     answered = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
@@ -166,6 +164,7 @@ def _is_for_a_reader(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _page(scope: Scope, refusal: Refusal) -> Response:
+    """What a reader sees: where to sign in, or why not."""
     request = Request(scope)
     if refusal.status == 401 and scope["method"] in READING:
         onward = scope["path"] + (f"?{text}" if (text := scope["query_string"].decode("latin-1")) else "")

@@ -33,6 +33,11 @@ class Scopes:
         self.needed = lru_cache(4096)(self._needed)
         self.is_page = lru_cache(4096)(self._is_page)
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether readers come here at all, and find where to sign in."""
+        return bool(self._pages)
+
     def is_open(self, path: str) -> bool:
         """Whether nothing is needed."""
         return path in self._open or path.startswith(self._open_below)
