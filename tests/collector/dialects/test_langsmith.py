@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 
+import orjson
 import pytest
 
 from assay.collector.records import Document, Usage
@@ -76,6 +77,45 @@ def test_what_it_says_of_itself_stays_with_the_attributes(runs):
 def test_the_tree_is_the_programs(runs):
     names = [one.name for one in runs.below(runs.one("answer"))]
     assert sorted(names) == ["ChatOpenAI"] * 3 + ["embed", "fill", "own", "parse", "retrieve", "track"]
+
+
+@pytest.fixture(scope="module")
+def langchain(tmp_path_factory) -> Kept:
+    return kept(tmp_path_factory.mktemp("langchain"), "langsmith/langchain.jsonl.gz")
+
+
+def test_langchains_messages(langchain):
+    called, told = langchain.all("ChatOpenAI")
+    assert called.inputs == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    assert called.outputs[0]["tool_calls"][0]["args"] == {"number": "parcel"}
+    assert [message["role"] for message in told.inputs] == ["system", "user", "assistant", "tool"]
+    assert told.outputs == [{"role": "assistant", "content": ANSWER}]
+    assert '"generations"' in told.attributes["gen_ai.completion"]  # what else it said stays
+
+
+def test_langgraphs_tokens_are_counted_once_and_its_documents_seen(langchain):
+    assert [one.usage for one in langchain if one.usage] == [Usage(21, 9)] * 2
+    assert [(one.content, one.id, one.score) for one in langchain.one("Parcels").documents] == [
+        ("Parcels take three days.", "d1", 0.9),
+        ("Parcels are insured.", "d2", 0.4),
+    ]
+    assert {(one.session_id, one.user_id) for one in langchain} == {("conversation-7", "ann")}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": [[]]},
+        {"messages": [[{"lc": 1, "kwargs": []}]]},
+        {"messages": [[{"lc": 1, "kwargs": {"content": 1}}], []]},
+        {"messages": 3},
+        {"messages": [[3]]},
+        {"generations": [[{"message": {"lc": 1}}]]},
+    ],
+)
+def test_what_are_none_of_langchains_messages(value):
+    said = {"langsmith.span.kind": "llm", "gen_ai.prompt": orjson.dumps(value).decode()}
+    assert run(**said, **{"gen_ai.completion": said["gen_ai.prompt"]}).inputs == value
 
 
 def test_tokens_of_a_reply_that_a_chain_returns_are_counted_where_they_were_used():

@@ -120,6 +120,16 @@ def test_langchains_callbacks_wrap_what_they_saw():
     assert found.attributes["traceloop.entity.input"] == inputs  # tags were not read
 
 
+def test_langchains_retriever_and_tool():
+    asked = '{"query": "Where?", "tags": ["beta"], "kwargs": {"name": "R"}}'
+    told = '{"documents": [{"page_content": "Three days.", "metadata": {"score": 0.9}}], "count": 1}'
+    said = {"traceloop.entity.input": asked, "traceloop.entity.output": told, "traceloop.span.kind": "task"}
+    found = run(**{"gen_ai.operation.name": "vector_db_retrieve", **said})
+    assert (found.kind, found.inputs) == ("retriever", "Where?")
+    assert found.documents == (Document("Three days.", None, 0.9, {"score": 0.9}),)
+    assert run(traceloop__entity__output='{"output": "on its way", "kwargs": {}}').outputs == "on its way"
+
+
 def test_json_that_was_cut_off_is_a_text():
     assert run(traceloop__entity__input='{"args": ["Wher').inputs == '{"args": ["Wher'
 

@@ -16,7 +16,8 @@ from assay.collector.records import JSON, Document, Usage
 
 WHOSE = {"session_id": ("session_id", "thread_id", "conversation_id"), "user_id": ("user_id",)}  # in this order
 # LangChain's and LangSmith's own words among them, which are no metadata of a user
-PUT_BY_SDKS = ("ls_", "LANGSMITH_", "LANGCHAIN_", "langgraph_", "revision_id", "usage_metadata")
+PUT_BY_SDKS: tuple[str, ...] = ("ls_", "LANGSMITH_", "LANGCHAIN_", "langgraph_", "lc_versions", "checkpoint_ns")
+PUT_BY_SDKS += ("revision_id", "usage_metadata")
 IN, OUT = ("input_tokens", "prompt_tokens", "input"), ("output_tokens", "completion_tokens", "output")
 INPUT = {
     "cache_read": "cache_read.input_tokens",

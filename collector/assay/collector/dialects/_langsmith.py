@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from assay.collector.dialects import _calls
+from assay.collector.dialects import _calls, _langchain
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._values import count, from_json, number
 from assay.collector.records import JSON, Usage
@@ -27,9 +27,7 @@ def langsmith(draft: Draft) -> None:
     if "langsmith" not in draft.namespaces:
         return
     _kind(draft)
-    _calls.take(draft, "inputs", PROMPT, _value)
-    _calls.take(draft, "outputs", COMPLETION, _outputs)
-    draft.fields.setdefault("outputs", None)  # what is left is null, which is said here for good
+    _content(draft)
     _usage(draft)
     _calls.take(draft, "tags", TAGS, _tags)
     _calls.take_whose(draft, METADATA)
@@ -43,6 +41,17 @@ def _kind(draft: Draft) -> None:
         del draft.attributes[KIND]
     elif said in STEPS:
         draft.fields.setdefault("kind", STEPS[said])
+
+
+def _content(draft: Draft) -> None:
+    """Inputs and outputs. Of LangChain's messages only what they say is taken, so that the whole stays beside it."""
+    calls = draft.fields.get("kind") == "llm"
+    inputs, outputs = _value(draft.attributes.get(PROMPT)), _outputs(draft.attributes.get(COMPLETION))
+    if not (calls and _calls.fill(draft, "inputs", _langchain.given(inputs))):
+        _calls.take(draft, "inputs", PROMPT, lambda _: inputs)
+    if not (calls and _calls.fill(draft, "outputs", _langchain.made(outputs))):
+        _calls.take(draft, "outputs", COMPLETION, lambda _: outputs)
+    draft.fields.setdefault("outputs", None)  # what is left is null, which is said here for good
 
 
 def _value(value: JSON) -> JSON:

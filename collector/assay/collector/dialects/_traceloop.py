@@ -12,10 +12,13 @@ from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._keys import MAX_INDEX
 from assay.collector.dialects._values import document_of, from_json
 from assay.collector.records import JSON, Document
+from assay.tracer import attributes as names
 
 KINDS = {"workflow": "chain", "task": "chain", "agent": "agent", "tool": "tool"}
 REQUESTS = {"chat": "llm", "completion": "llm", "embedding": "embedding", "rerank": "reranker"}
 KIND, REQUEST = "traceloop.span.kind", "llm.request.type"
+RETRIEVES = "vector_db_retrieve"  # an operation of its LangChain instrumentor, of what it else calls a task
+WITHIN = {"inputs": ("inputs", "query"), "outputs": ("outputs", "output")}  # what LangChain's callbacks were told
 PROPERTIES = "traceloop.association.properties."
 METADATA = _calls.below(PROPERTIES)
 MESSAGES = (("inputs", "gen_ai.prompt."), ("outputs", "gen_ai.completion."))
@@ -39,7 +42,9 @@ def traceloop(draft: Draft) -> None:
 def _entity(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
     said = attributes.get(KIND)
-    if isinstance(said, str) and (kind := KINDS.get(said)):
+    if attributes.get(names.OPERATION) == RETRIEVES:
+        fields.setdefault("kind", "retriever")
+    elif isinstance(said, str) and (kind := KINDS.get(said)):
         fields.setdefault("kind", kind)
         draft.sums = kind in ("chain", "agent")
     for field, name in (("inputs", "input"), ("outputs", "output")):
@@ -53,8 +58,11 @@ def _content(draft: Draft, field: str, name: str) -> None:
     which then stays where it is.
     """
     value = from_json(draft.attributes.get(name))
-    if isinstance(value, dict) and field in value and "kwargs" in value:
-        _calls.fill(draft, field, value[field])
+    within = next(
+        (key for key in WITHIN[field] if isinstance(value, dict) and "kwargs" in value and key in value), None
+    )
+    if within:
+        _calls.fill(draft, field, value[within])
     else:
         _calls.take(draft, field, name, lambda _: _calls.arguments(value))
 
