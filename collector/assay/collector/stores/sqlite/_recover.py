@@ -124,7 +124,8 @@ def _insert(db: sqlite3.Connection, sql: str, row: Row) -> int:
 
 def _have_a_feed(db: sqlite3.Connection) -> None:
     """The counter of changes, beyond all that was given out."""
-    db.execute("INSERT OR IGNORE INTO feed (id, change, clock_ns, identity) VALUES (1, 0, 0, lower(hex(randomblob(8))))")
+    columns, values = "id, change, clock_ns, identity", "1, 0, 0, lower(hex(randomblob(8)))"
+    db.execute(f"INSERT OR IGNORE INTO feed ({columns}) VALUES ({values})")
     for numbered in ("SELECT max(change) FROM traces", "SELECT max(said) FROM feedback"):
         db.execute(f"UPDATE feed SET change = max(change, coalesce(({numbered}), 0))")
 
