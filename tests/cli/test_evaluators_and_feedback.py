@@ -183,6 +183,16 @@ def test_feedback_is_removed_by_id(assay):
     assert lines(assay("feedback", "list", "--json")) == []
 
 
+def test_where_feedback_is_sent_on_to_is_shown(assay, database):
+    assert (lines(assay("feedback", "outlets", "--json")), assay("feedback", "outlets")) == ([], "")
+    with SQLiteStore(database) as store:
+        store.open_outlet("hub", "http://hub:4318")
+    assay("feedback", "add", TRACE, "good", "1")
+    [shown] = lines(assay("feedback", "outlets", "--json"))
+    assert (shown["name"], shown["waiting"], shown["sent"]) == ("hub", 1, 0)
+    assert "http://hub:4318" in assay("feedback", "outlets")
+
+
 def test_human_feedback_is_a_source_of_scores(assay):
     for author, value in (("ann", "1"), ("bob", "0"), ("cid", "1"), ("dan", "1")):
         assay("feedback", "add", TRACE, "good", value, "--author", author)

@@ -1071,3 +1071,8 @@ def test_never_tried_is_told_from_failed_and_skipped(store: Store) -> None:
     ]
     found = {name: ids(store.each(**{name: "k"})) for name in ("untried", "failed", "skipped")}
     assert found == {"untried": ["d" * 32], "failed": ["b" * 32], "skipped": ["c" * 32]}
+
+
+def test_feedback_is_sent_on_to_nobody_unless_that_was_asked(store: Store) -> None:
+    store.feedback("a" * 32, "k", 1.0)
+    assert store.outlets() == []

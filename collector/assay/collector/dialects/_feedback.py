@@ -27,6 +27,7 @@ TEXTS = {
     "version": names.FEEDBACK_VERSION,
     "rule": names.FEEDBACK_RULE,
 }
+EVENT = names.EVALUATION_EVENT
 SPECIFIED = "gen_ai.evaluation.evaluator.source"  # an evaluator as JSON: its name, and what it was made with
 VERSION = "gen_ai.evaluation.evaluator.version"
 JUDGES = frozenset(("LLMJudge", "GEval"))  # pydantic-evals' evaluators that ask a model
@@ -39,7 +40,7 @@ DEEPEST = 4  # mappings in which names are looked for: `{"gen_ai": {"evaluation"
 def evaluations(draft: Draft) -> None:
     """Say the feedback that a span's events carry. They stay with the run, too."""
     span = draft.span
-    if span.events and (events := [event for event in span.events if event.name == names.EVALUATION_EVENT]):
+    if span.events and (events := [event for event in span.events if event.name == EVENT]):
         draft.also += tuple([said(_of_event, draft, event) for event in events])
 
 

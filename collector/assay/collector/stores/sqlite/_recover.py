@@ -124,8 +124,10 @@ def _insert(db: sqlite3.Connection, sql: str, row: Row) -> int:
 
 def _have_a_feed(db: sqlite3.Connection) -> None:
     """The counter of changes, beyond all that was given out."""
-    db.execute("INSERT OR IGNORE INTO feed VALUES (1, 0, 0)")
-    db.execute("UPDATE feed SET change = max(change, coalesce((SELECT max(change) FROM traces), 0))")
+    columns, values = "id, change, clock_ns, identity", "1, 0, 0, lower(hex(randomblob(8)))"
+    db.execute(f"INSERT OR IGNORE INTO feed ({columns}) VALUES ({values})")
+    for numbered in ("SELECT max(change) FROM traces", "SELECT max(said) FROM feedback"):
+        db.execute(f"UPDATE feed SET change = max(change, coalesce(({numbered}), 0))")
 
 
 def _mended(source: sqlite3.Connection, db: sqlite3.Connection) -> Iterator[str]:
