@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from assay.collector.dialects import Also, Amendment, LogItem
+from assay.collector.dialects import Also, Amendment, LogItem, via_of
 from assay.collector.errors import Closed, Refused
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import BesideRefused, ItemRefused
@@ -15,9 +15,10 @@ from assay.collector.intake._held import held
 from assay.collector.intake._signal import Request
 from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
-from assay.collector.stores import Serving, Store
+from assay.collector.stores import SendsOn, Serving, Store
 
-MANY = 500  # runs, from which on they are encoded beside the event loop; amendments in one commit
+# Runs, from which on they are encoded beside the event loop, and written in pieces; amendments in one commit
+MANY = 250
 Refusals = Sequence[ItemRefused]
 
 
@@ -35,6 +36,7 @@ class StoreKeeper:
         self._store, self._beside = store, beside
         # Stores that write in a thread of their own need no second one to wait for it
         self._append = store.append_async if isinstance(store, Serving) else None
+        self._sends_on = store if isinstance(store, SendsOn) else None
         self._kinds: dict[str, Callable[[Sequence[Any]], Awaitable[Refusals]]] = {
             "traces": self._runs,
             "logs": self._logs,
@@ -89,7 +91,7 @@ class StoreKeeper:
 
     def _beside_spans(self, items: Sequence[LogItem]) -> Refusals:
         store = self._store
-        if feedback := [item for item in items if isinstance(item, Feedback)]:
+        if feedback := self._but_our_own([item for item in items if isinstance(item, Feedback)]):
             store.add_feedback(feedback)
         refusals = self._amend(items)
         if running := [item for item in items if isinstance(item, OpenRun)]:
@@ -97,6 +99,16 @@ class StoreKeeper:
         if reports := [item for item in items if isinstance(item, ProcessReport)]:
             store.add_reports(reports)
         return refusals
+
+    def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
+        """Without what was sent on from here and has come back: it is here, perhaps said anew since then."""
+        passed_on = {id(one): via for one in feedback if (via := via_of(one))}
+        if not passed_on or self._sends_on is None:
+            return feedback
+        us = self._sends_on.identity()
+        returned = [one for one in feedback if us in passed_on.get(id(one), ())]
+        here = self._sends_on.feedback_there([one.id for one in returned]) if returned else ()
+        return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
 
     def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
         """Amend runs, those also that are not here yet: what is said of one run at once, so many runs in one commit."""

@@ -18,6 +18,7 @@ from assay.collector.records import (
     Feedback,
     Head,
     OpenRun,
+    Outlet,
     Page,
     Process,
     ProcessReport,
@@ -32,6 +33,7 @@ from assay.collector.records import (
 )
 from assay.collector.stores import _amend
 from assay.collector.stores._halves import Gone, ScoresOf, Verdicts
+from assay.collector.stores._serving import Said
 from assay.collector.stores.sqlite import (
     _aggregate,
     _changes,
@@ -40,6 +42,7 @@ from assay.collector.stores.sqlite import (
     _feedback,
     _lists,
     _maintenance,
+    _outlets,
     _processes,
     _running,
     _summaries,
@@ -252,6 +255,38 @@ class SQLiteTraces(Half):
     @reads
     def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
         return _processes.stored(db, since_ns, limit)
+
+    # sending on
+
+    @reads
+    def outlets(self, db: sqlite3.Connection, /) -> list[Outlet]:
+        return _outlets.stored(db)
+
+    @writes
+    def open_outlet(self, db: sqlite3.Connection, /, name: str, url: str) -> Outlet:
+        return _outlets.opened(db, self._file.clock, name, url)
+
+    @writes
+    def move_outlet(
+        self, db: sqlite3.Connection, /, name: str, cursor: int, sent: int, dropped: int, error: str | None = None
+    ) -> None:
+        _outlets.moved(db, self._file.clock, name, cursor, sent, dropped, error)
+
+    @reads
+    def said_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[Said]:
+        return _outlets.after(db, cursor, limit)
+
+    @reads
+    def waiting_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
+        return _outlets.waiting(db, cursor)
+
+    @reads
+    def identity(self, db: sqlite3.Connection, /) -> str:
+        return _outlets.identity(db)
+
+    @reads
+    def feedback_there(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
+        return _outlets.there(db, ids)
 
     # deletion
 
