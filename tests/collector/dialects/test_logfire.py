@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from assay.collector.records import Run, Trace
 from collector.dialects.sent import runs, stored, tokens, traces
 from fixtures.dialects.capture import ANSWER
@@ -48,11 +50,14 @@ def test_calls_of_openais_client_have_tokens_and_cost() -> None:
     assert (call.model, call.cost, tokens(answer)) == ("gpt-4o-mini", 8.55e-06, [(21, 9), (4, 0), (21, 9)])
 
 
-def test_openai_agents_through_logfire() -> None:
-    [trace] = sent("logfire_sdk/agents")
+@pytest.mark.parametrize(("file", "first"), [("agents", ["system", "user"]), ("responses", ["user"])])
+def test_openai_agents_through_logfire(file: str, first: list[str]) -> None:
+    [trace] = sent(f"logfire_sdk/{file}")
     calls, [tool], [agent] = (runs(trace, kind) for kind in ("llm", "tool", "agent"))
-    assert [message["role"] for message in calls[0].inputs] == ["system", "user"]
-    assert (calls[1].outputs[0]["content"], calls[1].model) == (ANSWER, "gpt-4o-mini")
+    assert [message["role"] for message in calls[0].inputs] == first
+    assert [message["role"] for message in calls[1].inputs] == [*first, "assistant", "tool"]
+    assert [message["tool_calls"][0]["function"]["name"] for message in calls[0].outputs] == ["find"]
+    assert ([message["content"] for message in calls[1].outputs], calls[1].model) == ([ANSWER], "gpt-4o-mini")
     assert (tool.inputs, tool.outputs) == ({"query": "parcel"}, "parcel: three days")
     assert agent.attributes["name"] == "clerk"
     assert (trace.root.session_id, trace.root.metadata) == ("s1", {"tenant": "t1"})

@@ -34,6 +34,7 @@ def logfire(draft: Draft) -> None:
         _evaluation(draft)
     elif scope == "logfire.openai_agents":
         _agents(draft)
+        take_cost(draft)
     elif scope.startswith("logfire."):
         _call(draft)
         take_cost(draft)
@@ -95,7 +96,7 @@ def _agents(draft: Draft) -> None:
     begin = str(attributes.get(TEMPLATE, "")).partition(":")[0].partition(" {")[0]
     if "gen_ai.request.model" not in attributes:
         fields.setdefault("kind", AGENTS.get(begin, "chain"))
-    take_events(draft)
+    take_events(draft, answered=isinstance(from_json(attributes.get("response")), dict))
     _take(draft, "inputs", "input")
     _take(draft, "outputs", "output")
     group = text(attributes.get("group_id"))
@@ -109,6 +110,7 @@ def _agents(draft: Draft) -> None:
 
 def _call(draft: Draft) -> None:
     """A model's call as Logfire has told it before it followed the conventions, where they say nothing."""
+    take_events(draft, answered="gen_ai.usage.output_tokens" in draft.attributes)
     for field, name, part in (("inputs", "request_data", "messages"), ("outputs", "response_data", "message")):
         content = from_json(draft.attributes.get(name))
         told: Any = content.get(part) if isinstance(content, dict) else None

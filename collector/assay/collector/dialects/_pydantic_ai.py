@@ -79,12 +79,18 @@ def _tool(draft: Draft) -> None:
             fields[field] = from_json(draft.attributes.pop(name))  # type: ignore[literal-required]
 
 
-def take_events(draft: Draft) -> None:
-    """Messages as a list of events in the attribute `events`, which stays if it holds anything else."""
+def take_events(draft: Draft, *, answered: bool = False) -> None:
+    """Messages as a list of events in the attribute `events`, which stays if it holds anything else.
+
+    Where a model has `answered`, and nothing in it is a choice, the answer is what the assistant says at its end.
+    """
     told = of_events(draft.attributes.get("events"))
     if told is None or "inputs" in draft.fields or "outputs" in draft.fields:
         return
     given, made = told
+    if answered and not made:
+        place = next((at for at in range(len(given), 0, -1) if not _is_answer(given[at - 1])), 0)
+        given, made = given[:place], given[place:]
     if given:
         draft.fields["inputs"] = given
     if made:

@@ -111,25 +111,36 @@ class StoreKeeper:
         return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
 
     def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
-        """Amend runs, those also that are not here yet."""
+        """Amend runs, those also that are not here yet: what is said of one run at once, so many runs in one commit."""
         given, refusals = _sound([item for item in items if isinstance(item, Amendment)])
-        for start in range(0, len(given), MANY):  # so that others have their turn between
-            refusals += self._amend_all(given[start : start + MANY])
+        whole = _by_run(given)
+        for start in range(0, len(whole), MANY):  # so that others have their turn between
+            refusals += self._amend_all(whole[start : start + MANY])
         return refusals
 
-    def _amend_all(self, given: Sequence[Amendment]) -> list[ItemRefused]:
+    def _amend_all(self, runs: Sequence[Sequence[Amendment]]) -> list[ItemRefused]:
         """All at once; in halves where the store refuses some, down to those."""
         try:
-            if given:
-                self._store.add_amendments(given)
+            self._store.add_amendments([amendment for of_run in runs for amendment in of_run])
             return []
         except Closed:  # no fault of the items': the next server may keep them
             raise
         except Refused as error:
-            if len(given) == 1:
+            if len(runs) > 1:
+                return self._amend_all(runs[: len(runs) // 2]) + self._amend_all(runs[len(runs) // 2 :])
+            [said] = runs
+            if len(said) == 1:
                 return [ItemRefused("refused", str(error))]
-            half = len(given) // 2
-            return self._amend_all(given[:half]) + self._amend_all(given[half:])
+            half = len(said) // 2
+            return self._amend_all([said[:half]]) + self._amend_all([said[half:]])
+
+
+def _by_run(amendments: Sequence[Amendment]) -> list[list[Amendment]]:
+    """What is said of each run, in the order in which it came."""
+    runs: dict[tuple[str, str, str | None], list[Amendment]] = {}
+    for one in amendments:
+        runs.setdefault((one.trace_id, one.span_id, one.response_id), []).append(one)
+    return list(runs.values())
 
 
 def _sound(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:
