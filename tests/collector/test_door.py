@@ -14,7 +14,7 @@ from google.rpc.status_pb2 import Status
 from assay.collector.api._tries import ADDRESSES, BURST, Tries
 from assay.collector.client import HTTPStore
 from assay.collector.errors import Forbidden, NotFound
-from assay.collector.records import Example, Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
+from assay.collector.records import Amendment, Example, Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
 from assay.collector.server import Server
 from assay.collector.stores import ControlStore, TraceStore
 from assay.collector.stores.project import FILTERED, NAMED, ProjectStore
@@ -245,6 +245,18 @@ def test_what_is_anothers_is_not_changed(mine, theirs, store):
             attempt()
     assert store.trace(theirs).feedback[0].score == 1.0
     assert store.experiment("e").project == "q"
+
+
+def test_what_is_said_of_anothers_run_before_it_comes_is_not_in_it(mine, store):
+    coming = run(project="q", attributes={"gen_ai.response.id": "r"})
+    mine.amend(coming.trace_id, coming.span_id, {"outputs": "mine"})
+    mine.add_amendments([Amendment("", "", {"outputs": "mine"}, response_id="r")])
+    store.append([coming])
+    assert store.trace(coming.trace_id).root == coming
+    assert mine.add_amendments([Amendment("", "", {"outputs": "mine"}, response_id="r")]) == [False]
+    with pytest.raises(Forbidden):
+        mine.add_amendments([Amendment(coming.trace_id, coming.span_id, {}, project="q")])
+    assert store.trace(coming.trace_id).root == coming
 
 
 def test_feedback_of_another_project_is_not_written_over_by_its_id(mine, theirs, store):

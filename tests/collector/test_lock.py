@@ -16,9 +16,12 @@ from assay.collector.errors import Halted, Refused
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore, holder
 from assay.collector.stores.sqlite._lock import _lock
+from assay.collector.stores.sqlite._schema import MIGRATIONS
 from collector.conformance_traces import eventually, names
 from collector.making import run
 from collector.others import HOLDER, holding, outcome
+
+SAME_VERSION = f"PRAGMA user_version = {len(MIGRATIONS)}"  # a write that changes nothing
 
 
 @pytest.fixture
@@ -128,7 +131,7 @@ def test_a_database_that_is_replaced_stops_acknowledging(file: Path, tmp_path: P
 def test_what_another_program_writes_stops_acknowledging(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.append([run("a")])
-        outcome("import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA user_version = 5')", file)
+        outcome(f"import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('{SAME_VERSION}')", file)
         with pytest.raises(Halted, match="another program has written"):
             store.append([run("b")])
         assert names(store.traces()) == ["a"]
@@ -152,7 +155,7 @@ def test_emptying_the_log_is_nobodys_writing_unless_it_was_written_to(file: Path
             store.append([run(name)])
             assert eventually(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
         store.append([run("c")])
-        other.execute("PRAGMA user_version = 5")
+        other.execute(SAME_VERSION)
         assert eventually(lambda: other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
         with pytest.raises(Halted, match="another program has written"):
             store.append([run("d")])

@@ -250,6 +250,18 @@ def test_feedback_that_a_task_gives_its_own_run_is_stored(store):
     assert next(experiment.rows()).scores == {"length": 2.0}
 
 
+def test_what_a_span_says_beside_its_run_is_kept_with_it(store):
+    def task(q):
+        current_run().set_attribute("annotations.0.annotation.name", "polite")
+        current_run().set_attribute("annotations.0.annotation.score", 0.0)
+        return q
+
+    evaluate(QUESTIONS, task, store=store, progress=False)
+    said = list(store.feedbacks(key="polite"))
+    assert [one.score for one in said] == [0.0] * len(QUESTIONS)
+    assert {one.target.span_id for one in said} == {store.trace(one.target.trace_id or "").root.span_id for one in said}
+
+
 def test_a_timeout_fails_the_run_of_a_thread(store):
     release = threading.Event()
     experiment = evaluate(QUESTIONS[:1], lambda q: release.wait(60), store=store, timeout=0.02, progress=False)

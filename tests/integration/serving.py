@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,11 +38,11 @@ def free_port() -> int:
 class Process:
     """A collector on a file. `kill` ends it as a power cut would, `stop` as an operator does."""
 
-    def __init__(self, store: Path, port: int | None = None) -> None:
+    def __init__(self, store: Path, port: int | None = None, options: Sequence[str] = ()) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", str(self.port), "--store", str(store)],
+            [*COMMAND, "serve", "--port", str(self.port), "--store", str(store), *options],
             env=environment(),
             stderr=subprocess.PIPE,
             text=True,

@@ -13,7 +13,7 @@ from assay.collector import format
 from assay.collector.records import Feedback, Target
 
 app = typer.Typer(
-    help="Feedback on traces: add, list, remove.",
+    help="Feedback on traces: add, list, remove; where it is sent on to.",
     no_args_is_help=True,
     epilog="Example: `assay feedback list --key thumbs_up`",
 )
@@ -111,3 +111,21 @@ def _cells(feedback: Feedback) -> tuple[str, ...]:
 def value_of(feedback: Feedback) -> str:
     """A score as everywhere, else the label."""
     return (feedback.label or "") if feedback.score is None else format.number(feedback.score)
+
+
+@app.command()
+def outlets(at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show where feedback is sent on to (`assay serve --feedback-to`), how much waits, and why the last try failed.
+
+    Example: `assay feedback outlets --store assay.db`
+    """
+    with opened(at) as store:
+        found = store.outlets()
+    if as_json:
+        emit(asdict(outlet) for outlet in found)
+        return
+    if not found:
+        notes.print("feedback is sent on to nobody: assay serve --feedback-to URL does that")
+        return
+    rows = [(one.name, one.url, str(one.sent), str(one.waiting), str(one.dropped), one.error or "") for one in found]
+    table(["name", "url", "sent", "waiting", "refused", "last try"], rows)

@@ -22,7 +22,7 @@ from assay.collector.errors import Refused
 from assay.collector.hosts import bare, is_loopback
 
 if TYPE_CHECKING:
-    from assay.collector.forward import Forwarder
+    from assay.collector.forward import FeedbackOut, Forwarder
     from assay.collector.server import Server
     from assay.collector.stores import Store
 
@@ -52,6 +52,15 @@ Forward = Annotated[
         " of ASSAY_FORWARD_HEADERS_<NAME>.",
     ),
 ]
+FeedbackTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--feedback-to",
+        metavar="[NAME=]URL",
+        help="Send all feedback on to this OTLP endpoint, rules' results too, as log records; any number of times."
+        " Headers as for --forward.",
+    ),
+]
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
 SWITCH = 0.001
@@ -67,6 +76,7 @@ def serve(
     grpc_port: GrpcPort = None,
     grpc: Grpc = True,
     forward: Forward = None,
+    feedback_to: FeedbackTo = None,
     cors: Cors = None,
 ) -> None:
     """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
@@ -75,7 +85,7 @@ def serve(
 
     Example: `assay serve --port 4318 --store assay.db`
     """
-    from assay.collector.forward import Forwarder, targets
+    from assay.collector.forward import FeedbackOut, Forwarder, targets
     from assay.collector.stores.sqlite import SQLiteStore
 
     if rules is not None and not Path(rules).is_file():
@@ -83,6 +93,7 @@ def serve(
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
     passes_on = Forwarder(targets(forward or (), os.environ), Path(f"{path}.forward"))
+    tells = FeedbackOut(targets(feedback_to or (), os.environ))
     sys.setswitchinterval(SWITCH)
     _give_back_at_once()
     _tell_audit()
@@ -90,13 +101,16 @@ def serve(
         key = os.environ.get("ASSAY_API_KEY")
         if key is None and rules is not None and not is_loopback(bare(host)):
             key = _key_of_one_run(store)
-        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on)
+        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on, tells)
         pick_up = PickUp()
 
         def ready() -> None:
             if server.failure is None:
                 _settle()
                 _tell(server, path, passes_on)
+                for target in tells.targets:
+                    told = f"sends feedback on to {target.name}: {target.url}"
+                    notes.print(told, soft_wrap=True, markup=False, highlight=False)
                 pick_up.begin(server.url)
 
         try:
@@ -120,6 +134,7 @@ def _server(
     grpc_port: int | None,
     grpc: bool,
     passes_on: Forwarder,
+    tells: FeedbackOut,
 ) -> Server:
     from assay.collector.rpc import DEFAULT_PORT
     from assay.collector.server import Server
@@ -134,6 +149,7 @@ def _server(
         grpc_port=usual if grpc_port is None or not grpc else grpc_port,
         grpc_required=grpc_port is not None,
         forward=passes_on,
+        feedback_to=tells,
     )
 
 

@@ -20,11 +20,11 @@ from assay.collector._connection import Connection, sweep
 from assay.collector._metrics import Metrics
 from assay.collector.api import ASGI, Cors, Door, Guard, Keys, KeyStore, Scopes, create_app, past_framework
 from assay.collector.errors import Refused
-from assay.collector.forward import Forwarder
+from assay.collector.forward import FeedbackOut, Forwarder
 from assay.collector.hosts import bare, is_loopback, url_of
 from assay.collector.intake import Limits, Receiver
 from assay.collector.rpc import Listener
-from assay.collector.stores import Serving, Store
+from assay.collector.stores import SendsOn, Serving, Store
 from assay.tracer.spool import same_address
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
@@ -37,8 +37,9 @@ class Server:
     """Serves a store, which the caller closes: `with Server(store) as server: server.url`.
 
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
-    port is taken. `forward` passes on what comes in. `cors` are origins whose pages may send telemetry and
-    feedback. Raises `Refused`: a port is taken, or the server would be open to others without a key.
+    port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
+    whose pages may send telemetry and feedback. Raises `Refused`: a port is taken, or the server would be open to
+    others without a key.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Server:
         grpc_port: int | None = None,
         grpc_required: bool = True,
         forward: Forwarder | None = None,
+        feedback_to: FeedbackOut | None = None,
     ) -> None:
         self.store, self.host = store, bare(host)
         self._keys, secret = _asked(store, self.host, api_key)
@@ -60,6 +62,7 @@ class Server:
         self.port: int = self._socket.getsockname()[1]
         self.door, self._metrics = Door(self._keys, secret), Metrics()
         self._forward = forward if forward and forward.targets else None
+        self._feedback_to = feedback_to if feedback_to and feedback_to.targets else None
         keepers = [self._forward] if self._forward else []
         app = create_app(
             store, limits=limits, metrics=self._metrics, ready=self._is_ready, door=self.door, keepers=keepers
@@ -101,9 +104,12 @@ class Server:
         return self._server.grpc.why if self._server.grpc else ""
 
     def _check_targets(self) -> None:
-        for target in self._forward.targets if self._forward else ():
-            if same_address(target.url, self.url):
-                raise Refused(f"--forward {target.url!r} is this server's own address: it would send to itself")
+        for option, sender in (("--forward", self._forward), ("--feedback-to", self._feedback_to)):
+            for target in sender.targets if sender else ():
+                if same_address(target.url, self.url):
+                    raise Refused(f"{option} {target.url!r} is this server's own address: it would send to itself")
+        if self._feedback_to and not isinstance(self.store, SendsOn):
+            raise Refused(f"--feedback-to: the store {self.store.where} does not number its feedback")
 
     def __enter__(self) -> Server:
         started = threading.Event()
@@ -130,6 +136,8 @@ class Server:
         try:
             if self._forward is not None:
                 self._forward.begin(self._metrics)
+            if self._feedback_to is not None and isinstance(self.store, SendsOn):
+                self._feedback_to.begin(self.store, self._metrics)
             self._announce(self.url)
             self._server.run(sockets=[self._socket])
         finally:
@@ -137,6 +145,8 @@ class Server:
             self._announce(None)
             if self._forward is not None:
                 self._forward.close()
+            if self._feedback_to is not None:
+                self._feedback_to.close()
             self._receiver.close()
             self._socket.close()
             if self._keys:

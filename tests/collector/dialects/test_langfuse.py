@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+from base64 import b64encode
+from hashlib import sha256
 
 import httpx
 import pytest
 
 from assay.collector.intake import Limits
-from assay.collector.records import Document, Usage
+from assay.collector.records import Document, Key, Usage
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.dialects.vendors import ANSWER, QUESTION, SENT, Kept, kept, run
@@ -207,10 +209,15 @@ def test_beside_langfuses_path_is_nothing_and_that_is_told_in_the_senders_encodi
     assert rejected(send(server, PATH, request(span(trace_id=b""))).content)[0] == 1
 
 
-def test_langfuses_path_asks_for_the_same_keys(tmp_path):
-    with SQLiteStore(tmp_path / "a.db") as store, Server(store, api_key="secret") as server:
-        refused = send(server, PATH, request(span()))
-        basic = httpx.BasicAuth("pk-lf-any", "secret")
-        taken = httpx.post(server.url + PATH, content=request(span()), headers={"content-type": PROTOBUF}, auth=basic)
-        assert (refused.status_code, refused.headers["content-type"]) == (401, PROTOBUF)
-        assert (taken.status_code, store.count()["traces"]) == (200, 1)
+def test_langfuses_path_asks_for_the_same_keys_and_scopes(tmp_path):
+    with SQLiteStore(tmp_path / "a.db") as store:
+        for scope in ("ingest", "read"):
+            store.save_key(Key(id=scope, name=scope, sha256=sha256(scope.encode()).hexdigest(), scopes=(scope,)))
+        with Server(store, host="0.0.0.0", api_key="secret") as server:
+            refused = send(server, PATH, request(span()))
+            assert (refused.status_code, refused.headers["content-type"]) == (401, PROTOBUF)
+            for password, status in (("secret", 200), ("ingest", 200), ("read", 403), ("wrong", 401)):
+                said = b64encode(f"pk-lf-any:{password}".encode()).decode()
+                answer = send(server, PATH, request(span()), authorization=f"Basic {said}")
+                assert answer.status_code == status
+        assert store.count()["traces"] == 2

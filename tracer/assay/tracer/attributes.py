@@ -75,7 +75,9 @@ EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
 EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"  # the comment
 ERROR_TYPE: Final = "error.type"  # the evaluation failed
 FEEDBACK_BOOLEAN: Final = "assay.feedback.boolean"  # true: the score was a bool
-FEEDBACK_SCOPE: Final = "assay.feedback.scope"  # "trace" or "span" (default) of the log record's context
+# "trace" or "span" (default) of the log record's context, or "session" or "experiment", which SESSION or EXPERIMENT
+# beside it names
+FEEDBACK_SCOPE: Final = "assay.feedback.scope"
 FEEDBACK_DOCUMENT: Final = "assay.feedback.document"  # int, position in the span's documents
 FEEDBACK_OUTCOME: Final = "assay.feedback.outcome"  # "score" (default), "error", "skip"
 FEEDBACK_ERROR: Final = "assay.feedback.error"  # the error's text, where error.type is only its class
@@ -86,5 +88,6 @@ FEEDBACK_VERSION: Final = "assay.feedback.version"
 FEEDBACK_RULE: Final = "assay.feedback.rule"
 FEEDBACK_METADATA: Final = "assay.feedback.metadata"  # a JSON object as a string
 FEEDBACK_ID: Final = "assay.feedback.id"  # left out: derived by the collector
+FEEDBACK_VIA: Final = "assay.feedback.via"  # list of strings: the collectors that have sent it on, the first one first
 
 KINDS: Final = ("chain", "llm", "retriever", "tool", "agent", "embedding", "reranker", "guardrail", "evaluator")

@@ -60,6 +60,7 @@ class Traces:
     processes = verb(TraceStore.processes, "GET /api/processes", tag="traces")
     add_reports = verb(TraceStore.add_reports, "POST /api/processes", tag="traces", batch=BATCH)
 
+    outlets = verb(TraceStore.outlets, "GET /api/outlets", tag="feedback", needs="admin")
     feedbacks = verb(
         TraceStore.feedbacks,
         "GET /api/feedback",

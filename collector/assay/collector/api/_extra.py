@@ -9,7 +9,7 @@ import msgspec
 
 from assay.collector._acting import ACTING
 from assay.collector.api._bounds import few
-from assay.collector.api._sane import sane_booking, sane_feedback, sane_money, sane_open, sane_run
+from assay.collector.api._sane import sane_amendment, sane_booking, sane_feedback, sane_money, sane_open, sane_run
 from assay.collector.clocks import bounded_feedback, bounded_open, bounded_run
 from assay.collector.errors import Forbidden, NotFound
 from assay.collector.filters import Filter
@@ -44,7 +44,7 @@ def add_amendments(store: TraceStore, amendments: Sequence[Amendment]) -> list[b
     """Say more of runs that are there, or on their way; which of them are there."""
     for amendment in amendments:
         check_amended(amendment.fields)
-    return store.add_amendments(amendments)
+    return store.add_amendments(list(map(sane_amendment, amendments)))
 
 
 def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:

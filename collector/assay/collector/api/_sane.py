@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from assay.collector.errors import Refused
 from assay.collector.intake import MOST_MONEY, MOST_TOKENS, check_ids, check_names
-from assay.collector.records import Booking, Feedback, OpenRun, Run, Target
+from assay.collector.records import Amendment, Booking, Feedback, OpenRun, Run, Target
 
 R = TypeVar("R", Run, OpenRun)
 _HEX = re.compile(r"[0-9a-f]*")
@@ -33,15 +33,29 @@ def sane_open(run: OpenRun) -> OpenRun:
     return _lowered(run)
 
 
+def sane_amendment(amendment: Amendment) -> Amendment:
+    """An amendment with ids in lower case. Raises `ItemRefused` for ids that cannot be."""
+    if amendment.response_id:
+        return amendment
+    trace_id, span_id, _ = _ids(amendment.trace_id, amendment.span_id)
+    return replace(amendment, trace_id=trace_id, span_id=span_id)
+
+
 def _lowered(run: R) -> R:
     ids = (run.trace_id, run.span_id, run.parent_id or "")
-    lower = tuple(map(str.lower, ids))
-    check_ids(*lower)
-    if not all(map(_HEX.fullmatch, lower)):
-        raise Refused(f"ids are hexadecimal, not {next(one for one in ids if not _HEX.fullmatch(one.lower()))!r}")
+    lower = _ids(*ids)
     if lower == ids:
         return run
     return replace(run, trace_id=lower[0], span_id=lower[1], parent_id=lower[2] or None)
+
+
+def _ids(trace_id: str, span_id: str, parent_id: str = "") -> tuple[str, str, str]:
+    ids = (trace_id, span_id, parent_id)
+    lower = (trace_id.lower(), span_id.lower(), parent_id.lower())
+    check_ids(*lower)
+    if not all(map(_HEX.fullmatch, lower)):
+        raise Refused(f"ids are hexadecimal, not {next(one for one in ids if not _HEX.fullmatch(one.lower()))!r}")
+    return lower
 
 
 def _tokens(run: Run) -> Iterable[tuple[str, int]]:

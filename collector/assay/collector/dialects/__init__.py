@@ -3,7 +3,7 @@
 from assay.collector.dialects._also import Also, Said, said
 from assay.collector.dialects._draft import Dialect, Draft, Fields
 from assay.collector.dialects._faults import Fault, log_fault, log_once
-from assay.collector.dialects._feedback import read_feedback
+from assay.collector.dialects._feedback import read_feedback, via_of, written
 from assay.collector.dialects._langfuse_scores import langfuse_score
 from assay.collector.dialects._log import LogDialect, LogItem, read_log
 from assay.collector.dialects._prices import cost
@@ -35,4 +35,6 @@ __all__ = [
     "read_log",
     "read_whole",
     "said",
+    "via_of",
+    "written",
 ]

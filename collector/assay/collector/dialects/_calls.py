@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._keys import Below
 from assay.collector.dialects._values import CONTENTS, count, documents, from_json, number, text
 from assay.collector.records import JSON, Document, Usage
 
@@ -101,17 +102,9 @@ def _is_document(value: JSON) -> bool:
     return any(name in value for name in CONTENTS) and any(name in value for name in ("id", "score", "metadata"))
 
 
-def properties(draft: Draft, prefix: str, read: Callable[[JSON], JSON]) -> dict[str, JSON]:
-    """What attributes below a prefix (with its dot) say, by the rest of their names. They stay where they are."""
-    start, attributes = len(prefix), draft.attributes
-    return {name[start:]: read(attributes[name]) for name in attributes if name.startswith(prefix) and name[start:]}
-
-
-def take_properties(draft: Draft, prefix: str) -> None:
-    """Take session, user, tags and metadata out of the properties that a sender puts on all spans of a trace."""
-    take_whose(draft, prefix)
-    found = properties(draft, prefix, container)
-    take_metadata(draft, {prefix: {key: v for key, v in found.items() if not key.startswith(PUT_BY_SDKS)}})
+def below(prefix: str) -> Below:
+    """The names of metadata below a prefix, with its dot: those that programs write, not SDKs."""
+    return Below(prefix, PUT_BY_SDKS)
 
 
 def take_whose(draft: Draft, prefix: str) -> None:
@@ -122,16 +115,16 @@ def take_whose(draft: Draft, prefix: str) -> None:
     take(draft, "tags", prefix + "tags", lambda value: strings(value) or None)
 
 
-def take_metadata(draft: Draft, found: Mapping[str, Mapping[str, JSON]]) -> None:
-    """Fill in metadata from properties by their prefixes; of two of one name the first one counts, the other stays."""
-    metadata: dict[str, JSON] = {}
+def take_metadata(draft: Draft, *places: Below, read: Callable[[JSON], JSON] = container) -> None:
+    """Fill in metadata from the properties below prefixes; of two of one name the first one counts, the other stays."""
     if "metadata" in draft.fields:
         return
-    for prefix, values in found.items():
-        for key, value in values.items():
-            if key not in metadata:
-                metadata[key] = value
-                del draft.attributes[prefix + key]
+    attributes = draft.attributes
+    metadata: dict[str, JSON] = {}
+    for place in places:
+        for name in [name for name in attributes if place[name]]:
+            if (key := place[name]) not in metadata:
+                metadata[key] = read(attributes.pop(name))
     if metadata:
         draft.fields["metadata"] = metadata
 

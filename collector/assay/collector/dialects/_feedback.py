@@ -6,8 +6,10 @@ Sources: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from assay.collector.dialects._also import said
 from assay.collector.dialects._draft import Draft
@@ -29,6 +31,8 @@ SPECIFIED = "gen_ai.evaluation.evaluator.source"  # an evaluator as JSON: its na
 VERSION = "gen_ai.evaluation.evaluator.version"
 JUDGES = frozenset(("LLMJudge", "GEval"))  # pydantic-evals' evaluators that ask a model
 PASSED = {"pass": True, "fail": False}  # what pydantic-evals calls a bool beside its 1.0 or 0.0
+VIA = "assay.via"  # in the metadata of feedback: the collectors through which it came
+MOST_VIA, LONGEST_VIA = 16, 64  # of them, and characters of each
 DEEPEST = 4  # mappings in which names are looked for: `{"gen_ai": {"evaluation": {"score": {"value": 1}}}}`
 
 
@@ -109,14 +113,29 @@ def _specified(attributes: dict[str, JSON]) -> dict[str, Any]:
 
 def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:
     document = attributes.pop(names.FEEDBACK_DOCUMENT, None)
-    if attributes.pop(names.FEEDBACK_SCOPE, "span") == "trace" or log.span_id is None:
+    scope = attributes.pop(names.FEEDBACK_SCOPE, "span")
+    if scope == "session":
+        return Target(session_id=_whole(attributes, names.SESSION))
+    if scope == "experiment":
+        return Target(experiment_id=_whole(attributes, names.EXPERIMENT))
+    if scope == "trace" or log.span_id is None:
         return Target(trace_id=log.trace_id)
     return Target(trace_id=log.trace_id, span_id=log.span_id, document=document if isinstance(document, int) else None)
 
 
+def _whole(attributes: dict[str, JSON], name: str) -> str:
+    id = text(attributes.pop(name, None))
+    if id is None:
+        raise ValueError(f"feedback on a session or an experiment names it in {name!r}")
+    return id
+
+
 def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
     """An error is no score: what an event says besides its error is not kept as a value."""
-    error = attributes.pop(names.FEEDBACK_ERROR, None) or attributes.get(names.ERROR_TYPE)
+    error = attributes.pop(names.FEEDBACK_ERROR, None)
+    if error and attributes.get(names.ERROR_TYPE) == _class(as_text(error)):
+        del attributes[names.ERROR_TYPE]  # as `written` has it
+    error = error or attributes.get(names.ERROR_TYPE)
     outcome = attributes.pop(names.FEEDBACK_OUTCOME, "error" if error else "score")
     if outcome == "error":
         return {"outcome": "error", "error": as_text(error or "error"), "label": None}
@@ -137,4 +156,60 @@ def _score(attributes: dict[str, JSON]) -> float | bool | None:
 
 def _metadata(attributes: dict[str, JSON]) -> dict[str, JSON]:
     given = from_json(attributes.pop(names.FEEDBACK_METADATA, None))
-    return {**attributes, **given} if isinstance(given, dict) else attributes
+    via = _via(attributes.pop(names.FEEDBACK_VIA, None))
+    metadata = {**attributes, **given} if isinstance(given, dict) else attributes
+    return {**metadata, VIA: via} if via else metadata
+
+
+def _via(given: JSON) -> list[JSON]:
+    """Collectors, each by its identity; of what is no such list nothing."""
+    listed = given if isinstance(given, list) else []
+    return [one for one in listed if isinstance(one, str) and len(one) <= LONGEST_VIA][:MOST_VIA]
+
+
+def via_of(feedback: Feedback) -> list[str]:
+    """The collectors through which a feedback came, the first one first."""
+    return [one for one in _via(feedback.metadata.get(VIA)) if isinstance(one, str)]
+
+
+def written(feedback: Feedback, via: Sequence[str] = ()) -> dict[str, JSON]:
+    """The attributes of the event that carries a feedback, which `read_feedback` reads again as an equal one; but for
+    its claim and judgement, which are its own store's. Trace, span and time stand beside them.
+    """
+    target, score = feedback.target, feedback.score
+    metadata = {name: value for name, value in feedback.metadata.items() if name != VIA}
+    said: dict[str, JSON] = {
+        names.EVALUATION_NAME: feedback.key,
+        names.EVALUATION_SCORE: None if score is None else float(score),
+        names.FEEDBACK_BOOLEAN: True if isinstance(score, bool) else None,
+        names.EVALUATION_LABEL: feedback.label,
+        names.EVALUATION_EXPLANATION: feedback.comment,
+        names.ERROR_TYPE: None if feedback.error is None else _class(feedback.error),
+        names.FEEDBACK_SCOPE: _scope(target),
+        names.SESSION: target.session_id,
+        names.EXPERIMENT: target.experiment_id,
+        names.FEEDBACK_DOCUMENT: target.document,
+        names.FEEDBACK_OUTCOME: feedback.outcome,
+        names.FEEDBACK_ERROR: feedback.error,
+        names.FEEDBACK_SOURCE: feedback.source,
+        names.FEEDBACK_AUTHOR: feedback.author,
+        names.FEEDBACK_EVALUATOR: feedback.evaluator,
+        names.FEEDBACK_VERSION: feedback.version,
+        names.FEEDBACK_RULE: feedback.rule,
+        names.FEEDBACK_METADATA: orjson.dumps(metadata, default=repr).decode() if metadata else None,
+        names.FEEDBACK_ID: feedback.id,
+        names.FEEDBACK_VIA: [*via] or None,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _scope(target: Target) -> str | None:
+    if target.trace_id is not None:
+        return None if target.span_id else "trace"
+    return "session" if target.session_id is not None else "experiment"
+
+
+def _class(error: str) -> str:
+    """What OpenTelemetry calls an error's type: its class, where the text begins with one."""
+    name = error.partition(":")[0]
+    return name if name.replace(".", "_").isidentifier() else "_OTHER"

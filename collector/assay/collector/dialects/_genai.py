@@ -1,4 +1,6 @@
-"""OpenTelemetry's GenAI conventions, v1.41.1: `model/gen-ai/registry.yaml` of semantic-conventions."""
+"""OpenTelemetry's GenAI conventions in all their generations: `model/gen-ai/registry.yaml` of semantic-conventions, as
+of v1.41.1, and what earlier versions have called the same (`usage.prompt_tokens`, content in events, `gen_ai.prompt`).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._messages import EVENTS, GIVEN, INSTRUCTIONS, MADE, choices, instructions, of_event
 from assay.collector.dialects._values import count, documents, from_json, text
-from assay.collector.records import Usage
+from assay.collector.records import JSON, Usage
 from assay.tracer import attributes as names
 
 KINDS = {
     "chat": "llm",
+    "completion": "llm",
     "generate_content": "llm",
     "text_completion": "llm",
+    "responses": "llm",
     "embeddings": "embedding",
+    "embedding": "embedding",
     "retrieval": "retriever",
+    "rerank": "reranker",
     "execute_tool": "tool",
     "create_agent": "agent",
     "invoke_agent": "agent",
@@ -23,12 +30,23 @@ KINDS = {
 }
 # Spans of these operations repeat what the model calls below them have used: counted there
 SUMMED = ("create_agent", "invoke_agent", "invoke_workflow")
-INPUTS = ("gen_ai.input.messages", "gen_ai.tool.call.arguments", "gen_ai.retrieval.query.text")
-OUTPUTS = ("gen_ai.output.messages", "gen_ai.tool.call.result")
-DETAILS = tuple(
-    "gen_ai.usage." + name
-    for name in ("cache_read.input_tokens", "cache_creation.input_tokens", "reasoning.output_tokens")
-)
+QUERY = "gen_ai.retrieval.query.text"
+INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
+OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
+USAGE = "gen_ai.usage."
+TOKENS = ((names.INPUT_TOKENS, f"{USAGE}prompt_tokens"), (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens"))
+# By what each of them is called now, other names of what tokens were of; the others keep the names that they have
+DETAILS = {
+    "cache_read_input_tokens": "cache_read.input_tokens",
+    "cache_read_tokens": "cache_read.input_tokens",
+    "cache_write_tokens": "cache_creation.input_tokens",
+    "cache_creation_input_tokens": "cache_creation.input_tokens",
+    "reasoning_tokens": "reasoning.output_tokens",
+    "input_audio_tokens": "audio.input_tokens",
+    "output_audio_tokens": "audio.output_tokens",
+}
+COSTS = tuple(USAGE + name for name in ("cost", "input_cost", "output_cost"))  # in dollars
+NO_DETAILS = frozenset((*(name for pair in TOKENS for name in pair), f"{USAGE}total_tokens", *COSTS))
 CONVERSATION = "gen_ai.conversation.id"
 RETRIEVED = "gen_ai.retrieval.documents"
 
@@ -38,15 +56,29 @@ def genai(draft: Draft) -> None:
     if "gen_ai" not in draft.namespaces:
         return
     attributes, fields = draft.attributes, draft.fields
-    operation = attributes.get(names.OPERATION)
-    if isinstance(operation, str) and operation in KINDS:
-        fields.setdefault("kind", KINDS[operation])
+    operation = _operation(attributes.get(names.OPERATION))
+    if kind := _kind(operation, attributes):
+        fields.setdefault("kind", kind)
     _model(draft)
     if operation not in SUMMED and not draft.sums:
         _usage(draft)
     _content(draft)
+    _retrieval(draft, operation)
     if (session := text(attributes.get(CONVERSATION))) and fields.setdefault("session_id", session) == session:
         del attributes[CONVERSATION]
+
+
+def _operation(value: JSON) -> str | None:
+    """As the conventions write it: some senders write it in capitals."""
+    if not isinstance(value, str):
+        return None
+    return value if value in KINDS else value.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def _kind(operation: str | None, attributes: Mapping[str, Any]) -> str | None:
+    if operation is None:  # as before v1.27
+        return "llm" if text(attributes.get(names.REQUEST_MODEL)) else None
+    return KINDS.get(operation)
 
 
 def _model(draft: Draft) -> None:
@@ -57,25 +89,102 @@ def _model(draft: Draft) -> None:
 
 def _usage(draft: Draft) -> None:
     attributes = draft.attributes
-    given, made = count(attributes.get(names.INPUT_TOKENS)), count(attributes.get(names.OUTPUT_TOKENS))
-    if (given is None and made is None) or "usage" in draft.fields:
+    used = [
+        next(((name, n) for name in pair if (n := count(attributes.get(name))) is not None), None) for pair in TOKENS
+    ]
+    if not any(used) or "usage" in draft.fields:
         return
-    details = {name: count(attributes.pop(name)) or 0 for name in DETAILS if name in attributes}
-    details = {name.removeprefix("gen_ai.usage."): tokens for name, tokens in details.items()}
-    draft.fields["usage"] = Usage(given or 0, made or 0, details)
-    attributes.pop(names.INPUT_TOKENS, None)
-    attributes.pop(names.OUTPUT_TOKENS, None)
+    given, made = (one[1] if one else 0 for one in used)
+    draft.fields["usage"] = Usage(given, made, _details(attributes))
+    for name, _ in filter(None, used):
+        del attributes[name]
+
+
+def _details(attributes: dict[str, Any]) -> dict[str, int]:
+    """What tokens were of, whatever it is called."""
+    details: dict[str, int] = {}
+    for name in tuple(attributes):
+        if name.startswith(USAGE) and name not in NO_DETAILS and (tokens := count(attributes[name])) is not None:
+            plain = name.removeprefix(USAGE).removeprefix("details.")
+            known = DETAILS.get(plain, plain)
+            if details.setdefault(known, tokens) == tokens:
+                del attributes[name]
+    return details
 
 
 def _content(draft: Draft) -> None:
+    """Messages on the span; else, of earlier versions, in its events."""
     attributes, fields = draft.attributes, draft.fields
-    if "inputs" not in fields and (name := _first(INPUTS, attributes)):
-        fields["inputs"] = from_json(attributes.pop(name))
-    if "outputs" not in fields and (name := _first(OUTPUTS, attributes)):
-        fields["outputs"] = from_json(attributes.pop(name))
+    if "inputs" not in fields:
+        _inputs(draft)
+    if "outputs" not in fields:
+        _outputs(draft)
+    if draft.span.events and ("inputs" not in fields or "outputs" not in fields):
+        _events(draft)
     if not fields.get("documents") and (retrieved := documents(from_json(attributes.get(RETRIEVED)))):
         fields["documents"] = retrieved
         del attributes[RETRIEVED]
+
+
+def _inputs(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    messages = from_json(attributes.get(GIVEN))
+    if INSTRUCTIONS in attributes and (messages is None or isinstance(messages, list)):
+        added = instructions(attributes, messages or ())
+        if whole := [*added, *(messages or ())]:
+            fields["inputs"] = whole
+            attributes.pop(GIVEN, None)
+            if added:
+                del attributes[INSTRUCTIONS]
+    elif messages is not None:
+        fields["inputs"] = messages
+        del attributes[GIVEN]
+    elif name := _first(INPUTS, attributes):
+        fields["inputs"] = from_json(attributes.pop(name))
+
+
+def _outputs(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    if (said := from_json(attributes.get(MADE))) is not None:
+        plain = choices(said) if _holds_choices(said) else None
+        fields["outputs"] = plain or said
+        del attributes[MADE]
+    elif name := _first(OUTPUTS, attributes):
+        fields["outputs"] = from_json(attributes.pop(name))
+
+
+def _holds_choices(value: JSON) -> bool:
+    """Whether these are OpenAI's choices in place of messages."""
+    if isinstance(value, dict):
+        return isinstance(value.get("choices"), list)
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "message" in one for one in value)
+
+
+def _events(draft: Draft) -> None:
+    """Content in the span's events, which stay there, too."""
+    messages: tuple[list[JSON], list[JSON]] = ([], [])
+    for event in draft.span.events:
+        if event.name in EVENTS:
+            for all_of_it, said in zip(messages, of_event(event.name, None, event.attributes), strict=True):
+                all_of_it += said
+    given, made = messages
+    if given:
+        draft.fields.setdefault("inputs", given)
+    if made:
+        draft.fields.setdefault("outputs", made)
+
+
+def _retrieval(draft: Draft, operation: str | None) -> None:
+    """A retrieval that calls itself an embedding, as the text that it asked with was embedded on the way."""
+    fields = draft.fields
+    if fields.get("kind") != "embedding" or KINDS.get(operation or "") != "embedding":
+        return
+    outputs = fields.get("outputs")
+    told = outputs.get("documents") if isinstance(outputs, dict) else outputs
+    if isinstance(told, list) and told and all(isinstance(one, dict) for one in told) and documents(told):
+        fields.setdefault("documents", documents(told))
+    if fields.get("documents") or QUERY in draft.span.attributes:
+        fields["kind"] = "retriever"
 
 
 def _first(candidates: tuple[str, ...], attributes: Mapping[str, Any]) -> str | None:

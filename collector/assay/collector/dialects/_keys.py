@@ -29,6 +29,23 @@ class Namespaces(dict[str, str]):
         return prefix
 
 
+class Below(dict[str, str]):
+    """Name of an attribute → what stands after a prefix; empty if it does not begin with it, or goes on with one of
+    the words that are left out.
+    """
+
+    def __init__(self, prefix: str, without: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.prefix, self.without = prefix, without
+
+    def __missing__(self, name: str) -> str:
+        rest = name[len(self.prefix) :] if name.startswith(self.prefix) else ""
+        rest = "" if self.without and rest.startswith(self.without) else rest
+        if len(self) < KNOWN and len(name) < LONGEST:
+            self[name] = rest
+        return rest
+
+
 class Lists(dict[str, Listed | None]):
     """Name of an attribute → its place in a list spread over attributes, None if it is in none."""
 

@@ -16,7 +16,7 @@ KINDS = {
 }
 TYPE, COST = "lmnr.span.type", "gen_ai.usage.cost"
 PROPERTIES = "lmnr.association.properties."
-METADATA = PROPERTIES + "metadata."
+METADATA = _calls.below(PROPERTIES + "metadata.")
 
 
 def laminar(draft: Draft) -> None:
@@ -31,7 +31,7 @@ def laminar(draft: Draft) -> None:
         fields["documents"] = documents
     _calls.take(draft, "cost", COST, number)
     _calls.take_whose(draft, PROPERTIES)
-    _calls.take_metadata(draft, {METADATA: _calls.properties(draft, METADATA, _calls.container)})
+    _calls.take_metadata(draft, METADATA)
 
 
 def _kind(draft: Draft) -> None:

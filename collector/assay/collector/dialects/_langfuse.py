@@ -16,6 +16,7 @@ TYPE, TAGS = "langfuse.observation.type", "langfuse.trace.tags"
 MODEL = "langfuse.observation.model.name"
 USAGE, COST = "langfuse.observation.usage_details", "langfuse.observation.cost_details"
 METADATA = ("langfuse.trace.metadata", "langfuse.observation.metadata")
+PROPERTIES = tuple(_calls.below(f"{whole}.") for whole in METADATA)
 PLACES = (("inputs", "input"), ("outputs", "output"))
 WHERE = ("langfuse.trace.", "langfuse.observation.")  # what is said of the whole trace is the root's
 COUNTED = frozenset(("input", "output", "total"))
@@ -78,7 +79,7 @@ def _metadata(draft: Draft) -> None:
     read = from_json if _encodes_texts(draft) else _unless_plain
     for whole in METADATA:
         _calls.take(draft, "metadata", whole, _object)
-    _calls.take_metadata(draft, {f"{whole}.": _calls.properties(draft, f"{whole}.", read) for whole in METADATA})
+    _calls.take_metadata(draft, *PROPERTIES, read=read)
 
 
 def _encodes_texts(draft: Draft) -> bool:

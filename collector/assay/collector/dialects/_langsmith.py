@@ -16,6 +16,7 @@ STEPS = {"prompt": "chain", "parser": "chain"}
 KIND, TAGS, METADATA = "langsmith.span.kind", "langsmith.span.tags", "langsmith.metadata."
 PROMPT, COMPLETION = "gen_ai.prompt", "gen_ai.completion"
 USAGE = METADATA + "usage_metadata"
+PROPERTIES = _calls.below(METADATA)
 
 
 def langsmith(draft: Draft) -> None:
@@ -28,9 +29,11 @@ def langsmith(draft: Draft) -> None:
     _kind(draft)
     _calls.take(draft, "inputs", PROMPT, _value)
     _calls.take(draft, "outputs", COMPLETION, _outputs)
+    draft.fields.setdefault("outputs", None)  # what is left is null, which is said here for good
     _usage(draft)
     _calls.take(draft, "tags", TAGS, _tags)
-    _calls.take_properties(draft, METADATA)
+    _calls.take_whose(draft, METADATA)
+    _calls.take_metadata(draft, PROPERTIES)
 
 
 def _kind(draft: Draft) -> None:

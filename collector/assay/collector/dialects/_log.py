@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluation
+from assay.collector.dialects._genai_logs import content
 from assay.collector.dialects._process import report, started
 from assay.collector.dialects._raw import RawLog
 from assay.collector.records import Amendment, Feedback, OpenRun, ProcessReport
@@ -16,7 +17,7 @@ LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
 # no sense
 LogDialect: TypeAlias = Callable[[RawLog], LogItem | None]
 
-LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report)
+LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report, content)
 
 
 def read_log(log: RawLog, fault: Fault = log_fault, dialects: Sequence[LogDialect] | None = None) -> LogItem | None:

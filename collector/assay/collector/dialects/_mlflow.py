@@ -17,7 +17,7 @@ KINDS = {
     **dict.fromkeys(("WORKFLOW", "TASK", "PARSER", "MEMORY", "UNKNOWN"), "chain"),
 }
 CALLS = ("llm", "embedding", "reranker")  # what uses tokens itself; agents and chains repeat those of calls below
-TYPE, TAGS = "mlflow.spanType", "mlflow.traceTag."
+TYPE, TAGS = "mlflow.spanType", _calls.below("mlflow.traceTag.")
 USAGE, COST = "mlflow.chat.tokenUsage", "mlflow.llm.cost"
 WHOSE = (
     ("session_id", names.SESSION, "mlflow.trace.session"),
@@ -63,14 +63,13 @@ def _call(draft: Draft) -> None:
 
 def _whose(draft: Draft) -> None:
     """Session and user, which are JSON, too, where a program set them on a span."""
-    attributes, fields = draft.attributes, draft.fields
+    fields = draft.fields
     for field, name, own in WHOSE:
         given = draft.span.attributes.get(name)
         if given is not None and fields.get(field) == given and (plain := _text(given)):
             fields[field] = plain  # type: ignore[literal-required]
         _calls.take(draft, field, own, _text)
-    tags = {name.removeprefix(TAGS): value for name, value in attributes.items() if name.startswith(TAGS)}
-    _calls.take_metadata(draft, {TAGS: tags})
+    _calls.take_metadata(draft, TAGS, read=lambda value: value)
 
 
 def _text(value: JSON) -> str | None:

@@ -15,9 +15,11 @@ from assay.collector.dialects._haystack import haystack
 from assay.collector.dialects._laminar import laminar
 from assay.collector.dialects._langfuse import langfuse
 from assay.collector.dialects._langsmith import langsmith
+from assay.collector.dialects._logfire import logfire
 from assay.collector.dialects._mlflow import mlflow
 from assay.collector.dialects._openinference import openinference
 from assay.collector.dialects._prices import prices
+from assay.collector.dialects._pydantic_ai import pydantic_ai
 from assay.collector.dialects._pydantic_evals import pydantic_evals
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._traceloop import traceloop
@@ -49,6 +51,8 @@ DIALECTS: tuple[Dialect, ...] = (
     traceloop,
     laminar,
     vercel,
+    logfire,
+    pydantic_ai,
     haystack,
     genai,
     pydantic_evals,

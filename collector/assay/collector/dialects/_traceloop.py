@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from assay.collector.dialects import _calls
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._keys import MAX_INDEX
-from assay.collector.dialects._values import count, document_of, from_json
-from assay.collector.records import JSON, Document, Usage
+from assay.collector.dialects._values import document_of, from_json
+from assay.collector.records import JSON, Document
 
 KINDS = {"workflow": "chain", "task": "chain", "agent": "agent", "tool": "tool"}
 REQUESTS = {"chat": "llm", "completion": "llm", "embedding": "embedding", "rerank": "reranker"}
 KIND, REQUEST = "traceloop.span.kind", "llm.request.type"
 PROPERTIES = "traceloop.association.properties."
+METADATA = _calls.below(PROPERTIES)
 MESSAGES = (("inputs", "gen_ai.prompt."), ("outputs", "gen_ai.completion."))
 FIRST = ("gen_ai.prompt.0.content", "gen_ai.prompt.0.role", "gen_ai.completion.0.content", "gen_ai.completion.0.role")
-TOKENS = "gen_ai.usage."
-DETAILS = ("cache_read_input_tokens", "cache_creation_input_tokens", "reasoning_tokens")
 RESULTS = ("db.query.result", "db.search.result")  # events of spans of vector databases, one for each result
 
 
@@ -29,7 +28,8 @@ def traceloop(draft: Draft) -> None:
     namespaces = draft.namespaces
     if "traceloop" in namespaces:
         _entity(draft)
-        _calls.take_properties(draft, PROPERTIES)
+        _calls.take_whose(draft, PROPERTIES)
+        _calls.take_metadata(draft, METADATA)
     if "gen_ai" in namespaces and ("traceloop" in namespaces or any(name in draft.attributes for name in FIRST)):
         _call(draft)
     if "db" in namespaces and draft.span.events:
@@ -60,19 +60,13 @@ def _content(draft: Draft, field: str, name: str) -> None:
 
 
 def _call(draft: Draft) -> None:
-    """A model's call as it was written before GenAI's names."""
-    attributes, fields = draft.attributes, draft.fields
-    if isinstance(request := attributes.get(REQUEST), str) and request in REQUESTS:
-        fields.setdefault("kind", REQUESTS[request])
+    """A model's call as it was written before GenAI's names; its model and tokens are read with those."""
+    request = draft.attributes.get(REQUEST)
+    if isinstance(request, str) and request in REQUESTS:
+        draft.fields.setdefault("kind", REQUESTS[request])
     for field, prefix in MESSAGES:
-        if field not in fields:
+        if field not in draft.fields:
             _messages(draft, field, prefix)
-    given, made = count(attributes.get(TOKENS + "prompt_tokens")), count(attributes.get(TOKENS + "completion_tokens"))
-    if not draft.sums and (given is not None or made is not None):
-        details = _calls.details({name: attributes.get(TOKENS + name) for name in DETAILS})
-        if _calls.fill(draft, "usage", Usage(given or 0, made or 0, details)):
-            for name in ("prompt_tokens", "completion_tokens", *DETAILS):
-                attributes.pop(TOKENS + name, None)
 
 
 def _messages(draft: Draft, field: str, prefix: str) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.collector import _wire
-from assay.collector.dialects import Fault, LogItem, RawLog
+from assay.collector.dialects import Fault, LogItem, RawLog, written
 from assay.collector.exchange._spans import EXACT, LIMITS
 from assay.collector.exchange._values import attributes
 from assay.collector.intake import _json
 from assay.collector.intake._decode import Codec, decode
 from assay.collector.intake._logs import read_item
-from assay.collector.records import JSON, Feedback
+from assay.collector.records import Feedback
 from assay.tracer import attributes as names
 
 
@@ -42,27 +42,4 @@ def _record(one: Feedback) -> dict[str, Any]:
     trace = {"traceId": target.trace_id} if target.trace_id else {}
     span = {"spanId": target.span_id} if target.span_id else {}
     named = {"timeUnixNano": str(one.created_ns), "eventName": names.EVALUATION_EVENT}
-    return {**named, **trace, **span, "attributes": attributes(_names(one))}
-
-
-def _names(one: Feedback) -> dict[str, JSON]:
-    target, score = one.target, one.score
-    said: dict[str, JSON] = {
-        names.EVALUATION_NAME: one.key,
-        names.EVALUATION_SCORE: None if score is None else float(score),
-        names.FEEDBACK_BOOLEAN: True if isinstance(score, bool) else None,
-        names.EVALUATION_LABEL: one.label,
-        names.EVALUATION_EXPLANATION: one.comment,
-        names.FEEDBACK_SCOPE: None if target.span_id else "trace",
-        names.FEEDBACK_DOCUMENT: target.document,
-        names.FEEDBACK_OUTCOME: one.outcome,
-        names.FEEDBACK_ERROR: one.error,
-        names.FEEDBACK_SOURCE: one.source,
-        names.FEEDBACK_AUTHOR: one.author,
-        names.FEEDBACK_EVALUATOR: one.evaluator,
-        names.FEEDBACK_VERSION: one.version,
-        names.FEEDBACK_RULE: one.rule,
-        names.FEEDBACK_METADATA: _wire.encode(one.metadata).decode() if one.metadata else None,
-        names.FEEDBACK_ID: one.id,
-    }
-    return {name: given for name, given in said.items() if given is not None}
+    return {**named, **trace, **span, "attributes": attributes(written(one))}

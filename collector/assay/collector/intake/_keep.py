@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from assay.collector.dialects import Also, Amendment, LogItem
+from assay.collector.dialects import Also, Amendment, LogItem, via_of
 from assay.collector.errors import Closed, Refused
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import BesideRefused, ItemRefused
@@ -15,9 +15,9 @@ from assay.collector.intake._held import held
 from assay.collector.intake._signal import Request
 from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
-from assay.collector.stores import Serving, Store
+from assay.collector.stores import SendsOn, Serving, Store
 
-MANY = 500  # runs, from which on they are encoded beside the event loop
+MANY = 500  # runs, from which on they are encoded beside the event loop; amendments in one commit
 Refusals = Sequence[ItemRefused]
 
 
@@ -35,6 +35,7 @@ class StoreKeeper:
         self._store, self._beside = store, beside
         # Stores that write in a thread of their own need no second one to wait for it
         self._append = store.append_async if isinstance(store, Serving) else None
+        self._sends_on = store if isinstance(store, SendsOn) else None
         self._kinds: dict[str, Callable[[Sequence[Any]], Awaitable[Refusals]]] = {
             "traces": self._runs,
             "logs": self._logs,
@@ -89,7 +90,7 @@ class StoreKeeper:
 
     def _beside_spans(self, items: Sequence[LogItem]) -> Refusals:
         store = self._store
-        if feedback := [item for item in items if isinstance(item, Feedback)]:
+        if feedback := self._but_our_own([item for item in items if isinstance(item, Feedback)]):
             store.add_feedback(feedback)
         refusals = self._amend(items)
         if running := [item for item in items if isinstance(item, OpenRun)]:
@@ -98,19 +99,36 @@ class StoreKeeper:
             store.add_reports(reports)
         return refusals
 
+    def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
+        """Without what was sent on from here and has come back: it is here, perhaps said anew since then."""
+        passed_on = {id(one): via for one in feedback if (via := via_of(one))}
+        if not passed_on or self._sends_on is None:
+            return feedback
+        us = self._sends_on.identity()
+        returned = [one for one in feedback if us in passed_on.get(id(one), ())]
+        here = self._sends_on.feedback_there([one.id for one in returned]) if returned else ()
+        return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
+
     def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
-        """Amend runs, those also that are not here yet, all at once; one by one where a store refuses some."""
+        """Amend runs, those also that are not here yet."""
         given, refusals = _sound([item for item in items if isinstance(item, Amendment)])
+        for start in range(0, len(given), MANY):  # so that others have their turn between
+            refusals += self._amend_all(given[start : start + MANY])
+        return refusals
+
+    def _amend_all(self, given: Sequence[Amendment]) -> list[ItemRefused]:
+        """All at once; in halves where the store refuses some, down to those."""
         try:
             if given:
                 self._store.add_amendments(given)
+            return []
         except Closed:  # no fault of the items': the next server may keep them
             raise
         except Refused as error:
             if len(given) == 1:
-                return [*refusals, ItemRefused("refused", str(error))]
-            return [*refusals, *(refusal for one in given for refusal in self._amend([one]))]
-        return refusals
+                return [ItemRefused("refused", str(error))]
+            half = len(given) // 2
+            return self._amend_all(given[:half]) + self._amend_all(given[half:])
 
 
 def _sound(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:

@@ -40,14 +40,16 @@ def read_item(log: RawLog, fault: Fault, dialects: Sequence[LogDialect] | None =
         if log.event != names.REPORT_EVENT:
             _check(log)
         raise ItemRefused("value", str(error)) from error
-    if item is not None and not _speaks_of_no_trace(item):
-        _check(log)
     if isinstance(item, Feedback):
         check_names(item)
+    if item is not None and not _speaks_of_no_trace(item):
+        _check(log)
     return item
 
 
 def _speaks_of_no_trace(item: LogItem) -> bool:
+    if isinstance(item, Feedback):
+        return item.target.trace_id is None  # but of a session, or an experiment
     return isinstance(item, ProcessReport) or (isinstance(item, Amendment) and item.response_id is not None)
 
 

@@ -4,7 +4,7 @@ Times are integer nanoseconds since the Unix epoch, ids are lower-case hex, cost
 user data (`inputs`, `outputs`, `metadata`, …) holds plain JSON values.
 """
 
-from assay.collector.records._admin import AuditEvent, Key, QueueItem, Retention
+from assay.collector.records._admin import AuditEvent, Key, Outlet, QueueItem, Retention
 from assay.collector.records._amendment import Amendment
 from assay.collector.records._case import Case
 from assay.collector.records._change import CHANGEABLE, changed
@@ -78,6 +78,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Numbering",
     "OpenRun",
     "Outcome",
+    "Outlet",
     "Page",
     "Period",
     "Process",

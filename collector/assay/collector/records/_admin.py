@@ -65,3 +65,17 @@ class Retention:
         for name in ("max_age_ns", "max_bytes"):
             if (value := getattr(self, name)) is not None and value < 0:  # would give up what is yet to come
                 raise ValueError(f"{name} of a retention is {value!r}; it cannot be below 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlet:
+    """Where feedback is sent on to, and how far that is. `cursor` numbers the last that was sent or given up."""
+
+    name: str
+    url: str
+    cursor: int
+    sent: int = 0
+    dropped: int = 0  # refused there, for good
+    waiting: int = 0
+    error: str | None = None  # of the last try; None: it went well
+    updated_ns: int = 0

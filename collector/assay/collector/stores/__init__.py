@@ -9,12 +9,24 @@ from typing import Protocol
 
 from assay.collector.stores._checked import Checks, judgements, votes_of
 from assay.collector.stores._control import ControlStore
-from assay.collector.stores._serving import Serving
+from assay.collector.stores._serving import Said, SendsOn, Serving
 from assay.collector.stores._summary import summary
 from assay.collector.stores._traces import TraceStore
 from assay.collector.stores._under_way import under_way
 
-__all__ = ["Checks", "ControlStore", "Serving", "Store", "TraceStore", "judgements", "summary", "under_way", "votes_of"]
+__all__ = [
+    "Checks",
+    "ControlStore",
+    "Said",
+    "SendsOn",
+    "Serving",
+    "Store",
+    "TraceStore",
+    "judgements",
+    "summary",
+    "under_way",
+    "votes_of",
+]
 
 
 class Store(TraceStore, ControlStore, Protocol):

@@ -36,10 +36,18 @@ def as_json(fields: Mapping[str, Any]) -> dict[str, JSON]:
     return plain
 
 
-def together(earlier: Mapping[str, JSON], later: Mapping[str, JSON]) -> dict[str, JSON]:
+def together(*said: Mapping[str, JSON]) -> dict[str, JSON]:
     """What was amended earlier and later as one: the later value of a field, `MERGED` ones key by key."""
-    merged = {name: {**earlier[name], **later[name]} for name in MERGED if name in earlier and name in later}
-    return {**earlier, **later, **merged}
+    whole: dict[str, JSON] = {}
+    for fields in said:
+        for name, value in fields.items():
+            if name not in MERGED:
+                whole[name] = value
+            elif name in whole:
+                whole[name].update(value)
+            else:
+                whole[name] = dict(value)
+    return whole
 
 
 def amended(run: Run, fields: Mapping[str, JSON], before: Mapping[str, JSON] = MappingProxyType({})) -> Run:

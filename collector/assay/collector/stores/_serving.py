@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from assay.collector.records import Feedback, Run
+from assay.collector.records import Feedback, Outlet, Run
 
 
 @runtime_checkable
@@ -34,4 +34,41 @@ class Serving(Protocol):
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """As `append`, without waiting: the future resolves when the runs are durable. Raises `Unavailable`."""
+        ...
+
+
+class Said(NamedTuple):
+    """A feedback as it is sent on: its number, and whose its trace is, if that is here."""
+
+    number: int
+    feedback: Feedback
+    project: str | None
+    environment: str | None
+
+
+@runtime_checkable
+class SendsOn(Protocol):
+    """A store from which feedback can be sent on. Numbers of feedback rise, with gaps; what changes gets a new one."""
+
+    def identity(self) -> str:
+        """What tells this store from all others."""
+        ...
+
+    def open_outlet(self, name: str, url: str) -> Outlet:
+        """Where sending to an address goes on; one that is new begins with what is said from now on."""
+        ...
+
+    def said_after(self, cursor: int, limit: int) -> Sequence[Said]:
+        """Feedback that was said, or said anew, after a cursor, in order."""
+        ...
+
+    def waiting_after(self, cursor: int) -> int:
+        """How much that is."""
+        ...
+
+    def move_outlet(self, name: str, cursor: int, sent: int, dropped: int, error: str | None = None) -> None:
+        """Note, durably, up to which number all is sent or given up, how much more that is, and why a try failed."""
+
+    def feedback_there(self, ids: Collection[str]) -> set[str]:
+        """Those of the feedbacks that are here, by id."""
         ...

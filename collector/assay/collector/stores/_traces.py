@@ -14,6 +14,7 @@ from assay.collector.records import (
     Condition,
     Feedback,
     OpenRun,
+    Outlet,
     Page,
     Process,
     ProcessReport,
@@ -201,6 +202,10 @@ class TraceStore(Protocol):
 
     def processes(self, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
         """Processes of which something has come (since a time), the latest first."""
+
+    def outlets(self) -> list[Outlet]:
+        """Where feedback is sent on to, by name, how far that is, how much waits, and why the last try failed."""
+        ...
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.

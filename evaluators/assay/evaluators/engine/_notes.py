@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from assay.collector.dialects import RawLog, read_feedback
+from collections.abc import Iterable
+from dataclasses import replace
+
+from assay.collector.dialects import Also, RawLog, read_feedback
 from assay.collector.records import Feedback, Run
 from assay.tracer.capture import Captured, FeedbackEvent
 
@@ -18,6 +21,16 @@ def feedback_of(captured: Captured, around: Run, root: Run) -> list[Feedback]:
         return []
     records = [_feedback(event, {around.span_id: root.span_id}) for event in events]
     return [record for record in records if record is not None]
+
+
+def feedback_beside(also: Iterable[Also], around: Run, root: Run) -> list[Feedback]:
+    """The feedback that the spans of a run say beside it: annotations, evaluation results of other libraries."""
+    found = [one for one in also if isinstance(one, Feedback)]
+    return [_moved(one, around, root) if one.target.span_id == around.span_id else one for one in found]
+
+
+def _moved(feedback: Feedback, around: Run, root: Run) -> Feedback:
+    return replace(feedback, target=replace(feedback.target, span_id=root.span_id), id="")
 
 
 def _feedback(event: FeedbackEvent, moved: dict[str, str]) -> Feedback | None:

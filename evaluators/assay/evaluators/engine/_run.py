@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from assay.collector.dialects import from_readable
+from assay.collector.dialects import Also, from_readable
 from assay.collector.records import JSON, Case, Example, Run, Target, Trace
 from assay.evaluators.datasets import view_outputs
 from assay.evaluators.engine._attempts import as_attempt, marked
 from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._examples import with_example
-from assay.evaluators.engine._notes import feedback_of
+from assay.evaluators.engine._notes import feedback_beside, feedback_of
 from assay.evaluators.engine._plan import Done, Item, Plan
 from assay.evaluators.engine._root import own_root, said_none
 from assay.evaluators.engine._task import Task, joined
@@ -169,7 +169,8 @@ def _done(
     spans: Sequence[ReadableSpan],
     still_open: int,
 ) -> Done:
-    around, runs, root = _rooted(task, attempt, spans)
+    also: list[Also] = []
+    around, runs, root = _rooted(task, attempt, spans, also)
     outputs = _outputs(attempt, around, root)
     if attempt.error is None and outputs is None:
         runs, root = said_none(runs, root)
@@ -178,26 +179,28 @@ def _done(
     earlier: Sequence[Run] = ()
     if failed:
         runs, root = marked(runs, root, len(failed) + 1)
-        trees = [_rooted(task, one, one.captured.spans(0)[0])[1:] for one in failed]
+        trees = [_rooted(task, one, one.captured.spans(0)[0], [])[1:] for one in failed]
         earlier = [run for number, tree in enumerate(trees, 1) for run in as_attempt(*tree, number, root)]
     trace = Trace(root, runs, complete=not still_open)
     case = _case(plan, item.example, trace, outputs)
-    feedback = feedback_of(attempt.captured, around, root)
+    feedback = feedback_of(attempt.captured, around, root) + feedback_beside(also, around, root)
     raised = attempt.error if plan.settings.raise_errors else None
     return Done(item, case, Target(trace_id=trace.trace_id), (*earlier, *runs), feedback, still_open, raised)
 
 
-def _rooted(task: Task, attempt: Attempt, spans: Sequence[ReadableSpan]) -> tuple[Run, tuple[Run, ...], Run]:
+def _rooted(
+    task: Task, attempt: Attempt, spans: Sequence[ReadableSpan], also: list[Also]
+) -> tuple[Run, tuple[Run, ...], Run]:
     """The run around a call of the task, all runs of it, and which of them is their root."""
-    runs, around = _read(spans)
+    runs, around = _read(spans, also)
     if not task.is_traced:
         return around, runs, around
     return around, *own_root(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
 
 
-def _read(spans: Sequence[ReadableSpan]) -> tuple[tuple[Run, ...], Run]:
-    """The runs that spans are, by start, and their root."""
-    runs = tuple([from_readable(span) for span in spans])
+def _read(spans: Sequence[ReadableSpan], also: list[Also]) -> tuple[tuple[Run, ...], Run]:
+    """The runs that spans are, by start, and their root; what they say beside is added to `also`."""
+    runs = tuple([from_readable(span, also) for span in spans])
     if len(runs) == 1:
         return runs, runs[0]
     runs = tuple(sorted(runs, key=lambda run: run.start_ns))

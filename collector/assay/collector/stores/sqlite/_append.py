@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from assay.collector.errors import Refused
-from assay.collector.records import JSON, Amendment, OpenRun
+from assay.collector.records import JSON, OpenRun
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
@@ -20,10 +20,10 @@ from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._waiting import ANY, NOBODY, Place, Waiting, place_of
+from assay.collector.stores.sqlite._waiting import ANY, NOBODY, Place, Waiting
 
 CACHED_SPANS = 20_000  # remembered at most
-GROWN_BYTES = 64 * 1024 * 1024  # of a run, beyond which nothing more is said of it
+GROWN_BYTES = 32 * 1024 * 1024  # of a run, beyond which nothing more is said of it
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS])
 TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change", "changed_ns", *RollUp._fields)
@@ -82,6 +82,10 @@ class Appender:
         self._values: set[tuple[str, str]] = set()
         self._next_trace = self._next_span = 1
         self.forget()
+
+    def numbers(self, count: int) -> range:
+        """So many numbers that come after all that were given out before."""
+        return self._clock.take(self.db, count)[0]
 
     def forget(self) -> None:
         """Drop what is remembered: after a rollback or a deletion it may be wrong."""
@@ -160,20 +164,16 @@ class Appender:
         rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
-    def amend(self, amendment: Amendment) -> bool:
+    def amend(self, place: Place, fields: Mapping[str, JSON]) -> bool:
         """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted. Else they wait for it."""
-        place = place_of(amendment)
         if place.trace_id == NOBODY:
-            ids = _responses.find(self.db, place.span_id)
-            return any(self._amend(place._replace(trace_id=t, span_id=s), amendment.fields) for t, s in ids) or (
-                self._wait(place, amendment.fields)
-            )
+            found = _responses.find(self.db, place.span_id)
+            places = [Place(trace_id, span_id, place.project) for trace_id, span_id in found]
+            return any(self._amend(there, fields) for there in places) or self._wait(place, fields)
         if not find_many(self.db, _KEYS, [place.trace_id]) and self.tombstones.among([place.trace_id]):
             self.tombstones.late += 1
             return True
-        if self._amend(place, amendment.fields):
-            return True
-        return self._wait(place, amendment.fields)
+        return self._amend(place, fields) or self._wait(place, fields)
 
     def _wait(self, place: Place, fields: Mapping[str, JSON]) -> bool:
         self.waiting.add(place, fields)

@@ -27,16 +27,21 @@ from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 
 COLUMNS = (
     "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
-    " author evaluator version rule claim judge_trace_id metadata created_ns standing"
+    " author evaluator version rule claim judge_trace_id metadata created_ns standing said"
 ).split()
-_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _STANDING = map(
+_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _STANDING, _SAID = map(
     COLUMNS.index,
-    "id trace trace_id session_id experiment_id key source rule claim judge_trace_id standing".split(),
+    "id trace trace_id session_id experiment_id key source rule claim judge_trace_id standing said".split(),
 )
 _RULED = tuple(map(COLUMNS.index, Ruled._fields))
 _OTHERS = ("session_id", "experiment_id", "key", "source", "author", "rule")
 _KIND_OF_OTHERS = tuple(map(COLUMNS.index, _OTHERS))
-_OVERWRITE = f"{overwrite(COLUMNS)} WHERE " + " AND ".join(
+# What is said of it elsewhere, too: a row that comes again with these as they were keeps its number
+_TOLD = [name for name in COLUMNS if name not in ("id", "trace", "claim", "judge_trace_id", "standing", "said")]
+_SAID_AGAIN = "said = CASE WHEN {} THEN feedback.said ELSE excluded.said END".format(
+    " AND ".join(f"feedback.{name} IS excluded.{name}" for name in _TOLD)
+)
+_OVERWRITE = f"{overwrite(COLUMNS[:_SAID])}, {_SAID_AGAIN} WHERE " + " AND ".join(
     f"feedback.{name} IS excluded.{name}" for name in ("trace", *_OTHERS)
 )
 # Of a row `f` on a trace: whether it is a person's, under a key under which a judge has spoken on the same trace
@@ -44,6 +49,7 @@ CHECKS = (
     "(f.source = 'human' AND EXISTS (SELECT 1 FROM feedback j INDEXED BY feedback_by_trace"
     " WHERE j.trace = f.trace AND j.key = f.key AND j.source = 'model'))"
 )
+SAID = _SAID
 SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
 
 
@@ -74,6 +80,8 @@ def write(appender: Appender, rows: Sequence[list[Any]], written: Written = NOTH
     elsewhere = {id: row for id, row in by_id.items() if row[_TRACE] not in written.changed}
     moved = _moved(db, elsewhere) - written.changed
     replaced = _judgements(db, [id for id, row in by_id.items() if row[_SOURCE] == "model"])
+    for number, row in zip(appender.numbers(len(by_id)), by_id.values(), strict=True):
+        row[_SAID] = number
     if not _insert(db, by_id.values()):
         _remove(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
         _insert(db, by_id.values())
@@ -216,6 +224,7 @@ def _row(feedback: Feedback) -> list[Any]:
         feedback.created_ns,
         # the most likely: `settle` then changes nothing
         2 if target.trace_id is not None and target.document is None else 1,
+        None,
     )
     return [clean(value) if isinstance(value, str) and not value.isascii() else value for value in row]
 

@@ -291,6 +291,24 @@ def _wait(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+# Feedback by the order in which it was said, or said anew, and where it is sent on to. What was there before has no
+# number. `identity` is the file's, for collectors that send to each other.
+_OUTLETS: tuple[str, ...] = (
+    "ALTER TABLE feedback ADD COLUMN said INTEGER",
+    "CREATE INDEX feedback_as_said ON feedback (said) WHERE said IS NOT NULL",
+    "ALTER TABLE feed ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
+    "UPDATE feed SET identity = lower(hex(randomblob(8)))",
+    "CREATE TABLE outlets (name TEXT PRIMARY KEY, url TEXT NOT NULL, cursor INTEGER NOT NULL,"
+    " sent INTEGER NOT NULL, dropped INTEGER NOT NULL, error TEXT, updated_ns INTEGER NOT NULL) WITHOUT ROWID",
+)
+
+
+def _send_on(db: sqlite3.Connection) -> None:
+    """Version 8: feedback can be sent on."""
+    for statement in _OUTLETS:
+        db.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
     _add_known_values,
@@ -299,6 +317,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _watch,
     _audit,
     _wait,
+    _send_on,
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 
 from assay.collector.errors import Unavailable
@@ -19,6 +18,7 @@ from assay.collector.records import (
     Feedback,
     Head,
     OpenRun,
+    Outlet,
     Page,
     Process,
     ProcessReport,
@@ -33,6 +33,7 @@ from assay.collector.records import (
 )
 from assay.collector.stores import _amend
 from assay.collector.stores._halves import Gone, ScoresOf, Verdicts
+from assay.collector.stores._serving import Said
 from assay.collector.stores.sqlite import (
     _aggregate,
     _changes,
@@ -41,6 +42,7 @@ from assay.collector.stores.sqlite import (
     _feedback,
     _lists,
     _maintenance,
+    _outlets,
     _processes,
     _running,
     _summaries,
@@ -49,6 +51,7 @@ from assay.collector.stores.sqlite import (
 from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._sql import find_many
+from assay.collector.stores.sqlite._waiting import Place, place_of
 from assay.collector.stores.sqlite._writer import Job
 
 
@@ -75,8 +78,12 @@ class SQLiteTraces(Half):
         return here
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
-        plain = [replace(amendment, fields=_amend.as_json(amendment.fields)) for amendment in amendments]
-        return self._file.write(lambda _: [self._file.appender.amend(amendment) for amendment in plain])
+        said: dict[Place, list[Mapping[str, JSON]]] = {}
+        for amendment in amendments:
+            said.setdefault(place_of(amendment), []).append(_amend.as_json(amendment.fields))
+        whole = {place: _amend.together(*fields) for place, fields in said.items()}  # each run is read and written once
+        here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
+        return [here[place_of(amendment)] for amendment in amendments]
 
     # feedback
 
@@ -248,6 +255,38 @@ class SQLiteTraces(Half):
     @reads
     def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
         return _processes.stored(db, since_ns, limit)
+
+    # sending on
+
+    @reads
+    def outlets(self, db: sqlite3.Connection, /) -> list[Outlet]:
+        return _outlets.stored(db)
+
+    @writes
+    def open_outlet(self, db: sqlite3.Connection, /, name: str, url: str) -> Outlet:
+        return _outlets.opened(db, self._file.clock, name, url)
+
+    @writes
+    def move_outlet(
+        self, db: sqlite3.Connection, /, name: str, cursor: int, sent: int, dropped: int, error: str | None = None
+    ) -> None:
+        _outlets.moved(db, self._file.clock, name, cursor, sent, dropped, error)
+
+    @reads
+    def said_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[Said]:
+        return _outlets.after(db, cursor, limit)
+
+    @reads
+    def waiting_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
+        return _outlets.waiting(db, cursor)
+
+    @reads
+    def identity(self, db: sqlite3.Connection, /) -> str:
+        return _outlets.identity(db)
+
+    @reads
+    def feedback_there(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
+        return _outlets.there(db, ids)
 
     # deletion
 

@@ -11,7 +11,7 @@ from assay.collector.records import JSON, Amendment
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._sql import delete_many
-from assay.collector.stores.sqlite._values import dumps, loads
+from assay.collector.stores.sqlite._values import clean, dumps, loads
 
 MOST = 10_000  # runs for which something waits
 MOST_BYTES = 64 * 1024 * 1024  # of all that waits
@@ -35,10 +35,9 @@ class _Entry(NamedTuple):
 
 
 def place_of(amendment: Amendment) -> Place:
-    """What an amendment is about."""
-    if amendment.response_id:
-        return Place(NOBODY, amendment.response_id, amendment.project or ANY)
-    return Place(amendment.trace_id, amendment.span_id, amendment.project or ANY)
+    """What an amendment is about, as a table can hold it."""
+    ids = (NOBODY, amendment.response_id) if amendment.response_id else (amendment.trace_id, amendment.span_id)
+    return Place(*map(clean, (*ids, amendment.project or ANY)))
 
 
 class Waiting:
@@ -67,7 +66,7 @@ class Waiting:
     def add(self, place: Place, fields: Mapping[str, JSON]) -> None:
         """Keep fields for a run that is not here; with what waits for it already they are one."""
         row = self._of.get(place.trace_id, {}).get(place.span_id, {}).get(place.project)
-        seen = self._clock.keep(self._db)
+        seen = self._clock.now()
         if row is not None:
             fields, seen = _amend.together(self._fields(row), fields), self._rows[row].seen_ns
         data = dumps(fields)

@@ -1,0 +1,141 @@
+"""What dialects cost: on spans that are none of theirs, and on what their senders have sent, beside OpenInference.
+
+    python benchmarks/dialects.py [--rounds 30]
+
+The spans are those that the tests replay (`tests/fixtures/dialects`), and two that no convention knows: a request of an
+HTTP server, and a call under `@trace`. Each dialect is timed alone on a span that the ones before it have read, and of
+all rounds the fastest counts, so that what else the machine does is left out. `foreign`: microseconds on a span of which
+it takes nothing, on the average over all others' spans. `own`: on one of its senders', and that over OpenInference's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from assay.collector.dialects import Draft, RawSpan
+from assay.collector.dialects._faults import name_of
+from assay.collector.dialects._read import DIALECTS
+from assay.collector.intake._decode import decode
+from assay.collector.intake._limits import Limits
+from assay.collector.intake._traces import TRACES
+
+FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures" / "dialects"
+sys.path.insert(0, str(FIXTURES))
+
+from capture import load
+
+BEFORE = ("assay", "openinference", "genai", "retrieval", "prices")  # what there was before the others
+# Folders of fixtures, or files in them, by whose dialect reads them; those that are not there are left out
+OWN = {
+    "openinference": ("openinference", "openai_agents"),
+    "langfuse": ("langfuse",),
+    "langsmith": ("langsmith",),
+    "mlflow": ("mlflow",),
+    "traceloop": ("traceloop",),
+    "laminar": ("laminar",),
+    "vercel": ("vercel",),
+    "logfire": ("logfire_sdk",),
+    "pydantic_ai": ("pydantic_ai",),
+    "haystack": ("haystack",),
+    "genai": ("openai_v2", "pydantic_ai/version5"),
+    "pydantic_evals": ("pydantic_evals/offline",),
+}
+HTTP = {
+    "http.request.method": "GET",
+    "http.route": "/answers/{id}",
+    "http.response.status_code": 200,
+    "url.path": "/answers/1",
+    "url.scheme": "https",
+    "server.address": "example.org",
+    "server.port": 443,
+    "client.address": "192.0.2.1",
+    "user_agent.original": "curl/8",
+    "network.protocol.version": "1.1",
+}
+CALL = {
+    "openinference.span.kind": "CHAIN",
+    "input.value": '{"question":"Where?"}',
+    "input.mime_type": "application/json",
+    "output.value": "There.",
+    "assay.local_root": "2" * 16,
+    "assay.spans_started": 1,
+    "assay.spans_open": 0,
+}
+
+
+def raw(attributes: dict[str, Any], scope: str) -> RawSpan:
+    """A span without a sender's fixture."""
+    return RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=attributes, scope=scope)
+
+
+STRANGERS = {"http": [raw(HTTP, "opentelemetry.instrumentation.fastapi")], "@trace": [raw(CALL, "assay")]}
+
+
+def spans(name: str) -> list[RawSpan]:
+    """The spans of a folder of fixtures, or of one file, before any dialect."""
+    files = sorted((FIXTURES / name).glob("*.jsonl.gz")) or [FIXTURES / f"{name}.jsonl.gz"]
+    return [span for file in files if file.exists() for span in _of(file)]
+
+
+def _of(file: Path) -> Iterator[RawSpan]:
+    for request in load(file):
+        if not request.path.partition("?")[0].endswith("/v1/traces"):
+            continue
+        body = gzip.decompress(request.body) if request.headers.get("content-encoding") == "gzip" else request.body
+        codec = TRACES.json if "json" in request.headers.get("content-type", "") else TRACES.protobuf
+        yield from decode(replace(codec, read=lambda span, fault: span), body, Limits()).items  # type: ignore[misc]
+
+
+def fastest(dialects: Sequence[Callable[[Draft], None]], sample: Sequence[RawSpan], rounds: int) -> list[list[float]]:
+    """Seconds that each dialect takes on each span, at best."""
+    best = [[float("inf")] * len(sample) for _ in dialects]
+    clock = time.perf_counter
+    for _ in range(rounds):
+        for place, span in enumerate(sample):
+            draft = Draft(span)
+            for number, dialect in enumerate(dialects):
+                start = clock()
+                dialect(draft)
+                best[number][place] = min(best[number][place], clock() - start)
+    return best
+
+
+def overhead(rounds: int) -> float:
+    """Seconds that looking at the clock takes, which are in all of these."""
+    return fastest([lambda _: None], STRANGERS["http"], rounds * 100)[0][0]
+
+
+def main(rounds: int) -> None:
+    samples = STRANGERS | {name: [span for part in OWN[name] for span in spans(part)] for name in OWN}
+    samples = {name: sample for name, sample in samples.items() if sample}
+    empty = overhead(rounds)
+    costs = {name: fastest(DIALECTS, sample, rounds) for name, sample in samples.items()}
+    micros = {
+        (dialect, name): max(0.0, fmean(taken[number]) - empty) * 1e6
+        for name, taken in costs.items()
+        for number, dialect in enumerate(map(name_of, DIALECTS))
+    }
+    own = micros["openinference", "openinference"]
+    print(f"{'dialect':16}{'http':>8}{'@trace':>8}{'foreign':>9}{'own':>8}{'of OpenInference':>18}{'spans':>7}")
+    for dialect in map(name_of, DIALECTS):
+        mine = micros.get((dialect, dialect))
+        foreign = fmean(micros[dialect, name] for name in samples if name != dialect)
+        told = f"{mine:8.2f}{mine / own:18.2f}{len(samples[dialect]):7}" if mine is not None else ""
+        print(f"{dialect:16}{micros[dialect, 'http']:8.2f}{micros[dialect, '@trace']:8.2f}{foreign:9.2f}{told}")
+    for name in STRANGERS:
+        added = sum(micros[dialect, name] for dialect in map(name_of, DIALECTS) if dialect not in BEFORE)
+        print(f"those added, on a span of {name}: {added:.2f} us (budget 5)")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30, help="times that each span is read")
+    main(parser.parse_args().rounds)
