@@ -215,6 +215,8 @@ def test_a_decision_of_before_says_it_as_a_model_does():
 def test_tokens_and_costs_that_a_step_sums_up_are_not_counted_again(kind):
     found = run(kind, llm__token_count__prompt=4, llm__cost__total=0.5)
     assert (found.usage, found.cost) == (None, None)
+    assert run(kind, llm__token_count__prompt=4, gen_ai__usage__input_tokens=4).usage is None  # said twice
+    assert run(kind, gen_ai__usage__input_tokens=4).usage == Usage(4, 0)
     assert found.attributes == {"llm.token_count.prompt": 4, "llm.cost.total": 0.5}
 
 
