@@ -74,7 +74,7 @@ def installed_by(requirements):
     return {name.lower().replace("_", "-") for name, _ in seen}
 
 
-@pytest.mark.parametrize(("folder", "extras"), [("tracer", []), ("collector", ["server"]), ("cli", ["server"])])
+@pytest.mark.parametrize(("folder", "extras"), [("tracer", []), ("collector", ["server"]), ("cli", ["server", "mcp"])])
 def test_what_is_imported_is_installed(folder, extras):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,23 @@ from assay.cli.mcp import shown
 from assay.cli.mcp.places import Places
 from assay.collector import connect
 from assay.collector.errors import Refused
-from assay.collector.records import Key, Run
+from assay.collector.records import Example, Experiment, Feedback, Key, Rule, Run, Target
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
-from cli.mcp_clients import BAD, GOOD, calling, failing, given, here, over_http, over_stdio, runs, scored, served
+from cli.mcp_clients import (
+    BAD,
+    GOOD,
+    calling,
+    environment,
+    failing,
+    given,
+    here,
+    over_http,
+    over_stdio,
+    runs,
+    scored,
+    served,
+)
 
 READING = {"overview", "find_traces", "read_trace", "read_value", "list_feedback", "why_scored", "explain_filter"}
 LISTS = {"list_experiments", "read_experiment", "list_datasets", "read_dataset", "diagnose_senders"}
@@ -74,7 +90,7 @@ def test_a_trace_is_read_as_a_tree_with_documents_and_feedback(places: Places) -
 def test_the_worst_under_a_key_come_first(places: Places) -> None:
     found = here(places, calling("list_feedback", key="grounded", order="lowest"))
     assert [one["score"] for one in found["feedback"]] == [0.1, 0.9]
-    assert found["feedback"][0]["untrusted"]["about"]["trace_id"] == BAD
+    assert found["feedback"][0]["about"]["trace_id"] == BAD
 
 
 def test_why_nothing_scored_it_is_said_where_there_are_no_rules(places: Places) -> None:
@@ -158,8 +174,19 @@ def hostile(tmp_path: Path) -> Places:
         attributes={told: told},
         session_id=told,
     )
+    session = Feedback(target=Target(session_id=told), key="k", label=told, id=told)
     with connect(path) as store:
         store.append([root], [scored(BAD, told[:150], 0.0, told)])
+        store.add_feedback([session])
+        store.save_examples(
+            "d" + told, [Example(inputs={told: told}, reference_outputs=told, id=told)], description=told
+        )
+        evaluators = ({"key": told},)
+        store.save_experiment(
+            Experiment(id=told, name=told, dataset=told, evaluators=evaluators, metadata={told: told}),
+            Experiment(id="e" * 32, name=told, dataset=told),
+        )
+        store.save_rule(Rule(name=told, version="1", evaluators=({"id": told},), metadata={told: told}))
     return Places(str(path))
 
 
@@ -186,6 +213,9 @@ CALLS = [
     ("why_scored", {"trace_id": BAD}),
     ("explain_filter", {"trace_id": BAD, "where": ["name=x"]}),
     ("diagnose_senders", {}),
+    ("list_experiments", {}),
+    ("read_experiment", {"experiment_id": "e" * 32}),
+    ("list_datasets", {}),
 ]
 
 
@@ -277,6 +307,18 @@ def test_a_huge_value_is_read_piece_by_piece(huge: Places) -> None:
     assert here(huge, talk) == "é" * 50_000
 
 
+def test_a_list_of_long_rows_is_cut_where_there_is_no_more_room(tmp_path: Path) -> None:
+    path = tmp_path / "many.db"
+    with connect(path) as store:
+        store.add_feedback([scored(f"{n:032x}", "k", n, "c" * 5_000) for n in range(1, 101)])
+    answer = here(Places(str(path)), calling("list_feedback", order="lowest", limit=100))
+    assert len(json.dumps(answer)) < 2 * shown.RESPONSE
+    rows = answer["feedback"]
+    assert [one["about"]["trace_id"] for one in rows] == [f"{n:032x}" for n in range(1, 101)]
+    cut = [one.get("cut", False) for one in rows]
+    assert (cut == sorted(cut), cut[0], rows[-1]["untrusted"]) == (True, False, {"key": "k"})
+
+
 def test_the_tree_alone_has_no_contents(huge: Places) -> None:
     answer = here(huge, calling("read_trace", trace_id=BAD, max_chars=0))
     assert {*answer["runs"][0]["untrusted"]} == {"name"}
@@ -297,10 +339,30 @@ def test_over_stdio_as_an_agent_starts_it(file: Path) -> None:
         assert [one.label for one in store.feedbacks(key="cause")] == ["retrieval"]
 
 
+def test_a_file_that_is_held_for_a_moment_is_waited_for(file: Path) -> None:
+    holding, tried = SQLiteStore(file), threading.Event()
+
+    class Told(Places):
+        def _held(self) -> bool:
+            tried.set()
+            return super()._held()
+
+    releasing = threading.Thread(target=lambda: (tried.wait(60), holding.close()))
+    releasing.start()
+    assert len(here(Told(str(file)), calling("find_traces"))["traces"]) == 2
+    releasing.join()
+
+
 def test_a_store_that_a_server_holds_is_reached_through_it(file: Path) -> None:
     with SQLiteStore(file) as store, Server(store):
         found = over_stdio(calling("find_traces", where=["feedback=grounded<0.5"]), "--store", str(file))
     assert ids(found) == [BAD]
+
+
+def test_over_http_there_is_nothing_but_to_ask(file: Path) -> None:
+    with served(file) as url:
+        assert (httpx.get(url).status_code, httpx.delete(url).status_code) == (405, 405)
+        assert httpx.post(url, content=b"x" * 300_000).status_code == 413
 
 
 def test_over_http_on_this_machine(file: Path) -> None:
@@ -380,3 +442,11 @@ def test_a_request_that_nobody_has_checked_may_nothing() -> None:
         guarded.access(None)
     with pytest.raises(Exception, match="nobody has checked"):
         guarded.access({"type": "http"})
+
+
+def test_without_its_package_a_line_says_what_to_install() -> None:
+    blocked = "import sys; sys.modules['mcp'] = None; from assay.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", blocked, "mcp"], env=environment(), capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith("which is not installed: pip install 'assay[mcp]'\n")
+    assert ended.stderr.count("\n") == 1

@@ -31,7 +31,7 @@ async def investigate(client: Any) -> dict[str, Any]:
     assert {"answered", "on_topic"} <= set(means)
     lowest = await given(client, "list_feedback", key="on_topic", where=["experiment="], order="lowest", limit=3)
     worst = lowest["feedback"][0]
-    trace_id = worst["untrusted"]["about"]["trace_id"]
+    trace_id = worst["about"]["trace_id"]
     trace = await given(client, "read_trace", trace_id=trace_id)
     why = await given(client, "why_scored", trace_id=trace_id)
     return {"worst": worst, "lowest": lowest["feedback"], "trace": trace, "why": why}

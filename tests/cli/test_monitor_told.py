@@ -62,6 +62,15 @@ def test_why_shows_sample_attempts_and_error(store, url):
         assert words in said
 
 
+def test_why_leads_from_a_skip_to_the_doctor_and_from_a_score_nowhere(store, url):
+    ruled(store, name="short")
+    taken(store, "short", traced(store, 2))
+    [skipped, scored] = done(store, "short", ("skipped", "no documents"), ("scored", 1.0))
+    command = f"assay doctor --where trace_ids={skipped.target.trace_id}"
+    assert command in monitor("why", str(skipped.target.trace_id), "--store", url).stdout
+    assert "doctor" not in monitor("why", str(scored.target.trace_id), "--store", url).stdout
+
+
 def test_why_as_json(store, url):
     [id, *_] = monitored(store)
     told = [json.loads(line) for line in monitor("why", id, "--json", "--store", url).stdout.splitlines()]

@@ -6,8 +6,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._writer import QUEUED_WEIGHT, Job
+from assay.collector.stores.sqlite._reader import IDLE, READERS
+from assay.collector.stores.sqlite._words import PIECE, Entry, pieces
+from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, Job
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
 
@@ -193,6 +196,52 @@ def test_who_no_longer_waits_disturbs_nobody(store: SQLiteStore) -> None:
     waits.result(60)
     store.append([run()])
     assert store.health()["writable"]
+
+
+def test_what_is_patient_goes_in_turn_with_all_that_others_wait_for(store: SQLiteStore) -> None:
+    done = dict[str, int]()  # by name, in order: how many commits there were before
+    with held(store) as file:
+        for name in "xyabz":
+            note = partial(lambda name, _: done.update({name: file.writer.commits}), name)
+            file.writer.put(Job(weight=1, action=note, patient=name > "m"))
+    store.append([run()])
+    assert eventually(lambda: list(done), ["x", "a", "b", "y", "z"])
+    assert done["x"] < done["a"] == done["b"] < done["y"] < done["z"]
+
+
+def test_what_is_patient_is_done_before_the_end(store: SQLiteStore) -> None:
+    done = list[int]()
+    with held(store) as file:
+        futures = [file.writer.put(Job(weight=1, action=lambda _: done.append(1), patient=True)) for _ in range(5)]
+    store.close()
+    assert (len(done), [future.done() for future in futures]) == (5, [True] * 5)
+
+
+def test_a_batch_that_is_heavy_has_a_commit_of_its_own(store: SQLiteStore) -> None:
+    done = dict[int, int]()  # by place: how many commits there were with it
+    with held(store) as file:
+        for place, size in enumerate((HEAVY_WEIGHT, 1, HEAVY_WEIGHT, 1)):
+            note = partial(lambda place, _: done.update({place: file.writer.commits}), place)
+            store.append_async([run() for _ in range(size)]).add_done_callback(note)
+    assert eventually(lambda: sorted(done), [0, 1, 2, 3])
+    assert done[0] < done[1] == done[3] < done[2]
+    assert store.count()["traces"] == 2 * HEAVY_WEIGHT + 2
+
+
+def test_a_rush_of_readers_leaves_few_open(store: SQLiteStore) -> None:
+    file = store._behind._file
+    with ExitStack() as rush:
+        for _ in range(READERS - 1):  # one is left to the index
+            rush.enter_context(file.read())
+    assert len(file._readers._free) <= IDLE
+    assert store.count()["traces"] == 0
+
+
+def test_the_text_index_is_written_in_pieces() -> None:
+    entries = [Entry(key, 7, "a" * size) for key, size in enumerate((PIECE // 2, PIECE // 2, 1, 3 * PIECE, 1))]
+    found = list(pieces([*range(5), 9], entries))
+    assert [keys for keys, _ in found] == [[9], [0, 1], [2], [3], [4]]
+    assert [entry for _, some in found for entry in some] == entries
 
 
 def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:

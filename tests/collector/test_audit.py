@@ -92,7 +92,7 @@ def test_retention_is_named_as_what_it_is(store: SQLiteStore) -> None:
     store.append([run()])
     store.set_retention(Retention(max_bytes=0))
     store.prune_by_rules()
-    assert [(event.action, event.name) for event in store.audit()][0] == ("prune", "retention")
+    assert next((event.action, event.name) for event in store.audit()) == ("prune", "retention")
     store.save_key(key("a"))
     assert store.audit().items[0].name != "retention"
 
@@ -120,6 +120,25 @@ def test_what_ended_halfway_is_written_down(tmp_path: Path) -> None:
         with pytest.raises(Unavailable):
             failing.delete(status="ok")
         assert said(failing) == [("delete", 1)]
+
+
+class Forgetful(SQLiteStore):
+    """Keeps nothing of what was done."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._control.note = self._fail  # type: ignore[method-assign]
+
+    def _fail(self, event: AuditEvent) -> None:
+        raise Unavailable("the disk is full")
+
+
+def test_what_was_done_stays_done_where_it_cannot_be_written_down(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+    with Forgetful(tmp_path / "a.db") as store, caplog.at_level(logging.INFO):
+        store.save_key(key("a"))
+        assert store.delete_key("id-a")
+    assert [record.name for record in caplog.records] == ["assay.audit", "assay.collector"] * 2
+    assert "in the log alone, for it could not be kept: the disk is full" in caplog.text
 
 
 def test_the_log_has_one_line_of_json_whatever_stands_in_it(store: SQLiteStore, caplog) -> None:  # type: ignore[no-untyped-def]

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,12 @@ import pytest
 from assay.collector.errors import TooLarge
 from assay.collector.intake import Limits, check_json
 from assay.collector.intake._beside import HUGE, LARGE, Beside, Lane
+from assay.collector.intake._body import sink
 from assay.collector.intake._cost import OBJECTS
 from assay.collector.intake._decode import decode
 from assay.collector.intake._errors import Permanent
 from assay.collector.intake._limits import GROUPS
-from assay.collector.intake._salvage import MESSAGES, check_messages
+from assay.collector.intake._salvage import MESSAGES, check_messages, groups
 from assay.collector.intake._traces import TRACES
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
@@ -113,6 +115,26 @@ def test_brackets_within_texts_are_no_objects(text):
 def test_objects_are_counted(text):
     with pytest.raises(Permanent, match="objects or"):
         check_json(text)
+
+
+def test_a_large_item_is_in_memory_once() -> None:
+    body = field(1, field(2, field(2, bytes(5_000_000))))
+    tracemalloc.start()
+    (found,) = groups(body, 10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found[2][0]) == 5_000_000
+    assert peak < 1_000_000
+
+
+def test_a_body_of_many_pieces_is_in_memory_once() -> None:
+    into = sink({}, 10_000_000)
+    tracemalloc.start()
+    for _ in range(100):
+        into.feed(bytes(50_000))
+    whole, peak = into.finish(), tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(whole), peak < 7_500_000) == (5_000_000, True)
 
 
 def test_what_text_holds_is_not_taken_for_messages():

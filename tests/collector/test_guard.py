@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ from starlette.routing import BaseRoute
 from assay.collector.api import Keys, create_app
 from assay.collector.api._app import SCOPES
 from assay.collector.api._keys import Ages
-from assay.collector.api._scopes import may
+from assay.collector.api._scopes import OPENS, may
+from assay.collector.api._tries import Tries
 from assay.collector.errors import Refused, Unavailable
 from assay.collector.records import Key
 from assay.collector.server import Server
@@ -372,6 +374,34 @@ def test_keys_open_what_their_scopes_say(store: Held) -> None:
         assert statuses("admin") == [403, 403, 403, 403, 200]
         refused = client.post("/api/vacuum", headers=bearer("read")).json()
         assert (refused["message"], refused["code"]) == ("the API key may not administer", 7)
+
+
+class Patient(Tries):
+    """Takes any number of wrong keys."""
+
+    def wait(self, address: str, key: bytes) -> float:
+        return 0.0
+
+
+def test_everywhere_a_wrong_key_is_401_and_one_without_the_scope_403(store: Held) -> None:
+    for needed in ("read", "write", "ingest", "feedback", "admin"):
+        others = tuple(scope for scope in OPENS if needed not in OPENS[scope])
+        store.save_key(key(f"all but {needed}", scopes=others))
+    with (
+        Server(store, host="0.0.0.0", api_key="master") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        server.door.tries = Patient()
+        for method, path, needed in SCOPES.rows:
+            if needed == "open":
+                continue
+            expected = {"none": 401, "wrong": 401, f"all but {needed}": 403}
+            address = re.sub(r"{[^}]*}", "x", path)
+            answers = {
+                one: client.request(method, address, headers={} if one == "none" else bearer(one)).status_code
+                for one in expected
+            }
+            assert (method, path, answers) == (method, path, expected)
 
 
 def test_the_variables_key_opens_everything_and_no_other_does(store: Held) -> None:

@@ -52,12 +52,21 @@ def test_traces_with_errors_have_an_index(tmp_path):
         ('"quoted" AND (x)', '"quoted" "AND" "x"'),
         ("cafe\u0301", '"café"'),
         ("a\x00b", '"a" "b"'),
+        ("a* a* ab* b* b", '"ab"* "b"'),
     ],
 )
 def test_a_text_is_searched_by_its_words(tmp_path, text, words):
     assert matching(text) == words
     with SQLiteStore(tmp_path / "assay.db") as store:
         assert store.traces(text=text).items == ()
+
+
+def test_a_text_of_many_beginnings_is_refused_and_soon(tmp_path):
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        assert store.traces(text="a* " * 100).items == ()
+        for many in (" ".join(f"{letter}*" for letter in "abcdefghi"), "-".join(f"{n:x}*" for n in range(20_000))):
+            with pytest.raises(Refused, match="more than 8 beginnings"):
+                store.traces(text=many)
 
 
 def test_a_text_without_a_word_is_refused(tmp_path):

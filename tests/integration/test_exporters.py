@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GRPCSpanExporter
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
+from assay.collector.intake import Limits
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 
 SCRIPT = """
 const { BasicTracerProvider, SimpleSpanProcessor } = require("@opentelemetry/sdk-trace-base");
-const provider = new BasicTracerProvider({ spanProcessors: ["http", "proto"].map(kind => {
+const provider = new BasicTracerProvider({ spanProcessors: ["http", "proto", "grpc"].map(kind => {
   const { OTLPTraceExporter } = require(`@opentelemetry/exporter-trace-otlp-${kind}`);
-  const exporter = new OTLPTraceExporter();
+  const exporter = new OTLPTraceExporter(kind === "grpc" ? { url: process.env.GRPC } : {});
   const original = exporter.export.bind(exporter);
   return new SimpleSpanProcessor({
     export: (spans, done) => spans[0].name.endsWith(kind) ? original(spans, done) : done({ code: 0 }),
@@ -29,7 +33,7 @@ const provider = new BasicTracerProvider({ spanProcessors: ["http", "proto"].map
   });
 }) });
 const tracer = provider.getTracer("from-node", "1.0");
-for (const kind of ["http", "proto"]) {
+for (const kind of ["http", "proto", "grpc"]) {
   const span = tracer.startSpan("answer-" + kind, { kind: 2 });
   span.setAttributes({ "input.value": "hi", count: 7, share: 0.5, yes: true, list: ["a", "b"] });
   span.addEvent("thought", { deep: "yes" });
@@ -60,6 +64,34 @@ def test_the_python_exporter(store: SQLiteStore, compression: Compression) -> No
     assert (trace.root.name, trace.root.inputs, [run.name for run in trace.runs]) == ("outer", "hi", ["outer", "inner"])
 
 
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_the_python_exporter_by_grpc(store: SQLiteStore, compression: grpc.Compression) -> None:
+    with Server(store, host="0.0.0.0", api_key="key", grpc_port=0) as server:
+        provider = TracerProvider()
+        exporter = GRPCSpanExporter(server.grpc_url, headers={"authorization": "Bearer key"}, compression=compression)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        with provider.get_tracer("lib").start_as_current_span("outer", attributes={"input.value": "hi"}) as outer:
+            provider.get_tracer("lib").start_span("inner").end()
+        provider.shutdown()
+    trace = store.trace(f"{outer.get_span_context().trace_id:032x}")
+    assert (trace.root.name, trace.root.inputs, [run.name for run in trace.runs]) == ("outer", "hi", ["outer", "inner"])
+
+
+def test_the_python_exporter_by_grpc_comes_again_when_it_is_told_to(store: SQLiteStore) -> None:
+    """Bodies of others take all the room for a moment: it is refused with the time to come again, then kept."""
+    with Server(store, grpc_port=0, limits=Limits(pending_bytes=60_000)) as server:
+        pending = server._receiver.pending
+        pending.size = 60_000
+        made_room = threading.Timer(0.5, setattr, (pending, "size", 0))
+        made_room.start()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(GRPCSpanExporter(server.grpc_url, timeout=60)))
+        provider.get_tracer("lib").start_span("patient").end()
+        provider.shutdown()
+        made_room.join()
+    assert [one.name for one in store.traces()] == ["patient"]
+
+
 def test_the_python_exporter_with_no_configuration(store: SQLiteStore, usual_port: int) -> None:
     """On 4318, where it sends when nobody tells it where, as others do."""
     try:
@@ -77,7 +109,7 @@ def test_the_python_exporter_with_no_configuration(store: SQLiteStore, usual_por
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed: the exporters for Node are not tried")
 def test_the_exporters_for_node(store: SQLiteStore, tmp_path: Path) -> None:
-    packages = ["sdk-trace-base", "exporter-trace-otlp-http", "exporter-trace-otlp-proto"]
+    packages = ["sdk-trace-base", *(f"exporter-trace-otlp-{kind}" for kind in ("http", "proto", "grpc"))]
     command = [
         "npm",
         "install",
@@ -92,13 +124,14 @@ def test_the_exporters_for_node(store: SQLiteStore, tmp_path: Path) -> None:
     except subprocess.SubprocessError as error:  # there may be no way to its registry
         pytest.skip(f"npm cannot install the exporters: {error}")
     (tmp_path / "send.js").write_text(SCRIPT)
-    with Server(store) as server:
+    with Server(store, grpc_port=0) as server:
         environment = {"PATH": str(Path(shutil.which("node") or "").parent), "OTEL_EXPORTER_OTLP_ENDPOINT": server.url}
+        environment["GRPC"] = server.grpc_url or ""
         sent = subprocess.run(
             ["node", "send.js"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
         )
     assert sent.returncode == 0, sent.stderr
-    assert sorted(one.name for one in store.traces()) == ["answer-http", "answer-proto"]
+    assert sorted(one.name for one in store.traces()) == ["answer-grpc", "answer-http", "answer-proto"]
     for summary in store.traces():
         root = store.trace(summary.trace_id).root
         assert (root.status, root.error, root.inputs) == ("error", "TypeError: no", "hi")

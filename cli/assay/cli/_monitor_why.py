@@ -56,8 +56,8 @@ def _below(one: Why, now_ns: int) -> Iterator[str]:
         yield f"budget: {budget}"
     for decision in one.decisions:
         yield from _decision(decision, now_ns)
-    if traces := sorted({of for one in one.decisions if one.verdict == "skipped" and (of := one.target.trace_id)}):
-        yield f"what its spans hold, and what nobody reads of them: assay doctor --where trace_ids={traces[0]}"
+    if command := verdicts.look_on(one):
+        yield f"what its spans hold, and what nobody reads of them: {command}"
 
 
 def _condition(one: Condition) -> str:

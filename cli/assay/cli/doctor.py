@@ -10,7 +10,6 @@ import typer
 
 from assay.cli._common import conditions, console, emit, notes, on_a_line, opened, table
 from assay.cli._options import JsonOption, StoreOption, WhereOption
-from assay.collector.client import HTTPStore
 from assay.collector.errors import StoreError
 from assay.collector.filters import Filter
 from assay.collector.remedies import advised
@@ -73,6 +72,8 @@ def diagnosis(store: Store, filter: Filter, spans: int = SPANS) -> Diagnosis:
 
 def _numbers(store: Store) -> Mapping[str, float]:
     """What a collector counts; nothing of a file, whose process has ended, nor for a key of one project."""
+    from assay.collector.client import HTTPStore
+
     try:
         return store.numbers() if isinstance(store, HTTPStore) else {}
     except StoreError:

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def assay_at(url: str, timeout: float = PROBE) -> dict[str, Any] | None:
     """What an Assay server at `url` says of itself ({"pid", "store", …}, less without a key); None if none answers."""
     # Neither httpx nor a proxy: this runs at the start of programs that may not speak to a server at all
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with suppress(OSError, ValueError, urllib.error.URLError), opener.open(f"{url}/healthz", timeout=timeout) as answer:
+    failures = OSError, ValueError, urllib.error.URLError, HTTPException  # the last where another protocol is spoken
+    with suppress(*failures), opener.open(f"{url}/healthz", timeout=timeout) as answer:
         answered = json.load(answer)
         return answered if isinstance(answered, dict) and answered.get("service") == "assay" else None
     return None

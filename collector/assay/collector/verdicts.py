@@ -85,6 +85,12 @@ def reason(why: Why) -> str:
     return why.reason.removeprefix(why.verdict.replace("_", " ")).removeprefix(": ")
 
 
+def look_on(why: Why) -> str:
+    """The command that says why evaluators lacked something, where they skipped; "" elsewhere."""
+    skipped = sorted({of for one in why.decisions if one.verdict == "skipped" and (of := one.target.trace_id)})
+    return f"assay doctor --where trace_ids={skipped[0]}" if skipped else ""
+
+
 def sampling(why: Why) -> str:
     """Where the trace lies and what the rate is; "" where it did not come so far."""
     if why.u is None or why.rate is None:

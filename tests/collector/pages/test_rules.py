@@ -151,6 +151,14 @@ def test_a_trace_shows_errors_and_when_it_is_tried_next(store, client):
         assert words in text
 
 
+def test_a_trace_that_was_skipped_says_where_its_sender_is_looked_at(store, client):
+    ruled(store, name="short")
+    taken(store, "short", traced(store))
+    [skipped] = done(store, "short", ("skipped", "no documents"))
+    text, _ = page(client, f"/traces/{skipped.target.trace_id}")
+    assert f"assay doctor --where trace_ids={skipped.target.trace_id}" in text
+
+
 def test_a_trace_without_rules_says_nothing_of_them(store, client):
     [head] = traced(store)
     assert 'id="rules"' not in client.get(f"/traces/{head.trace_id}").text

@@ -88,7 +88,8 @@ def _decorate(
     reduce: Callable[[list[Any]], Any] | None = None,
 ) -> Any:
     if not callable(function) or inspect.isclass(function):
-        raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}")
+        hint = f"; a kind is named: @trace(kind={function!r})" if isinstance(function, str) else ""
+        raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}{hint}")
     spec = Spec(
         name or _name(function),
         template(kind, tags, metadata, attributes),

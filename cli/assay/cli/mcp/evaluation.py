@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Annotated, Any
 
+import anyio
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
@@ -91,6 +92,8 @@ class Evaluation:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
+                with anyio.CancelScope(shield=True):
+                    await process.wait()
 
     def _made(self, since: int) -> dict[str, Any] | None:
         """The experiment that it has made, as the store has it."""

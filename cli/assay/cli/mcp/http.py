@@ -8,6 +8,7 @@ from typing import Any
 from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
+from starlette.responses import Response
 
 from assay.cli.mcp.places import Places
 from assay.collector.api import Scopes
@@ -15,7 +16,7 @@ from assay.collector.server import Guarded
 
 PATH = "/mcp"
 LARGEST = 256 * 1024  # bytes of a request
-SCOPES = Scopes((method, PATH, "read") for method in ("POST", "GET", "DELETE"))  # tools that write ask for more
+SCOPES = Scopes([("POST", PATH, "read")])  # tools that write ask for more
 
 
 def guarded(server: MCPServer, places: Places, host: str, port: int) -> Guarded:
@@ -30,6 +31,9 @@ def guarded(server: MCPServer, places: Places, host: str, port: int) -> Guarded:
     return Guarded(_Living(app), SCOPES, places, host=host, port=port)
 
 
+_NO_OTHER = Response(status_code=405, headers={"allow": "POST"})
+
+
 class _Living:
     """An application whose lifespan begins with the first request, on the loop that serves it, and ends with that."""
 
@@ -39,10 +43,12 @@ class _Living:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
+        if scope["method"] != "POST":  # without sessions there is nothing to listen to, and nothing to end
+            return await _NO_OTHER(scope, receive, send)
         if self._life is None:
             self._life = asyncio.create_task(self._live())
         await self._begun.wait()
-        await self._app(scope, receive, send)
+        return await self._app(scope, receive, send)
 
     async def _live(self) -> None:
         async with self._app.router.lifespan_context(self._app):

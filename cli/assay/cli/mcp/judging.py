@@ -51,12 +51,12 @@ def list_feedback(
     ask = partial(store.feedbacks, conditions(where, since=since), key=key, target=target)
     if order == "newest" and outcome is None:
         page = ask(limit=limit, cursor=cursor)
-        return shown.answer(feedback=list(map(shown.feedback, page)), next=page.next)
+        return shown.answer(feedback=shown.within(map(shown.feedback, page)), next=page.next)
     looked = list(islice(paged(partial(ask, limit=500)), LOOKED))
     found = [one for one in looked if outcome in (None, one.outcome)]
     if order != "newest":
         found = sorted((one for one in found if one.score is not None), key=_score, reverse=order == "highest")
-    return shown.answer(looked_at=len(looked), feedback=list(map(shown.feedback, found[:limit])))
+    return shown.answer(looked_at=len(looked), feedback=shown.within(map(shown.feedback, found[:limit])))
 
 
 def _score(one: Feedback) -> float:
@@ -74,13 +74,13 @@ def why_scored(store: Store, trace_id: TraceId) -> dict[str, Any]:
     return shown.answer(
         trace_id=shown.id_(whole),
         complete=trace.complete,
-        rules=[_why(one) for one in found[:100]],
+        rules=shown.within(map(_why, found[:100])),
         note=None
         if found
         else "no rules are in force in the trace's project: `assay monitor rules.py` carries some out",
         hint="diagnose_senders says what the sender's spans hold, and what was not read" if skipped else None,
-        scored=scored[:50],
-        failed_or_skipped=unscored[:50],
+        scored=shown.within(scored[:50]),
+        failed_or_skipped=shown.within(unscored[:50]),
     )
 
 
@@ -132,7 +132,7 @@ def diagnose_senders(store: Store, where: Where = None, since: Since = None) -> 
     found = diagnosis(store, conditions(where, since=since), SENDERS)
     return shown.answer(
         looked_at=found.looked_at,
-        senders=[_sender(one) for one in found.seen.senders[:50]],
+        senders=shown.within(map(_sender, found.seen.senders[:50])),
         untrusted={"troubles": [shown.said_by(one) for one in found.wrong[:50]]},
     )
 

@@ -25,7 +25,7 @@ RUNS = 10_000  # of an experiment, that are sorted
 
 def list_experiments(store: Store, dataset: OfDataset = None, limit: Limit = 20) -> dict[str, Any]:
     """Experiments, newest first."""
-    return shown.answer(experiments=list(map(experiment, store.experiments(dataset=dataset, limit=limit))))
+    return shown.answer(experiments=shown.within(map(experiment, store.experiments(dataset=dataset, limit=limit))))
 
 
 def read_experiment(store: Store, experiment_id: Id, key: OneKey = None, limit: Limit = 20) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def read_experiment(store: Store, experiment_id: Id, key: OneKey = None, limit: 
             | {"untrusted": {"key": shown.name(one.key)}}
             for one in stats[:100]
         ],
-        worst=[_run(one) for one in worst[:limit]],
+        worst=shown.within(map(_run, worst[:limit])),
     )
 
 
@@ -88,6 +88,7 @@ def experiment(one: Experiment) -> dict[str, Any]:
         "dataset_version": one.dataset_version,
         "examples": one.example_count,
         "untrusted": {
+            **shown.odd_id(one.id),
             "name": shown.name(one.name),
             "dataset": shown.name(one.dataset),
             "evaluators": [shown.name(str(evaluator.get("key"))) for evaluator in one.evaluators[: shown.NAMES]],
@@ -107,7 +108,7 @@ def list_datasets(store: Store) -> dict[str, Any]:
         }
         for one in store.datasets()[:200]
     ]
-    return shown.answer(datasets=found)
+    return shown.answer(datasets=shown.within(found))
 
 
 def read_dataset(

@@ -6,16 +6,20 @@ experiment or another agent can have the file meanwhile; and a server that was s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 from assay.cli._common import reached
+from assay.collector import default_place
 from assay.collector._access import ACCESS, Access
-from assay.collector.errors import Forbidden
+from assay.collector.errors import Forbidden, Refused
 from assay.collector.records import Key
 from assay.collector.stores import Store
 from assay.collector.stores.project import ProjectStore
+
+PATIENCE, PAUSE = 10.0, 0.02  # seconds: for a file that is held, and between two tries
 
 
 class Places:
@@ -26,12 +30,29 @@ class Places:
 
     @contextmanager
     def opened(self) -> Iterator[Store]:
-        """The whole store, for a while."""
-        store = reached(self.at)
+        """The whole store, for a while. A file that somebody else holds is waited for, but not for long."""
+        store = self._reached()
         try:
             yield store
         finally:
             store.close()
+
+    def _reached(self) -> Store:
+        ends = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return reached(self.at)
+            except Refused:
+                if time.monotonic() > ends or not self._held():
+                    raise
+            time.sleep(PAUSE)
+
+    def _held(self) -> bool:
+        """Whether a process holds the file: another agent's call has it for some milliseconds."""
+        from assay.collector.stores.sqlite import holder
+
+        place = default_place() if self.at is None else self.at
+        return "://" not in place and holder(place) is not None
 
     @contextmanager
     def seen_by(self, access: Access, needs: str) -> Iterator[Store]:

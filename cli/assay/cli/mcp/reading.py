@@ -31,7 +31,7 @@ TraceId = Annotated[str, Field(description="A trace's id, or the beginning of a 
 SpanId = Annotated[str, Field(description="A span's id, as read_trace gives it.")]
 First = Annotated[int, Field(ge=0, description="The first run to show; `next_first` of the page before.")]
 MaxChars = Annotated[
-    int, Field(ge=0, le=20_000, description="Characters of each value; 0 shows the tree without contents.")
+    int, Field(ge=0, le=10_000, description="Characters of each value; 0 shows the tree without contents.")
 ]
 OfRun = Annotated[
     str, Field(description="inputs, outputs, error, metadata, attributes, events, resource, documents.N (from 0).")
@@ -54,7 +54,7 @@ def find_traces(
     For the worst ones under a key ask list_feedback with order "lowest".
     """
     page = store.traces(conditions(where, since=since, text=words), limit=limit, cursor=cursor)
-    return shown.answer(traces=list(map(shown.summary, page)), next=page.next)
+    return shown.answer(traces=shown.within(map(shown.summary, page)), next=page.next)
 
 
 def read_trace(store: Store, trace_id: TraceId, first: First = 0, max_chars: MaxChars = shown.TEXT) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def read_trace(store: Store, trace_id: TraceId, first: First = 0, max_chars: Max
         run_count=len(rows),
         next_first=upto if upto < len(rows) else None,
         runs=runs,
-        **({} if first else {"feedback": [shown.feedback(one) for one in trace.feedback[:50]]}),
+        **({} if first else {"feedback": shown.within(map(shown.feedback, trace.feedback[:50]))}),
         feedback_count=len(trace.feedback),
         untrusted={
             "project": shown.name(trace.root.project),
@@ -171,8 +171,8 @@ def overview(store: Store, since: Since = "7d") -> dict[str, Any]:
         p50_ms=whole.p50_ms if whole else None,
         p95_ms=whole.p95_ms if whole else None,
         cost_usd=whole.cost if whole else None,
-        feedback=keys,
-        rules=[_rule(one) for one in store.status()[:100]],
+        feedback=shown.within(keys),
+        rules=shown.within(map(_rule, store.status()[:100])),
         untrusted={
             field: [shown.name(value) for value in store.values(field, limit=50)] for field in ("project", "name")
         },

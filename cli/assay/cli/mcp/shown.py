@@ -8,7 +8,7 @@ stays a JSON string whatever it says; what would steer a terminal, or is not to 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.collector import format
@@ -68,8 +68,28 @@ def _harmless(value: JSON) -> JSON:
 
 
 def id_(value: str | None) -> str | None:
-    """An id of hexadecimal digits; of any other as much as is harmless."""
-    return value if value is None or (len(value) <= 64 and _IDS.issuperset(value)) else name(value)
+    """An id of hexadecimal digits; None for any other, which is a text that somebody has chosen."""
+    return value if value is not None and len(value) <= 64 and _IDS.issuperset(value) else None
+
+
+def odd_id(value: str | None) -> dict[str, str | None]:
+    """An id that is no hexadecimal number, for among what is not to be trusted."""
+    return {} if value is None or id_(value) else {"id": name(value)}
+
+
+def within(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, without what others wrote (but for a name) where there is no more room: it is read one by one."""
+    made, left = list[dict[str, Any]](), RESPONSE
+    for row in rows:
+        left -= len(json.dumps(row))
+        made.append(row if left >= 0 else _cut(row))
+    return made
+
+
+def _cut(row: dict[str, Any]) -> dict[str, Any]:
+    untrusted = row.get("untrusted", {})
+    kept = {field: untrusted[field] for field in ("name", "key", "id") if isinstance(untrusted.get(field), str)}
+    return {**row, "untrusted": kept, "cut": True}
 
 
 def summary(one: TraceSummary) -> dict[str, Any]:
@@ -131,9 +151,10 @@ def _contents(one: Run, most: int) -> dict[str, Any]:
     if one.model is not None:
         said["model"] = name(one.model)
     if one.documents:
-        said["documents"] = [document(each, place, most) for place, each in enumerate(one.documents[:DOCUMENTS])]
+        room = min(most, RESPONSE // (2 * DOCUMENTS))
+        said["documents"] = [document(each, place, room) for place, each in enumerate(one.documents[:DOCUMENTS])]
     if one.attributes:
-        said["unread_attributes"] = [name(key) for key in list(one.attributes)[:NAMES]]
+        said["unread_attributes"] = [name(key[:80]) for key in list(one.attributes)[:NAMES]]
     return said
 
 
@@ -154,10 +175,10 @@ def feedback(one: Feedback) -> dict[str, Any]:
         "trace_id": id_(target.trace_id),
         "span_id": id_(target.span_id),
         "document": target.document,
-        "session": name(target.session_id),
         "experiment_id": id_(target.experiment_id),
     }
     said = {
+        "session": target.session_id,
         "key": one.key,
         "label": one.label,
         "comment": one.comment,
@@ -173,8 +194,8 @@ def feedback(one: Feedback) -> dict[str, Any]:
         "source": one.source,
         "created": format.utc(one.created_ns),
         "judge_trace_id": id_(one.judge_trace_id),
-        "untrusted": {field: said_by(value) for field, value in said.items() if value is not None}
-        | {"about": {field: value for field, value in about.items() if value is not None}},
+        "about": {field: value for field, value in about.items() if value is not None},
+        "untrusted": {field: said_by(value) for field, value in said.items() if value is not None} | odd_id(one.id),
     }
 
 

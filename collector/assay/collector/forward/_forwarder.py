@@ -11,7 +11,7 @@ from typing import Any
 from assay.collector._metrics import Metrics
 from assay.collector.dialects import Amendment, log_once
 from assay.collector.forward._letter import Letter
-from assay.collector.forward._outbox import MOST_BYTES, Outbox
+from assay.collector.forward._outbox import LONGEST_PAUSE, MOST_BYTES, Outbox
 from assay.collector.forward._target import Target
 from assay.collector.intake import ItemRefused, Request
 from assay.collector.records import Feedback, OpenRun, Run
@@ -26,8 +26,15 @@ class Forwarder:
     keys, are not among what it keeps.
     """
 
-    def __init__(self, targets: Sequence[Target], folder: Path, most_bytes: int = MOST_BYTES) -> None:
-        self.targets, self._folder, self._most_bytes = tuple(targets), folder, most_bytes
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        folder: Path,
+        most_bytes: int = MOST_BYTES,
+        longest_pause: float = LONGEST_PAUSE,
+    ) -> None:
+        """`most_bytes` of one target wait on disk; it is tried again after `longest_pause` seconds at most."""
+        self.targets, self._folder, self._bounds = tuple(targets), folder, (most_bytes, longest_pause)
         self._mark = secrets.token_hex(8)
         self._outboxes: list[Outbox] = []
         self._metrics = Metrics()
@@ -35,7 +42,7 @@ class Forwarder:
     def begin(self, metrics: Metrics) -> None:
         """Make room for each target, count in the server's numbers, and send what is left from before."""
         self._metrics = metrics
-        self._outboxes = [Outbox(target, self._folder, metrics, self._most_bytes) for target in self.targets]
+        self._outboxes = [Outbox(target, self._folder, metrics, *self._bounds) for target in self.targets]
         for outbox in self._outboxes:
             outbox.start()
 

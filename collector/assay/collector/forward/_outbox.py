@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from assay.collector._metrics import Metrics
@@ -20,7 +21,7 @@ from assay.tracer.spool import TRACES, Record, Spool, is_old, opened, records, r
 MOST_BYTES = 1024 * 1024 * 1024  # on disk
 LONGEST_PAUSE = 30.0  # seconds between two tries
 JOINED = 1024 * 1024  # bytes of small requests that go together, where more than one waits
-MOST_500 = 10  # tries of a request to which a target answers 500, which may be the request's fault
+MOST_500 = 10  # answers of 500 in a row, after which it is asked whether the request is at fault, or the target
 LAST = 5.0  # seconds that the end waits for a request under way
 QUIET = 60.0  # seconds between two lines of the log about one target's losses
 logger = logging.getLogger("assay.collector")
@@ -30,8 +31,15 @@ Waiting = tuple[Record, Letter | None]  # None: what lies there is torn, or none
 class Outbox:
     """Sends to one target, at least once and in order; what it gives up is counted, with the reason."""
 
-    def __init__(self, target: Target, folder: Path, metrics: Metrics, most_bytes: int = MOST_BYTES) -> None:
-        self.target, self._metrics, self._post = target, metrics, Post(target)
+    def __init__(
+        self,
+        target: Target,
+        folder: Path,
+        metrics: Metrics,
+        most_bytes: int = MOST_BYTES,
+        longest: float = LONGEST_PAUSE,
+    ) -> None:
+        self.target, self._metrics, self._post, self._longest = target, metrics, Post(target), longest
         self._folder = folder / target.folder
         self._spool = Spool(self._folder, most_bytes, {"url": target.url, "project": target.name})
         self._wake, self._end = threading.Event(), threading.Event()
@@ -65,9 +73,10 @@ class Outbox:
             self._wake.clear()
             answer = self._send_all()
             if answer is None:
-                self._wake.wait()
+                if not self._end.is_set():  # which is set first: a wake of the end that was cleared is not waited for
+                    self._wake.wait()
             else:
-                self._end.wait(max(answer.after, pause(self._failed, longest=LONGEST_PAUSE)))
+                self._end.wait(max(answer.after, pause(self._failed, longest=self._longest)))
                 self._failed += 1
         self._post.close()
 
@@ -108,7 +117,7 @@ class Outbox:
 
     def _deliver(self, letters: list[Letter]) -> Answer | None:
         answer = self._post.send(joined(letters))
-        if answer.verdict == "later" and not self._is_its_fault(answer):
+        if answer.verdict == "later" and not self._is_its_fault(answer, letters):
             return answer
         self._failed = self._faults = 0
         self._tell_back()
@@ -121,10 +130,26 @@ class Outbox:
             self._drop({answer.reason: len(letters)})
         return next((later for part in parts if (later := self._deliver(part))), None)
 
-    def _is_its_fault(self, answer: Answer) -> bool:
-        """Whether a request is to go, as the target fails on it again and again, and not because it is away."""
-        self._faults += answer.reason == "http_500"
-        return self._faults >= MOST_500
+    def _is_its_fault(self, answer: Answer, letters: Sequence[Letter]) -> bool:
+        """Whether the target fails on this request alone: asked now and then, by another one that waits behind it.
+
+        Where it takes that one, that one is sent again in its turn. A target that takes neither is broken itself.
+        """
+        self._faults = self._faults + 1 if answer.reason == "http_500" else 0
+        if self._faults < MOST_500:
+            return False
+        self._faults = 0
+        other = next((letter for letter in self._waiting() if letter not in letters), None)
+        return other is not None and self._post.send(other).verdict == "taken"
+
+    def _waiting(self) -> Iterator[Letter]:
+        """What lies there, left where it is."""
+        for segment in self._segments():
+            descriptor = os.open(segment, os.O_RDONLY)
+            try:
+                yield from (letter for record in records(descriptor) if (letter := _read(record)) is not None)
+            finally:
+                os.close(descriptor)
 
     # What is told
 

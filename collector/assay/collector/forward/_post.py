@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from assay.collector.forward._letter import Letter
@@ -16,6 +15,9 @@ from assay.collector.forward._target import Target
 from assay.collector.hosts import is_loopback
 from assay.collector.intake import HOPS, SIGNALS
 from assay.tracer.backoff import seconds_until
+
+if TYPE_CHECKING:
+    import httpx
 
 MOST_ANSWER = 64 * 1024  # bytes of an answer that are read
 LONGEST_WAIT = 300.0  # seconds, whatever a target asks for
@@ -49,6 +51,8 @@ class Post:
 
     def send(self, letter: Letter) -> Answer:
         """POST it to the address of its signal."""
+        import httpx  # a tenth of a second that only those pay who pass on
+
         if self._client is None:
             timeout = httpx.Timeout(SECONDS, connect=TO_CONNECT)
             self._client = httpx.Client(timeout=timeout, follow_redirects=False)

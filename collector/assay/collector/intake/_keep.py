@@ -17,7 +17,8 @@ from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import SendsOn, Serving, Store
 
-MANY = 500  # runs, from which on they are encoded beside the event loop; amendments in one commit
+# Runs, from which on they are encoded beside the event loop, and written in pieces; amendments in one commit
+MANY = 250
 Refusals = Sequence[ItemRefused]
 
 

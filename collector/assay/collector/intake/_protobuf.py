@@ -34,9 +34,9 @@ def split(body: bytes, most: int) -> Iterable[Group]:
         yield Resource.FromString(resource), InstrumentationScope.FromString(scope), items
 
 
-def parser(message: type[M], kind: str) -> Callable[[bytes], M]:
+def parser(message: type[M], kind: str) -> Callable[[memoryview], M]:
     """Parses an item of a kind. Raises one of `ERRORS`, or `Permanent` for one that is more than its bytes."""
-    parse: Callable[[bytes], M] = message.FromString  # type: ignore[attr-defined]
+    parse: Callable[[memoryview], M] = message.FromString  # type: ignore[attr-defined]
     return lambda item: parse(_salvage.check_messages(item, kind))
 
 

@@ -2,16 +2,19 @@
 
 Protobuf refuses a message as a whole when one text in it is not UTF-8 or one value is nested too deep; here each item
 can be parsed alone. And it makes of two bytes an object of fifty: what is large is taken apart first, so that one item
-at a time is in memory, and counted, so that no item is larger than its bytes let expect.
+at a time is in memory, and counted, so that no item is larger than its bytes let expect. Parts are views of the body:
+as bytes of their own, a body with a single large item would be in memory four times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from assay.collector.intake._errors import Permanent
 from assay.collector.intake._limits import GROUPS
 
+View = TypeVar("View", bytes, memoryview)
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 SMALL = 64 * 1024  # bytes of an item, up to which it is parsed uncounted
 MESSAGES = 600_000  # within one item: some 50 bytes each once they are parsed
@@ -33,7 +36,7 @@ class Malformed(ValueError):
     """These bytes are no protobuf message."""
 
 
-def groups(body: bytes, most: int) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
+def groups(body: bytes, most: int) -> Iterator[tuple[bytes, bytes, list[memoryview]]]:
     """The bytes of (resource, scope, its spans or log records) of an export request. Raises `Malformed`, or `Permanent`
     for more items than `most`, or too many groups.
 
@@ -41,7 +44,7 @@ def groups(body: bytes, most: int) -> Iterator[tuple[bytes, bytes, list[bytes]]]
     field 2 are groups by scope, of which field 1 is the scope and field 2 are the items.
     """
     left = most
-    for group in _some(_fields(body, 1), GROUPS, "groups"):
+    for group in _some(_fields(memoryview(body), 1), GROUPS, "groups"):
         resource = b"".join(_fields(group, 1))  # a field sent twice is merged: so says protobuf
         for subgroup in _some(_fields(group, 2), GROUPS, "groups"):
             items = list(_some(_fields(subgroup, 2), left, "items", most))
@@ -49,37 +52,37 @@ def groups(body: bytes, most: int) -> Iterator[tuple[bytes, bytes, list[bytes]]]
             yield resource, b"".join(_fields(subgroup, 1)), items
 
 
-def _some(found: Iterator[bytes], most: int, what: str, told: int | None = None) -> Iterator[bytes]:
+def _some(found: Iterator[memoryview], most: int, what: str, told: int | None = None) -> Iterator[memoryview]:
     for number, one in enumerate(found):
         if number >= most:
             raise Permanent("too_many", f"more than {told or most:,} {what} in one request: send less")
         yield one
 
 
-def check_messages(message: bytes, kind: str) -> bytes:
+def check_messages(message: View, kind: str) -> View:
     """The same bytes of a message of a kind in `SCHEMAS`. Raises `Permanent` if it holds too many messages, and
     `Malformed`.
     """
     if len(message) > SMALL:
-        waiting, count = [(message, SCHEMAS[kind])], 0
+        waiting, count = [(memoryview(message), SCHEMAS[kind])], 0
         while waiting:
-            bytes_, schema = waiting.pop()
-            for field, start, end in _extents(bytes_):
+            view, schema = waiting.pop()
+            for field, start, end in _extents(view):
                 inner = schema.get(field)
                 if inner is not None:
                     count += 1
                     if end - start > 1:
-                        waiting.append((bytes_[start:end], SCHEMAS[inner]))
+                        waiting.append((view[start:end], SCHEMAS[inner]))
                     if count > MESSAGES:
                         raise Permanent("too_many", f"more than {MESSAGES:,} values in one item: send less")
     return message
 
 
-def _fields(message: bytes, wanted: int) -> Iterator[bytes]:
+def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
     return (message[start:end] for field, start, end in _extents(message) if field == wanted)
 
 
-def _extents(message: bytes) -> Iterator[tuple[int, int, int]]:
+def _extents(message: memoryview) -> Iterator[tuple[int, int, int]]:
     """Of each field that holds bytes its number, and where they begin and end. Raises `Malformed`."""
     position, size = 0, len(message)
     while position < size:
@@ -92,7 +95,7 @@ def _extents(message: bytes) -> Iterator[tuple[int, int, int]]:
         position = end
 
 
-def _extent(message: bytes, position: int, wire_type: int) -> tuple[int, int]:
+def _extent(message: memoryview, position: int, wire_type: int) -> tuple[int, int]:
     if wire_type == BYTES:
         length, position = _varint(message, position)
     elif wire_type == VARINT:
@@ -106,7 +109,7 @@ def _extent(message: bytes, position: int, wire_type: int) -> tuple[int, int]:
     return position, position + length
 
 
-def _varint(message: bytes, position: int) -> tuple[int, int]:
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
     byte = message[position] if position < len(message) else 128
     if byte < 128:  # nearly all of them
         return byte, position + 1

@@ -89,13 +89,9 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
     async def _taken(self, signal: Any, context: Any, metadata: Metadata, access: Access) -> bytes:
         """The answer to a message that has been kept."""
         receiver = self._receiver
-        message = await self._reads(context.read)
-        if not isinstance(message, bytes):
-            raise Permanent("malformed", "the call has no message") if context.peer() else _Ended
         body = Body(receiver.pending, receiver.limits)
         try:
-            content = await body.read(_encoding(message), _channel(message))
-            del message
+            content = await self._reads(partial(_content, context, body))
             marks = next((str(value) for name, value in metadata if name == HOPS.decode()), "")
             request = Request(signal, signal.protobuf, content, access.project, hops_of(marks), admit=body.grow)
             decoded = await receiver.intake.take(request)
@@ -138,6 +134,14 @@ async def _abort(context: Any, code: int, message: str, retry_after: float | Non
 
 
 MESSAGE = 2000  # characters of an error's message: it travels in a header
+
+
+async def _content(context: Any, body: Body) -> bytes:
+    """The message, inflated and counted: before it is, no other one is read in its place."""
+    message = await context.read()
+    if not isinstance(message, bytes):
+        raise Permanent("malformed", "the call has no message") if context.peer() else _Ended
+    return await body.read(_encoding(message), _channel(message))
 
 
 def _encoding(message: bytes) -> dict[bytes, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 64 * 1024),
     ("grpc.server_handshake_timeout_ms", 15_000),
-    ("grpc.max_connection_idle_ms", 120_000),  # a sender that comes back later connects anew
+    ("grpc.max_connection_idle_ms", 60_000),  # a sender that comes back later connects anew
     ("grpc.keepalive_time_ms", 60_000),  # who went away without a word is noticed
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -95,6 +96,8 @@ class Listener:
 
 def _can_be(host: str, port: int) -> None:
     """Raises `Refused` without grpcio, or where the port is somebody's. gRPC itself would print pages about that."""
+    # Its handlers of forks do not work beside a server, and say so on stderr at each one
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         with needing("server", "OTLP over gRPC"):
             import grpc.aio  # noqa: F401

@@ -9,9 +9,9 @@ from typing import TypeVar
 from assay.collector.intake import Retryable
 
 T = TypeVar("T")
-MOST = 8
+MOST = 6
 SECONDS = 60.0  # for one
-PATIENCE = 1.0  # that one has before it makes room for another
+PATIENCE = 2.0  # that one has before it makes room for another
 
 
 class Reads:
@@ -22,7 +22,7 @@ class Reads:
         self._under_way: dict[asyncio.Timeout, float] = {}
 
     async def __call__(self, read: Callable[[], Awaitable[T]]) -> T:
-        """A message. Raises `Retryable`: it did not come in time, or there is no room for it."""
+        """What is read. Raises `Retryable`: it did not come in time, or there is no room for it."""
         await self._room()
         limit = asyncio.timeout(SECONDS)
         try:

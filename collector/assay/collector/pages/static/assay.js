@@ -20,7 +20,7 @@ addEventListener("pageshow", () => {
 // Charts over a long time come when they are ready; the list does not wait for them.
 function charts() {
   for (const place of document.querySelectorAll("[data-charts]")) {
-    fetch(place.dataset.charts).then((answer) => answer.text()).then((text) => {
+    fetch(place.dataset.charts).then((answer) => (answer.ok ? answer.text() : Promise.reject(answer))).then((text) => {
       place.replaceWith(...new DOMParser().parseFromString(text, "text/html").body.childNodes);
     }).catch(() => place.remove());
   }
@@ -33,6 +33,7 @@ async function refresh() {
   const list = document.getElementById("list");
   if (document.hidden || list.querySelector(":popover-open") || list.contains(document.activeElement)) return;
   const answer = await fetch(location.href);
+  if (answer.status === 401) return location.reload(); // signed out: the page says where to sign in
   if (!answer.ok) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of ["list", "times"]) document.getElementById(id).replaceWith(document.adoptNode(page.getElementById(id)));

@@ -6,7 +6,8 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import zstandard
 
@@ -81,9 +82,12 @@ class Behind:
             with self._file.read() as reader:
                 keys = _words.waiting(reader, self._file.clock.now(), overdue_only=self._busy())
                 entries = _words.entries(reader, keys)
-            if keys:
-                self._writer.call(lambda _: _words.put(self._appender.reader, keys, entries, disturbed))
+            for some, words in _words.pieces(keys, entries):
+                self._writer.call(partial(self._put, some, words), patient=True)
             return bool(keys)
+
+    def _put(self, keys: Sequence[int], entries: Sequence[_words.Entry], _: sqlite3.Connection) -> None:
+        _words.put(self._appender.reader, keys, entries, self._appender.disturbed)
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""

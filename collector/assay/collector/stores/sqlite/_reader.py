@@ -26,6 +26,7 @@ _STORED = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "
 CLOSED = "the store is closed"
 STEPS = 200_000  # of SQLite between two looks at whether the store is closed; some milliseconds
 READERS = 8  # more would only share the same cores, and each has a page cache
+IDLE = 3  # kept open for the next question; what a rush has opened beyond them would keep its cache for ever
 
 
 class Stored(NamedTuple):
@@ -158,7 +159,7 @@ class Readers:
         if reader.db.in_transaction:
             reader.db.execute("ROLLBACK")
         with self._lock:
-            if self._closed:
+            if self._closed or len(self._free) >= IDLE:
                 reader.db.close()
             else:
                 self._free.append(reader)

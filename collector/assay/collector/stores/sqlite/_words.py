@@ -19,7 +19,8 @@ from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many
 
 CHARACTERS = 200_000  # of one trace that are indexed, counted from its first span
-ROUND = 100  # traces per transaction; appends wait for it, some 10 ms
+ROUND = 100  # traces that are read together
+PIECE = 30_000  # characters of one transaction, or a single trace's; appends wait for it, some 10 ms
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
 
@@ -84,6 +85,22 @@ def _leaves(value: JSON) -> Iterator[str]:
             stack.extend(reversed(item))
         elif isinstance(item, (int, float)) and not isinstance(item, bool):
             yield str(item)
+
+
+def pieces(keys: Sequence[int], entries: Sequence[Entry]) -> Iterator[tuple[list[int], list[Entry]]]:
+    """What to `put` in one transaction each: keys, and the entries of these; first all that have none."""
+    without = set(keys).difference(entry.trace for entry in entries)
+    if without:
+        yield sorted(without), []
+    some, characters = list[Entry](), 0
+    for entry in entries:
+        if some and characters + len(entry.text) > PIECE:
+            yield [one.trace for one in some], some
+            some, characters = [], 0
+        some.append(entry)
+        characters += len(entry.text)
+    if some:
+        yield [one.trace for one in some], some
 
 
 def put(writer: Reader, keys: Sequence[int], new: Sequence[Entry], disturbed: set[int]) -> None:

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most; more are told to come again
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
+HEAVY_WEIGHT = 250  # a batch of so many spans does not go into one commit with others, which would wait for it
 SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
 MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
 FULL = "the disk is full, and what is left is for making room: delete something (`assay db delete`, `assay db prune`)"
@@ -38,12 +39,18 @@ class Job:
     action: Callable[[sqlite3.Connection], Any] | None = None
     alone: Callable[[sqlite3.Connection], Any] | None = None
     frees: bool = False  # it makes room: done even where there is none but the reserve
+    patient: bool = False  # it has a commit of its own, of which there is one after each of what others wait for
     future: Future[Any] = field(default_factory=Future)
     result: Any = None
 
+    @property
+    def lets_pass(self) -> bool:
+        """Whether it takes turns with what others wait for."""
+        return self.patient or (self.batch is not None and self.weight >= HEAVY_WEIGHT)
+
 
 class Writer:
-    """Group commit: everything that waits goes into the next transaction.
+    """Group commit: everything that waits goes into the next transaction, but for what is patient.
 
     `append` writes batches on the connection; `reset` is called when a transaction was rolled back. `watch` says before
     a commit is acknowledged whether it is where it will be looked for.
@@ -60,6 +67,8 @@ class Writer:
         self._db, self._watch, self._append, self._reset = db, watch, append, reset
         self.reserve = reserve
         self._jobs: deque[Job] = deque()
+        self._patient: deque[Job] = deque()
+        self._patience_ends = False  # the patient had to wait for the last commit
         self._weight = 0
         self._ready = threading.Condition()
         self._closing = False
@@ -99,15 +108,15 @@ class Writer:
                 raise Unavailable(FULL, retry_after=5.0)
             if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
                 raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
-            self._jobs.append(job)
+            (self._patient if job.lets_pass else self._jobs).append(job)
             self._weight += job.weight
-            if len(self._jobs) == 1 or self._is_enough():
+            if len(self._jobs) + len(self._patient) == 1 or self._is_enough():
                 self._ready.notify()
         return job.future
 
-    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False) -> T:
+    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False, patient: bool = False) -> T:
         """Do something on the writing connection and wait until it is durable."""
-        result: T = self.put(Job(weight=64, action=action, frees=frees)).result()
+        result: T = self.put(Job(weight=64, action=action, frees=frees, patient=patient)).result()
         return result
 
     def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
@@ -132,16 +141,27 @@ class Writer:
     def _take(self) -> list[Job]:
         """What goes into the next commit; waits for work."""
         with self._ready:
-            while not self._jobs and not self._closing:
+            while not (self._jobs or self._patient or self._closing):
                 self._ready.wait()
-            self._wait_for_company()
-            jobs: list[Job] = []
-            weight = 0
-            while self._jobs and (not jobs or self._may_join(jobs, weight)):
-                weight += self._jobs[0].weight
-                jobs.append(self._jobs.popleft())
-            self._weight -= weight
+            jobs = self._next_patient() or self._next_group()
+            self._weight -= sum(job.weight for job in jobs)
             return jobs
+
+    def _next_patient(self) -> list[Job]:
+        if not self._patient or (self._jobs and not self._patience_ends):
+            return []
+        self._patience_ends = False
+        return [self._patient.popleft()]
+
+    def _next_group(self) -> list[Job]:
+        self._wait_for_company()
+        jobs: list[Job] = []
+        weight = 0
+        while self._jobs and (not jobs or self._may_join(jobs, weight)):
+            weight += self._jobs[0].weight
+            jobs.append(self._jobs.popleft())
+        self._patience_ends = True
+        return jobs
 
     def _wait_for_company(self) -> None:
         """Callers that were answered by one commit soon come again: together they cost one commit, not several."""

@@ -1,0 +1,160 @@
+"""`assay keys`, run as people run it: on a file, and through the server that holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from assay.cli._app import app
+from assay.cli._common import failing_in_one_line
+from assay.collector.errors import Refused
+from assay.collector.records import Key
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+
+
+def assay(*arguments: object, **options: Any) -> Any:
+    return CliRunner().invoke(app, ["keys", *map(str, arguments)], **options)
+
+
+def refusal(*arguments: object) -> str:
+    with pytest.raises(SystemExit) as told, failing_in_one_line():
+        app(["keys", *map(str, arguments)])
+    return str(told.value)
+
+
+def created(*arguments: object) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(assay("create", *arguments, "--json").stdout)
+    return made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "assay.db"
+
+
+def kept(path: Path) -> list[Key]:
+    with SQLiteStore(path) as store:
+        return store.keys()
+
+
+def test_the_secret_alone_stands_on_stdout(path: Path) -> None:
+    told = assay("create", "the bot", "--scope", "ingest", "--store", path)
+    secret = told.stdout.strip()
+    assert secret.startswith("assay_")
+    assert len(secret) == 49
+    (key,) = kept(path)
+    assert (key.name, key.scopes, key.project, key.expires_ns) == ("the bot", ("ingest",), None, None)
+    assert key.sha256 == hashlib.sha256(secret.encode()).hexdigest()
+    assert key.id in told.stderr
+    assert secret not in told.stderr
+
+
+def test_scopes_project_and_expiry(path: Path) -> None:
+    before = time.time_ns()
+    scopes = ("--scope", "read", "--scope", "feedback", "--scope", "read")
+    made = created("a", *scopes, "--project", "shop", "--expires", "90d", "--store", path)
+    (key,) = kept(path)
+    assert (key.scopes, key.project) == (("read", "feedback"), "shop")
+    assert before <= (key.expires_ns or 0) - 90 * 86_400 * 10**9 <= time.time_ns()
+    assert {name: made[name] for name in ("id", "scopes", "project")} == {
+        "id": key.id,
+        "scopes": ["read", "feedback"],
+        "project": "shop",
+    }
+
+
+def test_no_secret_is_listed(path: Path) -> None:
+    made = created("ann", "--store", path)
+    shown, told = assay("list", "--store", path).stdout, assay("list", "--json", "--store", path).stdout
+    assert "ann" in shown
+    assert json.loads(told) == {name: value for name, value in made.items() if name != "key"}
+    for hidden in (made["key"], hashlib.sha256(made["key"].encode()).hexdigest()):
+        assert hidden not in shown + told
+        assert made["key"].encode() not in path.read_bytes()
+
+
+def test_a_key_is_revoked_by_id_or_name(path: Path) -> None:
+    first, _ = created("a", "--store", path), created("b", "--store", path)
+    assert json.loads(assay("revoke", first["id"], "--yes", "--json", "--store", path).stdout)["name"] == "a"
+    assert assay("revoke", "b", "--yes", "--store", path).exit_code == 0
+    assert kept(path) == []
+
+
+def test_revoking_asks_first(path: Path) -> None:
+    created("a", "--store", path)
+    assert assay("revoke", "a", "--store", path, input="n\n").exit_code == 1
+    assert len(kept(path)) == 1
+
+
+def test_of_two_keys_of_one_name_neither_is_revoked_by_it(path: Path) -> None:
+    created("a", "--store", path), created("a", "--store", path)
+    assert "2 keys are called 'a'" in refusal("revoke", "a", "--yes", "--store", str(path))
+    assert len(kept(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("create", "a", "--scope", "all"), "there is no scope 'all'"),
+        (("create", " "), "a key's name is 1 to 200 printable characters"),
+        (("create", "a\nb"), "a key's name is 1 to 200 printable characters"),
+        (("create", "a", "--expires", "soon"), "'soon' is no duration"),
+        (("create", "a", "--expires", "0d"), "is no time for a key to last"),
+        (("create", "a", "--expires", "9" * 30 + "d"), "is no time for a key to last"),
+        (("revoke", "none", "--yes"), "there is no key 'none'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(path: Path, arguments: tuple[str, ...], told: str) -> None:
+    SQLiteStore(path).close()
+    assert told in refusal(*arguments, "--store", str(path))
+    assert kept(path) == []
+
+
+def test_a_mistyped_file_is_no_empty_one(tmp_path: Path) -> None:
+    assert "there is no file" in refusal("list", "--store", str(tmp_path / "none.db"))
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_the_first_key_opens_the_server_that_asked_for_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    with SQLiteStore(path) as store, pytest.raises(Refused, match="assay keys create"):
+        Server(store, host="0.0.0.0")
+    secret = created("first", "--store", path)["key"]
+    with SQLiteStore(path) as store, Server(store, host="0.0.0.0") as server:
+        assert httpx.get(f"{server.url}/api/count", headers={"x-api-key": secret}, timeout=60).status_code == 200
+
+
+def test_through_the_server_that_holds_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_API_KEY", "master")
+    with SQLiteStore(path) as store, Server(store, host="0.0.0.0") as server:
+        made = created("ann", "--scope", "admin", "--store", server.url)
+        assert "ann" in assay("list", "--store", server.url).stdout
+        monkeypatch.setenv("ASSAY_API_KEY", made["key"])
+        assert assay("revoke", "ann", "--yes", "--store", server.url).exit_code == 0
+        events = [(one.action, one.key, one.address) for one in store.audit()]
+    assert events == [("delete_key", made["id"], "127.0.0.1"), ("save_key", "ASSAY_API_KEY", "127.0.0.1")]
+
+
+def test_a_key_that_does_not_administer_makes_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = created("ann", "--store", path)["key"]
+    with SQLiteStore(path) as store, Server(store, host="0.0.0.0") as server:
+        monkeypatch.setenv("ASSAY_API_KEY", secret)
+        assert "the API key may not administer" in refusal("create", "b", "--store", server.url)
+
+
+def test_the_audit_says_who_did_what(path: Path) -> None:
+    made = created("ann [bold]", "--store", path)
+    assay("revoke", made["id"], "--yes", "--store", path)
+    newest, first = map(json.loads, assay("audit", "--json", "--store", path).stdout.splitlines())
+    assert [newest["action"], first["action"]] == ["delete_key", "save_key"]
+    assert json.loads(newest["about"]) == {"id": made["id"], "name": "ann [bold]"}
+    shown = assay("audit", "--limit", 1, "--store", path).stdout
+    assert ("delete_key" in shown, "save_key" in shown, "ann [bold]" in shown) == (True, False, True)
