@@ -74,6 +74,16 @@ def test_a_model_that_never_answered_is_known_from_its_parameters(sent):
     assert sent[7].attributes["llm.invocation_parameters"] == '{"model": "broken"}'
 
 
+def test_what_is_said_in_opentelemetrys_names_as_well_is_read_once(sent):
+    with stored("openinference/openai_genai") as store:
+        again = [trace.root for trace in traces(store)]
+    assert [(run.inputs, run.outputs, run.usage, run.model) for run in again] == [
+        (run.inputs, run.outputs, run.usage, run.model) for run in sent
+    ]
+    assert [run.cost for run in again] == [run.cost for run in sent]
+    assert "gen_ai.input.messages" in again[0].attributes
+
+
 # what no fixture has
 
 
