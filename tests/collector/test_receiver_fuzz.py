@@ -32,6 +32,10 @@ VALID = request(
 KNOWN = ["llm.model_name", "llm.token_count.prompt", "llm.cost.total"]
 KNOWN += [value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)]
 KNOWN += ["retrieval.documents.0.document.content", "llm.input_messages.0.message.role", "gen_ai.input.messages"]
+KNOWN += ["llm.output_messages.0.message.tool_calls.0.tool_call.id", "llm.prompts.0.prompt.text", "reranker.query"]
+KNOWN += ["annotations.0.annotation.name", "annotations.0.annotation.score", "session.evaluations.0.evaluation.label"]
+KNOWN += ["output.documents.0.document.url", "ai.operationId", "ai.response.toolCalls", "ai.documents", "ai.ranking"]
+KNOWN += ["haystack.component.type", "haystack.component.output", "haystack.pipeline.metadata"]
 KNOWN += ["gen_ai.retrieval.documents", "gen_ai.conversation.id", "gen_ai.tool.call.arguments", "exception.type"]
 
 plain = st.recursive(
@@ -49,6 +53,11 @@ plain = st.recursive(
             "1e999",
             "application/json",
             "RETRIEVER",
+            "LLM",
+            "ai.generateText.doGenerate",
+            "ai.rerank.doRerank",
+            "ChatGenerator",
+            '{"documents": [{"content": 1, "meta": 2}], "replies": [{"meta": []}], "meta": [null]}',
             "chat",
             "[[",
             "nan",

@@ -1,4 +1,4 @@
-"""Records: what makes two feedbacks the same one, and the quick way to make one."""
+"""Records: what makes two feedbacks the same one, and the quick way to make one; what was retrieved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from assay.collector import _wire
-from assay.collector.records import Feedback, Retention, Target, scored
+from assay.collector.records import Document, Feedback, Retention, Run, Target, Trace, scored
 
 TARGET = Target(trace_id="1" * 32)
 
@@ -55,3 +55,36 @@ def test_another_attribute_is_none() -> None:
 def test_a_retention_below_zero_would_give_up_what_is_yet_to_come(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} of a retention is -1"):
         Retention(**{name: -1})
+
+
+def retrieving(*above: tuple[str, str | None, str]) -> list[str]:
+    """What was retrieved in a trace of (id and document, parent, kind), "-" for a step without documents."""
+    runs = [
+        Run(
+            trace_id="1" * 32,
+            span_id=name,
+            name=name,
+            parent_id=parent,
+            kind=kind,
+            documents=() if name.startswith("-") else (Document(name),),
+        )
+        for name, parent, kind in above
+    ]
+    return [document.content for document in Trace(runs[0], tuple(runs)).documents]
+
+
+def test_a_retriever_that_asks_others_gives_what_it_has_made_of_theirs() -> None:
+    """As LangChain's and LlamaIndex's retrievers over retrievers do."""
+    below = [("-", "all", "chain"), ("a", "all", "retriever"), ("b", "-", "retriever"), ("c", "-root", "retriever")]
+    assert retrieving(("-root", None, "chain"), ("all", "-root", "retriever"), *below) == ["all", "c"]
+    assert retrieving(("-root", None, "retriever"), ("a", "-root", "retriever"), ("b", "-root", "retriever")) == [
+        "a",
+        "b",
+    ]
+
+
+def test_retrievers_in_a_circle_are_all_heard() -> None:
+    circle = [("-root", None, "chain"), ("a", "b", "retriever"), ("b", "a", "retriever")]
+    assert retrieving(*circle) == ["a", "b"]
+    around = [("-root", None, "chain"), ("-x", "-y", "chain"), ("-y", "-x", "chain"), ("a", "-x", "retriever")]
+    assert retrieving(*around) == ["a"]

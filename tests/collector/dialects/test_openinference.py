@@ -74,6 +74,16 @@ def test_a_model_that_never_answered_is_known_from_its_parameters(sent):
     assert sent[7].attributes["llm.invocation_parameters"] == '{"model": "broken"}'
 
 
+def test_what_is_said_in_opentelemetrys_names_as_well_is_read_once(sent):
+    with stored("openinference/openai_genai") as store:
+        again = [trace.root for trace in traces(store)]
+    assert [(run.inputs, run.outputs, run.usage, run.model) for run in again] == [
+        (run.inputs, run.outputs, run.usage, run.model) for run in sent
+    ]
+    assert [run.cost for run in again] == [run.cost for run in sent]
+    assert "gen_ai.input.messages" in again[0].attributes
+
+
 # what no fixture has
 
 
@@ -215,6 +225,8 @@ def test_a_decision_of_before_says_it_as_a_model_does():
 def test_tokens_and_costs_that_a_step_sums_up_are_not_counted_again(kind):
     found = run(kind, llm__token_count__prompt=4, llm__cost__total=0.5)
     assert (found.usage, found.cost) == (None, None)
+    assert run(kind, llm__token_count__prompt=4, gen_ai__usage__input_tokens=4).usage is None  # said twice
+    assert run(kind, gen_ai__usage__input_tokens=4).usage == Usage(4, 0)
     assert found.attributes == {"llm.token_count.prompt": 4, "llm.cost.total": 0.5}
 
 

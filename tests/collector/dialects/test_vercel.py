@@ -169,5 +169,9 @@ def test_metadata_that_makes_no_sense_is_metadata():
     assert (found.session_id, found.tags, found.metadata) == (None, (), {"sessionId": 7, "tags": "a"})
 
 
+def test_tokens_of_the_call_around_count_under_no_name():
+    assert run(ai__operationId="ai.generateText", gen_ai__usage__input_tokens=7).usage is None
+
+
 def test_tokens_summed_up_under_another_name_are_not_counted():
     assert run(gen_ai__aggregated_usage__input_tokens=7, gen_ai__operation__name="invoke_agent").usage is None

@@ -142,6 +142,7 @@ def _model(draft: Draft) -> None:
 def _tokens(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
     if fields.get("kind") in SUMMED and str(draft.span.attributes.get(names.KIND)).upper() != "DECISION":
+        draft.sums = draft.sums or GIVEN in attributes or MADE in attributes
         return
     _usage(draft, GIVEN, MADE)
     if (cost := number(attributes.get(COST))) is not None:

@@ -53,6 +53,8 @@ def vercel(draft: Draft) -> None:
     _model(draft)
     if call:
         _usage(draft)
+    else:
+        draft.sums = True
     _told(draft)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.collector.records._feedback import Feedback
@@ -135,10 +135,27 @@ class Trace:
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """The retrieved context: documents of the last reranker, else of all retrievers, else of any run."""
+        """The retrieved context: documents of the last reranker, else of all retrievers, else of any run.
+
+        A retriever that asks others gives what it has made of theirs: those below it do not count again.
+        """
         holders = [run for run in self.runs if run.documents]
         rerankers = [run for run in holders if run.kind == "reranker"]
         if rerankers:
             return rerankers[-1].documents
         retrievers = [run for run in holders if run.kind == "retriever"] or holders
-        return tuple(document for run in retrievers for document in run.documents)
+        return tuple(document for run in _outermost(retrievers, self.runs) for document in run.documents)
+
+
+def _outermost(holders: Sequence[Run], runs: Sequence[Run]) -> Sequence[Run]:
+    """Those that are below none of the others; all of them if they go round in a circle."""
+    parents, ids = {run.span_id: run.parent_id for run in runs}, {run.span_id for run in holders}
+    below: dict[str | None, bool] = {None: False}  # spans that hold nothing: whether a holder is above them
+    for run in holders:
+        path, above = [], run.parent_id
+        while above not in below and above not in ids:
+            below[above] = False
+            path.append(above)
+            above = parents.get(above or "")
+        below |= dict.fromkeys(path, above in ids or below[above])
+    return [run for run in holders if run.parent_id not in ids and not below[run.parent_id]] or holders
