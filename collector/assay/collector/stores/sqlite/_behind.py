@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 
 import zstandard
@@ -15,6 +16,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.stores.sqlite import _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._writer import Job
 
 log = logging.getLogger("assay.collector")
 
@@ -82,9 +84,20 @@ class Behind:
             with self._file.read() as reader:
                 keys = _words.waiting(reader, self._file.clock.now(), overdue_only=self._busy())
                 entries = _words.entries(reader, keys)
-            for some, words in _words.pieces(keys, entries):
-                self._writer.call(partial(self._put, some, words), patient=True)
+            self._put_in_pieces(keys, entries)
             return bool(keys)
+
+    def _put_in_pieces(self, keys: Sequence[int], entries: Sequence[_words.Entry]) -> None:
+        """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
+        queued: list[Future[None]] = []
+        try:
+            for some, words in _words.pieces(keys, entries):
+                put = partial(self._put, some, words)
+                queued.append(self._writer.put(Job(weight=1 + len(some) // 2, action=put, patient=True)))
+        finally:
+            wait(queued)
+        for future in queued:
+            future.result()
 
     def _put(self, keys: Sequence[int], entries: Sequence[_words.Entry], _: sqlite3.Connection) -> None:
         _words.put(self._appender.reader, keys, entries, self._appender.disturbed)

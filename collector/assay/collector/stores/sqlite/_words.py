@@ -20,7 +20,7 @@ from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_ma
 
 CHARACTERS = 200_000  # of one trace that are indexed, counted from its first span
 ROUND = 100  # traces that are read together
-PIECE = 30_000  # characters of one transaction, or a single trace's; appends wait for it, some 10 ms
+PIECE = 50_000  # characters of one transaction, or a single trace's; appends wait for it, some 10 ms
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
 

@@ -114,9 +114,9 @@ class Writer:
                 self._ready.notify()
         return job.future
 
-    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False, patient: bool = False) -> T:
+    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False) -> T:
         """Do something on the writing connection and wait until it is durable."""
-        result: T = self.put(Job(weight=64, action=action, frees=frees, patient=patient)).result()
+        result: T = self.put(Job(weight=64, action=action, frees=frees)).result()
         return result
 
     def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
