@@ -18,7 +18,7 @@ from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._reader import IDLE, READERS
-from assay.collector.stores.sqlite._words import PIECE, Entry, pieces
+from assay.collector.stores.sqlite._words import MOST, PIECE, Entry, pieces
 from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, TURN, Job
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
@@ -243,7 +243,7 @@ def test_a_rush_of_readers_leaves_few_open(store: SQLiteStore) -> None:
 
 def test_the_text_index_is_written_in_pieces() -> None:
     entries = [Entry(key, 7, "a" * size) for key, size in enumerate((PIECE // 2, PIECE // 2, 1, 3 * PIECE, 1))]
-    found = list(pieces([*range(5), 9], entries))
+    found = list(pieces([*range(5), 9], entries, PIECE))
     assert [keys for keys, _ in found] == [[9], [0, 1], [2], [3], [4]]
     assert [entry for _, some in found for entry in some] == entries
 
@@ -259,6 +259,18 @@ def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
 
 def test_what_is_larger_than_the_queue_is_taken_when_nothing_waits(store: SQLiteStore) -> None:
     assert store._behind._file.writer.put(Job(weight=10 * QUEUED_WEIGHT, action=lambda _: 7)).result(60) == 7
+
+
+def test_a_piece_of_the_text_index_is_as_large_as_a_moment_allows(store: SQLiteStore) -> None:
+    behind = store._behind
+    behind._fit(1, 1.0)
+    assert behind._piece == PIECE
+    for _ in range(10):
+        behind._fit(10 * MOST, 1e-6)
+    assert behind._piece >= MOST - PIECE
+    for _ in range(10):
+        behind._fit(10 * MOST, 1e6)
+    assert behind._piece == PIECE
 
 
 @pytest.mark.parametrize("cursor", ["", "1", "x.1", "1.x", "1.2.3"])

@@ -42,6 +42,7 @@ class Behind:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
+        self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -91,7 +92,7 @@ class Behind:
         """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
         queued: list[Future[None]] = []
         try:
-            for some, words in _words.pieces(keys, entries):
+            for some, words in _words.pieces(keys, entries, self._piece):
                 put = partial(self._put, some, words)
                 queued.append(self._writer.put(Job(weight=1 + len(some) // 2, action=put, patient=True)))
         finally:
@@ -100,7 +101,15 @@ class Behind:
             future.result()
 
     def _put(self, keys: Sequence[int], entries: Sequence[_words.Entry], _: sqlite3.Connection) -> None:
+        began = time.perf_counter()
         _words.put(self._appender.reader, keys, entries, self._appender.disturbed)
+        self._fit(sum(len(entry.text) for entry in entries), max(time.perf_counter() - began, 1e-6))
+
+    def _fit(self, characters: int, took: float) -> None:
+        """Have the next pieces take about a moment; what is far smaller than one says little of how long that is."""
+        if 2 * characters >= self._piece:
+            fitting = int(characters * _words.MOMENT / took)
+            self._piece = min(max((self._piece + fitting) // 2, _words.PIECE), _words.MOST)
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
