@@ -4,6 +4,7 @@
     python benchmarks/malice.py --seconds 60 --calm 30
     python benchmarks/malice.py --alone                  # each attack by itself on a fresh server: what it costs in memory
     python benchmarks/malice.py --only bombs --seconds 30
+    python benchmarks/malice.py --seconds 60 --aside     # a third run, in which another server is attacked
 
 Senders send 500 spans a second, in requests of 20, to `assay serve` behind a key; beside them, from a process of their
 own and in an order that the seed decides, come bombs, bodies all at once, heads and bodies that never end, wrong keys,
@@ -11,7 +12,9 @@ hostile hosts, questions without measure, spans that lie, and noise. Told is wha
 
 - no answer is a 5xx but 503, and that says when to come again;
 - every span that was acknowledged is there;
-- p99 of the senders' requests (from the first try to the acknowledgement) beside that of the run without malice;
+- p99 of the senders' requests (from the first try to the acknowledgement) beside that of the run without malice, and
+  with `--aside` also beside that of a run in which the attacks go to another server on the same machine: that is what
+  the attackers, and the work of refusing them, take from the senders by using the processors;
 - the peak of the server's memory, and whether it grows.
 """
 
@@ -32,7 +35,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -559,16 +562,16 @@ class Outcome:
         return median(self.samples[-quarter:]) / median(self.samples[quarter : 2 * quarter]) if quarter else 1.0
 
 
-def run(file: Path, seconds: float, seed: int, malice: bool = True, only: str = "") -> Outcome:
-    """Senders, and attackers if there is to be malice, against a fresh server on a file."""
-    with serving(file) as server:
+def run(file: Path, seconds: float, seed: int, malice: bool = True, only: str = "", aside: bool = False) -> Outcome:
+    """Senders, and attackers if there is to be malice, against a fresh server on a file; `aside` these have another."""
+    with serving(file) as server, serving(file.with_suffix(".aside")) if aside else nullcontext(server) as target:
         at_rest = server.memory()
         samples = list[float]()
         with multiprocessing.get_context("spawn").Pool(1) as attackers:
             harm = None
             if malice:
                 attackers.apply(prepare)
-                harm = attackers.apply_async(_attack, (server.port, seconds, seed, only))
+                harm = attackers.apply_async(_attack, (target.port, seconds, seed, only))
             sent = asyncio.run(_send(server, seconds, seed, samples))
             hurt = harm.get(seconds + 300) if harm else Harm()
         peak, alive = server.memory("VmHWM"), server.process.poll() is None
@@ -648,6 +651,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="attacks whose name holds this")
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--aside", action="store_true", help="a run, too, in which another server is attacked")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -656,6 +660,9 @@ def main() -> None:
         make = partial(run, seed=asked.seed, only=asked.only)
         calm = make(folder / "calm.db", asked.calm or asked.seconds, malice=False)
         show(calm, "without malice")
+        if asked.aside:
+            aside = make(folder / "aside.db", asked.seconds, aside=True)
+            show(aside, "with malice against another server")
         malice = make(folder / "malice.db", asked.seconds)
         show(malice, "with malice")
     verdicts = {
@@ -670,6 +677,8 @@ def main() -> None:
         f"memory flat ({malice.growth:.2f})": malice.growth <= 1.25,
     }
     print()
+    if asked.aside:
+        print(f"     p99 {malice.p99 / aside.p99:.1f} × that beside malice against another server")
     for what, holds in verdicts.items():
         print(f"{'ok  ' if holds else 'FAIL'} {what}")
     sys.exit(not all(verdicts.values()))

@@ -2,8 +2,8 @@
 
 Protobuf refuses a message as a whole when one text in it is not UTF-8 or one value is nested too deep; here each item
 can be parsed alone. And it makes of two bytes an object of fifty: what is large is taken apart first, so that one item
-at a time is in memory, and counted, so that no item is larger than its bytes let expect. Parts are views of the body:
-as bytes of their own, a body with a single large item would be in memory four times.
+at a time is in memory, and counted, so that no item is larger than its bytes let expect. Parts are views of the body,
+not bytes of their own: else a body with a single large item would be in memory four times.
 """
 
 from __future__ import annotations

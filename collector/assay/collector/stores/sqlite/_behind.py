@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 
 import zstandard
@@ -15,6 +16,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._writer import Job
 
 log = logging.getLogger("assay.collector")
 
@@ -40,6 +42,7 @@ class Behind:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
+        self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -82,12 +85,31 @@ class Behind:
             with self._file.read() as reader:
                 keys = _words.waiting(reader, self._file.clock.now(), overdue_only=self._busy())
                 entries = _words.entries(reader, keys)
-            for some, words in _words.pieces(keys, entries):
-                self._writer.call(partial(self._put, some, words), patient=True)
+            self._put_in_pieces(keys, entries)
             return bool(keys)
 
+    def _put_in_pieces(self, keys: Sequence[int], entries: Sequence[_words.Entry]) -> None:
+        """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
+        queued: list[Future[None]] = []
+        try:
+            for some, words in _words.pieces(keys, entries, self._piece):
+                put = partial(self._put, some, words)
+                queued.append(self._writer.put(Job(weight=1 + len(some) // 2, action=put, patient=True)))
+        finally:
+            wait(queued)
+        for future in queued:
+            future.result()
+
     def _put(self, keys: Sequence[int], entries: Sequence[_words.Entry], _: sqlite3.Connection) -> None:
+        began = time.perf_counter()
         _words.put(self._appender.reader, keys, entries, self._appender.disturbed)
+        self._fit(sum(len(entry.text) for entry in entries), max(time.perf_counter() - began, 1e-6))
+
+    def _fit(self, characters: int, took: float) -> None:
+        """Have the next pieces take about a moment; what is far smaller than one says little of how long that is."""
+        if 2 * characters >= self._piece:
+            fitting = int(characters * _words.MOMENT / took)
+            self._piece = min(max((self._piece + fitting) // 2, _words.PIECE), _words.MOST)
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""

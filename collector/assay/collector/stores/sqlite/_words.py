@@ -20,7 +20,8 @@ from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_ma
 
 CHARACTERS = 200_000  # of one trace that are indexed, counted from its first span
 ROUND = 100  # traces that are read together
-PIECE = 30_000  # characters of one transaction, or a single trace's; appends wait for it, some 10 ms
+PIECE, MOST = 25_000, 500_000  # characters of one transaction, if no single trace has more: appends wait for it
+MOMENT = 0.01  # seconds that it may take, within these bounds
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
 
@@ -87,14 +88,16 @@ def _leaves(value: JSON) -> Iterator[str]:
             yield str(item)
 
 
-def pieces(keys: Sequence[int], entries: Sequence[Entry]) -> Iterator[tuple[list[int], list[Entry]]]:
-    """What to `put` in one transaction each: keys, and the entries of these; first all that have none."""
+def pieces(keys: Sequence[int], entries: Sequence[Entry], size: int) -> Iterator[tuple[list[int], list[Entry]]]:
+    """What to `put` in one transaction each, of so many characters at most: keys, and the entries of these; first all
+    that have none.
+    """
     without = set(keys).difference(entry.trace for entry in entries)
     if without:
         yield sorted(without), []
     some, characters = list[Entry](), 0
     for entry in entries:
-        if some and characters + len(entry.text) > PIECE:
+        if some and characters + len(entry.text) > size:
             yield [one.trace for one in some], some
             some, characters = [], 0
         some.append(entry)

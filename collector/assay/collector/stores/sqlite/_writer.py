@@ -26,6 +26,7 @@ QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most;
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
 HEAVY_WEIGHT = 250  # a batch of so many spans does not go into one commit with others, which would wait for it
 SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
+TURN = 0.05  # seconds that what is patient may take at once while others wait
 MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
 FULL = "the disk is full, and what is left is for making room: delete something (`assay db delete`, `assay db prune`)"
 
@@ -39,13 +40,13 @@ class Job:
     action: Callable[[sqlite3.Connection], Any] | None = None
     alone: Callable[[sqlite3.Connection], Any] | None = None
     frees: bool = False  # it makes room: done even where there is none but the reserve
-    patient: bool = False  # it has a commit of its own, of which there is one after each of what others wait for
+    patient: bool = False  # it has a commit of its own, and of the time no more than all others, if any wait
     future: Future[Any] = field(default_factory=Future)
     result: Any = None
 
     @property
     def lets_pass(self) -> bool:
-        """Whether it takes turns with what others wait for."""
+        """Whether it takes turns with all that is neither patient nor heavy."""
         return self.patient or (self.batch is not None and self.weight >= HEAVY_WEIGHT)
 
 
@@ -68,7 +69,7 @@ class Writer:
         self.reserve = reserve
         self._jobs: deque[Job] = deque()
         self._patient: deque[Job] = deque()
-        self._patience_ends = False  # the patient had to wait for the last commit
+        self._owed = 0.0  # seconds that the patient may take before it is others' turn
         self._weight = 0
         self._ready = threading.Condition()
         self._closing = False
@@ -114,9 +115,9 @@ class Writer:
                 self._ready.notify()
         return job.future
 
-    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False, patient: bool = False) -> T:
+    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False) -> T:
         """Do something on the writing connection and wait until it is durable."""
-        result: T = self.put(Job(weight=64, action=action, frees=frees, patient=patient)).result()
+        result: T = self.put(Job(weight=64, action=action, frees=frees)).result()
         return result
 
     def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
@@ -134,9 +135,15 @@ class Writer:
         while True:
             jobs = self._take()
             if jobs:
+                began = time.monotonic()
                 self._commit(jobs)
+                self._share(jobs, time.monotonic() - began)
             elif self._closing:
                 return
+
+    def _share(self, jobs: list[Job], took: float) -> None:
+        """The patient may take as long as the others have taken, and begin once in any case."""
+        self._owed = self._owed - took if jobs[0].lets_pass else min(took, TURN)
 
     def _take(self) -> list[Job]:
         """What goes into the next commit; waits for work."""
@@ -148,9 +155,8 @@ class Writer:
             return jobs
 
     def _next_patient(self) -> list[Job]:
-        if not self._patient or (self._jobs and not self._patience_ends):
+        if not self._patient or (self._jobs and self._owed <= 0):
             return []
-        self._patience_ends = False
         return [self._patient.popleft()]
 
     def _next_group(self) -> list[Job]:
@@ -160,7 +166,6 @@ class Writer:
         while self._jobs and (not jobs or self._may_join(jobs, weight)):
             weight += self._jobs[0].weight
             jobs.append(self._jobs.popleft())
-        self._patience_ends = True
         return jobs
 
     def _wait_for_company(self) -> None:
