@@ -26,6 +26,8 @@ NOT_OURS = {
     "NoSource",
     "OverBudget",
     "_Dearer",
+    "_Closed",
+    "_Ended",
 }  # signals within the house, or pytest's to show
 
 

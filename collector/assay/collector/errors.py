@@ -12,6 +12,7 @@
           Halted                     nothing is kept until somebody has looked after the file
           Retryable                  a request to the collector may be kept when it is sent again
       ItemRefused(ValueError)        one span or log record of a request cannot be kept
+        BesideRefused                what a span says beside its run cannot be kept, and the span is
       BindingError(TypeError)        an evaluator asks for an argument that no case has
       Nonsense(TypeError)            an evaluator returned what is no outcome
       Unjudged                       a judge was asked, and no judgement came about
