@@ -83,7 +83,9 @@ def test_a_child_is_told_who_holds_the_file_that_its_parent_has_open(tmp_path: P
 
 def test_a_child_that_outlives_its_parent_is_told_to_start_afresh(tmp_path: Path) -> None:
     # its threads end one after the other: who was forked off may be let go before the last one lets go of the file
-    child = "parent = os.getppid()\nos.kill(parent, signal.SIGKILL)\nwhile os.getppid() == parent or holder(path): pass\n"
+    child = (
+        "parent = os.getppid()\nos.kill(parent, signal.SIGKILL)\nwhile os.getppid() == parent or holder(path): pass\n"
+    )
     [told] = of_fork(child + "tell(lambda: connect(path))", tmp_path / "a.db")
     assert "start this process afresh" in told
     SQLiteStore(tmp_path / "a.db").close()  # and holds nothing
