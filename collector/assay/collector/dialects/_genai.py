@@ -27,9 +27,10 @@ KINDS = {
     "create_agent": "agent",
     "invoke_agent": "agent",
     "invoke_workflow": "chain",
+    "agent_step": "chain",  # of Vercel's AI SDK 7: one round of an agent
 }
 # Spans of these operations repeat what the model calls below them have used: counted there
-SUMMED = ("create_agent", "invoke_agent", "invoke_workflow")
+SUMMED = ("create_agent", "invoke_agent", "invoke_workflow", "agent_step")
 QUERY = "gen_ai.retrieval.query.text"
 INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
 OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")

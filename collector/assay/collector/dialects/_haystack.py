@@ -50,7 +50,7 @@ FIELDS = frozenset(("id", "content", "score", "meta"))
 
 def haystack(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, model, tokens and a pipeline's metadata."""
-    if "haystack" not in draft.namespaces:
+    if "haystack" not in draft.namespaces and draft.span.name not in OPERATIONS:
         return
     fields = draft.fields
     kind = fields.setdefault("kind", _kind(draft))
