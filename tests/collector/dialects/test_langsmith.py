@@ -136,6 +136,12 @@ def test_the_cost_that_it_names():
     assert (found.usage, found.cost) == (Usage(3, 1), 0.5)
 
 
+@pytest.mark.parametrize("tokens", ["", "many", -1])
+def test_half_a_usage_costs_nothing_of_the_other_half(tokens):
+    found = run(langsmith__span__kind="llm", gen_ai__usage__input_tokens=tokens, gen_ai__usage__output_tokens=2)
+    assert (found.usage, found.attributes["gen_ai.usage.input_tokens"]) == (Usage(0, 2), tokens)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

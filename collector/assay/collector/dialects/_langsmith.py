@@ -84,8 +84,9 @@ def _usage(draft: Draft) -> None:
         used = Usage(given or 0, made or 0, _calls.details(said))
     if not _calls.fill(draft, "usage", used):
         return
-    for name in (names.INPUT_TOKENS, names.OUTPUT_TOKENS):
-        attributes.pop(name, None)
+    for name, tokens in ((names.INPUT_TOKENS, given), (names.OUTPUT_TOKENS, made)):
+        if tokens is not None:
+            del attributes[name]
     if (total := number(said.get("total_cost"))) is not None:
         fields.setdefault("cost", total)
 
