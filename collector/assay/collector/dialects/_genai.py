@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from assay.collector.dialects._calls import take
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._messages import EVENTS, GIVEN, INSTRUCTIONS, MADE, choices, instructions, of_event
 from assay.collector.dialects._values import count, documents, from_json, text
@@ -84,8 +85,7 @@ def _kind(operation: str | None, attributes: Mapping[str, Any]) -> str | None:
 
 def _model(draft: Draft) -> None:
     for name in (names.RESPONSE_MODEL, names.REQUEST_MODEL):
-        if (model := text(draft.attributes.get(name))) and draft.fields.setdefault("model", model) == model:
-            del draft.attributes[name]
+        take(draft, "model", name, text)
 
 
 def _usage(draft: Draft) -> None:
