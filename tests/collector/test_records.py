@@ -83,6 +83,21 @@ def test_a_retriever_that_asks_others_gives_what_it_has_made_of_theirs() -> None
     ]
 
 
+def test_steps_that_hand_documents_on_do_not_double_them() -> None:
+    """Of senders that have no word for a retriever; two searches that have found the same are two."""
+
+    found = (Document("three days", "d1", 0.9), Document("by ship", "d2", 0.4))
+    root = Run(trace_id="1" * 32, span_id="-", name="answer")
+
+    def heard(kind: str) -> list[str]:
+        search = replace(root, span_id="a", parent_id="-", kind=kind, documents=found)
+        sift = replace(search, span_id="b", documents=found[:1])
+        return [document.content for document in Trace(root, (root, search, sift)).documents]
+
+    assert heard("chain") == ["three days", "by ship"]
+    assert heard("retriever") == ["three days", "by ship", "three days"]
+
+
 def test_retrievers_in_a_circle_are_all_heard() -> None:
     circle = [("-root", None, "chain"), ("a", "b", "retriever"), ("b", "a", "retriever")]
     assert retrieving(*circle) == ["a", "b"]

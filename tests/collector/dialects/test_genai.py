@@ -115,8 +115,15 @@ def test_operations_are_known_however_they_are_written(operation: str, kind: str
     assert (run.kind, run.attributes["gen_ai.operation.name"]) == (kind, operation)
 
 
-def test_an_agent_in_capitals_does_not_count_its_calls_again() -> None:
-    assert span(gen_ai__operation__name="INVOKE_AGENT", gen_ai__usage__input_tokens=5).usage is None
+@pytest.mark.parametrize("operation", ["INVOKE_AGENT", "agent_step"])
+def test_what_stands_around_calls_does_not_count_them_again(operation: str) -> None:
+    assert span(gen_ai__operation__name=operation, gen_ai__usage__input_tokens=5).usage is None
+
+
+@pytest.mark.parametrize("tokens", [1.5, -1, 2**53, pytest.param(10**400, id="huge"), "many", True, "1e999"])
+def test_what_is_no_count_of_tokens_stays_where_it_is(tokens: object) -> None:
+    run = span(gen_ai__operation__name="chat", gen_ai__usage__input_tokens=tokens)
+    assert (run.usage, run.attributes["gen_ai.usage.input_tokens"]) == (None, tokens)
 
 
 def test_tokens_by_their_names_before_version_1_27() -> None:

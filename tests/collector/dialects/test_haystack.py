@@ -83,7 +83,8 @@ def test_what_fails_says_why(sent):
 
 def test_without_content_kinds_and_times_are_there_and_nothing_is_made_up():
     with stored("haystack/plain") as store:
-        first = traces(store)[0]
+        first, _, _, agent, _ = traces(store)
+    assert [run.kind for run in agent.runs] == ["agent", "chain", "llm", "tool", "chain", "llm"]
     assert [run.kind for run in first.runs] == ["chain", "retriever", "reranker", "chain", "llm"]
     assert {(run.inputs is None, run.outputs, run.documents, run.usage) for run in first.runs[1:]} == {
         (True, None, (), None)

@@ -82,5 +82,14 @@ def test_nonsense_stays_where_it_is(name, value):
     assert run(**{"lmnr.span.path": ["s"], name: value}).attributes[name] == value
 
 
-def test_a_default_span_does_not_count_the_tokens_of_its_calls():
-    assert run(lmnr__span__type="DEFAULT", gen_ai__usage__input_tokens=7).usage is None
+def test_a_default_span_does_not_count_what_its_calls_have_used():
+    found = run(lmnr__span__type="DEFAULT", gen_ai__usage__input_tokens=7, gen_ai__usage__cost=0.5)
+    assert (found.usage, found.cost, found.attributes["gen_ai.usage.cost"]) == (None, None, 0.5)
+
+
+def test_a_sum_that_another_convention_names_stays_one():
+    found = run(openinference__span__kind="AGENT", llm__token_count__prompt=7, gen_ai__usage__input_tokens=7, **CACHED)
+    assert (found.kind, found.usage) == ("agent", None)
+
+
+CACHED = {"lmnr.span.type": "CACHED", "traceloop.span.kind": "tool"}

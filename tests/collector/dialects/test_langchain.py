@@ -72,7 +72,7 @@ def test_langgraphs_thread_is_a_session_and_its_steps_are_in_order():
     assert [run.name for run in agent.children(agent.root.span_id)] == ["model", "tools", "model"]
     assert agent.root.inputs == {"messages": [{"role": "user", "content": QUESTION}]}
     assert agent.root.outputs["messages"][-1]["data"]["content"] == ANSWER
-    assert agent.root.metadata["user_id"] == "u-1"
+    assert (agent.root.user_id, agent.root.metadata["user_id"]) == ("u-1", "u-1")
     assert tokens(agent) == [(21, 9), (21, 9)]
 
 

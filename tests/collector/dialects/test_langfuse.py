@@ -152,6 +152,23 @@ def test_usage(said, usage):
     assert usage == Usage(7, 2) or found.attributes["langfuse.observation.usage_details"] == said
 
 
+COST = "langfuse.observation.cost_details"
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"), [('{"total": 0.75}', False), ('{"input": 0.25, "output": 0.5, "total": 0.75}', True)]
+)
+def test_parts_of_a_cost_are_kept(said, kept):
+    found = run(langfuse__observation__type="generation", **{COST: said})
+    assert (found.cost, COST in found.attributes) == (0.75, kept)
+
+
+@pytest.mark.parametrize("kind", ["agent", "chain", "span"])
+def test_what_stands_around_calls_does_not_cost_the_same_again(kind):
+    found = run(langfuse__observation__type=kind, **{COST: '{"total": 0.75}'})
+    assert (found.cost, found.attributes[COST]) == (None, '{"total": 0.75}')
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -136,6 +136,24 @@ def test_the_cost_that_it_names():
     assert (found.usage, found.cost) == (Usage(3, 1), 0.5)
 
 
+@pytest.mark.parametrize("own", [{"langsmith.span.kind": "llm"}, {"langsmith.metadata.tier": "gold"}])
+def test_a_call_by_opentelemetrys_names_with_some_of_langsmiths_is_read_whole(own):
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": ANSWER}]}]
+    call = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.output.messages": orjson.dumps(said).decode(),
+        "gen_ai.usage.input_tokens": 7,
+    }
+    found = run(**call, **own)
+    assert (found.kind, found.outputs, found.usage) == ("llm", said, Usage(7, 0))
+
+
+@pytest.mark.parametrize("tokens", ["", "many", -1])
+def test_half_a_usage_costs_nothing_of_the_other_half(tokens):
+    found = run(langsmith__span__kind="llm", gen_ai__usage__input_tokens=tokens, gen_ai__usage__output_tokens=2)
+    assert (found.usage, found.attributes["gen_ai.usage.input_tokens"]) == (Usage(0, 2), tokens)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -29,6 +29,10 @@ def test_a_functions_arguments_are_inputs_and_what_it_returns_outputs() -> None:
     assert (answer.root.kind, answer.root.inputs, answer.root.outputs) == ("chain", {"question": QUESTION}, ANSWER)
     assert search.inputs == {"query": QUESTION, "top_k": 2}
     assert [one["id"] for one in search.outputs] == ["d1", "d2"]
+    assert [(one.id, one.score, one.content) for one in answer.documents] == [
+        ("d1", 0.9, "three days"),
+        ("d2", 0.4, "by ship"),
+    ]
     assert (nothing.root.status, nothing.root.error, nothing.root.outputs) == ("error", "KeyError: 'parcel'", None)
 
 

@@ -61,6 +61,7 @@ def test_a_models_calls(native):
 def test_tokens_and_cost(native):
     own = native.one("own")
     assert (own.model, own.usage, own.cost) == ("own-1", Usage(7, 2, {"cache_read.input_tokens": 3}), 0.75)
+    assert "0.25" in str(own.attributes["mlflow.llm.cost"])  # what its input has cost
     assert (native.one("Embeddings").model, native.one("Embeddings").usage) == ("text-embedding-3-small", Usage(4, 0))
     assert sum(one.usage.total_tokens for one in native if one.usage) == 30 + 30 + 9 + 4
 
@@ -141,6 +142,12 @@ def test_a_session_is_json_or_a_text(said, session):
 def test_nonsense_stays_where_it_is(name, value):
     found = run(**{"mlflow.traceRequestId": '"tr-1"', name: value})
     assert found.attributes.get(name, found.model) == value
+
+
+@pytest.mark.parametrize("kind", ["AGENT", "CHAIN"])
+def test_what_stands_around_calls_does_not_cost_the_same_again(kind):
+    found = run(**{"mlflow.spanType": f'"{kind}"', "mlflow.llm.cost": '{"total_cost": 0.75}'})
+    assert (found.cost, found.attributes["mlflow.llm.cost"]) == (None, '{"total_cost": 0.75}')
 
 
 def test_its_header_does_not_matter(tmp_path):

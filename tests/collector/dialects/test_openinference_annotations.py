@@ -100,13 +100,20 @@ def test_a_carrier_with_two_links_speaks_of_nobody():
     ("fields", "why"),
     [
         ({"score": 1}, "an annotation has no name, only ['score']"),
-        ({"name": "k"}, "annotation 'k' has neither score nor label; its explanation is kept with its span"),
+        ({"name": "k", "explanation": ""}, "annotation 'k' has neither score, label nor explanation"),
         ({"name": "k", "score": "1"}, "annotation 'k': score '1' is not a number"),
         ({"name": "k", "score": True}, "annotation 'k': score True is not a number"),
+        ({"name": "k", "score": 10**400}, f"annotation 'k': score 1{'0' * 199} is not a number"),
     ],
 )
 def test_one_that_makes_no_sense_says_why(fields, why):
     assert said(**fields) == [why]
+
+
+def test_one_that_has_nothing_but_an_explanation_is_its_words():
+    (found,) = said(name="note", explanation="It asked twice.", annotator_kind="HUMAN", identifier="ann")
+    assert (found.key, found.score, found.label) == ("note", None, "explanation")
+    assert (found.comment, found.source, found.author) == ("It asked twice.", "human", "ann")
 
 
 def test_one_bad_among_good_ones_costs_only_itself():

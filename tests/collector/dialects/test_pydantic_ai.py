@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
+import orjson
 import pytest
 
 from assay.collector.records import Run, Trace
 from collector.dialects.sent import runs, stored, tokens, traces
+from collector.dialects.vendors import run
 from fixtures.dialects.capture import ANSWER
 
 QUESTION = "When do parcels arrive?"
@@ -69,3 +71,15 @@ def test_all_messages_stay() -> None:
     root: Run = sent(5)[0].root
     assert "pydantic_ai.all_messages" in root.attributes
     assert "final_result" not in root.attributes
+
+
+# what no fixture has
+
+
+def test_messages_fill_in_what_another_convention_has_left_open() -> None:
+    asked = {"event.name": "gen_ai.user.message", "content": QUESTION}
+    said = {"event.name": "gen_ai.choice", "message": {"content": ANSWER}}
+    events = orjson.dumps([asked, said]).decode()
+    found = run("pydantic-ai", **{"gen_ai.operation.name": "chat", "events": events, "output.value": "mine"})
+    assert (found.outputs, found.inputs) == ("mine", [{"role": "user", "content": QUESTION}])
+    assert found.attributes["events"] == events

@@ -95,7 +95,8 @@ def test_what_fails_says_why(sent):
 
 def test_version_7_speaks_opentelemetrys_names():
     with stored("vercel/ai7") as store:
-        first = traces(store)[0]
+        first, agent = traces(store)[:2]
+        assert [run.kind for run in agent.runs] == ["agent", "chain", "llm", "tool", "chain", "llm"]
         assert (first.root.kind, tokens(first)) == ("agent", [(21, 9)])
         call = one(first, "llm")
     assert (call.model, call.outputs[0]["parts"]) == ("gpt-4o-mini", [{"type": "text", "content": ANSWER}])

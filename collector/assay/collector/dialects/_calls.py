@@ -32,6 +32,7 @@ OUTPUT = {
     "audio": "audio.output_tokens",
     "audio_tokens": "audio.output_tokens",
 }
+TOTALS = ("total", "total_cost")
 NESTED = {
     **dict.fromkeys(("input_tokens_details", "prompt_tokens_details", "input_token_details"), INPUT),
     **dict.fromkeys(("output_tokens_details", "completion_tokens_details", "output_token_details"), OUTPUT),
@@ -156,11 +157,18 @@ def details(value: Mapping[str, JSON]) -> dict[str, int]:
     return {detail: tokens for detail, tokens in said if tokens is not None}
 
 
+def take_cost(draft: Draft, name: str) -> None:
+    """Fill in a cost out of an object in an attribute, which goes if it says nothing beside the total."""
+    said = from_json(draft.attributes.get(name))
+    if isinstance(said, dict) and fill(draft, "cost", cost(said)) and said.keys() <= {*TOTALS}:
+        del draft.attributes[name]
+
+
 def cost(value: JSON) -> float | None:
     """US dollars out of an object: its total, else the sum of its parts."""
     if not isinstance(value, dict):
         return None
-    for name in ("total", "total_cost"):
+    for name in TOTALS:
         if (total := number(value.get(name))) is not None:
             return total
     parts = [part for part in map(number, value.values()) if part is not None]

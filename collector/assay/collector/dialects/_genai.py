@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from assay.collector.dialects._calls import take
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._messages import EVENTS, GIVEN, INSTRUCTIONS, MADE, choices, instructions, of_event
 from assay.collector.dialects._values import count, documents, from_json, text
@@ -27,9 +28,10 @@ KINDS = {
     "create_agent": "agent",
     "invoke_agent": "agent",
     "invoke_workflow": "chain",
+    "agent_step": "chain",  # of Vercel's AI SDK 7: one round of an agent
 }
 # Spans of these operations repeat what the model calls below them have used: counted there
-SUMMED = ("create_agent", "invoke_agent", "invoke_workflow")
+SUMMED = ("create_agent", "invoke_agent", "invoke_workflow", "agent_step")
 QUERY = "gen_ai.retrieval.query.text"
 INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
 OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
@@ -83,8 +85,7 @@ def _kind(operation: str | None, attributes: Mapping[str, Any]) -> str | None:
 
 def _model(draft: Draft) -> None:
     for name in (names.RESPONSE_MODEL, names.REQUEST_MODEL):
-        if (model := text(draft.attributes.get(name))) and draft.fields.setdefault("model", model) == model:
-            del draft.attributes[name]
+        take(draft, "model", name, text)
 
 
 def _usage(draft: Draft) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from assay.collector.dialects import _calls
 from assay.collector.dialects._draft import Draft
-from assay.collector.dialects._values import as_text, count, from_json, number, text
-from assay.collector.records import JSON, Document, Usage
+from assay.collector.dialects._values import as_text, from_json, number, text
+from assay.collector.records import JSON, Document
 
 PIPELINE, COMPONENT, AGENT, STEP = "haystack.pipeline", "haystack.component", "haystack.agent", "haystack.agent.step"
 # Attributes of a span's inputs and outputs, and its kind; the first that says anything counts
@@ -41,16 +42,12 @@ ENDINGS = {
 }
 CALLS = ("llm", "embedding")
 NONE = ("blob", "embedding", "sparse_embedding")  # of a document: fields that it has, mostly without a value
-DETAILS = (
-    ("prompt_tokens_details", "cached_tokens", "cache_read.input_tokens"),
-    ("completion_tokens_details", "reasoning_tokens", "reasoning.output_tokens"),
-)
 FIELDS = frozenset(("id", "content", "score", "meta"))
 
 
 def haystack(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, model, tokens and a pipeline's metadata."""
-    if "haystack" not in draft.namespaces:
+    if "haystack" not in draft.namespaces and draft.span.name not in OPERATIONS:
         return
     fields = draft.fields
     kind = fields.setdefault("kind", _kind(draft))
@@ -103,7 +100,7 @@ def _answered(draft: Draft, outputs: Mapping[str, JSON]) -> None:
     named = (text(meta.get("model")) for meta in metas)
     if model := next(filter(None, named), None):
         draft.fields.setdefault("model", model)
-    counted = next((usage for meta in metas if (usage := _usage(meta.get("usage")))), None)
+    counted = next((usage for meta in metas if (usage := _calls.usage(meta.get("usage")))), None)
     if counted:  # one request's: each of its replies repeats it
         draft.fields.setdefault("usage", counted)
 
@@ -114,27 +111,6 @@ def _metas(outputs: Mapping[str, JSON]) -> list[JSON]:
         [reply.get("meta") for reply in replies if isinstance(reply, dict)] if isinstance(replies, list) else []
     )
     return said + (meta if isinstance(meta, list) else [meta])
-
-
-def _usage(given: JSON) -> Usage | None:
-    """Tokens as OpenAI counts them, or as Anthropic does."""
-    if not isinstance(given, dict):
-        return None
-    asked = _counted(given, "prompt_tokens", "input_tokens")
-    made = _counted(given, "completion_tokens", "output_tokens")
-    if asked is None and made is None:
-        return None
-    details = {name: n for part, key, name in DETAILS if (n := _counted(_part(given, part), key))}
-    return Usage(asked or 0, made or 0, details)
-
-
-def _part(given: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
-    part = given.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _counted(given: Mapping[str, JSON], *names: str) -> int | None:
-    return next((counted for name in names if (counted := count(given.get(name))) is not None), None)
 
 
 def _metadata(draft: Draft) -> None:

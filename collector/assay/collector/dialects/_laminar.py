@@ -29,7 +29,8 @@ def laminar(draft: Draft) -> None:
     _calls.take(draft, "outputs", "lmnr.span.output", from_json)
     if not fields.get("documents") and (documents := _calls.retrieved(fields.get("outputs"))):
         fields["documents"] = documents
-    _calls.take(draft, "cost", COST, number)
+    if not draft.sums:
+        _calls.take(draft, "cost", COST, number)
     _calls.take_whose(draft, PROPERTIES)
     _calls.take_metadata(draft, METADATA)
 
@@ -40,4 +41,4 @@ def _kind(draft: Draft) -> None:
     if isinstance(said, str) and (kind := KINDS.get(said)):
         embeds = kind == "llm" and draft.span.name.endswith(".embeddings")
         draft.fields.setdefault("kind", "embedding" if embeds else kind)
-        draft.sums = kind == "chain"
+        draft.sums = draft.sums or kind == "chain"

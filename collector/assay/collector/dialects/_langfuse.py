@@ -30,7 +30,6 @@ def langfuse(draft: Draft) -> None:
     _content(draft)
     _calls.take(draft, "model", MODEL, text)
     _usage(draft)
-    _calls.take(draft, "cost", COST, lambda value: _calls.cost(from_json(value)))
     _calls.take(draft, "session_id", "langfuse.session.id", text)
     _calls.take(draft, "user_id", "langfuse.user.id", text)
     _calls.take(draft, "tags", TAGS, lambda value: _calls.strings(value) or None)
@@ -55,11 +54,14 @@ def _content(draft: Draft) -> None:
 
 
 def _usage(draft: Draft) -> None:
-    """Tokens in OpenAI's words or in Langfuse's own, of which parts stand beside `input` and `output`, not within."""
+    """Cost, and tokens in OpenAI's words or in Langfuse's own, of which parts stand beside `input` and `output`, not
+    within.
+    """
     attributes = draft.attributes
     if draft.fields.get("kind") in ("chain", "agent"):
         draft.sums = True
         return
+    _calls.take_cost(draft, COST)
     said = from_json(attributes.get(USAGE))
     if (used := _calls.usage(said)) is None:
         return

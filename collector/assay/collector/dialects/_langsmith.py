@@ -51,7 +51,8 @@ def _content(draft: Draft) -> None:
         _calls.take(draft, "inputs", PROMPT, lambda _: inputs)
     if not (calls and _calls.fill(draft, "outputs", _langchain.made(outputs))):
         _calls.take(draft, "outputs", COMPLETION, lambda _: outputs)
-    draft.fields.setdefault("outputs", None)  # what is left is null, which is said here for good
+    if COMPLETION in draft.attributes and outputs is None:
+        draft.fields.setdefault("outputs", None)  # null, which is said here for good
 
 
 def _value(value: JSON) -> JSON:
@@ -74,8 +75,8 @@ def _outputs(value: JSON) -> JSON:
 def _usage(draft: Draft) -> None:
     """Tokens of model calls; whatever else has some repeats those of the replies that it returns."""
     attributes, fields = draft.attributes, draft.fields
-    if fields.get("kind") not in ("llm", "embedding"):
-        draft.sums = True
+    if (kind := fields.get("kind")) not in ("llm", "embedding"):
+        draft.sums = draft.sums or kind is not None  # without a kind it is another's span, with metadata for LangSmith
         return
     said = _said(draft)
     given, made = count(attributes.get(names.INPUT_TOKENS)), count(attributes.get(names.OUTPUT_TOKENS))
@@ -84,8 +85,9 @@ def _usage(draft: Draft) -> None:
         used = Usage(given or 0, made or 0, _calls.details(said))
     if not _calls.fill(draft, "usage", used):
         return
-    for name in (names.INPUT_TOKENS, names.OUTPUT_TOKENS):
-        attributes.pop(name, None)
+    for name, tokens in ((names.INPUT_TOKENS, given), (names.OUTPUT_TOKENS, made)):
+        if tokens is not None:
+            del attributes[name]
     if (total := number(said.get("total_cost"))) is not None:
         fields.setdefault("cost", total)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from assay.collector.dialects import _calls
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._pydantic_ai import structured, take_cost, take_events
 from assay.collector.dialects._values import from_json, text
@@ -23,7 +24,7 @@ DECODED = ("object", "array")  # types of values that travel as JSON
 
 
 def logfire(draft: Draft) -> None:
-    """Take a function's arguments and what it has returned, tags, and what the instrumentations say."""
+    """Take a function's arguments and what it has returned, documents, tags, and what the instrumentations say."""
     scope = draft.span.scope
     if not scope.startswith(("logfire", "pydantic")) or "logfire" not in draft.namespaces:
         return
@@ -58,6 +59,8 @@ def _function(draft: Draft) -> None:
     if returned and "outputs" not in fields:
         fields["outputs"] = said.pop(returned)
         del attributes[returned]
+        if not fields.get("documents") and (documents := _calls.retrieved(fields["outputs"])):
+            fields["documents"] = documents
     if said and "inputs" not in fields:
         fields["inputs"] = said
         for name in said:

@@ -32,7 +32,6 @@ def mlflow(draft: Draft) -> None:
     _kind(draft)
     _calls.take(draft, "inputs", "mlflow.spanInputs", from_json)
     _calls.take(draft, "outputs", "mlflow.spanOutputs", from_json)
-    _calls.take(draft, "cost", COST, lambda value: _calls.cost(from_json(value)))
     if draft.fields.get("kind", "llm") in CALLS:
         _call(draft)
     else:
@@ -50,9 +49,10 @@ def _kind(draft: Draft) -> None:
 
 
 def _call(draft: Draft) -> None:
-    """Model and tokens; of a call that failed, or of embeddings, they stand only in what was asked and answered."""
+    """Model, tokens, cost; of a call that failed, or of embeddings, they stand only in what was asked and answered."""
     fields = draft.fields
     _calls.take(draft, "model", "mlflow.llm.model", _text)
+    _calls.take_cost(draft, COST)
     _calls.take(draft, "usage", USAGE, lambda value: _calls.usage(from_json(value)))
     outputs = fields.get("outputs")
     if isinstance(outputs, dict) and (used := _calls.usage(outputs.get("usage"))):

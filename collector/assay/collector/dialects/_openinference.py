@@ -107,6 +107,8 @@ def _whose(draft: Draft) -> None:
         del attributes[names.USER]
     if names.METADATA in attributes and isinstance(metadata := from_json(attributes[names.METADATA]), dict):
         fields["metadata"] = metadata
+        if user := text(metadata.get("user_id")):  # LangChain's configuration has no other place for one
+            fields.setdefault("user_id", user)
         del attributes[names.METADATA]
     if isinstance(tags := attributes.get(names.TAGS), list):
         fields["tags"] = tuple(str(tag) for tag in tags)

@@ -12,7 +12,7 @@ from assay.collector.dialects._also import said
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._keys import Listed, listed
 from assay.collector.dialects._raw import RawSpan
-from assay.collector.dialects._values import as_text, from_json, text
+from assay.collector.dialects._values import as_text, from_json, number, text
 from assay.collector.records import JSON, Feedback, Source, Target
 from assay.tracer import attributes as names
 
@@ -25,6 +25,7 @@ FORMS = {
 PREFIXES = tuple(FORMS)
 SOURCES: Mapping[JSON, Source] = {"HUMAN": "human", "LLM": "model", "CODE": "code"}
 READ = frozenset(("name", "score", "label", "explanation", "annotator_kind", "identifier", "metadata"))
+EXPLAINED = "explanation"  # the label of one that has nothing but words, which are its comment
 CARRIERS = (None, "evaluator")  # kinds of a span that is there for its feedback
 
 
@@ -49,21 +50,23 @@ def _places(attributes: Mapping[str, JSON]) -> Iterator[tuple[str, Listed]]:
 
 
 def _feedback(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feedback:
-    """Raises `ValueError` for what lacks a name, a score and label, or a target."""
+    """Raises `ValueError` for what lacks a name, a value, or a target."""
     kind, key = flat.get("annotator_kind"), flat.get("name")
     score, label = flat.get("score"), flat.get("label")
     if not text(key):
         raise ValueError(f"an annotation has no name, only {sorted(flat)!r:.200}")
-    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float)):
+    if score is not None and (isinstance(score, bool | str) or number(score) is None):
         raise ValueError(f"annotation {key!r:.200}: score {score!r:.200} is not a number")
     if score is None and label is None:
-        raise ValueError(f"annotation {key!r:.200} has neither score nor label; its explanation is kept with its span")
+        if not text(flat.get("explanation")):
+            raise ValueError(f"annotation {key!r:.200} has neither score, label nor explanation")
+        label = EXPLAINED
     source = SOURCES.get(kind, "code") if isinstance(kind, str) else "code"
     named = None if flat.get("identifier") is None else as_text(flat["identifier"])
     return Feedback(
         target=_target(draft, scope),
         key=as_text(key),
-        score=None if score is None else float(score),
+        score=number(score),
         label=None if label is None else as_text(label),
         comment=None if flat.get("explanation") is None else as_text(flat["explanation"]),
         source=source,

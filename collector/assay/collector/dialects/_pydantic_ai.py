@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from assay.collector.dialects._calls import fill
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._messages import instructions, of_events
 from assay.collector.dialects._values import from_json, number, text
@@ -85,17 +86,14 @@ def take_events(draft: Draft, *, answered: bool = False) -> None:
     Where a model has `answered`, and nothing in it is a choice, the answer is what the assistant says at its end.
     """
     told = of_events(draft.attributes.get("events"))
-    if told is None or "inputs" in draft.fields or "outputs" in draft.fields:
+    if told is None:
         return
     given, made = told
     if answered and not made:
         place = next((at for at in range(len(given), 0, -1) if not _is_answer(given[at - 1])), 0)
         given, made = given[:place], given[place:]
-    if given:
-        draft.fields["inputs"] = given
-    if made:
-        draft.fields["outputs"] = made
-    if given or made:
+    filled = [fill(draft, field, said) for field, said in (("inputs", given), ("outputs", made)) if said]
+    if filled and all(filled):
         del draft.attributes["events"]
 
 

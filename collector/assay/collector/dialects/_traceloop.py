@@ -46,7 +46,7 @@ def _entity(draft: Draft) -> None:
         fields.setdefault("kind", "retriever")
     elif isinstance(said, str) and (kind := KINDS.get(said)):
         fields.setdefault("kind", kind)
-        draft.sums = kind in ("chain", "agent")
+        draft.sums = draft.sums or kind in ("chain", "agent")
     for field, name in (("inputs", "input"), ("outputs", "output")):
         _content(draft, field, f"traceloop.entity.{name}")
     if not fields.get("documents") and (documents := _calls.retrieved(fields.get("outputs"))):

@@ -35,7 +35,7 @@ def number(value: JSON) -> float | None:
         return None
     try:
         parsed = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # an int of Python's own may be larger than any float
         return None
     return parsed if math.isfinite(parsed) else None
 
@@ -43,7 +43,7 @@ def number(value: JSON) -> float | None:
 def count(value: JSON) -> int | None:
     """A whole number that is not negative, or None."""
     parsed = number(value)
-    return int(parsed) if parsed is not None and 0 <= parsed < 2**53 else None
+    return int(parsed) if parsed is not None and 0 <= parsed < 2**53 and parsed.is_integer() else None
 
 
 def text(value: JSON) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from assay.collector.dialects._calls import take
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._values import as_text, count, document, from_json, number, text
 from assay.collector.records import JSON, Document, Usage
@@ -50,7 +51,8 @@ def vercel(draft: Draft) -> None:
     _content(draft)
     if call == "reranker" and not draft.fields.get("documents"):
         draft.fields["documents"] = _ranked(draft.fields.get("inputs"), draft.fields.get("outputs"))
-    _model(draft)
+    for name in MODELS:
+        take(draft, "model", name, text)
     if call:
         _usage(draft)
     else:
@@ -106,13 +108,6 @@ def _placed(given: list[JSON], place: JSON) -> Document | None:
         return None
     read = document(given[index]) or Document(as_text(given[index]))
     return Document(read.content, read.id, number(place.get("relevanceScore")), read.metadata)
-
-
-def _model(draft: Draft) -> None:
-    attributes, fields = draft.attributes, draft.fields
-    for name in MODELS:
-        if (model := text(attributes.get(name))) and fields.setdefault("model", model) == model:
-            del attributes[name]
 
 
 def _usage(draft: Draft) -> None:

@@ -137,14 +137,23 @@ class Trace:
     def documents(self) -> tuple[Document, ...]:
         """The retrieved context: documents of the last reranker, else of all retrievers, else of any run.
 
-        A retriever that asks others gives what it has made of theirs: those below it do not count again.
+        A retriever that asks others gives what it has made of theirs: those below it do not count again. Where nobody
+        says who retrieves, steps hand the same documents on: each counts once.
         """
         holders = [run for run in self.runs if run.documents]
         rerankers = [run for run in holders if run.kind == "reranker"]
         if rerankers:
             return rerankers[-1].documents
-        retrievers = [run for run in holders if run.kind == "retriever"] or holders
-        return tuple(document for run in _outermost(retrievers, self.runs) for document in run.documents)
+        retrievers = [run for run in holders if run.kind == "retriever"]
+        found = [each for run in _outermost(retrievers or holders, self.runs) for each in run.documents]
+        return tuple(found) if retrievers else _once(found)
+
+
+def _once(documents: Sequence[Document]) -> tuple[Document, ...]:
+    first: dict[tuple[str | None, str], Document] = {}
+    for document in documents:
+        first.setdefault((document.id, document.content), document)
+    return tuple(first.values())
 
 
 def _outermost(holders: Sequence[Run], runs: Sequence[Run]) -> Sequence[Run]:
