@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from inspect import getattr_static
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from assay.collector.errors import NotFound, Refused, Unavailable
 from assay.collector.filters import Filter
 from assay.collector.querystring import to_filter, to_items
 from assay.collector.server import Server
-from assay.collector.stores import Serving
+from assay.collector.stores import SendsOn, Serving
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 
@@ -118,3 +119,11 @@ def test_what_this_process_holds_can_be_served_and_what_it_reaches_cannot(tmp_pa
     store.append_async([run()]).result(60)
     assert store.health()["writable"]
     store.close()
+
+
+@pytest.mark.parametrize("protocol", [Serving, SendsOn])
+def test_what_a_server_asks_of_a_file_is_found_as_python_3_12_looks_for_it(tmp_path: Path, protocol: type) -> None:
+    asked = [name for name in vars(protocol) if not name.startswith("_")]
+    with connect(tmp_path / "a.db") as store:
+        assert [name for name in asked if getattr_static(store, name, None) is None] == []
+        assert isinstance(store, protocol)

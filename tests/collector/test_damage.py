@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from assay.collector.errors import Halted, Refused, StoreError
-from assay.collector.records import Example
+from assay.collector.records import Amendment, Example
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore, inspect
 from assay.collector.stores.sqlite._salvage import Table
@@ -227,6 +227,21 @@ def test_an_older_file_is_saved_as_it_is_and_brought_up_to_date(file: Path) -> N
     saved, _, _ = recovered(file)
     with SQLiteStore(file) as old, SQLiteStore(saved) as new:
         assert [one.trace_id for one in new.traces()] == [one.trace_id for one in old.traces()]
+
+
+def test_a_new_span_does_not_answer_to_the_id_of_one_that_was_lost(file: Path, tmp_path: Path) -> None:
+    saved, later = tmp_path / "saved.db", run("later", attributes={"gen_ai.response.id": "new"})
+    with SQLiteStore(file) as store:
+        store.append([run("lost", attributes={"gen_ai.response.id": "lost"})])
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute("DELETE FROM spans")
+    assert "1 ids of models' answers without a span" in inspect.check(str(file))
+    assert inspect.recover(str(file), str(saved)).problems == []
+    with SQLiteStore(saved) as store:
+        store.append([later])
+        said = [Amendment("", "", {"outputs": id}, response_id=id) for id in ("lost", "new")]
+        assert store.add_amendments(said) == [False, True]
+        assert store.trace(later.trace_id).root.outputs == "new"
 
 
 def test_nothing_is_overwritten(file: Path) -> None:

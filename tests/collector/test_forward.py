@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from assay.collector.errors import Refused
-from assay.collector.forward import Forwarder, Target, targets
+from assay.collector.forward import FeedbackOut, Forwarder, Target, targets
 from assay.collector.forward._letter import Letter, joined, unpacked
 from assay.collector.records import Key
 from assay.collector.server import Server
@@ -562,3 +563,19 @@ def test_what_was_acknowledged_before_a_kill_is_passed_on(tmp_path, endpoint):
     assert f"passes on to x: http://127.0.0.1:{target}" in told
     assert to.taken[0][1]["authorization"] == "Bearer key"
     assert process.returncode == 0
+
+
+@pytest.mark.slow
+def test_the_end_waits_once_for_all_targets_that_hang(tmp_path):
+    with ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(8)]
+        hanging = [Target(f"t{one.getsockname()[1]}", f"http://127.0.0.1:{one.getsockname()[1]}") for one in listening]
+        store = stack.enter_context(SQLiteStore(tmp_path / "a.db"))
+        passing, telling = Forwarder(hanging, tmp_path / "spool"), FeedbackOut(hanging)
+        server = Server(store, forward=passing, feedback_to=telling).__enter__()
+        send(server, request(span()))
+        store.feedback(run().trace_id, "good", 1)
+        ending = threading.Thread(target=server.__exit__, args=(None, None, None))
+        ending.start()
+        ending.join(30)  # one after the other they would take 80 s
+        assert not ending.is_alive()

@@ -432,7 +432,8 @@ with SQLiteStore(sys.argv[1]) as store, Server(store, grpc_port=0) as server:
 @contextmanager
 def process(path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server of its own, and where it speaks gRPC."""
-    command = [sys.executable, "-c", SERVE, str(path), *arguments]
+    # Python 3.12 and later warn of any fork beside threads
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SERVE, str(path), *arguments]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment(), cwd=ROOT, **pipes) as made:
         try:

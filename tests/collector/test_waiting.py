@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,27 @@ def test_a_run_does_not_grow_without_bound(store: SQLiteStore) -> None:
     store.append([root := run()])
     with pytest.raises(Refused, match="bytes then, at most 2,000"):
         store.add_amendments([said(root, attributes={f"a{n}": "x" * 500}) for n in range(5)])
+    assert store.trace(root.trace_id).root == root
+
+
+def test_what_waits_for_one_run_does_not_grow_without_bound(store: SQLiteStore) -> None:
+    store._traces._file.appender.grown = 2000
+    store.add_amendments([said(root := run(), attributes={"kept": "here"})])
+    with pytest.raises(Refused, match=r"bytes would wait for span .* at most 2,000"):
+        store.add_amendments([said(root, attributes={f"a{n}": "x" * 500}) for n in range(5)])
+    store.append([root])
+    assert (store.trace(root.trace_id).root.attributes["kept"], numbers(store)) == ("here", (0, 0))
+
+
+@pytest.mark.parametrize("fields", [{"usage": {"details": {"a": 2**70}}}, {"usage": {"input_tokens": -(2**70)}}])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_count_that_no_file_can_keep_is_refused_before_it_refuses_its_run(store, later, fields) -> None:
+    root = run()
+    if later:
+        store.append([replace(root, end_ns=root.end_ns - 1)])
+    with pytest.raises(Refused, match=r"of a run cannot be -?\d+: it is more than"):
+        store.add_amendments([said(root, **fields)])
+    store.append([root])
     assert store.trace(root.trace_id).root == root
 
 

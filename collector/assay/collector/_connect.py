@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -109,7 +110,7 @@ class _Handle:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    # What `Serving` asks for stands here, because Python 3.12 looks for it past `__getattr__`
+    # What `Serving` and `SendsOn` ask for stands here, because Python 3.12 looks for it past `__getattr__`
 
     @property
     def where(self) -> str:
@@ -132,6 +133,11 @@ class _Handle:
     def append_async(self) -> Callable[..., Future[None]]:
         """The store's own, so that spans take no further step."""
         return self._store.append_async
+
+    identity, open_outlet, said_after, waiting_after, move_outlet, feedback_there = (
+        property(attrgetter(f"_store.{name}"))
+        for name in "identity open_outlet said_after waiting_after move_outlet feedback_there".split()
+    )
 
     def __repr__(self) -> str:
         return repr(self._shared.store)

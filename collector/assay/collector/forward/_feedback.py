@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -26,7 +27,7 @@ MOST_BYTES = 1024 * 1024  # of one request; a larger one is one feedback
 MOST_VIA = 8  # collectors in a row, each before the other
 EVERY = 0.5  # seconds between two looks at the store
 LONGEST_PAUSE = 30.0  # seconds between two tries
-LAST = 5.0  # seconds that the end waits for a request under way
+LAST = 5.0  # seconds that the end waits for requests under way
 MOST_500 = 10  # tries of one feedback to which a target answers 500, which may be its fault
 logger = logging.getLogger("assay.collector")
 
@@ -49,8 +50,9 @@ class FeedbackOut:
         """Send no more; what waits is sent by the next server on this store."""
         for outlet in self._outlets:
             outlet.end()
+        end = time.monotonic() + LAST
         for outlet in self._outlets:
-            outlet.join()
+            outlet.join(max(0.0, end - time.monotonic()))
 
 
 class Outlet:
@@ -75,10 +77,10 @@ class Outlet:
         """Begin no further request."""
         self._end.set()
 
-    def join(self) -> None:
+    def join(self, seconds: float) -> None:
         """Wait for the one under way."""
         if self._thread.is_alive():
-            self._thread.join(LAST)
+            self._thread.join(seconds)
 
     def _waiting(self) -> float:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from assay.collector.intake import ItemRefused, Request
 from assay.collector.records import Feedback, OpenRun, Run
 
 MOST_HOPS = 8  # collectors in a row, each before the other
+LAST = 5.0  # seconds that the end waits for requests under way
 
 
 class Forwarder:
@@ -54,7 +56,10 @@ class Forwarder:
     def close(self) -> None:
         """Send no more; what waits stays on disk."""
         for outbox in self._outboxes:
-            outbox.close()
+            outbox.end()
+        end = time.monotonic() + LAST
+        for outbox in self._outboxes:
+            outbox.join(max(0.0, end - time.monotonic()))
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> tuple[ItemRefused, ...]:
         """Pass a request on; never an error of its sender's."""

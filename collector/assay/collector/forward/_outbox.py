@@ -22,7 +22,6 @@ MOST_BYTES = 1024 * 1024 * 1024  # on disk
 LONGEST_PAUSE = 30.0  # seconds between two tries
 JOINED = 1024 * 1024  # bytes of small requests that go together where several wait; half as many after each 413
 MOST_500 = 10  # answers of 500 in a row, after which it is asked whether the request is at fault, or the target
-LAST = 5.0  # seconds that the end waits for a request under way
 QUIET = 60.0  # seconds between two lines of the log about one target's losses
 logger = logging.getLogger("assay.collector")
 Waiting = tuple[Record, Letter | None]  # None: what lies there is torn, or none of ours
@@ -61,12 +60,15 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name=f"assay-forward-{self.target.name}", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Send no more; what waits is sent by the next one on this folder."""
+    def end(self) -> None:
+        """Begin no further request."""
         self._end.set()
         self._wake.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the one under way; what waits is sent by the next one on this folder."""
         if self._thread is not None:
-            self._thread.join(LAST)
+            self._thread.join(seconds)
         self._spool.rest()
 
     def _run(self) -> None:

@@ -18,6 +18,7 @@ from assay.collector.records import JSON, Run
 MESSAGES = {"input_messages": "inputs", "output_messages": "outputs"}
 MERGED = ("metadata", "attributes", *MESSAGES)
 FIELDS = (*"inputs outputs documents model usage cost session_id user_id tags metadata attributes".split(), *MESSAGES)
+MOST = 2**63 - 1  # of what is counted
 _TYPES: dict[str, Any] = {
     **{name: kind for name, kind in get_type_hints(Run).items() if name in FIELDS},
     **dict.fromkeys(MESSAGES, dict[str, list[Any]]),
@@ -33,7 +34,17 @@ def as_json(fields: Mapping[str, Any]) -> dict[str, JSON]:
             raise Refused(f"{name!r} of a run cannot be amended{did_you_mean(name, FIELDS)}")
     plain: dict[str, JSON] = _wire.decode(dict[str, Any], _wire.encode(fields))
     _typed(plain)
+    _check_counts(plain)
     return plain
+
+
+def _check_counts(fields: Mapping[str, Any]) -> None:
+    """A number of more bits than SQLite's is kept as text, and a run that is given that as a count is refused."""
+    usage = fields.get("usage") or {}
+    counts = {**usage, **usage.get("details", {}), "cost": fields.get("cost")}
+    for name, number in counts.items():
+        if isinstance(number, int) and abs(number) > MOST:
+            raise Refused(f"{name!r} of a run cannot be {number!r}: it is more than {MOST}")
 
 
 def together(*said: Mapping[str, JSON]) -> dict[str, JSON]:

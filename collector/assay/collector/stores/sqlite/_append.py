@@ -176,7 +176,7 @@ class Appender:
         return self._amend(place, fields) or self._wait(place, fields)
 
     def _wait(self, place: Place, fields: Mapping[str, JSON]) -> bool:
-        self.waiting.add(place, fields)
+        self.waiting.add(place, fields, self.grown)
         return False
 
     def _amend(self, place: Place, fields: Mapping[str, JSON]) -> bool:

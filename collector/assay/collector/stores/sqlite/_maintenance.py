@@ -146,6 +146,16 @@ _SINCE_VERSION_5 = (
         " AND running <> (SELECT count(*) FROM open_runs o WHERE o.trace_id = t.trace_id)",
     ),
 )
+_SINCE_VERSION_8 = (
+    (
+        "ids of models' answers without a span",
+        "SELECT count(*) FROM responses r WHERE NOT EXISTS (SELECT 1 FROM spans WHERE id = r.span)",
+    ),
+    (
+        "feedbacks whose number is beyond all that were given out",
+        "SELECT count(*) FROM feedback WHERE said > (SELECT change FROM feed)",
+    ),
+)
 
 
 def check(reader: Reader, deep: bool) -> list[str]:
@@ -184,8 +194,11 @@ def _damage_of(db: sqlite3.Connection, table: str) -> list[str]:
 
 def _invariants(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
     yield from _INVARIANTS
-    if db.execute("PRAGMA user_version").fetchone()[0] >= 5:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version >= 5:
         yield from _SINCE_VERSION_5
+    if version >= 8:
+        yield from _SINCE_VERSION_8
 
 
 def _found(db: sqlite3.Connection, name: str, sql: str) -> str | None:

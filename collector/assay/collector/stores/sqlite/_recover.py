@@ -139,6 +139,7 @@ def _mended(source: sqlite3.Connection, db: sqlite3.Connection) -> Iterator[str]
         ("spans have lost what they hold (inputs, outputs, attributes)", lambda: _contents_again(db)),
         ("feedbacks have lost their trace", lambda: _feedback_again(appender, db)),
         ("traces have lost spans", lambda: _sums_again(appender, db)),
+        ("ids of models' answers have lost their span", lambda: _without_span(db)),
     )
     for what, step in steps:
         db.execute("BEGIN IMMEDIATE")
@@ -163,6 +164,11 @@ def _traces_again(source: sqlite3.Connection, db: sqlite3.Connection) -> int:
 
 def _without_trace(db: sqlite3.Connection) -> int:
     return db.execute("DELETE FROM spans WHERE trace NOT IN (SELECT id FROM traces)").rowcount
+
+
+def _without_span(db: sqlite3.Connection) -> int:
+    """A span that comes later may get the number of one that is lost, and must not answer to its id."""
+    return db.execute("DELETE FROM responses WHERE span NOT IN (SELECT id FROM spans)").rowcount
 
 
 def _resources_again(db: sqlite3.Connection) -> int:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from assay.collector.errors import Refused
 from assay.collector.records import JSON, Amendment
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite._clock import Clock
@@ -63,22 +64,28 @@ class Waiting:
         for row, trace_id, span_id, project, size, seen_ns in self._db.execute(sql):
             self._remember(row, _Entry(Place(trace_id, span_id, project), size, seen_ns))
 
-    def add(self, place: Place, fields: Mapping[str, JSON]) -> None:
-        """Keep fields for a run that is not here; with what waits for it already they are one."""
+    def add(self, place: Place, fields: Mapping[str, JSON], most: int) -> None:
+        """Keep fields for a run that is not here; with what waits for it already they are one.
+
+        Raises `Refused` where that is more than `most` bytes: each that comes costs as much as all before it.
+        """
         row = self._of.get(place.trace_id, {}).get(place.span_id, {}).get(place.project)
         seen = self._clock.now()
         if row is not None:
             fields, seen = _amend.together(self._fields(row), fields), self._rows[row].seen_ns
         data = dumps(fields)
-        values = (*place, data, len(data.encode()), seen)
+        size = len(data.encode())
+        if size > most:
+            raise Refused(f"{size:,} bytes would wait for span {place.span_id!r} then, at most {most:,}")
+        values = (*place, data, size, seen)
         if row is None:
             sql = "INSERT INTO amendments (trace_id, span_id, project, fields, size, seen_ns) VALUES (?, ?, ?, ?, ?, ?)"
             row = int(self._db.execute(sql, values).lastrowid or 0)
         else:
             sql = "UPDATE amendments SET fields = ?, size = ? WHERE id = ?"
-            self._db.execute(sql, (data, values[4], row))
+            self._db.execute(sql, (data, size, row))
             self.bytes -= self._rows[row].size
-        self._remember(row, _Entry(place, int(values[4]), int(seen)))
+        self._remember(row, _Entry(place, size, int(seen)))
         self.trim()
 
     def take(self, trace_id: str, span_id: str, project: str) -> list[dict[str, JSON]]:
