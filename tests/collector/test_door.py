@@ -54,6 +54,23 @@ def test_a_proxy_on_this_machine_lets_nobody_in_from_elsewhere(store, name, send
         assert httpx.get(f"{server.url}/api/traces", headers={name: sender}).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ([("x-forwarded-for", "203.0.113.7"), ("x-forwarded-for", "127.0.0.1")], 403),
+        ([("x-real-ip", "203.0.113.7"), ("x-real-ip", "127.0.0.1")], 403),
+        ([("forwarded", "for=127.0.0.1;proto=http, for=203.0.113.7")], 403),
+        ([("forwarded", 'For="[2001:db8::1]:4711"')], 403),
+        ([("forwarded", "for=_hidden")], 403),
+        ([("forwarded", 'for="[::1]:4711";by=127.0.0.1, for=127.0.0.1')], 200),
+        ([("x-forwarded-for", "127.0.0.1"), ("x-forwarded-for", "::1")], 200),
+    ],
+)
+def test_of_several_proxies_none_is_overlooked(store, lines, status):
+    with Server(store) as server:
+        assert httpx.get(f"{server.url}/api/traces", headers=lines).status_code == status
+
+
 def test_no_such_header_opens_a_server_that_asks_for_keys(locked):
     said = {"x-forwarded-for": "127.0.0.1", "x-real-ip": "127.0.0.1", "host": "localhost"}
     assert httpx.get(f"{locked.url}/api/traces", headers=said).status_code == 401

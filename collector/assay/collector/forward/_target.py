@@ -66,7 +66,9 @@ def _parts(url: str) -> SplitResult:
         raise Refused(f"--forward: an address with a password in it shows to all; put it into {HEADERS}<NAME>")
     if not can_be:
         said = re.split("[?#]", url)[0]
-        raise Refused(f"--forward {said!r} is no address of an OTLP endpoint, such as https://host or name=https://host")
+        raise Refused(
+            f"--forward {said!r} is no address of an OTLP endpoint, such as https://host or name=https://host"
+        )
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/logs", "/v1/metrics")):
         raise Refused(f"--forward {url!r}: give the address without /v1/…, which is added for each signal")
     return parts
