@@ -13,7 +13,7 @@ from google.rpc.status_pb2 import Status
 
 from assay.collector.api._tries import ADDRESSES, BURST, Tries
 from assay.collector.client import HTTPStore
-from assay.collector.errors import Forbidden, NotFound
+from assay.collector.errors import Forbidden, NotFound, Refused
 from assay.collector.records import Amendment, Example, Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
 from assay.collector.server import Server
 from assay.collector.stores import ControlStore, TraceStore
@@ -376,3 +376,11 @@ def test_feedback_whose_name_nobody_could_read_is_refused(store, field):
     with Server(store) as server:
         assert httpx.post(f"{server.url}/api/feedback", json=[said]).status_code == 400
     assert not store.feedbacks().items
+
+
+def test_a_key_of_a_project_that_names_no_condition_deletes_nothing(store):
+    store.append([run(project="p")])
+    view = ProjectStore(store, "p")
+    with pytest.raises(Refused, match="at least one condition"):
+        view.delete()
+    assert view.delete(project="p") == 1
