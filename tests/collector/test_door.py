@@ -13,7 +13,7 @@ from google.rpc.status_pb2 import Status
 
 from assay.collector.api._tries import ADDRESSES, BURST, Tries
 from assay.collector.client import HTTPStore
-from assay.collector.errors import Forbidden, NotFound
+from assay.collector.errors import Forbidden, NotFound, Refused
 from assay.collector.records import Amendment, Example, Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
 from assay.collector.server import Server
 from assay.collector.stores import ControlStore, TraceStore
@@ -52,6 +52,23 @@ def bearer(secret: str) -> dict[str, str]:
 def test_a_proxy_on_this_machine_lets_nobody_in_from_elsewhere(store, name, sender, status):
     with Server(store) as server:
         assert httpx.get(f"{server.url}/api/traces", headers={name: sender}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ([("x-forwarded-for", "203.0.113.7"), ("x-forwarded-for", "127.0.0.1")], 403),
+        ([("x-real-ip", "203.0.113.7"), ("x-real-ip", "127.0.0.1")], 403),
+        ([("forwarded", "for=127.0.0.1;proto=http, for=203.0.113.7")], 403),
+        ([("forwarded", 'For="[2001:db8::1]:4711"')], 403),
+        ([("forwarded", "for=_hidden")], 403),
+        ([("forwarded", 'for="[::1]:4711";by=127.0.0.1, for=127.0.0.1')], 200),
+        ([("x-forwarded-for", "127.0.0.1"), ("x-forwarded-for", "::1")], 200),
+    ],
+)
+def test_of_several_proxies_none_is_overlooked(store, lines, status):
+    with Server(store) as server:
+        assert httpx.get(f"{server.url}/api/traces", headers=lines).status_code == status
 
 
 def test_no_such_header_opens_a_server_that_asks_for_keys(locked):
@@ -359,3 +376,11 @@ def test_feedback_whose_name_nobody_could_read_is_refused(store, field):
     with Server(store) as server:
         assert httpx.post(f"{server.url}/api/feedback", json=[said]).status_code == 400
     assert not store.feedbacks().items
+
+
+def test_a_key_of_a_project_that_names_no_condition_deletes_nothing(store):
+    store.append([run(project="p")])
+    view = ProjectStore(store, "p")
+    with pytest.raises(Refused, match="at least one condition"):
+        view.delete()
+    assert view.delete(project="p") == 1

@@ -467,6 +467,14 @@ def test_targets_have_names_and_their_headers_come_from_the_environment():
         (["http://a.test?key=1"], "is no address"),
         (["http://a.test/v1/traces"], "without /v1/"),
         (["http://me:secret@a.test"], "ASSAY_FORWARD_HEADERS_"),
+        (["http://me:secret@a.test:99999"], "ASSAY_FORWARD_HEADERS_"),
+        (["me:secret@a.test"], "ASSAY_FORWARD_HEADERS_"),
+        (["http://me:secret@[::1"], "ASSAY_FORWARD_HEADERS_"),
+        (["http://me:se/secret@a.test:x"], "ASSAY_FORWARD_HEADERS_"),
+        (["http://a.test?key=secret"], "is no address"),
+        (["http://a.test#secret"], "is no address"),
+        (["http://a b.test"], "is no address"),
+        (["http://a\n.test"], "is no address"),
         (["http://a.test", "http://a.test/b"], "two targets are called 'a.test'"),
         (["b=http://a.test"], "ASSAY_FORWARD_HEADERS_B: header 1 is not"),
     ],
@@ -489,7 +497,8 @@ def test_what_waits_for_a_target_that_is_not_named_any_more_is_found(tmp_path):
         until(lambda: number(server, "assay_forward_failures_total"))
     [left] = Forwarder([], tmp_path / "forward").left()
     assert left.startswith("t0-")
-    assert os.stat(tmp_path / "forward" / left).st_mode & 0o077 == 0
+    for folder in (tmp_path / "forward", tmp_path / "forward" / left):
+        assert os.stat(folder).st_mode & 0o077 == 0
 
 
 # Letters

@@ -150,8 +150,10 @@ def test_a_key_of_a_project_gives_scores_to_its_own_traces_alone(store):
         store.save_key(Key(id=secret, name=secret, sha256=sha256(secret.encode()).hexdigest(), **fields))
     scores = [{"id": id, "traceId": id, "name": "k", "value": 1} for id in (theirs.trace_id, TRACE)]
     with Server(store, host="0.0.0.0", api_key="master") as server:
-        answers = [httpx.post(f"{server.url}/api/public/scores", json=scores, auth=("pk", key)) for key in "prx"]
-    assert [answer.status_code for answer in answers] == [207, 403, 401]
+        url = f"{server.url}/api/public/scores"
+        answers = [httpx.post(url, json=scores, auth=("pk", key)) for key in "prx"]
+        alone = httpx.post(url, json=scores[0], auth=("pk", "p"))
+    assert [answer.status_code for answer in (*answers, alone)] == [207, 403, 401, 403]
     assert "does not belong" in answers[0].json()["errors"][0]["message"]
     assert [one.target.trace_id for one in store.feedbacks()] == [TRACE]
 

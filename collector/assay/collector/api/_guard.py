@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +26,8 @@ ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
 
 ALLOWED = "assay.origin"  # in an ASGI scope: the page of another origin that sends it may
 STRANGER = Access(known=False)
+PROXIES = frozenset(("x-forwarded-for", "x-real-ip", "forwarded", b"x-forwarded-for", b"x-real-ip", b"forwarded"))
+FOR = re.compile(r'for="?(\[[^\]]*\]|[^\s;,:"]+)', re.IGNORECASE)  # RFC 7239, 6; without the port
 OURS = ("same-origin", "none", "")  # where a request comes from that a browser lets one of our own pages send
 
 
@@ -61,12 +64,12 @@ class Guard:
         """Whose request it is that needs no key, as far as can be told without waiting."""
         if self.door.locked:
             return Access() if self.door.knows(scope["headers"]) else STRANGER
-        return STRANGER if _misnamed(headers) else Access()
+        return STRANGER if _misnamed(scope, headers) else Access()
 
     async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
         address = (scope.get("client") or ("",))[0]
         if not self.door.locked:
-            return _misnamed(headers) or Access(address=address)
+            return _misnamed(scope, headers) or Access(address=address)
         if (session := await self._session(scope, headers, address)) is not None:
             return session
         return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
@@ -104,24 +107,34 @@ def _elsewhere(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
     return None
 
 
-def _misnamed(headers: Mapping[bytes, bytes]) -> Refusal | None:
+def _misnamed(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
     """The refusal of a name that is not this machine's own."""
     host = _text(headers, b"host")
     name = named(host)
     if host and not is_loopback(name):
         told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
         return Refusal(403, told)
-    return forwarded(headers)
+    return forwarded(scope["headers"])
 
 
-def forwarded(headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """The refusal of what a proxy on this machine passes on for somebody elsewhere, whatever name it calls us by."""
-    senders = f"{_text(headers, b'x-forwarded-for')},{_text(headers, b'x-real-ip')}".split(",")
-    elsewhere = next((sender.strip() for sender in senders if sender.strip() and not is_loopback(sender.strip())), None)
+def forwarded(headers: Iterable[tuple[str | bytes, str | bytes]]) -> Refusal | None:
+    """The refusal of what a proxy on this machine passes on for somebody elsewhere, whatever name it calls us by.
+
+    Of several proxies in a row each may have added a line of its own.
+    """
+    senders = [sender for name, value in headers if name in PROXIES for sender in _senders(name, value)]
+    elsewhere = next((sender for sender in senders if not is_loopback(sender)), None)
     if elsewhere is None:
         return None
     told = "it answers this machine alone: behind a proxy, bind it to an address, so that it asks for keys"
     return Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {told}")
+
+
+def _senders(name: str | bytes, value: str | bytes) -> list[str]:
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    if name in ("forwarded", b"forwarded"):
+        return FOR.findall(text)
+    return [sender.strip() for sender in text.split(",") if sender.strip()]
 
 
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:

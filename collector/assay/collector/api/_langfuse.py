@@ -17,8 +17,8 @@ from assay.collector.api._http import Body, reply
 from assay.collector.api._sane import sane_feedback
 from assay.collector.clocks import bounded_feedback
 from assay.collector.dialects import langfuse_score
-from assay.collector.errors import Refused
-from assay.collector.intake import check_ids, weighed
+from assay.collector.errors import Forbidden, Refused
+from assay.collector.intake import ItemRefused, check_ids, weighed
 from assay.collector.records import JSON, Feedback
 from assay.collector.stores import Store
 
@@ -43,12 +43,18 @@ def scores(request: Request, body: Body) -> Response:
     faults = [str(one) for one in kept if isinstance(one, ValueError)]
     if isinstance(given, dict):
         if faults:
-            raise Refused(faults[0])
+            raise _refusal(kept[0])
         return reply({"id": given.get("id") or kept[0].id})
     if not faults:
         return reply({"message": "Accepted"}, 202)
     errors = [{"message": fault} for fault in faults]
     return reply({"accepted": len(kept) - len(faults), "rejected": len(faults), "errors": errors}, 207)
+
+
+def _refusal(error: ValueError) -> Refused:
+    """Why one score is refused; 403 where its key is of another project."""
+    foreign = isinstance(error, ItemRefused) and error.reason == "project"
+    return Forbidden(str(error)) if foreign else Refused(str(error))
 
 
 def ingestion(request: Request, body: Body) -> Response:

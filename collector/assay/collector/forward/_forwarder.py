@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Forwarder:
     def begin(self, metrics: Metrics) -> None:
         """Make room for each target, count in the server's numbers, and send what is left from before."""
         self._metrics = metrics
+        with suppress(OSError):  # each outbox tries again, and says why not
+            self._folder.mkdir(0o700, parents=True, exist_ok=True)
         self._outboxes = [Outbox(target, self._folder, metrics, *self._bounds) for target in self.targets]
         for outbox in self._outboxes:
             outbox.start()

@@ -53,16 +53,22 @@ def _target(given: str, environment: Mapping[str, str]) -> Target:
 
 
 def _parts(url: str) -> SplitResult:
-    """Raises `Refused` where nothing can be sent. What stands before an @ is not repeated: it may be a password."""
+    """Raises `Refused` where nothing can be sent. What may be a secret is not repeated: what stands before an @, and
+    after ? or #.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         parts, port = SplitResult("", "", "", "", ""), None
-    if parts.username is not None or parts.password is not None:
+    can_be = parts.scheme in ("http", "https") and parts.hostname and port != 0 and not re.search(r"[\s?#]", url)
+    if "@" in (parts.netloc if can_be else url):
         raise Refused(f"--forward: an address with a password in it shows to all; put it into {HEADERS}<NAME>")
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-        raise Refused(f"--forward {url!r} is no address of an OTLP endpoint, such as https://host or name=https://host")
+    if not can_be:
+        said = re.split("[?#]", url)[0]
+        raise Refused(
+            f"--forward {said!r} is no address of an OTLP endpoint, such as https://host or name=https://host"
+        )
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/logs", "/v1/metrics")):
         raise Refused(f"--forward {url!r}: give the address without /v1/…, which is added for each signal")
     return parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -79,7 +79,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
 
     async def _access(self, metadata: Metadata, address: str) -> Access:
         """What its sender may have. Raises `_Closed`."""
-        if not self._door.locked and (elsewhere := forwarded(_headers(metadata))):
+        if not self._door.locked and (elsewhere := forwarded(metadata)):
             raise _Closed(elsewhere)
         found = await self._door.admit(metadata, address, lambda: "ingest")
         if isinstance(found, Refusal):
@@ -161,10 +161,6 @@ def _channel(message: bytes) -> Any:
         return {"type": "http.request", "body": message}
 
     return receive
-
-
-def _headers(metadata: Iterable[tuple[str, str | bytes]]) -> dict[bytes, bytes]:
-    return {name.encode(): value.encode() if isinstance(value, str) else value for name, value in metadata}
 
 
 def _address(peer: str) -> str:

@@ -97,11 +97,11 @@ class Both(Watched):
 
     def _forgotten(self, filter: Filter, going: list[int]) -> Iterator[Gone]:
         """What passes, lot by lot, each forgotten by the control half before it is given out to be removed. `going`
-        takes how many traces each lot is.
+        takes how many traces each lot is that has been forgotten.
         """
         while gone := self._traces.passing(filter):
-            going.append(len(gone.traces))
             self._control.forget(gone)
+            going.append(len(gone.traces))
             yield gone
 
     def prune(self, rule: Retention) -> int:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from assay.collector.errors import Forbidden, NotFound
-from assay.collector.filters import Filter, combined
+from assay.collector.filters import Filter, combined, deletable
 from assay.collector.records import (
     JSON,
     Amendment,
@@ -67,7 +67,10 @@ class ProjectStore:
 
     def _filtered(self, name: str, filter: Filter | None = None, **given: Any) -> Any:
         conditions = {key: given.pop(key) for key in tuple(given) if key in Filter.__dataclass_fields__}
-        return getattr(self._store, name)(self._within(combined(filter, conditions)), **given)
+        asked = combined(filter, conditions)
+        if name == "delete":  # the project alone is no condition that anybody has named
+            deletable(asked)
+        return getattr(self._store, name)(self._within(asked), **given)
 
     def _named(self, name: str, *args: Any, project: str | None = None, **given: Any) -> Any:
         return getattr(self._store, name)(*args, project=self._mine(project), **given)
