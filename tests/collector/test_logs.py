@@ -96,6 +96,13 @@ def test_scores() -> None:
         read()
 
 
+def test_an_event_without_a_trace_is_about_the_session_that_it_names() -> None:
+    said = {"gen_ai.evaluation.name": "solved", "gen_ai.evaluation.score.value": 1.0, "session.id": "s-1"}
+    item = read_item(RawLog("", None, 7, said, EVENT), lambda *_: None)
+    assert isinstance(item, Feedback)
+    assert item.target == Target(session_id="s-1")
+
+
 def test_an_error_is_no_score() -> None:
     failed = score(0.0, error__type="timeout", assay__feedback__error="Timeout: after 30 s")
     assert (failed.outcome, failed.score, failed.error) == ("error", None, "Timeout: after 30 s")

@@ -115,7 +115,7 @@ def _specified(attributes: dict[str, JSON]) -> dict[str, Any]:
 def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:
     document = attributes.pop(names.FEEDBACK_DOCUMENT, None)
     scope = attributes.pop(names.FEEDBACK_SCOPE, "span")
-    if scope == "session":
+    if scope == "session" or (not log.trace_id and names.SESSION in attributes):
         return Target(session_id=_whole(attributes, names.SESSION))
     if scope == "experiment":
         return Target(experiment_id=_whole(attributes, names.EXPERIMENT))
