@@ -21,5 +21,10 @@ def test_help_shows_an_example(path: tuple[str, ...]) -> None:
     assert "Example: assay " in result.stdout
 
 
+def test_the_help_of_serve_names_the_variable_whole() -> None:
+    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
+    assert "ASSAY_FORWARD_HEADERS_<NAME>" in result.stdout
+
+
 def test_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("assay ")

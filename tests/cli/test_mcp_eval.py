@@ -37,6 +37,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow  # a process that loads what an evaluation needs
 def test_it_runs_and_says_how_it_came_out_while_stdout_is_the_protocol_s(file: Path) -> None:
     async def talk(client: Any) -> Any:
         made = await given(client, "run_evaluation", limit=3)

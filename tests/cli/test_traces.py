@@ -151,6 +151,18 @@ def test_a_port_that_cannot_be(tmp_path: Path) -> None:
     assert "--port" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--no-grpc", "--grpc-port", "4317"], "--grpc-port 4317 asks for gRPC and --no-grpc for none"),
+        (["--port", "4319", "--grpc-port", "4319"], "--port and --grpc-port are both 4319"),
+        (["--port", "0", "--feedback-to", "ftp://a.test"], "--feedback-to 'ftp://a.test' is no address"),
+    ],
+)
+def test_options_of_a_server_that_contradict_each_other(tmp_path: Path, options: list[str], told: str) -> None:
+    assert told in refusal("serve", "--store", str(tmp_path / "a.db"), *options)
+
+
 def test_tail_shows_what_is_under_way_once_and_then_its_trace(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as server:
         begun = begin(server.url)

@@ -234,6 +234,7 @@ def test_what_may_be_taken_later_is_sent_again(tmp_path, endpoint, script):
         assert number(server, "assay_forward_dropped_total") == 0
 
 
+@pytest.mark.slow  # waits grow from try to try, ten times
 def test_a_request_on_which_a_target_always_fails_holds_up_others_for_a_while_only(tmp_path, endpoint):
     to = endpoint(*lasting(500, times=10))
     with passing_on(tmp_path, to.url) as server:
@@ -245,6 +246,7 @@ def test_a_request_on_which_a_target_always_fails_holds_up_others_for_a_while_on
     assert set(to.names()) == {"b"}
 
 
+@pytest.mark.slow  # waits grow from try to try, twelve times
 def test_a_target_that_fails_on_everything_loses_nothing(tmp_path, endpoint):
     to = endpoint(*lasting(500, times=12))
     with passing_on(tmp_path, to.url) as server:

@@ -56,11 +56,19 @@ class Diagnosis:
     def looked_at(self) -> str:
         """As "looked at the latest 5,000 spans of 1,204,331 in 812 traces"."""
         seen = self.seen
+        if not seen.spans:
+            return f"looked at all 0 spans: {self._none}"
         of = "" if self.total is None or seen.whole else f" of {self.total:,} stored"
         latest = "all" if seen.whole else "the latest"
         return (
             f"looked at {latest} {seen.spans:,} spans{of}, in {seen.traces:,} traces of {len(seen.senders):,} senders"
         )
+
+    @property
+    def _none(self) -> str:
+        if self.total:
+            return f"of {self.total:,} that are stored none passes the conditions"
+        return "nothing has been sent yet; senders reach `assay serve` at its address, by default http://127.0.0.1:4318"
 
 
 def diagnosis(store: Store, filter: Filter, spans: int = SPANS) -> Diagnosis:

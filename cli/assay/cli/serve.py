@@ -36,7 +36,9 @@ Rules = Annotated[
 Cors = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="ORIGIN", help="An origin whose pages may send telemetry and feedback, as https://app.example.com."
+        metavar="ORIGIN",
+        help="An origin whose pages may send telemetry and feedback with a key, as https://app.example.com; any number"
+        " of times.",
     ),
 ]
 GrpcPort = Annotated[
@@ -49,7 +51,7 @@ Forward = Annotated[
     typer.Option(
         metavar="[NAME=]URL",
         help="Pass what comes in on to this OTLP endpoint, too; any number of times. Headers, such as its key, come out"
-        " of ASSAY_FORWARD_HEADERS_<NAME>.",
+        " of `ASSAY_FORWARD_HEADERS_<NAME>`.",
     ),
 ]
 FeedbackTo = Annotated[
@@ -92,8 +94,9 @@ def serve(
         raise Refused(f"there is no file of rules {rules!r}")
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
+    _grpc_as_asked(port, grpc_port, grpc)
     passes_on = Forwarder(targets(forward or (), os.environ), Path(f"{path}.forward"))
-    tells = FeedbackOut(targets(feedback_to or (), os.environ))
+    tells = FeedbackOut(targets(feedback_to or (), os.environ, "--feedback-to"))
     sys.setswitchinterval(SWITCH)
     _give_back_at_once()
     _tell_audit()
@@ -194,6 +197,14 @@ def _with_monitor(server: Server, rules: str, key: str | None, ready: Callable[[
         except Exception as error:  # the server's work goes on
             say(f"ended by {type(error).__name__}: {error}; traces are received as before")
         stop.wait()
+
+
+def _grpc_as_asked(port: int, grpc_port: int | None, grpc: bool) -> None:
+    """Raises `Refused` for options that contradict each other."""
+    if grpc_port is not None and not grpc:
+        raise Refused(f"--grpc-port {grpc_port} asks for gRPC and --no-grpc for none: leave one of them out")
+    if grpc_port == port != 0:
+        raise Refused(f"--port and --grpc-port are both {port}: HTTP and gRPC need a port each; 0 takes a free one")
 
 
 def _key_of_one_run(store: Store) -> str | None:
