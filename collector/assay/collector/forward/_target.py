@@ -38,7 +38,9 @@ def targets(given: Iterable[str], environment: Mapping[str, str], option: str = 
     for one in given:
         target = _target(one, environment, option)
         if target.name in found:
-            raise Refused(f"{option}: two targets are called {target.name!r}: name them apart, as in other={target.url}")
+            raise Refused(
+                f"{option}: two targets are called {target.name!r}: name them apart, as in other={target.url}"
+            )
         found[target.name] = target
     return list(found.values())
 
@@ -52,43 +54,21 @@ def _target(given: str, environment: Mapping[str, str], option: str) -> Target:
     return Target(name, url.rstrip("/"), _headers(variable, environment.get(variable, "")))
 
 
-<<<<<<< HEAD
-def _parts(url: str) -> SplitResult:
+def _parts(url: str, option: str) -> SplitResult:
     """Raises `Refused` where nothing can be sent. What may be a secret is not repeated: what stands before an @, and
     after ? or #.
     """
-||||||| 1436086
-def _parts(url: str) -> SplitResult:
-    """Raises `Refused` where nothing can be sent. What stands before an @ is not repeated: it may be a password."""
-=======
-def _parts(url: str, option: str) -> SplitResult:
-    """Raises `Refused` where nothing can be sent. What stands before an @ is not repeated: it may be a password."""
->>>>>>> p_rv4
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         parts, port = SplitResult("", "", "", "", ""), None
-<<<<<<< HEAD
     can_be = parts.scheme in ("http", "https") and parts.hostname and port != 0 and not re.search(r"[\s?#]", url)
     if "@" in (parts.netloc if can_be else url):
-        raise Refused(f"--forward: an address with a password in it shows to all; put it into {HEADERS}<NAME>")
+        raise Refused(f"{option}: an address with a password in it shows to all; put it into {HEADERS}<NAME>")
     if not can_be:
         said = re.split("[?#]", url)[0]
-        raise Refused(
-            f"--forward {said!r} is no address of an OTLP endpoint, such as https://host or name=https://host"
-        )
-||||||| 1436086
-    if parts.username is not None or parts.password is not None:
-        raise Refused(f"--forward: an address with a password in it shows to all; put it into {HEADERS}<NAME>")
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-        raise Refused(f"--forward {url!r} is no address of an OTLP endpoint, such as https://host or name=https://host")
-=======
-    if parts.username is not None or parts.password is not None:
-        raise Refused(f"{option}: an address with a password in it shows to all; put it into {HEADERS}<NAME>")
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-        raise Refused(f"{option} {url!r} is no address of an OTLP endpoint, such as https://host or name=https://host")
->>>>>>> p_rv4
+        raise Refused(f"{option} {said!r} is no address of an OTLP endpoint, such as https://host or name=https://host")
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/logs", "/v1/metrics")):
         raise Refused(f"{option} {url!r}: give the address without /v1/…, which is added for each signal")
     return parts
