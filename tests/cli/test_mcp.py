@@ -424,7 +424,9 @@ def test_over_http_who_has_no_key_for_it_is_turned_away(locked: str, secret: str
 def test_over_http_a_key_that_reads_does_not_write(locked: str) -> None:
     assert ids(over_http(locked, calling("find_traces"), "reads")) != []
     write = {"trace_id": BAD, "key": "k", "score": 1}
-    assert over_http(locked, failing("add_feedback", **write), "reads").endswith("the API key may not write")
+    assert over_http(locked, failing("add_feedback", **write), "reads").endswith(
+        "the API key may not write: that takes the scope 'write'"
+    )
     assert over_http(locked, calling("add_feedback", **write), "writes")["kept"]["score"] == 1
 
 

@@ -373,7 +373,8 @@ def test_keys_open_what_their_scopes_say(store: Held) -> None:
         assert statuses("ingest") == [403, 403, 400, 403, 403]
         assert statuses("admin") == [403, 403, 403, 403, 200]
         refused = client.post("/api/vacuum", headers=bearer("read")).json()
-        assert (refused["message"], refused["code"]) == ("the API key may not administer", 7)
+        told = "the API key may not administer: that takes the scope 'admin'"
+        assert (refused["message"], refused["code"]) == (told, 7)
 
 
 class Patient(Tries):

@@ -66,8 +66,9 @@ class Diagnosis:
 
     @property
     def _none(self) -> str:
-        if self.total:
-            return f"of {self.total:,} that are stored none passes the conditions"
+        if self.total != 0:
+            stored = "that may be seen" if self.total is None else f"of the {self.total:,} stored"
+            return f"none {stored} passes the conditions"
         return "nothing has been sent yet; senders reach `assay serve` at its address, by default http://127.0.0.1:4318"
 
 

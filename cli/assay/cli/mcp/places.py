@@ -60,7 +60,7 @@ class Places:
     def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
         """The store as a sender may see it. Raises `Forbidden` for one who may not do what the call needs."""
         if not access.may(needs):
-            raise Forbidden(f"the API key may not {needs}")
+            raise Forbidden(f"the API key may not {needs}: that takes the scope {needs!r}")
         with self.opened() as store:
             yield store if access.project is None else cast(Store, ProjectStore(store, access.project))
 

@@ -107,8 +107,10 @@ def hashed(secret: str) -> bytes:
 
 
 def enough(access: Access, needed: str) -> Access | Refusal:
-    """The access, or why it does not do."""
-    return access if access.may(needed) else Refusal(403, f"the API key may not {MAY.get(needed, needed)}")
+    """The access, or why it does not do, and which scope would."""
+    if access.may(needed):
+        return access
+    return Refusal(403, f"the API key may not {MAY.get(needed, needed)}: that takes the scope {needed!r}")
 
 
 def _access(key: Key, digest: bytes, address: str) -> Access:
