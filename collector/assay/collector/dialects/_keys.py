@@ -20,10 +20,14 @@ class Listed(NamedTuple):
 
 
 class Namespaces(dict[str, str]):
-    """Name of an attribute → what stands before its first dot."""
+    """Name of an attribute → what stands before its first dot; of feedback on a trace or session what stands after it,
+    as `session.id` stands in every span.
+    """
 
     def __missing__(self, name: str) -> str:
-        prefix = name.partition(".")[0]
+        prefix, _, rest = name.partition(".")
+        if prefix in ("trace", "session") and rest.startswith(("annotations.", "evaluations.")):
+            prefix = rest.partition(".")[0]
         if len(self) < KNOWN and len(name) < LONGEST:
             self[name] = prefix
         return prefix

@@ -29,7 +29,7 @@ MODEL_WITHIN = ("model", "model_name", "model_id")  # of parameters
 PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 WHOSE = frozenset(map(namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
 RARE = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))  # namespaces that plain spans do not have
-FEEDBACK = frozenset(("annotations", "evaluations", "trace", "session"))
+FEEDBACK = frozenset(("annotations", "evaluations"))
 # Of these kinds some instrumentors (smolagents, CrewAI) give the sum of the calls below: counted there
 SUMMED = frozenset(("agent", "chain"))
 GIVEN, MADE, TOTAL = "llm.token_count.prompt", "llm.token_count.completion", "llm.token_count.total"
