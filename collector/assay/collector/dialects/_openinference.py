@@ -26,6 +26,7 @@ MODELS = (
     "decision.request.model_name",
 )
 MODEL_WITHIN = ("model", "model_name", "model_id")  # of parameters
+NAMED = (names.RESPONSE_MODEL, names.REQUEST_MODEL)  # by GenAI's names, which say it plainly
 PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 WHOSE = frozenset(map(namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
 RARE = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))  # namespaces that plain spans do not have
@@ -134,7 +135,7 @@ def _model(draft: Draft) -> None:
     for name in MODELS:
         if (model := text(attributes.get(name))) and fields.setdefault("model", model) == model:
             del attributes[name]
-    if "model" not in fields:
+    if "model" not in fields and attributes.keys().isdisjoint(NAMED):
         asked = (from_json(attributes[name]) for name in PARAMETERS if name in attributes)
         named = (parameters.get(key) for parameters in asked if isinstance(parameters, dict) for key in MODEL_WITHIN)
         if model := next(filter(None, map(text, named)), None):

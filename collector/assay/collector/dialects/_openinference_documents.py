@@ -45,7 +45,7 @@ def files(draft: Draft) -> None:
 def document(flat: Mapping[str, JSON]) -> Document:
     """A document out of its names; those that a `Document` has no field for stand in its metadata."""
     read = document_of(flat)
-    if type(flat.get("score")) is float and "metadata" not in flat and flat.keys() <= FIELDS:
+    if flat.keys() <= FIELDS and read.score == flat.get("score") and (read.metadata or "metadata" not in flat):
         return read  # as nearly all are
     rest = {name: value for name, value in flat.items() if name not in FIELDS and value != read.id}
     if "metadata" in flat and not isinstance(from_json(flat["metadata"]), dict):

@@ -11,6 +11,7 @@ from assay.collector.dialects._values import take_list
 from assay.collector.records import JSON
 
 INPUT, OUTPUT, PROMPTS, CHOICES = "llm.input_messages", "llm.output_messages", "llm.prompts", "llm.choices"
+FORMS = (INPUT, OUTPUT, PROMPTS, CHOICES)
 CALLS, PARTS = "tool_calls", "contents"
 WITHOUT_WORDS = frozenset(("role", "name", "finish_reason"))
 
@@ -18,6 +19,8 @@ WITHOUT_WORDS = frozenset(("role", "name", "finish_reason"))
 def messages(draft: Draft) -> None:
     """What a model was sent and what it answered, unless inputs and outputs are known."""
     fields, attributes = draft.fields, draft.attributes
+    if ("inputs" in fields and "outputs" in fields) or not [name for name in attributes if name.startswith(FORMS)]:
+        return
     if "inputs" not in fields and (said := _spoken(attributes, INPUT) or _written(attributes, PROMPTS, "prompt")):
         fields["inputs"] = said
     if "outputs" not in fields and (said := _spoken(attributes, OUTPUT) or _written(attributes, CHOICES, "completion")):
