@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
+from collector.chromium import chromium
 from collector.making import run
 
 pytestmark = pytest.mark.browser
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 EVIL = "127.evil.test"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        rule = f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=[*flags, rule])
+    with chromium(f"--host-resolver-rules=MAP {EVIL} 127.0.0.1") as found:
         yield found
-        found.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,29 +14,24 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from assay.collector.records import Key
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
+from collector.chromium import chromium
 from collector.making import run
 from collector.pages.scene import rag
 
 pytestmark = pytest.mark.browser
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
 KEYS = {"all": ("read", "write"), "reads": ("read",), "feedback": ("feedback",), "ingest": ("ingest",)}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
