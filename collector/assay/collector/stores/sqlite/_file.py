@@ -81,9 +81,11 @@ class File:
         """Queue a job for the writer. Raises `Unavailable`."""
         return self.writer.put(job)
 
-    def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """Do something on the writing connection and wait until it is durable. May raise `Unavailable`."""
-        return self.writer.call(action, frees=_makes_room.get())
+    def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
+        """Do something on the writing connection and wait until it is durable; `patient` shares the writer's time with
+        all others. May raise `Unavailable`.
+        """
+        return self.writer.call(action, frees=_makes_room.get(), patient=patient)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:

@@ -291,28 +291,36 @@ class SQLiteTraces(Half):
     # deletion
 
     @reads
-    def passing(self, db: sqlite3.Connection, /, filter: Filter) -> Gone | None:
-        return _delete.passing(db, filter)
+    def passing(self, db: sqlite3.Connection, /, filter: Filter, after: str | None = None) -> Gone | None:
+        return _delete.passing(db, filter, after)
 
     def remove(self, gone: Iterable[Gone]) -> int:
-        total, tags = 0, set[str]()
+        total, tags, pace = 0, set[str](), _delete.Pace()
         for lot in gone:
-            count, theirs = self._taken_out(lot)
-            total, tags = total + count, tags | theirs
+            for piece in self._pieces(lot, pace):
+                count, theirs = self._taken_out(piece, pace)
+                total, tags = total + count, tags | theirs
         if tags:
-            self._file.write(lambda _: _delete.forget_tags(self._file.appender, tags))
+            with self._file.read() as reader:
+                unused = _delete.unused(reader.db, tags)
+            self._file.write(lambda _: _delete.forget_tags(self._file.appender, unused))
         return total
 
-    def _taken_out(self, lot: Gone) -> tuple[int, set[str]]:
-        """How many traces of a lot, and their tags. On a full disk the lot goes in small pieces."""
+    def _pieces(self, lot: Gone, pace: _delete.Pace) -> list[Gone]:
+        with self._file.read() as reader:
+            return [Gone(piece, lot.sessions) for piece in pace.pieces(reader.db, lot.traces)]
+
+    def _taken_out(self, piece: Gone, pace: _delete.Pace) -> tuple[int, set[str]]:
+        """How many traces of a piece, and their tags. On a full disk it goes in smaller ones."""
         try:
-            return self._file.write(partial(_delete.remove, self._file.appender, lot))
+            return self._file.write(partial(_delete.remove, self._file.appender, piece, pace), patient=True)
         except Unavailable:
-            if len(lot.traces) <= _delete.FEW or not self._file.is_full:
+            if len(piece.traces) <= _delete.FEW or not self._file.is_full:
                 raise
         total, tags = 0, set[str]()
-        for start in range(0, len(lot.traces), _delete.FEW):
-            count, theirs = self._taken_out(Gone(lot.traces[start : start + _delete.FEW], lot.sessions))
+        for start in range(0, len(piece.traces), _delete.FEW):
+            few = Gone(piece.traces[start : start + _delete.FEW], piece.sessions)
+            count, theirs = self._taken_out(few, pace)
             total, tags = total + count, tags | theirs
         return total, tags
 
@@ -324,8 +332,15 @@ class SQLiteTraces(Half):
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
             self._file.write(lambda _: self._file.appender.waiting.expire(before, rule.project))
             if rule.project is None:
-                self._file.write(lambda db: _delete.feedback_without_trace(db, before))
+                self._remove_feedback_without_trace(before)
         return [filter for filter in (expired, ahead) if filter is not None]
+
+    def _remove_feedback_without_trace(self, before_ns: int) -> None:
+        with self._file.read() as reader:
+            keys = _delete.without_trace(reader.db, before_ns)
+        for start in range(0, len(keys), _delete.LOT):
+            some = keys[start : start + _delete.LOT]
+            self._file.write(partial(_delete.feedback_without_trace, keys=some, before_ns=before_ns), patient=True)
 
     def vacuum(self) -> int:
         return self._file.vacuum()

@@ -49,7 +49,7 @@ class Unwritable(File):
     def put(self, job: Job) -> Future[Any]:
         raise self._refusal()
 
-    def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
+    def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
         raise self._refusal()
 
     def checkpoint(self) -> None:

@@ -106,7 +106,7 @@ class Writer:
                 raise Halted(str(self.halted))
             if not self.reserve.held and not job.frees:
                 raise Unavailable(FULL, retry_after=5.0)
-            if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
+            if self._weight and self._weight + job.weight > QUEUED_WEIGHT and not job.frees:
                 raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
             (self._patient if job.lets_pass else self._jobs).append(job)
             self._weight += job.weight
@@ -114,9 +114,9 @@ class Writer:
                 self._ready.notify()
         return job.future
 
-    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False) -> T:
+    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False, patient: bool = False) -> T:
         """Do something on the writing connection and wait until it is durable."""
-        result: T = self.put(Job(weight=64, action=action, frees=frees)).result()
+        result: T = self.put(Job(weight=64, action=action, frees=frees, patient=patient)).result()
         return result
 
     def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
