@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 
 from assay.collector.errors import Unavailable
@@ -52,7 +52,7 @@ from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._waiting import Place, place_of
-from assay.collector.stores.sqlite._writer import Job
+from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, Job
 
 
 class SQLiteTraces(Half):
@@ -88,7 +88,13 @@ class SQLiteTraces(Half):
     # feedback
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        self.append((), feedback)
+        # All of it is taken or none, but much of it goes into several transactions, between which others have theirs
+        parts = [feedback[start : start + HEAVY_WEIGHT] for start in range(0, len(feedback), HEAVY_WEIGHT)]
+        nothing = encode(())
+        jobs = [Job(weight=len(part), batch=nothing._replace(feedback=_feedback.rows(part))) for part in parts]
+        kept, _ = wait(self._file.put_all(jobs))
+        for one in kept:
+            one.result()
 
     def feedback(
         self,

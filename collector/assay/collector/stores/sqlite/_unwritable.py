@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -47,6 +47,9 @@ class Unwritable(File):
         return False
 
     def put(self, job: Job) -> Future[Any]:
+        raise self._refusal()
+
+    def put_all(self, jobs: Sequence[Job]) -> list[Future[Any]]:
         raise self._refusal()
 
     def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
