@@ -56,6 +56,7 @@ class Checkpointer:
                 self._move()
             except (StoreError, sqlite3.Error) as error:  # a full disk, a damaged file: others say so
                 log.debug("the log could not be copied: %s", error)
+                self._commits = -1
 
     def _is_due(self) -> bool:
         """Whether anything has been committed since the last time, and enough of it, or some time has passed."""
