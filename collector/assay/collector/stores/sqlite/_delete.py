@@ -17,8 +17,8 @@ from assay.collector.stores.sqlite._sql import delete_many, find_many, page, pos
 from assay.collector.stores.sqlite._values import loads
 
 LOT = 200  # traces that are looked for together
-LEAST, MOST = 100, 2_000  # spans that go in one transaction, unless a single trace has more: who appends waits for it
-MOMENT = 0.01  # seconds that it may take, within these bounds
+LEAST, MOST = 250, 2_000  # spans that go in one transaction, unless a single trace has more: who appends waits for it
+MOMENT = 0.015  # seconds that it may take, within these bounds
 FEW = 10  # traces, where there is hardly any room left
 
 
