@@ -71,6 +71,12 @@ def test_traces_that_grow_while_they_are_deleted(store: SQLiteStore) -> None:
     assert store.check(deep=True) == []
 
 
+def test_what_comes_meanwhile_stays_so_that_a_deletion_ends(store: SQLiteStore) -> None:
+    upto = store.newest()
+    store.append([run("new", metadata={"of": "them"}, start_ns=10**6)])
+    assert store.passing(THEM, upto=upto) == store.passing(Filter(metadata={"of": "them"}, until_ns=10**6))
+
+
 def test_retention_goes_the_same_way(store: SQLiteStore) -> None:
     store.add_feedback([Feedback(target=Target(trace_id=f"{n:032x}"), key="k", score=1.0) for n in range(LOT + 10)])
     assert store.prune(Retention(max_age_ns=0)) == MANY + 1

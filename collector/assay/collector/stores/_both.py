@@ -100,14 +100,15 @@ class Both(Watched):
         takes how many traces each lot is that has been forgotten.
 
         Each lot is looked for where the one before ended, and once all are through, from the beginning again, until
-        nothing passes: some may have come, or begun to pass, behind the look.
+        nothing passes: some may have begun to behind the look. What comes meanwhile stays, or it might never end.
         """
-        while gone := self._traces.passing(filter):
+        upto = self._traces.newest()
+        while gone := self._traces.passing(filter, upto=upto):
             while gone:
                 self._control.forget(gone)
                 going.append(len(gone.traces))
                 yield gone
-                gone = self._traces.passing(filter, gone.next) if gone.next is not None else None
+                gone = self._traces.passing(filter, gone.next, upto) if gone.next is not None else None
 
     def prune(self, rule: Retention) -> int:
         """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""

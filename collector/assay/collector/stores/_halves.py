@@ -92,8 +92,12 @@ class TraceHalf(Protocol):
         """Where it is, in words for people."""
         ...
 
-    def passing(self, filter: Filter, after: str | None = None) -> Gone | None:
-        """Some of the traces that pass, from where an earlier look ended; None if there are none."""
+    def newest(self) -> int:
+        """The number of the latest trace that has come; those that come later have higher ones."""
+        ...
+
+    def passing(self, filter: Filter, after: str | None = None, upto: int | None = None) -> Gone | None:
+        """Some of the traces that pass, from where an earlier look ended, up to a number; None if there are none."""
 
     def remove(self, gone: Iterable[Gone]) -> int:
         """Remove traces with spans, text index and feedback, each lot as it comes; returns how many traces."""

@@ -14,26 +14,28 @@ from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._sql import delete_many, find_many, page, position
-from assay.collector.stores.sqlite._values import loads
+from assay.collector.stores.sqlite._values import INT_MAX, loads
 
 LOT = 200  # traces that are looked for together
 LEAST, MOST = 250, 2_000  # spans that go in one transaction, unless a single trace has more: who appends waits for it
-MOMENT = 0.015  # seconds that it may take, within these bounds
+MOMENT = 0.02  # seconds that it may take, within these bounds
 FEW = 10  # traces, where there is hardly any room left
 
 
-def passing(db: sqlite3.Connection, filter: Filter, after: str | None = None) -> Gone | None:
-    """The latest traces that pass, before a position if one is given: `LOT` at most, evaluators' own among them; the
-    sessions that end with them; None if there are none.
+def passing(db: sqlite3.Connection, filter: Filter, after: str | None = None, upto: int | None = None) -> Gone | None:
+    """The latest traces that pass, before a position and up to a key if they are given: `LOT` at most, evaluators' own
+    among them; the sessions that end with them; None if there are none.
     """
     chosen = plan(db, filter, judgements=True)
     if after is not None:
         chosen = chosen.after(*position(after))
     sql = (
         f"SELECT t.trace_id, t.session_id, t.start_ns, t.id FROM {chosen.source} WHERE {chosen.where}"
-        " ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
+        " AND +t.id <= ? ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
     )
-    rows, next = page(db.execute(sql, (*chosen.values, LOT + 1)).fetchall(), LOT, 2, 3)
+    rows, next = page(
+        db.execute(sql, (*chosen.values, INT_MAX if upto is None else upto, LOT + 1)).fetchall(), LOT, 2, 3
+    )
     return Gone([row[0] for row in rows], _ending(db, [row[1] for row in rows]), next) if rows else None
 
 

@@ -297,8 +297,14 @@ class SQLiteTraces(Half):
     # deletion
 
     @reads
-    def passing(self, db: sqlite3.Connection, /, filter: Filter, after: str | None = None) -> Gone | None:
-        return _delete.passing(db, filter, after)
+    def newest(self, db: sqlite3.Connection, /) -> int:
+        return int(db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()[0])
+
+    @reads
+    def passing(
+        self, db: sqlite3.Connection, /, filter: Filter, after: str | None = None, upto: int | None = None
+    ) -> Gone | None:
+        return _delete.passing(db, filter, after, upto)
 
     def remove(self, gone: Iterable[Gone]) -> int:
         total, tags, pace = 0, set[str](), _delete.Pace()
