@@ -167,7 +167,7 @@ class Appender:
     def amend(self, place: Place, fields: Mapping[str, JSON]) -> bool:
         """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted. Else they wait for it."""
         if place.trace_id == NOBODY:
-            found = _responses.find(self.db, place.span_id)
+            found = _responses.find(self.reader, place.span_id)
             places = [Place(trace_id, span_id, place.project) for trace_id, span_id in found]
             return any(self._amend(there, fields) for there in places) or self._wait(place, fields)
         if not find_many(self.db, _KEYS, [place.trace_id]) and self.tombstones.among([place.trace_id]):

@@ -24,10 +24,10 @@ AFTER_FAILURE = 30  # seconds
 PAUSE = 0.25  # seconds between looks at what there is to do
 BUSY_RATE = 2_000  # spans a second
 PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
-TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
-SAMPLES = 2_000
-SAMPLE_BYTES = 8_192  # a longer payload is no sample: dictionaries help short ones
-DICTIONARY_BYTES = 65_536
+# Spans stored when the first, second, third dictionary is made, and its bytes: the file holds it, too
+DICTIONARIES = ((1_000, 65_536), (20_000, 262_144), (500_000, 262_144))
+SAMPLES = 4_000
+SAMPLE_BYTES = 4_096  # a longer payload is no sample: dictionaries help short ones
 
 
 class Behind:
@@ -125,9 +125,9 @@ class Behind:
             if self._dictionaries is None:
                 self._dictionaries = reader.db.execute("SELECT count(*) FROM dictionaries").fetchone()[0]
             stored = reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0]
-        if self._dictionaries < len(TRAIN_AT) and stored >= TRAIN_AT[self._dictionaries]:
+        if self._dictionaries < len(DICTIONARIES) and stored >= DICTIONARIES[self._dictionaries][0]:
             self._dictionaries += 1
-            self._train()
+            self._train(DICTIONARIES[self._dictionaries - 1][1])
 
     def _prune_if_due(self) -> None:
         if time.monotonic() >= self._next_prune:
@@ -138,7 +138,7 @@ class Behind:
             self._writer.call(lambda _: self._appender.waiting.trim())
             self._writer.call(_responses.prune)
 
-    def _train(self) -> None:
+    def _train(self, size: int) -> None:
         with self._file.read() as reader:
             blobs = reader.db.execute(
                 "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (SAMPLE_BYTES, SAMPLES)
@@ -148,7 +148,7 @@ class Behind:
             # payloads, which differ in their entropy tables, would share it and each spoil what the other compressed.
             number = reader.db.execute("SELECT coalesce(max(id), 0) + 1 FROM dictionaries").fetchone()[0]
         try:
-            trained = zstandard.train_dictionary(DICTIONARY_BYTES, samples, k=512, d=8, dict_id=number)
+            trained = zstandard.train_dictionary(size, samples, k=1024, d=8, dict_id=number)
         except zstandard.ZstdError as error:
             log.info("no dictionary from %d payloads: %s", len(samples), error)
             return

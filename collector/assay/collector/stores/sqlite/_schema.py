@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from assay.collector.errors import Refused
 from assay.collector.stores.sqlite._codec import Decoder
+from assay.collector.stores.sqlite._numbers import number_of
 from assay.collector.stores.sqlite._said import said
 
 APPLICATION_ID = 0x41535359  # "ASSY"
@@ -291,11 +292,13 @@ def _wait(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+AS_SAID = "CREATE INDEX IF NOT EXISTS feedback_as_said ON feedback (said) WHERE said IS NOT NULL"
+
 # Feedback by the order in which it was said, or said anew, and where it is sent on to. What was there before has no
 # number. `identity` is the file's, for collectors that send to each other.
 _OUTLETS: tuple[str, ...] = (
     "ALTER TABLE feedback ADD COLUMN said INTEGER",
-    "CREATE INDEX feedback_as_said ON feedback (said) WHERE said IS NOT NULL",
+    AS_SAID,
     "ALTER TABLE feed ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
     "UPDATE feed SET identity = lower(hex(randomblob(8)))",
     "CREATE TABLE outlets (name TEXT PRIMARY KEY, url TEXT NOT NULL, cursor INTEGER NOT NULL,"
@@ -309,6 +312,27 @@ def _send_on(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+# Who sends nothing on needs no order of what was said; see `_outlets.opened`
+_THINNER: tuple[str, ...] = (
+    "ALTER TABLE responses RENAME TO answers",
+    "DROP INDEX responses_by_id",
+    "CREATE TABLE responses (span INTEGER PRIMARY KEY, answer INTEGER NOT NULL)",
+    "INSERT INTO responses SELECT span, number_of_answer(response_id) FROM answers",
+    "CREATE INDEX responses_by_answer ON responses (answer)",
+    "DROP TABLE answers",
+    "DROP INDEX feedback_as_said",
+)
+
+
+def _thin(db: sqlite3.Connection) -> None:
+    """Ids of models' answers as numbers, the order of what was said only where it is sent on."""
+    db.create_function("number_of_answer", 1, number_of)
+    for statement in _THINNER:
+        db.execute(statement)
+    if db.execute("SELECT 1 FROM outlets").fetchone():
+        db.execute(AS_SAID)
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
     _add_known_values,
@@ -318,6 +342,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _audit,
     _wait,
     _send_on,
+    _thin,
 )
 
 
