@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: text index, dictionaries, checkpoints, retention."""
+"""What happens behind the writer, in a thread of its own: text index, dictionaries, retention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Behind:
     def __init__(self, file: File, prune: Callable[[], None]) -> None:
         self._file, self._prune = file, prune
         self._appender, self._writer = file.appender, file.writer
-        self._checkpointer = Checkpointer(file.path, file.writer)
+        self._checkpointer = Checkpointer(file.path, file.writer, file.watch)
         self._looked, self._written, self._under_load = time.monotonic(), 0, False
         self._next_prune = time.monotonic() + PRUNE_AFTER
         self._stop = threading.Event()
@@ -59,7 +59,6 @@ class Behind:
                 self._try_to_write_again()
                 busy = self.index_round()
                 self.train_if_due()
-                self._checkpointer.run_if_due()
                 self._prune_if_due()
             except Unavailable:
                 busy = False

@@ -54,12 +54,12 @@ class File:
                 self.clock = Clock(self._db)
                 self._readers = opened.enter_context(closing(Readers(self.path, self.clock.now)))
                 self.appender = Appender(Reader(self._db), self.clock)
-                self._watch = opened.enter_context(closing(Watch(self._db, self._lock)))
+                self.watch = opened.enter_context(closing(Watch(self._db, self._lock)))
             self._refuse_unreadable()
             opened.pop_all()
         self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
         self.writer = Writer(
-            self._db, self._watch, reserve, partial(_feedback.append, self.appender), self.appender.forget
+            self._db, self.watch, reserve, partial(_feedback.append, self.appender), self.appender.forget
         )
         self._readers.damaged = self._halt
         keep_in_forks(self)
@@ -119,6 +119,8 @@ class File:
             "amendments_waiting": len(self.appender.waiting),
             "amendments_given_up_total": self.appender.waiting.given_up,
             "file_bytes": _maintenance.size_of(self.path),
+            "log_bytes": _maintenance.size_of(self.path + "-wal"),
+            "log_waiting_bytes": self.watch.log().waiting,
         }
 
     def stats(self) -> dict[str, Any]:
@@ -159,7 +161,7 @@ class File:
         self.writer.close()
         self._readers.close()
         self._db.close()
-        self._watch.close()
+        self.watch.close()
         if self._in_vain and self.writer.commits == 0:
             self._lock.undo()
         else:
