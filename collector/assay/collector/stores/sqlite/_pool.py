@@ -31,7 +31,8 @@ WAIT, LOOK = 30.0, 0.1  # seconds for a reader to become free; between looks at 
 class Readers:
     """A pool of at most `places` connections; who finds all in use waits. Not to be taken twice by one thread.
 
-    `now` is the store's clock, `store_now()` in SQL. `damaged` is called when the file turns out to be.
+    `wait` is in seconds, `now` the store's clock, `store_now()` in SQL. `damaged` is called when the file turns out to
+    be.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class Readers:
         now: Callable[[], int],
         connect: Callable[[str], sqlite3.Connection] = connect_read_only,
         places: int = READERS,
+        wait: float = WAIT,
     ) -> None:
         self._path, self._now, self._origin = path, now, Origin()
-        self._connect, self._most = connect, places
+        self._connect, self._most, self._longest = connect, places, wait
         self.damaged: Callable[[Halted], object] = lambda _: None
         self._places = threading.BoundedSemaphore(places)
         self._lock = threading.Lock()
@@ -72,13 +74,13 @@ class Readers:
             self._places.release()
 
     def _wait(self, question: Question | None) -> None:
-        until = time.monotonic() + WAIT
+        until = time.monotonic() + self._longest
         while not self._places.acquire(timeout=LOOK):
             if question is not None:
                 question.check()
             if time.monotonic() > until:
-                told = f"all {self._most} readers of the database have been busy for {WAIT:g} seconds; ask again later"
-                raise Unavailable(told, retry_after=2.0)
+                told = f"all {self._most} readers of the database have been busy for {self._longest:g} seconds"
+                raise Unavailable(f"{told}; ask again in a moment", retry_after=2.0)
 
     def _take(self) -> Reader:
         with self._lock:
