@@ -18,7 +18,7 @@ from assay.collector.stores.sqlite._values import loads
 
 _SPAN = ",".join(f"s.{name}" for name in Fact._fields[:COLUMNS])
 _RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.trace IN (%s)"
-_STORED = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "
+RUN = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "  # as `Reader.run` takes a row
 
 
 class Stored(NamedTuple):
@@ -61,12 +61,12 @@ class Reader:
 
     def in_order(self, trace_id: str, key: int) -> list[Stored]:
         """Runs of a trace in order of arrival."""
-        rows = self.db.execute(f"{_STORED} s.trace = ? ORDER BY s.id", (key,)).fetchall()
+        rows = self.db.execute(f"{RUN} s.trace = ? ORDER BY s.id", (key,)).fetchall()
         return [self._stored(trace_id, row) for row in rows]
 
     def stored(self, trace_id: str, row: int) -> Stored:
         """The run in a row."""
-        return self._stored(trace_id, self.db.execute(f"{_STORED} s.id = ?", (row,)).fetchone())
+        return self._stored(trace_id, self.db.execute(f"{RUN} s.id = ?", (row,)).fetchone())
 
     def _stored(self, trace_id: str, row: Sequence[Any]) -> Stored:
         payload = self.payload(row[2])
@@ -82,7 +82,7 @@ class Reader:
         return {row: self.payload(blob) for row, blob in blobs}
 
     def run(self, trace_id: str, row: Sequence[Any]) -> Run:
-        """The run of a row: trace, resource, payload and the columns of a fact."""
+        """The run of a row: trace or id, resource, payload and the columns of a fact."""
         return decode(trace_id, row[3:], self.payload(row[2]), self._resource(row[1]))
 
     def payload(self, blob: bytes) -> dict[str, JSON]:
