@@ -53,6 +53,10 @@ class Behind:
         self._checkpointer.close()
 
     def _run(self) -> None:
+        with self._file.aside():
+            self._until_stopped()
+
+    def _until_stopped(self) -> None:
         while not self._stop.is_set():
             try:
                 self._file.announce_again()
