@@ -38,7 +38,8 @@ class Server:
 
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
     port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
-    whose pages may send telemetry and feedback. Raises `Refused`: a port is taken, or the server would be open to
+    whose pages may send telemetry and feedback. Under load, so many `decoders` at most are processes that help; and one
+    of low priority for each of two sizes of large bodies. Raises `Refused`: a port is taken, or the server would be open to
     others without a key.
     """
 
@@ -55,6 +56,7 @@ class Server:
         grpc_required: bool = True,
         forward: Forwarder | None = None,
         feedback_to: FeedbackOut | None = None,
+        decoders: int = 0,
     ) -> None:
         self.store, self.host = store, bare(host)
         self._keys, secret = _asked(store, self.host, api_key)
@@ -65,7 +67,13 @@ class Server:
         self._feedback_to = feedback_to if feedback_to and feedback_to.targets else None
         keepers = [self._forward] if self._forward else []
         app = create_app(
-            store, limits=limits, metrics=self._metrics, ready=self._is_ready, door=self.door, keepers=keepers
+            store,
+            limits=limits,
+            metrics=self._metrics,
+            ready=self._is_ready,
+            door=self.door,
+            keepers=keepers,
+            decoders=decoders,
         )
         guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)
         self._server = _Uvicorn(_config(Cors(guard, cors, app.state.scopes.rows) if cors else guard))

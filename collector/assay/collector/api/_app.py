@@ -45,9 +45,11 @@ def create_app(
     ready: Callable[[], bool] | None = None,
     keepers: Sequence[Keeper] = (),
     door: Door | None = None,
+    decoders: int = 0,
 ) -> FastAPI:
     """The collector as an ASGI application over a store, which the caller closes. `keepers` get what OTLP brought
-    once the store has it; `door` is what a guard before it lets in.
+    once the store has it; `door` is what a guard before it lets in; so many `decoders` at most are processes that
+    help to decode.
     """
     metrics = metrics or Metrics()
     app = FastAPI(
@@ -57,7 +59,7 @@ def create_app(
         docs_url=None,  # it loads scripts of others, from elsewhere
         redoc_url=None,
     )
-    receiver = Receiver(store, metrics, limits, keepers)
+    receiver = Receiver(store, metrics, limits, keepers, decoders)
     app.state.store, app.state.scopes = store, SCOPES
     app.state.receiver = receiver  # has room for bodies, the API's too; to be closed by whoever serves the application
     app.state.otlp = receiver.routes
