@@ -75,8 +75,10 @@ class Metrics:
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Put a duration in seconds into a histogram."""
+        key = tuple(labels.items())
         with self._lock:
-            histogram = self._histograms.setdefault(name, {}).setdefault(tuple(labels.items()), Histogram())
+            series = self._histograms.setdefault(name, {})
+            histogram = series.get(key) or series.setdefault(key, Histogram())
             histogram.counts[bisect_left(BUCKETS, value)] += 1
             histogram.sum += value
 

@@ -42,16 +42,23 @@ class Intake:
     async def take(self, request: Request[T]) -> Decoded[T]:
         """What became of a request that is now durable. Raises `Permanent` or `Retryable`, and nothing else."""
         start = time.perf_counter()
-        async with self._beside.turn(len(request.body)):
-            decoded = await self._decoded(request)
-            request.admit(decoded.values * VALUE)
-            self._count_received(request.signal, decoded)
-            try:
-                if decoded.items or not decoded.refused:  # with neither, it may hold what only passes through
-                    await self._kept(request, decoded)
-            finally:
-                self._count_refused(request.signal, decoded)
+        if len(request.body) < LARGE:  # which waits for nobody's turn
+            decoded = await self._taken(request)
+        else:
+            async with self._beside.turn(len(request.body)):
+                decoded = await self._taken(request)
         self._metrics.observe("assay_acknowledgement_seconds", time.perf_counter() - start)
+        return decoded
+
+    async def _taken(self, request: Request[T]) -> Decoded[T]:
+        decoded = await self._decoded(request)
+        request.admit(decoded.values * VALUE)
+        self._count_received(request.signal, decoded)
+        try:
+            if decoded.items or not decoded.refused:  # with neither, it may hold what only passes through
+                await self._kept(request, decoded)
+        finally:
+            self._count_refused(request.signal, decoded)
         return decoded
 
     def refused(self, signal: Signal[Any], reason: str) -> None:

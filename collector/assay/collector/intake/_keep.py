@@ -13,6 +13,7 @@ from assay.collector.intake._apart import Rows
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import BesideRefused, ItemRefused
 from assay.collector.intake._held import held
+from assay.collector.intake._settled import Settled
 from assay.collector.intake._signal import Request
 from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
@@ -34,7 +35,7 @@ class StoreKeeper:
     """Keeps runs, feedback, amendments and what is said beside spans in a store."""
 
     def __init__(self, store: Store, beside: Beside) -> None:
-        self._store, self._beside = store, beside
+        self._store, self._beside, self._settled = store, beside, Settled()
         # Stores that write in a thread of their own need no second one to wait for it
         self._append = store.append_async if isinstance(store, Serving) else None
         self._takes_rows = store if isinstance(store, TakesRows) else None
@@ -74,7 +75,7 @@ class StoreKeeper:
         while rows:
             one = rows.pop(0)
             feedback = () if rows else [item for item in also if isinstance(item, Feedback)]
-            await asyncio.wrap_future(self._takes_rows.write(one.loaded(), feedback))
+            await self._settled(self._takes_rows.write(one.loaded(), feedback))
         return refusals
 
     async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:
@@ -91,10 +92,10 @@ class StoreKeeper:
         Feedback goes with the last of them: nothing speaks of a run of this request that is not there.
         """
         while len(runs) >= MANY:
-            await asyncio.wrap_future(await self._beside(append, runs[:MANY]))
+            await self._settled(await self._beside(append, runs[:MANY]))
             runs = runs[MANY:]
         if runs or any(feedback):
-            await asyncio.wrap_future(append(runs, *feedback))
+            await self._settled(append(runs, *feedback))
 
     def _amended(self, items: Sequence[Run | Also]) -> Refusals:
         """Amend the runs of which something was said beside others; why that could not be."""
