@@ -39,8 +39,9 @@ class Server:
 
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
     port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
-    whose pages may send telemetry and feedback. `query_seconds` is how long a question may run. Raises `Refused`: a
-    port is taken, or the server would be open to others without a key.
+    whose pages may send telemetry and feedback. `query_seconds` is how long a question may run. Under load, so many
+    `decoders` at most are processes that help; and one of low priority for each of two sizes of large bodies. Raises
+    `Refused`: a port is taken, or the server would be open to others without a key.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Server:
         forward: Forwarder | None = None,
         feedback_to: FeedbackOut | None = None,
         query_seconds: float | None = SECONDS,
+        decoders: int = 0,
     ) -> None:
         self.store, self.host = store, bare(host)
         self._keys, secret = _asked(store, self.host, api_key)
@@ -74,6 +76,7 @@ class Server:
             door=self.door,
             keepers=keepers,
             query_seconds=query_seconds,
+            decoders=decoders,
         )
         guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)
         self._server = _Uvicorn(_config(Cors(guard, cors, app.state.scopes.rows) if cors else guard))

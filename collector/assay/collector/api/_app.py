@@ -47,10 +47,11 @@ def create_app(
     keepers: Sequence[Keeper] = (),
     door: Door | None = None,
     query_seconds: float | None = SECONDS,
+    decoders: int = 0,
 ) -> FastAPI:
     """The collector as an ASGI application over a store, which the caller closes. `keepers` get what OTLP brought
     once the store has it; `door` is what a guard before it lets in; `query_seconds` is how long a question may run,
-    None for any time.
+    None for any time; so many `decoders` at most are processes that help to decode.
     """
     metrics = metrics or Metrics()
     app = FastAPI(
@@ -60,7 +61,7 @@ def create_app(
         docs_url=None,  # it loads scripts of others, from elsewhere
         redoc_url=None,
     )
-    receiver = Receiver(store, metrics, limits, keepers)
+    receiver = Receiver(store, metrics, limits, keepers, decoders)
     app.state.store, app.state.scopes = store, SCOPES
     app.state.receiver = receiver  # has room for bodies, the API's too; to be closed by whoever serves the application
     app.state.lanes = Lanes(query_seconds)

@@ -43,6 +43,7 @@ from assay.collector.records._monitor import (
 )
 from assay.collector.records._numbering import Numbering, distinct
 from assay.collector.records._process import Process, ProcessReport
+from assay.collector.records._quick import quick
 from assay.collector.records._run import Document, Event, Link, OpenRun, Run, Trace, Usage
 from assay.collector.records._values import (
     JSON,
@@ -122,6 +123,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "example_id",
     "feedback_id",
     "paged",
+    "quick",
     "restored",
     "scored",
 ]

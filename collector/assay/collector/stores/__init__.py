@@ -9,7 +9,7 @@ from typing import Protocol
 
 from assay.collector.stores._checked import Checks, judgements, votes_of
 from assay.collector.stores._control import ControlStore
-from assay.collector.stores._serving import Said, SendsOn, Serving
+from assay.collector.stores._serving import Said, SendsOn, Serving, TakesRows
 from assay.collector.stores._summary import summary
 from assay.collector.stores._traces import TraceStore
 from assay.collector.stores._tree import Line, branch, in_order
@@ -23,6 +23,7 @@ __all__ = [
     "SendsOn",
     "Serving",
     "Store",
+    "TakesRows",
     "TraceStore",
     "branch",
     "in_order",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -62,14 +62,18 @@ class SQLiteTraces(Half):
 
     # runs
 
-    def write(self, batch: Batch) -> Future[None]:
+    def encoder(self) -> Callable[[Sequence[Run]], Batch]:
+        return encode
+
+    def write(self, batch: Batch, feedback: Sequence[Feedback] = ()) -> Future[None]:
         """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
+        if feedback:
+            batch = batch._replace(feedback=_feedback.rows(feedback))
         return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
-        batch = encode(runs)
-        return self.write(batch._replace(feedback=_feedback.rows(feedback)) if feedback else batch)
+        return self.write(encode(runs), feedback)
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
