@@ -309,6 +309,20 @@ def _send_on(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+# An entry of the text index is made anew when its trace has so many bytes, and taken out by what it was made of
+_WORDS: tuple[str, ...] = (
+    "ALTER TABLE indexed ADD COLUMN again INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE replaced (trace INTEGER NOT NULL, span INTEGER NOT NULL, payload BLOB NOT NULL,"
+    " PRIMARY KEY (trace, span)) WITHOUT ROWID",
+)
+
+
+def _index_growing(db: sqlite3.Connection) -> None:
+    """The text index of traces that grow for long."""
+    for statement in _WORDS:
+        db.execute(statement)
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
     _add_known_values,
@@ -318,6 +332,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _audit,
     _wait,
     _send_on,
+    _index_growing,
 )
 
 
