@@ -153,7 +153,8 @@ class Appender:
                     as_sent = len(spans) - begin == len(positions) and state.key not in self.disturbed
                     text = batch.texts.get(trace_id) if as_sent else None
                     is_new = state.key >= before and trace_id not in touched
-                    self.fresh.add(state.key, text, spans[-1].id, new=is_new)
+                    size = sum(row.fact.size for row in spans[begin:])
+                    self.fresh.add(state.key, text, spans[-1].id, size, new=is_new)
                     touched[trace_id] = state
         self._insert_spans(spans)
         self._insert_traces(touched)

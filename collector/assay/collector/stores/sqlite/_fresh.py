@@ -12,10 +12,11 @@ OVERHEAD = 400  # bytes of a trace besides its texts
 
 
 class Taken(NamedTuple):
-    """The text of a trace, and the row of its last span."""
+    """The text of a trace, the row of its last span, and bytes of its payloads."""
 
     text: str
     upto: int
+    size: int
 
 
 class Fresh:
@@ -28,7 +29,7 @@ class Fresh:
     def __init__(self, most: int = BYTES) -> None:
         self._most, self.bytes = most, 0
         self._parts: dict[int, list[str]] = {}
-        self._upto: dict[int, int] = {}
+        self._upto: dict[int, tuple[int, int]] = {}
         self._unsettled: set[int] = set()  # changed by transactions that may not be durable
 
     def __contains__(self, key: int) -> bool:
@@ -43,8 +44,10 @@ class Fresh:
         """Of a trace, those between its parts included; 0 for one that is not here."""
         return sum(len(part) + 1 for part in self._parts.get(key, ()))
 
-    def add(self, key: int, text: str | None, upto: int, *, new: bool) -> None:
-        """Keep what a batch brought of a trace; None if not all of it is as it was sent. `new`: the first of it."""
+    def add(self, key: int, text: str | None, upto: int, size: int, *, new: bool) -> None:
+        """Keep what a batch brought of a trace (see `Taken`): no text if not all of it is as it was sent. `new`: it is
+        the first of the trace.
+        """
         if new:
             self._parts[key] = []
             self.bytes += OVERHEAD
@@ -54,7 +57,7 @@ class Fresh:
             self.drop(key)
             return
         self._parts[key].append(text)
-        self._upto[key] = upto
+        self._upto[key] = upto, self._upto.get(key, (0, 0))[1] + size
         self.bytes += getsizeof(text)
         self._unsettled.add(key)
 
@@ -69,7 +72,7 @@ class Fresh:
         if parts is None:
             return None
         self.bytes -= OVERHEAD + sum(map(getsizeof, parts))
-        return Taken("\n".join(parts), self._upto.pop(key, 0))
+        return Taken("\n".join(parts), *self._upto.pop(key, (0, 0)))
 
     def settle(self) -> None:
         """All that is here is durable now."""

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+from assay.collector.records import JSON
 from assay.collector.stores.sqlite._fresh import Fresh
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
@@ -33,7 +35,7 @@ PIECE, MOST = 100_000, 500_000  # characters of one transaction, if no single tr
 MOMENT = 0.01  # seconds that it may take, within these bounds
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
-GROWTH = 1.5  # times as many bytes as when it was indexed, and it is indexed anew
+GROWTH = 2  # times as many bytes as when it was indexed, and it is indexed anew
 RESTED_NS = 10_000_000_000  # or when nothing has come for this long,
 RESTED_NS_A_BYTE = 125_000  # or for a second for each 8 KB of its payloads
 FULL = 2**62  # bytes at which a trace of `CHARACTERS` is indexed anew
@@ -106,8 +108,9 @@ def _entry(reader: Reader, one: Waiting) -> Entry:
     rows = _rows(reader.db, one.trace)
     if not rows:
         return Entry(one.trace, None, None, runs_change=one.runs_change)
-    old = None if one.upto is None else _text(reader, [row for row in rows if row <= one.upto], replaced)
-    text = _text(reader, rows, {})
+    text, old = _text(reader, rows, upto=one.upto)
+    if replaced and one.upto is not None:
+        old, _ = _text(reader, [row for row in rows if row <= one.upto], replaced)
     again = FULL if len(text) >= CHARACTERS else int(one.size * GROWTH)
     return Entry(one.trace, old, text, rows[-1], again, one.runs_change)
 
@@ -120,27 +123,35 @@ def _replaced(db: sqlite3.Connection, trace: int) -> dict[int, bytes]:
     return dict(db.execute("SELECT span, payload FROM replaced WHERE trace = ?", (trace,)).fetchall())
 
 
-def _text(reader: Reader, rows: Sequence[int], instead: Mapping[int, bytes]) -> str:
-    """Every text and number of inputs and outputs once, in order, of so many rows as it takes."""
+def _text(
+    reader: Reader, rows: Sequence[int], instead: Mapping[int, bytes] = MappingProxyType({}), upto: int | None = None
+) -> tuple[str, str | None]:
+    """Every text and number of inputs and outputs once, in order, of so many rows as it takes; and how much of that
+    the rows up to one have, None for none.
+    """
     seen: dict[str, None] = {}
-    size = 0
-    for blob in _blobs(reader.db, rows, instead):
-        payload = reader.payload(blob)
+    size = before = 0
+    for row, payload in _payloads(reader, rows, instead):
         for text in leaves((payload.get("inputs"), payload.get("outputs"))):
             if text not in seen:
                 seen[text] = None
                 size += len(text) + 1
+        if upto is not None and row <= upto:
+            before = size
         if size > CHARACTERS:
             break
-    return "\n".join(seen)[:CHARACTERS]
+    whole = "\n".join(seen)[:CHARACTERS]
+    return whole, None if upto is None else whole[: max(0, before - 1)]
 
 
-def _blobs(db: sqlite3.Connection, rows: Sequence[int], instead: Mapping[int, bytes]) -> Iterator[bytes]:
+def _payloads(
+    reader: Reader, rows: Sequence[int], instead: Mapping[int, bytes]
+) -> Iterator[tuple[int, dict[str, JSON]]]:
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]
-        found = dict(find_many(db, "SELECT id, payload FROM spans WHERE id IN (%s)", some))
+        found = dict(find_many(reader.db, "SELECT id, payload FROM spans WHERE id IN (%s)", some))
         for row in some:
-            yield instead.get(row) or found[row]
+            yield row, reader.payload(instead.get(row) or found[row])
 
 
 def pieces(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
@@ -185,8 +196,7 @@ def put_fresh(writer: Reader, keys: Sequence[int], fresh: Fresh) -> int:
     fresh.settle()
     found = {key: taken for key in keys if (taken := fresh.take(key)) is not None}
     _add(writer.db, [(key, taken.text) for key, taken in found.items()])
-    sizes = find_many(writer.db, "SELECT id, size FROM traces WHERE id IN (%s)", found)
-    _note(writer.db, [(key, found[key].upto, int(size * GROWTH)) for key, size in sizes])
+    _note(writer.db, [(key, taken.upto, int(taken.size * GROWTH)) for key, taken in found.items()])
     delete_many(writer.db, "unindexed", "trace", found)
     return sum(len(taken.text) for taken in found.values())
 
@@ -220,6 +230,7 @@ def remove(writer: Reader, keys: Iterable[int]) -> None:
     upto = dict(find_many(writer.db, "SELECT trace, upto FROM indexed WHERE trace IN (%s)", keys))
     for trace in sorted(upto):
         rows = [row for row in _rows(writer.db, trace) if row <= upto[trace]]
-        _forget(writer.db, [(trace, _text(writer, rows, _replaced(writer.db, trace)))])
+        text, _ = _text(writer, rows, _replaced(writer.db, trace))
+        _forget(writer.db, [(trace, text)])
     delete_many(writer.db, "indexed", "trace", upto)
     delete_many(writer.db, "replaced", "trace", upto)
