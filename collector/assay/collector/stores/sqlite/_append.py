@@ -13,6 +13,7 @@ from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
+from assay.collector.stores.sqlite._fresh import Fresh
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
@@ -72,6 +73,7 @@ class Appender:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
+        self.fresh = Fresh()
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, GROWN_BYTES
@@ -95,6 +97,7 @@ class Appender:
         self._origins.clear()
         self.running.forget()
         self.waiting.forget()
+        self.fresh.undo()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
@@ -144,8 +147,15 @@ class Appender:
             for trace_id, positions in batch.traces.items():
                 if trace_id not in known:
                     self.tombstones.late += len(positions)
-                elif self._merge(trace_id, known[trace_id], batch, positions, resources, spans):
-                    touched[trace_id] = known[trace_id]
+                    continue
+                state, begin = known[trace_id], len(spans)
+                if self._merge(trace_id, state, batch, positions, resources, spans):
+                    as_sent = len(spans) - begin == len(positions) and state.key not in self.disturbed
+                    text = batch.texts.get(trace_id) if as_sent else None
+                    is_new = state.key >= before and trace_id not in touched
+                    size = sum(row.fact.size for row in spans[begin:])
+                    self.fresh.add(state.key, text, spans[-1].id, size, new=is_new)
+                    touched[trace_id] = state
         self._insert_spans(spans)
         self._insert_traces(touched)
         self._keep_values([row.fact for row in spans])
@@ -195,7 +205,7 @@ class Appender:
             fact, payload = encode_amended(run, every, old.size if old.sent is None else old.sent)
             if len(payload) > self.grown:
                 raise Refused(f"span {place.span_id!r} holds {len(payload):,} bytes then, at most {self.grown:,}")
-            self._disturb(state.key)
+            self._disturb(state.key, row)
             state.facts[place.span_id] = fact
             self._insert_spans([_Row(row, state.key, stored.resource, fact, payload)])
             self._insert_traces({place.trace_id: state})
@@ -261,9 +271,11 @@ class Appender:
                 self._cached_spans += 1
                 if self.waiting:
                     fact, payload = self._awaited(trace_id, fact, payload)
+                    if fact is not batch.facts[position]:
+                        self.disturbed.add(state.key)  # its words are others than the batch says
             elif _supersedes(fact, old):
                 row = state.rows[fact.span_id]
-                self._disturb(state.key)
+                self._disturb(state.key, row)
                 if old.sent is not None:
                     fact, payload = self._still_amended(row, fact, payload)
             else:
@@ -273,9 +285,10 @@ class Appender:
             out.append(_Row(row, state.key, resources[batch.resources[position]], fact, payload))
         return len(out) > before
 
-    def _disturb(self, key: int) -> None:
-        """What must be done before a run of a trace is overwritten: its words are found by the old payloads."""
-        _words.remove(self.reader, [key])
+    def _disturb(self, key: int, row: int) -> None:
+        """What must be done before a run of a trace is overwritten: its words are found by the old payload."""
+        _words.replace(self.db, row)
+        self.fresh.drop(key)
         self.disturbed.add(key)
 
     def _awaited(self, trace_id: str, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:

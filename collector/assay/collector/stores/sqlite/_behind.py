@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 
@@ -85,28 +85,39 @@ class Behind:
             disturbed = self._appender.disturbed
             if disturbed:
                 self._writer.call(lambda _: disturbed.clear())
+            fresh = self._appender.fresh
             with self._file.read() as reader:
-                keys = _words.waiting(reader, self._file.clock.now(), overdue_only=self._busy())
-                entries = _words.entries(reader, keys)
-            self._put_in_pieces(keys, entries)
-            return bool(keys)
+                later = self._busy() and not fresh.is_filling
+                due = _words.waiting(reader, self._file.clock.now(), overdue_only=later)
+                here = [one.trace for one in due if one.trace in fresh]
+                entries = list(_words.entries(reader, [one for one in due if one.trace not in fresh]))
+            self._put_in_pieces(here, entries)
+            return bool(due)
 
-    def _put_in_pieces(self, keys: Sequence[int], entries: Sequence[_words.Entry]) -> None:
+    def _put_in_pieces(self, here: Sequence[int], entries: Sequence[_words.Entry]) -> None:
         """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
         queued: list[Future[None]] = []
         try:
-            for some, words in _words.pieces(keys, entries, self._piece):
-                put = partial(self._put, some, words)
-                queued.append(self._writer.put(Job(weight=1 + len(some) // 2, action=put, patient=True)))
+            for weight, put in self._puts(here, entries):
+                action = partial(self._timed, put)
+                queued.append(self._writer.put(Job(weight=1 + weight // 2, action=action, patient=True)))
         finally:
             wait(queued)
         for future in queued:
             future.result()
 
-    def _put(self, keys: Sequence[int], entries: Sequence[_words.Entry], _: sqlite3.Connection) -> None:
+    def _puts(self, here: Sequence[int], entries: Sequence[_words.Entry]) -> Iterator[tuple[int, Callable[[], int]]]:
+        """Each piece: how many traces, and what writes them and says how many characters it wrote."""
+        fresh = self._appender.fresh
+        for keys in _words.pieces([(key, fresh.characters(key)) for key in here], self._piece):
+            yield len(keys), partial(_words.put_fresh, self._appender.reader, keys, fresh)
+        for some in _words.pieces([(entry, entry.characters) for entry in entries], self._piece):
+            yield len(some), partial(_words.put, self._appender.reader, some, self._appender.disturbed)
+
+    def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> None:
         began = time.perf_counter()
-        _words.put(self._appender.reader, keys, entries, self._appender.disturbed)
-        self._fit(sum(len(entry.text) for entry in entries), max(time.perf_counter() - began, 1e-6))
+        characters = put()
+        self._fit(characters, max(time.perf_counter() - began, 1e-6))
 
     def _fit(self, characters: int, took: float) -> None:
         """Have the next pieces take about a moment; what is far smaller than one says little of how long that is."""

@@ -14,6 +14,7 @@ import zstandard
 
 from assay.collector.records import JSON, Document, Event, Link, Run, Usage
 from assay.collector.stores.sqlite._said import Said, said
+from assay.collector.stores.sqlite._texts import joined, leaves_of
 from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 from assay.tracer import attributes as names
 
@@ -78,19 +79,23 @@ class Batch(NamedTuple):
     resources: list[int]  # position in `resource_blobs`
     resource_blobs: list[str]
     feedback: Sequence[list[Any]] = ()  # rows, as `_feedback.rows` makes them
+    texts: Mapping[str, str] = {}  # by trace, for the text index, as `_texts.joined` makes them
 
 
 def encode(runs: Sequence[Run]) -> Batch:
     """The rows of these runs. Never raises for what a run holds: what SQLite or JSON cannot hold is mended."""
     batch = Batch({}, [], [], [], [])
     seen: dict[int, int] = {}
+    words: dict[str, dict[str, None]] = {}
     for position, run in enumerate(runs):
-        fact, payload = _encode(run)
-        batch.traces.setdefault(clean(run.trace_id), []).append(position)
+        stored, (fact, payload) = _encode(run)
+        trace_id = clean(run.trace_id)
+        batch.traces.setdefault(trace_id, []).append(position)
+        words.setdefault(trace_id, {}).update(dict.fromkeys(leaves_of(stored.inputs, stored.outputs, payload)))
         batch.facts.append(fact)
         batch.payloads.append(payload)
         batch.resources.append(_resource(run.resource, seen, batch.resource_blobs))
-    return batch
+    return batch._replace(texts={trace_id: joined(found) for trace_id, found in words.items()})
 
 
 class Compressor:
@@ -112,21 +117,23 @@ class Compressor:
 
 def facts(run: Run) -> Fact:
     """What columns and roll-ups need of a run."""
-    return _encode(run)[0]
+    return _encode(run)[1][0]
 
 
 def encode_amended(run: Run, fields: Mapping[str, JSON], sent: int) -> tuple[Fact, bytes]:
     """The row of a run with what was amended, which its payload keeps apart, too; `sent` is the size without it."""
-    fact, payload = _encode(run)
+    _, (fact, payload) = _encode(run)
     whole = payload[:-1] + b',"amended":' + dumps([sent, fields]).encode() + b"}"
     return fact._replace(size=len(whole), sent=sent), whole
 
 
-def _encode(run: Run) -> tuple[Fact, bytes]:
+def _encode(run: Run) -> tuple[Run, tuple[Fact, bytes]]:
+    """With the run as it is stored."""
     try:
-        return _fast(run)
+        return run, _fast(run)
     except (TypeError, ValueError, OverflowError, RecursionError, AttributeError):
-        return _fast(_mended(run))
+        mended = _mended(run)
+        return mended, _fast(mended)
 
 
 def _fast(run: Run) -> tuple[Fact, bytes]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from assay.collector._names import named
 from assay.collector.errors import Halted, Refused
-from assay.collector.stores.sqlite import _feedback, _maintenance
+from assay.collector.stores.sqlite import _feedback, _maintenance, _words
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._beside import connect_read_only
 from assay.collector.stores.sqlite._clock import Clock
@@ -119,7 +119,7 @@ class File:
     def health(self) -> dict[str, float]:
         """Numbers for whoever watches: what waits, how fast it is written, how far the text index is behind."""
         with self._aside.one() as reader:
-            waiting, since = reader.db.execute("SELECT count(*), min(since_ns) FROM unindexed").fetchone()
+            waiting, since = reader.db.execute(_words.LAG).fetchone()
         return {
             "queued_spans": self.writer.depth,
             "commits": self.writer.commits,

@@ -340,6 +340,19 @@ def _thin(db: sqlite3.Connection, report: Report) -> None:
         db.execute(AS_SAID)
 
 
+# An entry of the text index is made anew when its trace has so many bytes, and taken out by what it was made of
+_WORDS: tuple[str, ...] = (
+    "ALTER TABLE indexed ADD COLUMN again INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE replaced (trace INTEGER NOT NULL, span INTEGER NOT NULL, payload BLOB NOT NULL,"
+    " PRIMARY KEY (trace, span)) WITHOUT ROWID",
+)
+
+
+def _index_growing(db: sqlite3.Connection, report: Report) -> None:
+    """The text index of traces that grow for long."""
+    _do(db, report, _WORDS)
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -351,6 +364,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _wait,
     _send_on,
     _thin,
+    _index_growing,
 )
 
 
