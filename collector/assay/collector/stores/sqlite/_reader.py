@@ -61,6 +61,11 @@ class Reader:
         rows = self.db.execute(f"{_STORED} s.trace = ? ORDER BY s.id", (key,)).fetchall()
         return [self._stored(trace_id, row) for row in rows]
 
+    def in_rows(self, trace_id: str, rows: Sequence[int]) -> list[Stored]:
+        """The runs in rows, in their order."""
+        found = find_many(self.db, f"{_STORED} s.id IN (%s)", rows)
+        return [self._stored(trace_id, row) for row in sorted(found, key=lambda row: row[0])]
+
     def stored(self, trace_id: str, row: int) -> Stored:
         """The run in a row."""
         return self._stored(trace_id, self.db.execute(f"{_STORED} s.id = ?", (row,)).fetchone())
