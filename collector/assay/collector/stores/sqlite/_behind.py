@@ -16,6 +16,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._writer import Job
 
 log = logging.getLogger("assay.collector")
@@ -43,6 +44,7 @@ class Behind:
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
         self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
+        self._resummer = Resummer(file.appender, file.read, self._do, self._stop)
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -62,6 +64,7 @@ class Behind:
                 self._file.announce_again()
                 self._try_to_write_again()
                 busy = self.index_round()
+                busy = self._resummer.round() or busy
                 self.train_if_due()
                 self._prune_if_due()
             except Unavailable:
@@ -124,6 +127,9 @@ class Behind:
         if 2 * characters >= self._piece:
             fitting = int(characters * _words.MOMENT / took)
             self._piece = min(max((self._piece + fitting) // 2, _words.PIECE), _words.MOST)
+
+    def _do(self, action: Callable[[sqlite3.Connection], object]) -> None:
+        self._writer.put(Job(weight=64, action=action, patient=True)).result()
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""

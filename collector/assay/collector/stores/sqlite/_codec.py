@@ -202,7 +202,10 @@ def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, Counts | None]:
     if not isinstance(started, int) or not isinstance(still_open, int):
         return root, None
     return root, Counts(
-        started, still_open, _count(attributes, names.SPANS_DROPPED), _count(attributes, names.CALLS_SENT)
+        max(-COUNT_MAX, min(started, COUNT_MAX)),
+        max(-COUNT_MAX, min(still_open, COUNT_MAX)),
+        _count(attributes, names.SPANS_DROPPED),
+        _count(attributes, names.CALLS_SENT),
     )
 
 

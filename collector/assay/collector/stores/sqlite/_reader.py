@@ -64,6 +64,11 @@ class Reader:
         rows = self.db.execute(f"{RUN} s.trace = ? ORDER BY s.id", (key,)).fetchall()
         return [self._stored(trace_id, row) for row in rows]
 
+    def in_rows(self, trace_id: str, rows: Sequence[int]) -> list[Stored]:
+        """The runs in rows, in their order."""
+        found = find_many(self.db, f"{RUN} s.id IN (%s)", rows)
+        return [self._stored(trace_id, row) for row in sorted(found, key=lambda row: row[0])]
+
     def stored(self, trace_id: str, row: int) -> Stored:
         """The run in a row."""
         return self._stored(trace_id, self.db.execute(f"{RUN} s.id = ?", (row,)).fetchone())
