@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from assay.collector.errors import Refused
 from assay.collector.stores.sqlite._codec import Decoder
+from assay.collector.stores.sqlite._numbers import number_of
 from assay.collector.stores.sqlite._progress import TICK, Progress, Report
 from assay.collector.stores.sqlite._said import said
 
@@ -300,11 +301,13 @@ def _wait(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _AMENDMENTS)
 
 
+AS_SAID = "CREATE INDEX IF NOT EXISTS feedback_as_said ON feedback (said) WHERE said IS NOT NULL"
+
 # Feedback by the order in which it was said, or said anew, and where it is sent on to. What was there before has no
 # number. `identity` is the file's, for collectors that send to each other.
 _OUTLETS: tuple[str, ...] = (
     "ALTER TABLE feedback ADD COLUMN said INTEGER",
-    "CREATE INDEX feedback_as_said ON feedback (said) WHERE said IS NOT NULL",
+    AS_SAID,
     "ALTER TABLE feed ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
     "UPDATE feed SET identity = lower(hex(randomblob(8)))",
     "CREATE TABLE outlets (name TEXT PRIMARY KEY, url TEXT NOT NULL, cursor INTEGER NOT NULL,"
@@ -317,6 +320,60 @@ def _send_on(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _OUTLETS)
 
 
+# Who sends nothing on needs no order of what was said; see `_outlets.opened`
+_THINNER: tuple[str, ...] = (
+    "ALTER TABLE responses RENAME TO answers",
+    "DROP INDEX responses_by_id",
+    "CREATE TABLE responses (span INTEGER PRIMARY KEY, answer INTEGER NOT NULL)",
+    "INSERT INTO responses SELECT span, number_of_answer(response_id) FROM answers",
+    "CREATE INDEX responses_by_answer ON responses (answer)",
+    "DROP TABLE answers",
+    "DROP INDEX feedback_as_said",
+)
+
+
+def _thin(db: sqlite3.Connection, report: Report) -> None:
+    """Ids of models' answers as numbers, the order of what was said only where it is sent on."""
+    db.create_function("number_of_answer", 1, number_of)
+    _do(db, report, _THINNER)
+    if db.execute("SELECT 1 FROM outlets").fetchone():
+        db.execute(AS_SAID)
+
+
+# An entry of the text index is made anew when its trace has so many bytes, and taken out by what it was made of
+_WORDS: tuple[str, ...] = (
+    "ALTER TABLE indexed ADD COLUMN again INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE replaced (trace INTEGER NOT NULL, span INTEGER NOT NULL, payload BLOB NOT NULL,"
+    " PRIMARY KEY (trace, span)) WITHOUT ROWID",
+)
+
+
+def _index_growing(db: sqlite3.Connection, report: Report) -> None:
+    """The text index of traces that grow for long."""
+    _do(db, report, _WORDS)
+
+
+# What keeps the sums of a trace at the cost of what comes. `data` is None while they are found out behind the writer; a
+# trace of many spans that stands in no row here is one of an older file. See `_state`, `_ledger`.
+_SUMMED_UP: tuple[str, ...] = (
+    "ALTER TABLE spans ADD COLUMN tokens_below INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE spans ADD COLUMN cost_below INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE states (trace INTEGER PRIMARY KEY, data BLOB)",
+    "CREATE INDEX states_due ON states (trace) WHERE data IS NULL",
+    "CREATE TABLE orphans (trace INTEGER NOT NULL, id TEXT NOT NULL, start_ns INTEGER NOT NULL, span_id TEXT NOT NULL,"
+    " row INTEGER NOT NULL, below INTEGER NOT NULL, callers INTEGER NOT NULL, PRIMARY KEY (trace, id)) WITHOUT ROWID",
+    "CREATE INDEX orphans_by_start ON orphans (trace, start_ns, span_id)",
+    "CREATE TABLE local_roots (trace INTEGER NOT NULL, id TEXT NOT NULL, members INTEGER NOT NULL, started INTEGER,"
+    " open INTEGER NOT NULL, dropped INTEGER NOT NULL, calls_sent INTEGER NOT NULL, answered INTEGER NOT NULL,"
+    " PRIMARY KEY (trace, id)) WITHOUT ROWID",
+)
+
+
+def _roll(db: sqlite3.Connection, report: Report) -> None:
+    """Sums of growing traces."""
+    _do(db, report, _SUMMED_UP)
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -327,6 +384,9 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _audit,
     _wait,
     _send_on,
+    _thin,
+    _index_growing,
+    _roll,
 )
 
 
