@@ -79,8 +79,8 @@ def remove(appender: Appender, gone: Gone, pace: Pace, db: sqlite3.Connection) -
     rows = find_many(db, "SELECT id, tags, session_id, span_count FROM traces WHERE trace_id IN (%s)", gone.traces)
     keys = [row[0] for row in rows]
     linked = _linked(db, "trace", keys)
+    appender.tombstones.put(gone.traces)  # first: after words were taken out FTS5 would write them out for it
     _take_out(appender, db, keys)
-    appender.tombstones.put(gone.traces)
     appender.evict(gone.traces)
     ended = _ended(db, {row[2] for row in rows if row[2] is not None})
     linked |= _linked(db, "session_id", ended)
@@ -93,6 +93,8 @@ def remove(appender: Appender, gone: Gone, pace: Pace, db: sqlite3.Connection) -
 def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -> None:
     """Remove those of the traces that are evaluators' own, and keep away those that are still on their way."""
     ids = set(ids)
+    if not ids:
+        return
     here = find_many(db, "SELECT id, trace_id, judgement FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
     gone = {key: trace_id for key, trace_id, judgement in here if judgement}
     _take_out(appender, db, list(gone))
