@@ -314,11 +314,12 @@ _WORDS: tuple[str, ...] = (
     "ALTER TABLE indexed ADD COLUMN again INTEGER NOT NULL DEFAULT 0",
     "CREATE TABLE replaced (trace INTEGER NOT NULL, span INTEGER NOT NULL, payload BLOB NOT NULL,"
     " PRIMARY KEY (trace, span)) WITHOUT ROWID",
+    "CREATE INDEX feedback_by_label ON feedback (key, label, trace) WHERE standing = 2 AND label IS NOT NULL",
 )
 
 
 def _index_growing(db: sqlite3.Connection) -> None:
-    """The text index of traces that grow for long."""
+    """The text index of traces that grow for long, and labels."""
     for statement in _WORDS:
         db.execute(statement)
 
