@@ -13,7 +13,7 @@ from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
-from assay.collector.stores.sqlite._fresh import Fresh
+from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
@@ -73,7 +73,7 @@ class Appender:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
-        self.fresh = Fresh()
+        self.held = Held()
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, GROWN_BYTES
@@ -97,7 +97,7 @@ class Appender:
         self._origins.clear()
         self.running.forget()
         self.waiting.forget()
-        self.fresh.undo()
+        self.held.undo()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
@@ -154,7 +154,7 @@ class Appender:
                     text = batch.texts.get(trace_id) if as_sent else None
                     is_new = state.key >= before and trace_id not in touched
                     size = sum(row.fact.size for row in spans[begin:])
-                    self.fresh.add(state.key, text, spans[-1].id, size, new=is_new)
+                    self.held.add(state.key, text, spans[-1].id, size, new=is_new)
                     touched[trace_id] = state
         self._insert_spans(spans)
         self._insert_traces(touched)
@@ -288,7 +288,7 @@ class Appender:
     def _disturb(self, key: int, row: int) -> None:
         """What must be done before a run of a trace is overwritten: its words are found by the old payload."""
         _words.replace(self.db, row)
-        self.fresh.drop(key)
+        self.held.drop(key)
         self.disturbed.add(key)
 
     def _awaited(self, trace_id: str, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
