@@ -17,7 +17,7 @@ from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._reader import IDLE, READERS
+from assay.collector.stores.sqlite._pool import IDLE, READERS
 from assay.collector.stores.sqlite._words import MOST, PIECE, pieces
 from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, TURN, Job
 from collector.conformance_traces import eventually

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._keys import namespace
 from assay.collector.dialects._openinference_annotations import read_annotations
 from assay.collector.dialects._openinference_documents import files, retrieved
 from assay.collector.dialects._openinference_messages import messages
-from assay.collector.dialects._values import count, from_json, number, take_list, text
-from assay.collector.records import JSON, Usage
+from assay.collector.dialects._values import count, from_json, new_usage, number, take_list, text
+from assay.collector.records import JSON
 from assay.tracer import attributes as names
 
 # "prompt" is a template being filled in, "decision" a branch being chosen: steps of a chain both
@@ -36,6 +36,7 @@ SUMMED = frozenset(("agent", "chain"))
 GIVEN, MADE, TOTAL = "llm.token_count.prompt", "llm.token_count.completion", "llm.token_count.total"
 DECIDED = ("decision.token_count.input", "decision.token_count.output")
 COST, COSTS = "llm.cost.total", ("llm.cost.prompt", "llm.cost.completion")
+COUNTED = (GIVEN, MADE, COST, *COSTS)
 DETAILS = {
     "llm.token_count.prompt_details.cache_read": "cache_read.input_tokens",
     "llm.token_count.prompt_details.cache_input": "cache_read.input_tokens",
@@ -46,6 +47,7 @@ DETAILS = {
 }
 
 
+@found_in("openinference", "input", "output", *FEEDBACK, *WHOSE, *RARE)
 def openinference(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata; read feedback.
 
@@ -132,7 +134,7 @@ def _rare(draft: Draft) -> None:
 
 def _model(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
-    for name in MODELS:
+    for name in () if attributes.keys().isdisjoint(MODELS) else MODELS:
         if (model := text(attributes.get(name))) and fields.setdefault("model", model) == model:
             del attributes[name]
     if "model" not in fields and attributes.keys().isdisjoint(NAMED):
@@ -144,6 +146,8 @@ def _model(draft: Draft) -> None:
 
 def _tokens(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
+    if attributes.keys().isdisjoint(COUNTED):
+        return
     if fields.get("kind") in SUMMED and str(draft.span.attributes.get(names.KIND)).upper() != "DECISION":
         draft.sums = draft.sums or GIVEN in attributes or MADE in attributes
         return
@@ -160,7 +164,7 @@ def _usage(draft: Draft, input: str, output: str) -> None:
     given, made = count(attributes.get(input)), count(attributes.get(output))
     if (given is None and made is None) or "usage" in draft.fields:
         return
-    draft.fields["usage"] = usage = Usage(given or 0, made or 0, _details(attributes))
+    draft.fields["usage"] = usage = new_usage(given or 0, made or 0, _details(attributes))
     for name, tokens in ((input, given), (output, made)):
         if tokens is not None:
             del attributes[name]
@@ -177,7 +181,7 @@ def _embedded(draft: Draft) -> None:
 
 def _details(attributes: dict[str, Any]) -> dict[str, int]:
     details: dict[str, int] = {}
-    for key, name in DETAILS.items():
+    for key, name in () if attributes.keys().isdisjoint(DETAILS) else DETAILS.items():
         if (tokens := count(attributes.get(key))) is not None and details.setdefault(name, tokens) == tokens:
             del attributes[key]
     return details

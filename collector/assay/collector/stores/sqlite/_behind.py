@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: text index, dictionaries, checkpoints, retention."""
+"""What happens behind the writer, in a thread of its own: text index, dictionaries, retention."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._writer import Job
 
 log = logging.getLogger("assay.collector")
@@ -24,10 +25,10 @@ AFTER_FAILURE = 30  # seconds
 PAUSE = 0.25  # seconds between looks at what there is to do
 BUSY_RATE = 2_000  # spans a second
 PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
-TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
-SAMPLES = 2_000
-SAMPLE_BYTES = 8_192  # a longer payload is no sample: dictionaries help short ones
-DICTIONARY_BYTES = 65_536
+# Spans stored when the first, second, third dictionary is made, and its bytes: the file holds it, too
+DICTIONARIES = ((1_000, 65_536), (20_000, 262_144), (500_000, 262_144))
+SAMPLES = 4_000
+SAMPLE_BYTES = 4_096  # a longer payload is no sample: dictionaries help short ones
 
 
 class Behind:
@@ -36,13 +37,14 @@ class Behind:
     def __init__(self, file: File, prune: Callable[[], None]) -> None:
         self._file, self._prune = file, prune
         self._appender, self._writer = file.appender, file.writer
-        self._checkpointer = Checkpointer(file.path, file.writer)
+        self._checkpointer = Checkpointer(file.path, file.writer, file.watch)
         self._looked, self._written, self._under_load = time.monotonic(), 0, False
         self._next_prune = time.monotonic() + PRUNE_AFTER
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
         self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
+        self._resummer = Resummer(file.appender, file.read, self._do, self._stop)
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -53,13 +55,17 @@ class Behind:
         self._checkpointer.close()
 
     def _run(self) -> None:
+        with self._file.aside():
+            self._until_stopped()
+
+    def _until_stopped(self) -> None:
         while not self._stop.is_set():
             try:
                 self._file.announce_again()
                 self._try_to_write_again()
                 busy = self.index_round()
+                busy = self._resummer.round() or busy
                 self.train_if_due()
-                self._checkpointer.run_if_due()
                 self._prune_if_due()
             except Unavailable:
                 busy = False
@@ -122,6 +128,9 @@ class Behind:
             fitting = int(characters * _words.MOMENT / took)
             self._piece = min(max((self._piece + fitting) // 2, _words.PIECE), _words.MOST)
 
+    def _do(self, action: Callable[[sqlite3.Connection], object]) -> None:
+        self._writer.put(Job(weight=64, action=action, patient=True)).result()
+
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
         now, written = time.monotonic(), self._writer.written
@@ -136,9 +145,9 @@ class Behind:
             if self._dictionaries is None:
                 self._dictionaries = reader.db.execute("SELECT count(*) FROM dictionaries").fetchone()[0]
             stored = reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0]
-        if self._dictionaries < len(TRAIN_AT) and stored >= TRAIN_AT[self._dictionaries]:
+        if self._dictionaries < len(DICTIONARIES) and stored >= DICTIONARIES[self._dictionaries][0]:
             self._dictionaries += 1
-            self._train()
+            self._train(DICTIONARIES[self._dictionaries - 1][1])
 
     def _prune_if_due(self) -> None:
         if time.monotonic() >= self._next_prune:
@@ -149,7 +158,7 @@ class Behind:
             self._writer.call(lambda _: self._appender.waiting.trim())
             self._writer.call(_responses.prune)
 
-    def _train(self) -> None:
+    def _train(self, size: int) -> None:
         with self._file.read() as reader:
             blobs = reader.db.execute(
                 "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (SAMPLE_BYTES, SAMPLES)
@@ -159,7 +168,7 @@ class Behind:
             # payloads, which differ in their entropy tables, would share it and each spoil what the other compressed.
             number = reader.db.execute("SELECT coalesce(max(id), 0) + 1 FROM dictionaries").fetchone()[0]
         try:
-            trained = zstandard.train_dictionary(DICTIONARY_BYTES, samples, k=512, d=8, dict_id=number)
+            trained = zstandard.train_dictionary(size, samples, k=1024, d=8, dict_id=number)
         except zstandard.ZstdError as error:
             log.info("no dictionary from %d payloads: %s", len(samples), error)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -12,6 +12,7 @@ from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
     Amendment,
+    Branch,
     Bucket,
     Changes,
     Condition,
@@ -43,6 +44,7 @@ from assay.collector.stores.sqlite import (
     _lists,
     _maintenance,
     _outlets,
+    _parts,
     _processes,
     _running,
     _summaries,
@@ -60,14 +62,18 @@ class SQLiteTraces(Half):
 
     # runs
 
-    def write(self, batch: Batch) -> Future[None]:
+    def encoder(self) -> Callable[[Sequence[Run]], Batch]:
+        return encode
+
+    def write(self, batch: Batch, feedback: Sequence[Feedback] = ()) -> Future[None]:
         """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
+        if feedback:
+            batch = batch._replace(feedback=_feedback.rows(feedback))
         return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
-        batch = encode(runs)
-        return self.write(batch._replace(feedback=_feedback.rows(feedback)) if feedback else batch)
+        return self.write(encode(runs), feedback)
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
@@ -133,6 +139,18 @@ class SQLiteTraces(Half):
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         with self._file.read() as reader:
             return _summaries.many(reader, trace_ids)
+
+    def tree(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Branch]:
+        with self._file.read() as reader:
+            return _parts.tree(reader, trace_id, limit, cursor)
+
+    def runs(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Run]:
+        with self._file.read() as reader:
+            return _parts.runs(reader, trace_id, limit, cursor)
+
+    def run(self, trace_id: str, span_id: str | None = None) -> Run:
+        with self._file.read() as reader:
+            return _parts.run(reader, trace_id, span_id)
 
     @reads
     def feedbacks(
