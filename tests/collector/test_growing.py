@@ -72,7 +72,9 @@ class Traces:
 
     def said(self, trace_id: str = TRACE) -> tuple[dict[str, Any], int, dict[str, int]]:
         """What the file says of a trace: its roll-up, its root, and what spans have below them."""
-        row = self.db.execute(f"SELECT id, root, {','.join(RollUp._fields)} FROM traces WHERE trace_id = ?", (trace_id,))
+        row = self.db.execute(
+            f"SELECT id, root, {','.join(RollUp._fields)} FROM traces WHERE trace_id = ?", (trace_id,)
+        )
         key, root, *values = row.fetchone()
         flags = "SELECT span_id, tokens_below + 2 * cost_below FROM spans WHERE trace = ?"
         return plain(RollUp(*values)), root, dict(self.db.execute(flags, (key,)).fetchall())

@@ -14,7 +14,7 @@ from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
-from assay.collector.stores.sqlite._fresh import Fresh as FreshTexts
+from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._known import BELOW, Drift, Fresh, Keeper, Known
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
@@ -88,7 +88,7 @@ class Appender:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
-        self.fresh = FreshTexts()
+        self.held = Held()
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._weights: dict[str, int] = {}  # of these
@@ -117,7 +117,7 @@ class Appender:
         self._origins.clear()
         self.running.forget()
         self.waiting.forget()
-        self.fresh.undo()
+        self.held.undo()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
@@ -199,7 +199,7 @@ class Appender:
     def _keep_text(self, key: int, rows: Sequence[_Row], sent: int, text: str | None, *, new: bool) -> None:
         """Have the text index know what was written of a trace, if it is all that was sent, as it was sent."""
         as_sent = len(rows) == sent and key not in self.disturbed
-        self.fresh.add(key, text if as_sent else None, rows[-1].id, sum(row.fact.size for row in rows), new=new)
+        self.held.add(key, text if as_sent else None, rows[-1].id, sum(row.fact.size for row in rows), new=new)
 
     def _look_up(self, known: dict[str, Known], incoming: Mapping[str, Mapping[str, _Came]]) -> dict[int, Spans]:
         """The spans that are here of those that have come, and of their parents."""
@@ -422,7 +422,7 @@ class Appender:
     def _disturb(self, key: int, row: int) -> None:
         """What must be done before a run of a trace is overwritten: its words are found by the old payload."""
         _words.replace(self.db, row)
-        self.fresh.drop(key)
+        self.held.drop(key)
         self.disturbed.add(key)
 
     def _awaited(self, trace_id: str, came: _Came) -> _Came:

@@ -88,12 +88,12 @@ class Behind:
             disturbed = self._appender.disturbed
             if disturbed:
                 self._writer.call(lambda _: disturbed.clear())
-            fresh = self._appender.fresh
+            held = self._appender.held
             with self._file.read() as reader:
-                later = self._busy() and not fresh.is_filling
+                later = self._busy() and not held.is_filling
                 due = _words.waiting(reader, self._file.clock.now(), overdue_only=later)
-                here = [one.trace for one in due if one.trace in fresh]
-                entries = list(_words.entries(reader, [one for one in due if one.trace not in fresh]))
+                here = [one.trace for one in due if one.trace in held]
+                entries = list(_words.entries(reader, [one for one in due if one.trace not in held]))
             self._put_in_pieces(here, entries)
             return bool(due)
 
@@ -111,9 +111,9 @@ class Behind:
 
     def _puts(self, here: Sequence[int], entries: Sequence[_words.Entry]) -> Iterator[tuple[int, Callable[[], int]]]:
         """Each piece: how many traces, and what writes them and says how many characters it wrote."""
-        fresh = self._appender.fresh
-        for keys in _words.pieces([(key, fresh.characters(key)) for key in here], self._piece):
-            yield len(keys), partial(_words.put_fresh, self._appender.reader, keys, fresh)
+        held = self._appender.held
+        for keys in _words.pieces([(key, held.characters(key)) for key in here], self._piece):
+            yield len(keys), partial(_words.put_held, self._appender.reader, keys, held)
         for some in _words.pieces([(entry, entry.characters) for entry in entries], self._piece):
             yield len(some), partial(_words.put, self._appender.reader, some, self._appender.disturbed)
 

@@ -349,7 +349,7 @@ _WORDS: tuple[str, ...] = (
 
 
 def _index_growing(db: sqlite3.Connection, report: Report) -> None:
-    """The text index of traces that grow for long."""
+    """The text index of traces that grow for long, and labels."""
     _do(db, report, _WORDS)
 
 
