@@ -35,7 +35,7 @@ from assay.collector.records import (
 )
 from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
-from assay.collector.stores.sqlite._reader import Readers
+from assay.collector.stores.sqlite._pool import Readers
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
 from collector.making import SECOND, START, child, run

@@ -71,6 +71,10 @@ FeedbackTo = Annotated[
         " Headers as for --forward.",
     ),
 ]
+QuerySeconds = Annotated[
+    float,
+    typer.Option(min=0.1, metavar="SECONDS", help="How long a question of the API or of a page may run."),
+]
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
 SWITCH = 0.001
@@ -88,6 +92,7 @@ def serve(
     forward: Forward = None,
     feedback_to: FeedbackTo = None,
     cors: Cors = None,
+    query_seconds: QuerySeconds = 10.0,
     decoders: Decoders = "auto",
 ) -> None:
     """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
@@ -114,7 +119,7 @@ def serve(
         key = os.environ.get("ASSAY_API_KEY")
         if key is None and rules is not None and not is_loopback(bare(host)):
             key = _key_of_one_run(store)
-        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on, tells, helpers)
+        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on, tells, query_seconds, helpers)
         pick_up = PickUp()
 
         def ready() -> None:
@@ -148,6 +153,7 @@ def _server(
     grpc: bool,
     passes_on: Forwarder,
     tells: FeedbackOut,
+    query_seconds: float,
     decoders: int,
 ) -> Server:
     from assay.collector.rpc import DEFAULT_PORT
@@ -164,6 +170,7 @@ def _server(
         grpc_required=grpc_port is not None,
         forward=passes_on,
         feedback_to=tells,
+        query_seconds=query_seconds,
         decoders=decoders,
     )
 

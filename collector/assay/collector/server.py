@@ -17,6 +17,7 @@ import uvicorn
 
 from assay.collector import _ports
 from assay.collector._connection import Connection, sweep
+from assay.collector._lanes import SECONDS
 from assay.collector._metrics import Metrics
 from assay.collector.api import ASGI, Cors, Door, Guard, Keys, KeyStore, Scopes, create_app, past_framework
 from assay.collector.errors import Refused
@@ -38,9 +39,9 @@ class Server:
 
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
     port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
-    whose pages may send telemetry and feedback. Under load, so many `decoders` at most are processes that help; and one
-    of low priority for each of two sizes of large bodies. Raises `Refused`: a port is taken, or the server would be open to
-    others without a key.
+    whose pages may send telemetry and feedback. `query_seconds` is how long a question may run. Under load, so many
+    `decoders` at most are processes that help; and one of low priority for each of two sizes of large bodies. Raises
+    `Refused`: a port is taken, or the server would be open to others without a key.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Server:
         grpc_required: bool = True,
         forward: Forwarder | None = None,
         feedback_to: FeedbackOut | None = None,
+        query_seconds: float | None = SECONDS,
         decoders: int = 0,
     ) -> None:
         self.store, self.host = store, bare(host)
@@ -73,6 +75,7 @@ class Server:
             ready=self._is_ready,
             door=self.door,
             keepers=keepers,
+            query_seconds=query_seconds,
             decoders=decoders,
         )
         guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)

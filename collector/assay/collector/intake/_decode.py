@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from assay.collector.dialects import Fault, Whole
 from assay.collector.intake._beside import LARGE
@@ -20,7 +20,16 @@ from assay.collector.intake._limits import Allowance, Limits
 from assay.collector.records import JSON
 
 T = TypeVar("T")
-# (resource, scope, items), in the classes of the encoding
+
+
+class Scope(NamedTuple):
+    """What made the items of a group."""
+
+    name: str
+    version: str
+
+
+# (resource, scope, items), resource and items in the classes of the encoding
 Group: TypeAlias = tuple[Any, Any, Sequence[Any]]
 
 

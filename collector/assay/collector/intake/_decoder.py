@@ -1,6 +1,6 @@
 """A process that decodes requests for the server which started it, and ends with it: `python -m` this module.
 
-Its standard input is a socket to the server. It knows no store and no loop: it reads a request, answers, reads the next.
+Its standard input is a socket to the server. It knows no loop: it reads a request, answers, reads the next.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import time
 from typing import Any
 
+from assay.collector.dialects import log_once
 from assay.collector.intake._apart import CODECS, READY, REQUEST, SIZE, Answer, Start
 from assay.collector.intake._beside import HUGE, give_back
 from assay.collector.intake._decode import decode
@@ -57,9 +58,18 @@ def _answered(start: Start, codec: int, body: bytes, rows: bool, told: _Told) ->
     refused = None
     try:
         decoded = decode(CODECS[codec], body, start.limits, rest=0)
+        decoded.made = len(decoded.items) if rows else 0
         _take_items(decoded.items, start.encode if rows else None, pieces)
     except Permanent as error:
         refused = error.reason, str(error)
+    except MemoryError:
+        decoded = None  # what it holds goes first
+        refused = "too_large", f"decoding this takes more than {start.memory:,} bytes: send less at once"
+    except Exception as error:  # the same bytes would meet it again
+        log_once("the collector failed on a request, which is refused", error)
+        refused = "decoding", f"the collector failed on this request: {error!r:.200}"
+    if refused is not None:
+        pieces.clear()
     seconds = time.process_time() - began
     return Answer(decoded, refused, [len(piece) for piece in pieces], seconds, told.taken()), pieces
 
@@ -114,8 +124,6 @@ def _settle(start: Start) -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, HUGE)
     with contextlib.suppress(OSError, ValueError):  # it has less already
         resource.setrlimit(resource.RLIMIT_DATA, (start.memory, resource.RLIM_INFINITY))
-    if start.nice:
-        os.nice(start.nice)
     gc.freeze()
     gc.set_threshold(YOUNG)
 

@@ -31,7 +31,7 @@ BUSY = 0.2  # seconds of decoding within one, from which on the server's own pro
 IDLE = 10.0  # seconds after which it is asked whether a process had to do
 HARDLY = 0.05  # of that time: less is done without it
 POLITE = 10  # of nice(2), for large bodies
-SECONDS, SECONDS_LARGE = 15.0, 120.0  # of one request, of any body, on a machine on which all else goes first
+PATIENT = 8  # times as long as others a large body may take, as all else goes first
 PAUSE, LONGEST = 1.0, 60.0  # seconds without a process after one has died, doubled each time
 MOST_DECODERS = 16
 OFTEN = 3  # deaths over the same body, after which it is not tried again for a while
@@ -94,7 +94,7 @@ class Pool:
         for process in processes:
             process.end()
         for process in processes:
-            process.wait(2.0)
+            process.wait(PAUSE)
 
     def _look(self, process: Process, before: float) -> None:
         """End a process that hardly had to do of late."""
@@ -157,8 +157,8 @@ class Decoders:
         self._began, self._spent = 0.0, 0.0
         self._told: set[str] = set()
         memory = 256 * MIB + 8 * limits.request_bytes
-        usual = Start(limits, self._encode, 0, SECONDS, memory)
-        polite = Start(limits, self._encode, POLITE, SECONDS_LARGE, memory)
+        usual = Start(limits, self._encode, 0, limits.decode_seconds, memory)
+        polite = Start(limits, self._encode, POLITE, PATIENT * limits.decode_seconds, memory)
         lanes = 1 if most else 0
         self._usual = Pool(most if self._encode else 0, usual, metrics)
         self._large, self._huge = Pool(lanes, polite, metrics), Pool(lanes, polite, metrics)

@@ -42,7 +42,7 @@ class Receiver:
         keepers: Sequence[Keeper] = (),
         decoders: int = 0,
     ) -> None:
-        """`keepers` get what the store has, afterwards. So many `decoders` at most are processes that help to decode."""
+        """`keepers` get what the store has, afterwards. So many `decoders` at most help to decode."""
         metrics, self.limits = metrics or Metrics(), limits or Limits()
         self.beside, self.pending = Beside(), Pending(self.limits.pending_bytes)
         metrics.gauge("assay_pending_bytes", lambda: self.pending.size)

@@ -18,7 +18,8 @@ from assay.collector.intake._apart import READY, REQUEST, SIZE, Answer, Start
 from assay.collector.intake._errors import Retryable
 
 MODULE = "assay.collector.intake._decoder"
-PATIENCE = 5.0  # seconds beyond what a process allows itself for a request, after which it is killed
+PATIENCE = 1.5, 1.0  # times what a process allows itself for a request, and seconds more: then it is killed
+ENDING = 5.0  # seconds until a process that has closed its socket must be gone
 STARTING = 60.0  # seconds until it must be ready, on a machine that has much else to do
 
 
@@ -36,7 +37,11 @@ class Process:
 
     def __init__(self, start: Start, died: Callable[[Process, str, Job | None], object]) -> None:
         """`died` is told how it ended on its own, and what it was at. Raises `OSError`: there can be no process."""
-        self._loop, self._died, self._seconds = asyncio.get_running_loop(), died, start.seconds + PATIENCE
+        self._loop, self._died, self._seconds = (
+            asyncio.get_running_loop(),
+            died,
+            start.seconds * PATIENCE[0] + PATIENCE[1],
+        )
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.cpu = 0.0  # seconds, of all requests
         self._jobs: deque[Job] = deque()
@@ -44,9 +49,9 @@ class Process:
         self._socket, theirs = socket.socketpair()
         try:
             self._socket.setblocking(False)
-            self._popen = subprocess.Popen(
-                _command(), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=_environment()
-            )
+            self._popen = _started(theirs)
+            if start.nice:  # from here, as importing is work, too
+                os.setpriority(os.PRIO_PROCESS, self._popen.pid, start.nice)
         except BaseException:
             self._socket.close()
             raise
@@ -55,6 +60,11 @@ class Process:
         self._slow = False
         self._watch = self._loop.call_later(STARTING, self._too_slow)
         self._tasks = [self._loop.create_task(self._write(start)), self._loop.create_task(self._read())]
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._popen.pid
 
     @property
     def waiting(self) -> int:
@@ -147,7 +157,7 @@ class Process:
         self._watch.cancel()
         self._tasks[0].cancel()
         self._socket.close()
-        status = await asyncio.to_thread(self.wait, PATIENCE)
+        status = await asyncio.to_thread(self.wait, ENDING)
         how = "too slow" if self._slow or status == -signal.SIGALRM else _named(status)
         jobs = list(self._jobs)
         self._jobs.clear()
@@ -168,13 +178,12 @@ def _named(status: int) -> str:
     return f"signal {-status}"
 
 
-def _command() -> list[str]:
-    """The same interpreter on the module alone: nothing of the program that serves is imported, or run again."""
+def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """The same interpreter on the module alone: nothing of the program that serves is imported, or run again. What can
+    be imported here can be imported there.
+    """
     if not sys.executable:
         raise FileNotFoundError("Python does not know its own executable")
-    return [sys.executable, "-P", "-m", MODULE]
-
-
-def _environment() -> dict[str, str]:
-    """Ours, in which what can be imported here can be imported there."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-P", "-m", MODULE]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment)

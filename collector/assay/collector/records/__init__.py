@@ -11,7 +11,16 @@ from assay.collector.records._change import CHANGEABLE, changed
 from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
 from assay.collector.records._feedback import Feedback, Target, feedback_id, restored, scored
 from assay.collector.records._ids import canonical
-from assay.collector.records._lists import Bucket, FeedbackStats, Page, RunScores, SessionSummary, TraceSummary, paged
+from assay.collector.records._lists import (
+    Branch,
+    Bucket,
+    FeedbackStats,
+    Page,
+    RunScores,
+    SessionSummary,
+    TraceSummary,
+    paged,
+)
 from assay.collector.records._monitor import (
     Booked,
     Booking,
@@ -54,6 +63,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "AuditEvent",
     "Booked",
     "Booking",
+    "Branch",
     "Bucket",
     "CHANGEABLE",
     "Case",

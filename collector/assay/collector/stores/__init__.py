@@ -12,17 +12,21 @@ from assay.collector.stores._control import ControlStore
 from assay.collector.stores._serving import Said, SendsOn, Serving, TakesRows
 from assay.collector.stores._summary import summary
 from assay.collector.stores._traces import TraceStore
+from assay.collector.stores._tree import Line, branch, in_order
 from assay.collector.stores._under_way import under_way
 
 __all__ = [
     "Checks",
     "ControlStore",
+    "Line",
     "Said",
     "SendsOn",
     "Serving",
     "Store",
     "TakesRows",
     "TraceStore",
+    "branch",
+    "in_order",
     "judgements",
     "summary",
     "under_way",

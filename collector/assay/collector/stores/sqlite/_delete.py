@@ -60,9 +60,11 @@ def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -
 
 def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
     appender.disturbed.update(keys)
+    for key in keys:
+        appender.fresh.drop(key)
     _words.remove(appender.reader, keys)
     _responses.remove(db, keys)
-    for table in ("unindexed", "feedback", "spans"):
+    for table in ("unindexed", "feedback", "spans", "states", "orphans", "local_roots"):
         delete_many(db, table, "trace", keys)
     delete_many(db, "open_runs", "(SELECT id FROM traces t WHERE t.trace_id = open_runs.trace_id)", keys)
     delete_many(db, "traces", "id", keys)

@@ -12,6 +12,7 @@ from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
     Amendment,
+    Branch,
     Bucket,
     Changes,
     Condition,
@@ -43,6 +44,7 @@ from assay.collector.stores.sqlite import (
     _lists,
     _maintenance,
     _outlets,
+    _parts,
     _processes,
     _running,
     _summaries,
@@ -137,6 +139,18 @@ class SQLiteTraces(Half):
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         with self._file.read() as reader:
             return _summaries.many(reader, trace_ids)
+
+    def tree(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Branch]:
+        with self._file.read() as reader:
+            return _parts.tree(reader, trace_id, limit, cursor)
+
+    def runs(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Run]:
+        with self._file.read() as reader:
+            return _parts.runs(reader, trace_id, limit, cursor)
+
+    def run(self, trace_id: str, span_id: str | None = None) -> Run:
+        with self._file.read() as reader:
+            return _parts.run(reader, trace_id, span_id)
 
     @reads
     def feedbacks(

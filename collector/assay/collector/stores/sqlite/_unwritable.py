@@ -17,7 +17,7 @@ from assay.collector.stores.sqlite._errors import explained
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._lock import real
-from assay.collector.stores.sqlite._reader import Readers
+from assay.collector.stores.sqlite._pool import Readers
 from assay.collector.stores.sqlite._schema import MIGRATIONS, version_of
 from assay.collector.stores.sqlite._writer import Job
 

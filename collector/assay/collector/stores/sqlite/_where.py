@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from assay.collector.errors import Refused
 from assay.collector.filters import EVALUATOR, OPERATORS, Filter, words
 from assay.collector.readings import as_text
+from assay.collector.stores.sqlite._rollup import LISTED
 from assay.collector.stores.sqlite._values import dumps
 
 
@@ -71,8 +72,20 @@ def _equals(column: str) -> Callable[[Any], list[Condition]]:
 
 def _element(column: str) -> Callable[[Any], list[Condition]]:
     """The JSON array in a column has the value; `instr` first, because it is cheap and nearly always right."""
-    sql = f"instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?)"
+    sql = f"(instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?))"
     return lambda value: [Condition(sql, (dumps(value), value))]
+
+
+def _listed(column: str, of_spans: str) -> Callable[[Any], list[Condition]]:
+    """As `_element`; where the list is full, the spans are asked."""
+    full = f"t.span_count >= {LISTED} AND (SELECT count(*) FROM json_each(t.{column})) >= {LISTED}"
+    more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.{of_spans} = ?))"
+
+    def write(value: Any) -> list[Condition]:
+        [listed] = _element(column)(value)
+        return [Condition(f"({listed.sql} OR {more})", (*listed.values, value))]
+
+    return write
 
 
 COMPARED = {operator: "<>" if operator == "!=" else operator for operator in OPERATORS}
@@ -112,8 +125,10 @@ def _escaped(word: str) -> str:
 
 
 def _model(value: str) -> list[Condition]:
-    sql = "instr(t.models, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.models) WHERE key = ?)"
-    return [Condition(sql, (dumps(value), value))]
+    sql = "(instr(t.models, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.models) WHERE key = ?))"
+    full = f"t.span_count >= {LISTED} AND (SELECT count(*) FROM json_each(t.models)) >= {LISTED}"
+    more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.model = ?))"
+    return [Condition(f"({sql} OR {more})", (dumps(value), value, value))]
 
 
 # Of a value `m` out of JSON
@@ -219,8 +234,8 @@ WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
     "until_ns": lambda value: [Condition("t.start_ns < ?", (value,))],
     "name": _equals("name"),
     "kind": lambda value: [Condition(OF_EVALUATORS)] if value == EVALUATOR else _equals("kind")(value),
-    "any_name": _element("names"),
-    "any_kind": _element("kinds"),
+    "any_name": _listed("names", "name"),
+    "any_kind": _listed("kinds", "kind"),
     "status": lambda value: [Condition(_STATUSES[value])],
     "error": _error,
     "model": _model,

@@ -17,7 +17,6 @@ from assay.collector.stores.sqlite._codec import Batch
 from assay.collector.stores.sqlite._errors import is_full, translate
 from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._reserve import Reserve
-from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from assay.collector.stores.sqlite._watch import Watch
 
 T = TypeVar("T")
@@ -207,7 +206,8 @@ class Writer:
     def _empty_log(self) -> None:
         """Give the log's room back to a disk that is full."""
         with contextlib.suppress(sqlite3.Error, OSError):
-            if self.reserve.has_room_for(self._db.execute("PRAGMA page_count").fetchone()[0], PAGE_SIZE):
+            pages, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+            if self.reserve.has_room_for(pages, size):
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _do(self, jobs: list[Job]) -> None:
