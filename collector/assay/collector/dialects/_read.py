@@ -13,7 +13,7 @@ from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
 from assay.collector.dialects._haystack import haystack
-from assay.collector.dialects._keys import LONGEST, TOGETHER, Memo
+from assay.collector.dialects._keys import Memo, weight
 from assay.collector.dialects._laminar import laminar
 from assay.collector.dialects._langfuse import langfuse
 from assay.collector.dialects._langsmith import langsmith
@@ -151,9 +151,8 @@ def _who(namespaces: Set[str], scope: str, dialects: Sequence[Dialect] | None) -
 def _plan(namespaces: Set[str], scope: str) -> Sequence[Dialect]:
     """The same of `DIALECTS`, remembered: programs write the same few namespaces together."""
     plan = tuple(_who(namespaces, scope, DIALECTS))
-    if len(namespaces) > TOGETHER or any(len(name) >= LONGEST for name in (scope, *namespaces)):
-        return plan
-    return _given.keep((namespaces, scope), plan, sum(map(len, namespaces)) + len(scope))
+    size = weight((scope, *namespaces))
+    return plan if size is None else _given.keep((namespaces, scope), plan, size)
 
 
 def _failed(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
