@@ -39,7 +39,7 @@ class Server:
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
     port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
     whose pages may send telemetry and feedback. `decoders` are processes that help to decode under load: so many
-    at most, and one for each of two sizes of large bodies. Raises `Refused`: a port is taken, or the server would be
+    at most, and one for large bodies. Raises `Refused`: a port is taken, or the server would be
     open to others without a key.
     """
 
