@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.collector.records import JSON, Run, Usage
@@ -23,12 +22,12 @@ from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._rollup import LISTED, RollUp, roll_up
+from assay.collector.stores.sqlite._schema import migrate
 from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._waiting import ANY, Place
 from collector.making import START, run
 
 TRACE = "a" * 32
-_numbers = itertools.count(1)
 
 
 class Traces:
@@ -155,11 +154,12 @@ LIMITS = [(64, 1000, 512), (0, 1000, 512), (2, 1, 1), (0, 1000, 0), (3, 0, 512)]
 
 @pytest.mark.parametrize(("small", "most", "whole"), LIMITS)
 @given(done=st.lists(steps, min_size=1, max_size=8))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None)
 def test_what_is_new_adds_up_to_what_all_adds_up_to(
-    tmp_path: Path, small: int, most: int, whole: int, done: list[tuple[str, Any]]
+    small: int, most: int, whole: int, done: list[tuple[str, Any]]
 ) -> None:
-    with closing(open_writable(str(tmp_path / f"{next(_numbers)}.db"))) as db:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db, "memory")
         traces = Traces(db, small, most, whole)
         for what, of in done:
             getattr(traces, what)(*of)
