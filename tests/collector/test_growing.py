@@ -6,7 +6,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from assay.collector.stores.sqlite._codec import encode
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._resum import Resummer
-from assay.collector.stores.sqlite._rollup import LISTED, RollUp, roll_up
+from assay.collector.stores.sqlite._rollup import RollUp, roll_up
 from assay.collector.stores.sqlite._schema import migrate
 from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._waiting import ANY, Place
@@ -71,7 +70,9 @@ class Traces:
 
     def said(self, trace_id: str = TRACE) -> tuple[dict[str, Any], int, dict[str, int]]:
         """What the file says of a trace: its roll-up, its root, and what spans have below them."""
-        row = self.db.execute(f"SELECT id, root, {','.join(RollUp._fields)} FROM traces WHERE trace_id = ?", (trace_id,))
+        row = self.db.execute(
+            f"SELECT id, root, {','.join(RollUp._fields)} FROM traces WHERE trace_id = ?", (trace_id,)
+        )
         key, root, *values = row.fetchone()
         flags = "SELECT span_id, tokens_below + 2 * cost_below FROM spans WHERE trace = ?"
         return plain(RollUp(*values)), root, dict(self.db.execute(flags, (key,)).fetchall())

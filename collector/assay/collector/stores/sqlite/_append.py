@@ -36,6 +36,7 @@ TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change"
 _KEYS = "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)"
 _COUNTS = "SELECT trace_id, id, span_count FROM traces WHERE trace_id IN (%s)"
 _ROW = "SELECT id FROM spans WHERE trace = ? AND span_id = ?"
+_FLAGS = ((0, 0), (1, 0), (0, 1), (1, 1))  # as columns
 _OVERWRITE_SPAN = overwrite(SPAN_COLUMNS)
 _OVERWRITE_TRACE = overwrite(TRACE_COLUMNS)
 
@@ -60,6 +61,14 @@ class _Came(NamedTuple):
     fact: Fact
     payload: bytes
     resource: int
+
+
+class _Part(NamedTuple):
+    """What of a batch is of one trace."""
+
+    batch: Batch
+    positions: Sequence[int]
+    resources: Sequence[int]  # rows, by position in the batch's
 
 
 class _Change(NamedTuple):
@@ -156,21 +165,28 @@ class Appender:
     def write(self, batches: Sequence[Batch]) -> Written:
         """Insert or merge the runs of batches, all of them by the same few statements."""
         before, first = self._next_trace, self._next_span
-        incoming = self._incoming(batches)
-        known = self._known(incoming)
-        here = self._look_up(known, incoming)
+        parts = self._parts(batches)
+        known = self._known(parts)
+        late = [some for trace_id, some in parts.items() if trace_id not in known]
+        self.tombstones.late += sum(len(part.positions) for some in late for part in some)
         spans: list[_Row] = []
         touched: dict[str, Known] = {}
-        for trace_id, came in incoming.items():
-            if trace_id not in known:
-                self.tombstones.late += sum(len(batch.traces.get(trace_id, ())) for batch in batches)
-            elif rows := self._merge(trace_id, known[trace_id], came, here):
+        others: dict[str, dict[str, _Came]] = {}
+        for trace_id, state in known.items():
+            if rows := self._whole(trace_id, state, parts[trace_id]):
+                spans += rows
+                touched[trace_id] = state
+            else:
+                others[trace_id] = _came(parts[trace_id])
+        here = self._look_up(known, others)
+        for trace_id, came in others.items():
+            if rows := self._merge(trace_id, known[trace_id], came, here):
                 spans += rows
                 touched[trace_id] = self._cache[trace_id]
         self._insert_spans(spans)
         for one in here.values():
             self.keeper.mark(one, first)
-        self._insert_traces(touched, here, incoming)
+        self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING)
         self._keep_values([row.fact for row in spans])
         self._count([row for row in spans if row.id >= first])
         _responses.put(self.db, [(row.id, row.fact.response_id) for row in spans if row.fact.response_id])
@@ -178,25 +194,38 @@ class Appender:
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
 
-    def _incoming(self, batches: Sequence[Batch]) -> dict[str, dict[str, _Came]]:
-        """What has come, by trace and span; of a span that came several times the last and fullest."""
-        incoming: dict[str, dict[str, _Came]] = {}
+    def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_Part]]:
+        """What has come, by trace."""
+        parts: dict[str, list[_Part]] = {}
         for batch in batches:
             resources = [self._resource(blob) for blob in batch.resource_blobs]
             for trace_id, positions in batch.traces.items():
-                came = incoming.setdefault(trace_id, {})
-                for position in positions:
-                    fact = batch.facts[position]
-                    earlier = came.get(fact.span_id)
-                    if earlier is None or _supersedes(fact, earlier.fact):
-                        came[fact.span_id] = _Came(fact, batch.payloads[position], resources[batch.resources[position]])
-        return incoming
+                parts.setdefault(trace_id, []).append(_Part(batch, positions, resources))
+        return parts
+
+    def _whole(self, trace_id: str, state: Known, parts: Sequence[_Part]) -> list[_Row]:
+        """Rows for all that has come of a trace that is new, if it came in one piece, as most do; else none."""
+        [(batch, positions, resources), *more] = parts
+        if more or self.waiting or not isinstance(state, Fresh) or state.facts or len(positions) > self.keeper.small:
+            return []
+        facts = [batch.facts[position] for position in positions]
+        if len({fact.span_id for fact in facts}) < len(facts):
+            return []
+        rows = range(self._next_span, self._next_span + len(facts))
+        self._next_span = rows.stop
+        flags = state.take(rows, facts)
+        self._remember(trace_id, state)
+        return [
+            _Row(row, state.key, resources[batch.resources[position]], fact, batch.payloads[position], below)
+            for row, position, fact, below in zip(rows, positions, facts, flags, strict=True)
+        ]
 
     def _look_up(self, known: dict[str, Known], incoming: Mapping[str, Mapping[str, _Came]]) -> dict[int, Spans]:
         """The spans that are here of those that have come, and of their parents."""
         wanted: dict[int, set[str]] = {}
         here: dict[int, Spans] = {}
-        for trace_id, state in known.items():
+        for trace_id in incoming:
+            state = known[trace_id]
             if isinstance(state, Fresh) and state.facts:
                 state, here[state.key] = summed(state.key, list(zip(state.rows, state.facts, strict=True)))
                 here[state.key].marked = []
@@ -283,7 +312,7 @@ class Appender:
     def _insert_spans(self, rows: Sequence[_Row]) -> None:
         payloads = self._compressor.all([row.payload for row in rows])
         values = [
-            (row.id, row.trace, row.resource, payload, *row.fact[:COLUMNS], row.below & 1, row.below >> 1)
+            (row.id, row.trace, row.resource, payload, *row.fact[:COLUMNS], *_FLAGS[row.below])
             for row, payload in zip(rows, payloads, strict=True)
         ]
         insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
@@ -341,19 +370,15 @@ class Appender:
 
     def _take(self, trace_id: str, state: Known, changes: Sequence[_Change], here: dict[int, Spans]) -> list[_Row]:
         """Have a trace know of changes; their rows."""
-        if isinstance(state, Fresh) and len(changes) <= self.keeper.small:
-            flags = state.take([change.row for change in changes], [change.came.fact for change in changes])
-        else:
-            if isinstance(state, Fresh):
-                state, here[state.key] = State(state.key, whole=self.keeper.whole), Spans()
-            state = self._told(trace_id, state, changes, here)
-            known = here[state.key].known
-            flags = [one.below if (one := known.get(change.came.fact.span_id)) else 0 for change in changes]
+        if isinstance(state, Fresh):
+            state, here[state.key] = State(state.key, whole=self.keeper.whole), Spans()
+        state = self._told(trace_id, state, changes, here)
         self._remember(trace_id, state)
-        return [
-            _Row(row, state.key, came.resource, came.fact, came.payload, below)
-            for (row, came, _), below in zip(changes, flags, strict=True)
-        ]
+        rows, known = [], here[state.key].known
+        for row, came, _ in changes:
+            one = known.get(came.fact.span_id)
+            rows.append(_Row(row, state.key, came.resource, came.fact, came.payload, one.below if one else 0))
+        return rows
 
     def _told(
         self, trace_id: str, state: State | Drift, changes: Sequence[_Change], here: dict[int, Spans]
@@ -495,6 +520,26 @@ def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
     """The dictionary that payloads are compressed with now."""
     row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
     return row[0] if row else None
+
+
+def _came(parts: Sequence[_Part]) -> dict[str, _Came]:
+    """What has come of a trace, by span; of one that came several times the last and fullest."""
+    came: dict[str, _Came] = {}
+    for batch, positions, resources in parts:
+        for position in positions:
+            fact = batch.facts[position]
+            earlier = came.get(fact.span_id)
+            if earlier is None or _supersedes(fact, earlier.fact):
+                came[fact.span_id] = _Came(fact, batch.payloads[position], resources[batch.resources[position]])
+    return came
+
+
+def _ids(parts: Mapping[str, Sequence[_Part]]) -> dict[str, list[str]]:
+    """The spans that have come, by trace."""
+    return {
+        trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
+        for trace_id, some in parts.items()
+    }
 
 
 def _takes(state: State, change: _Change, spans: Spans) -> bool:
