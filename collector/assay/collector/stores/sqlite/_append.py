@@ -14,7 +14,7 @@ from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
-from assay.collector.stores.sqlite._known import BELOW, Drift, Fresh, Keeper, Known
+from assay.collector.stores.sqlite._known import BELOW, FLAGS, Drift, Fresh, Keeper, Known
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp
@@ -36,7 +36,6 @@ TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change"
 _KEYS = "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)"
 _COUNTS = "SELECT trace_id, id, span_count FROM traces WHERE trace_id IN (%s)"
 _ROW = "SELECT id FROM spans WHERE trace = ? AND span_id = ?"
-_FLAGS = ((0, 0), (1, 0), (0, 1), (1, 1))  # as columns
 _OVERWRITE_SPAN = overwrite(SPAN_COLUMNS)
 _OVERWRITE_TRACE = overwrite(TRACE_COLUMNS)
 
@@ -44,15 +43,27 @@ _OVERWRITE_TRACE = overwrite(TRACE_COLUMNS)
 _NOTHING: Mapping[str, Iterable[str]] = MappingProxyType({})
 
 
-class _Row(NamedTuple):
-    """A span on its way into the file."""
+class _Rows:
+    """Spans on their way into the file, as columns."""
 
-    id: int
-    trace: int
-    resource: int
-    fact: Fact
-    payload: bytes  # as JSON
-    below: int = 0  # flags
+    __slots__ = ("facts", "flags", "ids", "payloads", "resources", "traces")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.traces: list[int] = []
+        self.resources: list[int] = []
+        self.facts: list[Fact] = []
+        self.payloads: list[bytes] = []  # as JSON
+        self.flags: list[tuple[int, int]] = []
+
+    def add(self, id: int, trace: int, came: _Came, below: int) -> None:
+        """Add one."""
+        self.ids.append(id)
+        self.traces.append(trace)
+        self.facts.append(came.fact)
+        self.payloads.append(came.payload)
+        self.resources.append(came.resource)
+        self.flags.append(FLAGS[below])
 
 
 class _Came(NamedTuple):
@@ -169,27 +180,26 @@ class Appender:
         known = self._known(parts)
         late = [some for trace_id, some in parts.items() if trace_id not in known]
         self.tombstones.late += sum(len(part.positions) for some in late for part in some)
-        spans: list[_Row] = []
+        spans = _Rows()
         touched: dict[str, Known] = {}
         others: dict[str, dict[str, _Came]] = {}
         for trace_id, state in known.items():
-            if rows := self._whole(trace_id, state, parts[trace_id]):
-                spans += rows
+            if self._whole(trace_id, state, parts[trace_id], spans):
                 touched[trace_id] = state
             else:
                 others[trace_id] = _came(parts[trace_id])
         here = self._look_up(known, others)
         for trace_id, came in others.items():
-            if rows := self._merge(trace_id, known[trace_id], came, here):
-                spans += rows
+            if self._merge(trace_id, known[trace_id], came, here, spans):
                 touched[trace_id] = self._cache[trace_id]
         self._insert_spans(spans)
         for one in here.values():
             self.keeper.mark(one, first)
         self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING)
-        self._keep_values([row.fact for row in spans])
-        self._count([row for row in spans if row.id >= first])
-        _responses.put(self.db, [(row.id, row.fact.response_id) for row in spans if row.fact.response_id])
+        self._keep_values(spans.facts)
+        self._count(spans, first)
+        answers = zip(spans.ids, spans.facts, strict=True)
+        _responses.put(self.db, [(row, fact.response_id) for row, fact in answers if fact.response_id])
         self._trim()
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
@@ -203,22 +213,24 @@ class Appender:
                 parts.setdefault(trace_id, []).append(_Part(batch, positions, resources))
         return parts
 
-    def _whole(self, trace_id: str, state: Known, parts: Sequence[_Part]) -> list[_Row]:
-        """Rows for all that has come of a trace that is new, if it came in one piece, as most do; else none."""
+    def _whole(self, trace_id: str, state: Known, parts: Sequence[_Part], out: _Rows) -> bool:
+        """Take all that has come of a trace that is new, if it came in one piece, as most do; whether it did."""
         [(batch, positions, resources), *more] = parts
         if more or self.waiting or not isinstance(state, Fresh) or state.facts or len(positions) > self.keeper.small:
-            return []
+            return False
         facts = [batch.facts[position] for position in positions]
         if len({fact.span_id for fact in facts}) < len(facts):
-            return []
+            return False
         rows = range(self._next_span, self._next_span + len(facts))
         self._next_span = rows.stop
-        flags = state.take(rows, facts)
+        out.flags += state.take(rows, facts)
         self._remember(trace_id, state)
-        return [
-            _Row(row, state.key, resources[batch.resources[position]], fact, batch.payloads[position], below)
-            for row, position, fact, below in zip(rows, positions, facts, flags, strict=True)
-        ]
+        out.ids += rows
+        out.traces += [state.key] * len(facts)
+        out.facts += facts
+        out.payloads += [batch.payloads[position] for position in positions]
+        out.resources += [resources[batch.resources[position]] for position in positions]
+        return True
 
     def _look_up(self, known: dict[str, Known], incoming: Mapping[str, Mapping[str, _Came]]) -> dict[int, Spans]:
         """The spans that are here of those that have come, and of their parents."""
@@ -288,7 +300,9 @@ class Appender:
         came = {place.trace_id: {place.span_id: change.came}}
         known = self._known(came)
         here = self._look_up(known, came)
-        self._insert_spans(self._take(place.trace_id, known[place.trace_id], [change], here))
+        rows = _Rows()
+        self._take(place.trace_id, known[place.trace_id], [change], here, rows)
+        self._insert_spans(rows)
         for one in here.values():
             self.keeper.mark(one)
         self._insert_traces({place.trace_id: self._cache[place.trace_id]}, here)
@@ -309,11 +323,12 @@ class Appender:
         self._insert_traces(self._known([trace_id for trace_id in freed if trace_id in stored]), {})
         self._trim()
 
-    def _insert_spans(self, rows: Sequence[_Row]) -> None:
-        payloads = self._compressor.all([row.payload for row in rows])
+    def _insert_spans(self, rows: _Rows) -> None:
+        payloads = self._compressor.all(rows.payloads)
+        columns = zip(rows.ids, rows.traces, rows.resources, payloads, rows.facts, rows.flags, strict=True)
         values = [
-            (row.id, row.trace, row.resource, payload, *row.fact[:COLUMNS], *_FLAGS[row.below])
-            for row, payload in zip(rows, payloads, strict=True)
+            (row, trace, resource, payload, *fact[:COLUMNS], *flags)
+            for row, trace, resource, payload, fact, flags in columns
         ]
         insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
@@ -342,8 +357,10 @@ class Appender:
             return state.rolled(spans), state.totals.root_row
         return state.rolled, state.root
 
-    def _merge(self, trace_id: str, state: Known, came: Mapping[str, _Came], here: dict[int, Spans]) -> list[_Row]:
-        """Rows for the runs that are new or fuller than what is known."""
+    def _merge(
+        self, trace_id: str, state: Known, came: Mapping[str, _Came], here: dict[int, Spans], out: _Rows
+    ) -> bool:
+        """Add rows for the runs that are new or fuller than what is known; whether there are any."""
         changes: list[_Change] = []
         for span_id, one in came.items():
             stored = None if isinstance(state, Fresh) else here[state.key].get(span_id)
@@ -356,7 +373,9 @@ class Appender:
                 changes.append(change)
         if any(change.old for change in changes):
             self._disturb(state.key)
-        return self._take(trace_id, state, changes, here) if changes else []
+        if changes:
+            self._take(trace_id, state, changes, here, out)
+        return bool(changes)
 
     def _fuller(self, row: int, came: _Came) -> _Change | None:
         """A run that came before, in place of what is in its row; None if that is as full."""
@@ -368,17 +387,18 @@ class Appender:
             came = came._replace(fact=fact, payload=payload)
         return _Change(row, came, old)
 
-    def _take(self, trace_id: str, state: Known, changes: Sequence[_Change], here: dict[int, Spans]) -> list[_Row]:
-        """Have a trace know of changes; their rows."""
+    def _take(
+        self, trace_id: str, state: Known, changes: Sequence[_Change], here: dict[int, Spans], out: _Rows
+    ) -> None:
+        """Have a trace know of changes, and add their rows."""
         if isinstance(state, Fresh):
             state, here[state.key] = State(state.key, whole=self.keeper.whole), Spans()
         state = self._told(trace_id, state, changes, here)
         self._remember(trace_id, state)
-        rows, known = [], here[state.key].known
+        known = here[state.key].known
         for row, came, _ in changes:
             one = known.get(came.fact.span_id)
-            rows.append(_Row(row, state.key, came.resource, came.fact, came.payload, one.below if one else 0))
-        return rows
+            out.add(row, state.key, came, one.below if one else 0)
 
     def _told(
         self, trace_id: str, state: State | Drift, changes: Sequence[_Change], here: dict[int, Spans]
@@ -469,9 +489,9 @@ class Appender:
                 continue
             if trace_id in stored:
                 known[trace_id] = self.keeper.load(trace_id, *stored[trace_id])
+                self._remember(trace_id, known[trace_id])
             else:
                 known[trace_id] = Fresh(self._take_trace())
-            self._remember(trace_id, known[trace_id])
         return known
 
     def _remember(self, trace_id: str, state: Known) -> None:
@@ -493,11 +513,16 @@ class Appender:
             insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
-    def _count(self, rows: Sequence[_Row]) -> None:
-        """Count spans that have come for the first time with the processes that they are of."""
-        first = {row.resource: row.fact for row in reversed(rows)}  # a process is of one project
+    def _count(self, rows: _Rows, new: int) -> None:
+        """Count spans that have come for the first time (their rows are not below `new`) with the processes that they
+        are of.
+        """
+        came = [
+            pair for row, pair in zip(rows.ids, zip(rows.resources, rows.facts, strict=True), strict=True) if row >= new
+        ]
+        first = dict(reversed(came))  # a process is of one project
         arrived: Counter[tuple[Origin, str, str]] = Counter()
-        for resource, count in Counter([row.resource for row in rows]).items():
+        for resource, count in Counter([resource for resource, _ in came]).items():
             if whose := self._origins.get(resource):
                 arrived[whose, first[resource].project, first[resource].environment] += count
         if arrived:
