@@ -517,9 +517,7 @@ class Appender:
         """Count spans that have come for the first time (their rows are not below `new`) with the processes that they
         are of.
         """
-        came = [
-            pair for row, pair in zip(rows.ids, zip(rows.resources, rows.facts, strict=True), strict=True) if row >= new
-        ]
+        came = [(rows.resources[at], rows.facts[at]) for at, row in enumerate(rows.ids) if row >= new]
         first = dict(reversed(came))  # a process is of one project
         arrived: Counter[tuple[Origin, str, str]] = Counter()
         for resource, count in Counter([resource for resource, _ in came]).items():
