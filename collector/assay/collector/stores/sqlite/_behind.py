@@ -128,8 +128,8 @@ class Behind:
             fitting = int(characters * _words.MOMENT / took)
             self._piece = min(max((self._piece + fitting) // 2, _words.PIECE), _words.MOST)
 
-    def _do(self, action: Callable[[sqlite3.Connection], object]) -> None:
-        self._writer.put(Job(weight=64, action=action, patient=True)).result()
+    def _do(self, action: Callable[[sqlite3.Connection], bool]) -> bool:
+        return bool(self._writer.put(Job(weight=64, action=action, patient=True)).result())
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
