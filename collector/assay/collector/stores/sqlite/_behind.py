@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: text index, dictionaries, checkpoints, retention."""
+"""What happens behind the writer, in a thread of its own: text index, sums, dictionaries, checkpoints, retention."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._recount import Recount
 from assay.collector.stores.sqlite._writer import Job
 
 log = logging.getLogger("assay.collector")
@@ -43,6 +44,7 @@ class Behind:
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
         self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
+        self._recount = Recount(file, self._stop)
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -58,6 +60,7 @@ class Behind:
                 self._file.announce_again()
                 self._try_to_write_again()
                 busy = self.index_round()
+                busy = self._recount.round() or busy
                 self.train_if_due()
                 self._checkpointer.run_if_due()
                 self._prune_if_due()

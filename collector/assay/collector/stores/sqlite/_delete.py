@@ -59,6 +59,7 @@ def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -
 
 
 def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
+    appender.sums.gone(keys)
     appender.disturbed.update(keys)
     _words.remove(appender.reader, keys)
     _responses.remove(db, keys)
