@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import sqlite3
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +20,9 @@ from hypothesis import strategies as st
 from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Bucket, Feedback, Run, Target, Usage
-from assay.collector.stores.sqlite import _cells
+from assay.collector.stores.sqlite import SQLiteStore, _cells
 from assay.collector.stores.sqlite._aggregate import _Aggregate
-from assay.collector.stores.sqlite._counted import HOUR_NS
+from assay.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._recount import Recount
 from assay.collector.stores.sqlite._summed import asked
@@ -193,7 +197,7 @@ def counting(here: Held, hour: int) -> Iterator[None]:
     here.recount.ended(hour, counted)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=10))
 def test_sums_answer_as_rows_do(steps):
     with held() as here:
@@ -206,3 +210,224 @@ def test_sums_answer_as_rows_do(steps):
 def test_sums_answer_as_rows_do_after_many_changes(steps):
     with held() as here:
         play(here, steps)
+
+
+def later(index: int, **fields) -> Run:
+    """The only run of a trace, some milliseconds after the one before it, and each a little longer."""
+    start = NOW + index * 10**6
+    given = {"trace_id": f"{index + 1:032x}", "span_id": "1" * 16, "name": "a", "start_ns": start}
+    return Run(**{**given, "end_ns": start + (index + 1) * 10**6, **fields})
+
+
+def said_of(run: Run, key: str = "k", score: float = 0.5, **fields) -> Feedback:
+    return Feedback(target=Target(trace_id=run.trace_id), key=key, score=score, **fields)
+
+
+def state(here: Held) -> int | None:
+    with here.file.read() as reader:
+        row = reader.db.execute("SELECT max(state) FROM sums_hours").fetchone()
+    return row[0]
+
+
+@pytest.fixture
+def here() -> Iterator[Held]:
+    with held() as made:
+        yield made
+
+
+def test_percentiles_of_many_are_within_the_error_that_they_say(here):
+    here.traces.append([later(i) for i in range(10_001)])
+    with here.file.read() as reader:
+        [summed], [exact] = both(reader.db, Filter(), None, None)
+    assert (summed.latency_error, exact.latency_error) == (0.01, 0.0)
+    assert summed.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
+    assert summed.p50_ms == pytest.approx(exact.p50_ms, rel=0.01)
+
+
+def test_percentiles_of_10000_are_one_of_their_latencies(here):
+    here.traces.append([later(i) for i in range(10_000)])
+    with here.file.read() as reader:
+        summed, exact = both(reader.db, Filter(), None, None)
+    assert summed == exact
+
+
+def test_a_name_for_each_trace_is_read_from_rows_and_costs_no_more(here):
+    for start in range(0, MOST_ROWS + 2_000, 1_000):
+        here.traces.append([later(i, name=f"n{i}") for i in range(start, start + 1_000)])
+    assert state(here) == 2
+    here.count()
+    with here.file.read() as reader:
+        assert reader.db.execute("SELECT count(*) FROM sums").fetchone() == (0,)
+        summed, exact = both(reader.db, Filter(), HOUR_NS, "name")
+    assert summed == exact
+    assert len(exact) == MOST_ROWS + 2_000
+
+
+def test_an_hour_that_was_too_much_is_counted_again_after_a_vacuum(here):
+    here.traces.append([later(0), *(later(1, span_id=f"{i + 1:016x}", model=f"m{i}") for i in range(120))])
+    here.traces.remove([here.traces.passing(Filter(trace_ids=(later(1).trace_id,)))])
+    assert state(here) == 2
+    here.traces.vacuum()
+    here.count()
+    assert state(here) == 0
+    assert_right(here)
+
+
+def test_a_trace_of_very_many_models_is_read_from_rows(here):
+    runs = [later(0, span_id=f"{i + 1:016x}", model=f"m{i}") for i in range(120)]
+    here.traces.append(runs)
+    assert state(here) == 2
+    assert_same(here)
+
+
+def test_much_said_of_a_trace_does_not_move_with_each_of_its_spans(here):
+    run = later(0)
+    here.traces.append([run], [said_of(run, f"k{i}") for i in range(1_001)])
+    here.traces.append([replace(run, name="b", end_ns=run.end_ns + 1)])
+    assert state(here) == 1
+    [named] = here.traces.aggregate(group_by="name")
+    assert (named.group, len(named.feedback)) == ("b", 1_001)
+    here.count()
+    assert state(here) == 0
+    assert_right(here)
+
+
+def test_a_machine_that_dies_while_an_hour_is_counted(here, tmp_path):
+    here.traces.append([later(i) for i in range(3)])
+    under_way = counting(here, NOW // HOUR_NS)
+    next(under_way)
+    here.traces.append([later(3)])
+    for end in ("", "-wal"):
+        shutil.copy(f"{here.path}{end}", f"{tmp_path}/copy.db{end}")
+    next(under_way, None)
+    with SQLiteStore(tmp_path / "copy.db") as store:
+        assert store.aggregate()[0].traces == 4
+        until(lambda: counted(store))
+        assert store._file.check() == []
+
+
+def test_the_best_score_is_taken_away(here):
+    runs = [later(i) for i in range(3)]
+    scores = [said_of(run, score=i / 2) for i, run in enumerate(runs)]
+    here.traces.append(runs, scores)
+    here.traces.delete_feedback([scores[2].id])
+    assert state(here) == 1
+    assert_same(here)
+    here.count()
+    assert state(here) == 0
+    assert_same(here)
+
+
+def test_one_of_two_best_scores_is_taken_away_without_counting_anew(here):
+    runs = [later(i) for i in range(2)]
+    scores = [said_of(run, score=True) for run in runs]
+    here.traces.append(runs, scores)
+    here.traces.delete_feedback([scores[1].id])
+    assert state(here) == 0
+    assert_same(here)
+
+
+@pytest.mark.parametrize("score", [1e300, -1e308, 5e-324, 1e18])
+def test_scores_of_any_size_come_and_go(here, score):
+    runs = [later(i) for i in range(3)]
+    large = [said_of(runs[0], score=score), said_of(runs[1], score=score)]
+    here.traces.append(runs, [*large, said_of(runs[2], score=0.1)])
+    here.traces.delete_feedback([large[0].id, large[1].id])
+    here.count()
+    [whole] = here.traces.aggregate()
+    assert whole.feedback[0].mean == 0.1
+
+
+def test_more_than_a_float_can_hold_is_read_from_rows(here):
+    runs = [later(i) for i in range(2)]
+    here.traces.append(runs, [said_of(run, score=1.7e308) for run in runs])
+    assert state(here) == 2
+    assert here.traces.aggregate()[0].feedback[0].mean == math.inf
+
+
+@pytest.mark.parametrize("start", [-5 * HOUR_NS - 1, -HOUR_NS, -1, 0, 1, HOUR_NS, 2**62])
+def test_hours_of_wrong_clocks(here, start):
+    here.traces.append([later(0, start_ns=start, end_ns=start + 5), later(1)])
+    assert_right(here)
+    with here.file.read() as reader:
+        for filter in (Filter(), Filter(since_ns=start), Filter(until_ns=start + 1), Filter(since_ns=-7, until_ns=9)):
+            for bucket_ns in (None, HOUR_NS, 5 * HOUR_NS):
+                summed, exact = both(reader.db, filter, bucket_ns, None)
+                assert summed == exact
+
+
+def test_an_empty_store(here):
+    assert_same(here)
+    here.count()
+    assert here.traces.aggregate() == []
+
+
+def test_what_is_refused_in_a_group_leaves_the_sums(here):
+    here.traces.append([later(0)])
+    with pytest.raises(Refused):
+        here.file.write(refused_after_writing(here))
+    here.traces.append([later(1)])
+    assert_right(here)
+    assert_same(here)
+
+
+def refused_after_writing(here: Held):
+    def write(db: sqlite3.Connection) -> None:
+        here.file.appender.sums.gone([1])
+        raise Refused("no")
+
+    return write
+
+
+def test_a_rollback_while_an_hour_is_counted_has_it_counted_once_more(here):
+    here.traces.append([later(0)])
+    under_way = counting(here, NOW // HOUR_NS)
+    next(under_way)
+    with pytest.raises(Refused):
+        here.file.write(refused_after_writing(here))
+    next(under_way, None)
+    assert state(here) == 1
+    here.count()
+    assert state(here) == 0
+    assert_right(here)
+
+
+def test_a_trace_deleted_twice_counts_once(here):
+    here.traces.append([later(i) for i in range(3)])
+    gone = here.traces.passing(Filter(trace_ids=(later(0).trace_id,)))
+    assert gone is not None
+    assert here.traces.remove([gone, gone]) == 1
+    assert_right(here)
+    assert here.traces.aggregate()[0].traces == 2
+
+
+def test_an_older_file_answers_at_once_and_is_counted_behind(tmp_path):
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append([later(i) for i in range(20)])
+    with sqlite3.connect(tmp_path / "assay.db") as db:
+        for table in ("sums", "sums_said", "sums_hours"):
+            db.execute(f"DROP TABLE {table}")
+        db.execute("PRAGMA user_version = 8")
+    db.close()
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        assert store.aggregate()[0].traces == 20
+        until(lambda: store._file.check() == [] and counted(store))
+        assert store.aggregate()[0].traces == 20
+
+
+def counted(store: SQLiteStore) -> bool:
+    with store._file.read() as reader:
+        return reader.db.execute("SELECT count(*) FROM sums_hours WHERE state > 0").fetchone() == (0,)
+
+
+def until(holds, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_check_finds_sums_that_are_wrong(here):
+    here.traces.append([later(0)])
+    here.file.write(lambda db: db.execute("UPDATE sums SET n = 2"))
+    assert here.file.check() == ["1 hours whose sums are not those of their traces"]

@@ -25,6 +25,7 @@ from assay.collector.stores.sqlite._plan import Plan, lean, plan
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
 
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
+FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
 
 _GROUPS = {
     "project": "t.project",
@@ -46,6 +47,7 @@ _LATENCIES = """
 SELECT {bucket} AS b, {group} AS g, json_group_array(max(0, t.end_ns - t.start_ns))
 FROM {source} WHERE {where} GROUP BY b, g
 """
+_LATENCIES_OF_ONE = "SELECT json_group_array(max(0, t.end_ns - t.start_ns)) FROM {source} WHERE {where}"
 
 # Each label has a row of its own: a tally puts the parts of a key together
 _FEEDBACK = """
@@ -160,26 +162,39 @@ class _Aggregate:
     def _add_exact(self, few: set[Place]) -> None:
         for place in few:
             self._totals[place].latencies.clear()
-        groups = orjson.dumps(list({group for _, group in few})).decode()
-        narrow = self._group_by is not None and len(few) < len(self._totals)
-        where = (
-            f" AND {_GROUPS[self._group_by]} IN (SELECT value FROM json_each(?))" if narrow and self._group_by else ""
-        )
+        if self._bucket_ns and not self._group_by and self._are_full(few):
+            for start, group in few:
+                [found] = self._exact(_LATENCIES_OF_ONE, stretch(start // self._bucket_ns, self._bucket_ns), "", ())
+                self._totals[start, group].latencies = orjson.loads(found[0])
+            return
+        where, values = self._in_groups({group for _, group in few})
         for within in self._stretches({start for start, _ in few}):
-            chosen = lean(replace(self._filter, since_ns=within[0], until_ns=within[1]), self._group_by)
-            for start, group, latencies in self._ask(_LATENCIES, chosen, where, (groups,) if where else ()):
+            for start, group, latencies in self._exact(_LATENCIES, within, where, values):
                 if (start, group) in few:
                     self._totals[start, group].latencies += orjson.loads(latencies)
 
-    def _stretches(self, starts: set[int]) -> Iterator[Stretch]:
-        """The time that buckets take, within what is asked for."""
-        since, until = self._filter.since_ns, self._filter.until_ns
+    def _are_full(self, places: set[Place]) -> bool:
+        return sum(self._totals[place].traces for place in places) > FULL * len(places)
+
+    def _exact(self, sql: str, within: Stretch, where: str, values: tuple[Any, ...]) -> Iterator[Any]:
+        """Latencies of traces that start within a stretch, and when they are asked for."""
+        since, until = _latest(within[0], self._filter.since_ns), _earliest(within[1], self._filter.until_ns)
+        chosen = lean(replace(self._filter, since_ns=since, until_ns=until))
+        return self._ask(sql, chosen, where, values)
+
+    def _in_groups(self, groups: set[str | None]) -> tuple[str, tuple[Any, ...]]:
+        """A condition that leaves out groups of which no latencies are wanted, if there are any."""
+        if not self._group_by or len(groups) == len({group for _, group in self._totals}):
+            return "", ()
+        sql = f" AND {_GROUPS[self._group_by]} IN (SELECT value FROM json_each(?))"
+        return sql, (orjson.dumps(list(groups)).decode(),)
+
+    def _stretches(self, starts: set[int]) -> Iterable[Stretch]:
+        """The time that buckets take; those that touch in one."""
         if not self._bucket_ns or len(starts) == len({start for start, _ in self._totals}):
-            yield since, until
-            return
+            return [EVERYTHING]
         width = self._bucket_ns
-        for low, high in _summed.joined([stretch(start // width, width) for start in sorted(starts)]):
-            yield _latest(low, since), _earliest(high, until)
+        return _summed.joined([stretch(start // width, width) for start in sorted(starts)])
 
     def _find_ends(self) -> None:
         """When the first and the last trace of each group began, where nothing else says from when to when it goes."""

@@ -2,7 +2,7 @@
 
 A trace stands in the cell of its hour, project, environment and name, and in one more for each model that it has
 called, with that model's tokens and cost. What is said of it stands in the same cells. Amounts are integers here, in
-units of 2^-50, so that what was added can be taken away, in any order, and nothing stays.
+units of 2^-80, so that what was added can be taken away, in any order, and nothing stays.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._where import SHOWN
 
 HOUR_NS = 3_600 * 10**9
+FINE = 80  # binary digits of an amount behind the point
 AT_ONCE = 500  # traces between two pauses
 MOST_ROWS = 4_000  # of an hour; who sends another name with each trace costs no more
 MANY_MODELS, LONG_MODELS = 100, 50_000  # of one trace, and characters of them: beyond, its hour is read from rows
@@ -86,18 +87,18 @@ def named(value: str) -> str:
 
 
 def units(amount: float) -> int:
-    """An amount in units of 2^-50; what is smaller than half of one is lost. Raises `TooMuch` for one without end."""
+    """An amount in units of 2^-80; what is smaller than half of one is lost. Raises `TooMuch` for one without end."""
     try:
         numerator, denominator = amount.as_integer_ratio()
     except (OverflowError, ValueError):
         raise TooMuch from None
-    return ((numerator << 51) // denominator + 1) >> 1
+    return ((numerator << FINE + 1) // denominator + 1) >> 1
 
 
 def amount(units: int) -> float:
     """The amount of so many units. Raises `TooMuch` for one that no float can hold."""
     try:
-        return units / (1 << 50)
+        return units / (1 << FINE)
     except OverflowError:
         raise TooMuch from None
 

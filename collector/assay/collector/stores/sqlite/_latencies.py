@@ -40,10 +40,10 @@ def unpacked(blobs: Iterable[bytes]) -> Counter[int]:
     flat = array("q")
     flat.frombytes(b"".join(blobs))
     _little(flat)
-    bins: Counter[int] = Counter()
+    bins: dict[int, int] = {}
     for bin, count in zip(flat[::2], flat[1::2], strict=True):
-        bins[bin] += count
-    return bins
+        bins[bin] = bins.get(bin, 0) + count
+    return Counter(bins)
 
 
 def _little(values: array[int]) -> array[int]:

@@ -48,7 +48,7 @@ def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judge
     return Plan("traces t NOT INDEXED", *joined([driven, *others]))
 
 
-def lean(filter: Filter, group_by: str | None) -> Plan:
+def lean(filter: Filter) -> Plan:
     """How to find the latencies of traces that pass a filter of columns alone: by the index that has most of them."""
     shown = filter.leaves_out_judgements
     wanted = [condition for condition in visible(filter) if condition is not HERE]  # no other has a start
