@@ -15,10 +15,11 @@ from assay.collector.records import Amendment, Example
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore, inspect
 from assay.collector.stores.sqlite._salvage import Table
+from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from collector import version_1
 from collector.making import child, run
 
-PAGE = 16384
+PAGE = PAGE_SIZE
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from assay.collector.stores.sqlite._maintenance import check
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._salvage import Row, Table
-from assay.collector.stores.sqlite._schema import APPLICATION_ID, MIGRATIONS, count_anew, migrate
+from assay.collector.stores.sqlite._schema import APPLICATION_ID, KNOW_VALUES, MIGRATIONS, count_anew, migrate
 from assay.collector.stores.sqlite._sql import delete_many, find_many
 
 MADE_AGAIN = (
@@ -145,6 +145,7 @@ def _mended(source: sqlite3.Connection, db: sqlite3.Connection) -> Iterator[str]
         ("feedbacks have lost their trace", lambda: _feedback_again(appender, db)),
         ("traces have lost spans", lambda: _sums_again(appender, db)),
         ("ids of models' answers have lost their span", lambda: _without_span(db)),
+        ("values of menus and filters were found in traces", lambda: _values_again(db)),
     )
     for what, step in steps:
         db.execute("BEGIN IMMEDIATE")
@@ -174,6 +175,10 @@ def _without_trace(db: sqlite3.Connection) -> int:
 def _without_span(db: sqlite3.Connection) -> int:
     """A span that comes later may get the number of one that is lost, and must not answer to its id."""
     return db.execute("DELETE FROM responses WHERE span NOT IN (SELECT id FROM spans)").rowcount
+
+
+def _values_again(db: sqlite3.Connection) -> int:
+    return sum(db.execute(statement).rowcount for statement in KNOW_VALUES)
 
 
 def _resources_again(db: sqlite3.Connection) -> int:

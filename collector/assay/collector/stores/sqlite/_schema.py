@@ -140,16 +140,20 @@ CREATE TABLE retention (project TEXT PRIMARY KEY, max_age_ns INTEGER, max_bytes 
 ALTER TABLE unindexed ADD COLUMN since_ns INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE traces ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
 UPDATE traces SET size = (SELECT coalesce(sum(s.size), 0) FROM spans s WHERE s.trace = traces.id);
-INSERT INTO known SELECT DISTINCT 'environment', environment FROM traces WHERE environment IS NOT NULL;
-INSERT INTO known SELECT DISTINCT 'kind', value FROM traces, json_each(kinds);
-INSERT INTO known SELECT DISTINCT 'model', key FROM traces, json_each(models);
-INSERT INTO known SELECT DISTINCT 'tag', value FROM traces, json_each(tags);
 """
+_VALUES = (
+    "SELECT DISTINCT 'environment', environment FROM traces WHERE environment IS NOT NULL",
+    "SELECT DISTINCT 'kind', value FROM traces, json_each(kinds)",
+    "SELECT DISTINCT 'model', key FROM traces, json_each(models)",
+    "SELECT DISTINCT 'tag', value FROM traces, json_each(tags)",
+)
+# Of all traces; what is missing here nobody finds
+KNOW_VALUES = tuple(f"INSERT OR IGNORE INTO known {select}" for select in _VALUES)
 
 
 def _add_known_values(db: sqlite3.Connection, report: Report) -> None:
     """Version 2: values for menus, retention by size, and since when a trace waits for its index."""
-    _do(db, report, _VERSION_2.split(";\n"))
+    _do(db, report, (*_VERSION_2.split(";\n"), *KNOW_VALUES))
 
 
 _VERSION_3 = """
@@ -345,6 +349,7 @@ _WORDS: tuple[str, ...] = (
     "ALTER TABLE indexed ADD COLUMN again INTEGER NOT NULL DEFAULT 0",
     "CREATE TABLE replaced (trace INTEGER NOT NULL, span INTEGER NOT NULL, payload BLOB NOT NULL,"
     " PRIMARY KEY (trace, span)) WITHOUT ROWID",
+    "CREATE INDEX feedback_by_label ON feedback (key, label, trace) WHERE standing = 2 AND label IS NOT NULL",
 )
 
 

@@ -1,0 +1,337 @@
+"""The text index: the same from memory and from the file, bounded while traces grow, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.collector.records import Run
+from assay.collector.stores.sqlite import SQLiteStore, _words, encode
+from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._held import Held
+from assay.collector.stores.sqlite._texts import CHARACTERS, leaves, leaves_of
+from assay.collector.stores.sqlite._values import loads
+from assay.collector.stores.sqlite._writer import Job
+from collector.conformance_traces import eventually
+from collector.making import child, run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        yield made
+
+
+@contextmanager
+def waiting(store: SQLiteStore) -> Iterator[File]:
+    """Nothing is indexed meanwhile."""
+    with store._behind._lock:
+        yield store._behind._file
+
+
+def indexed(store: SQLiteStore) -> set[tuple[str, str]]:
+    """All words with the trace that each is in, once nothing waits."""
+    assert eventually(lambda: store.health()["text_index_waiting_traces"], 0)
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, words, 'instance')")
+        sql = "SELECT v.term, t.trace_id FROM temp.vocabulary v LEFT JOIN traces t ON t.id = v.doc"
+        return set(db.execute(sql).fetchall())
+
+
+def words(store: SQLiteStore) -> str:
+    return " ".join(sorted({word for word, _ in indexed(store)}))
+
+
+class Colour(Enum):
+    RED = "scarlet"
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else "bottom"
+
+
+ODD: list[Any] = [
+    "plain text",
+    {"a": ["b", ("c", 1)], "d": None, "e": True, "f": 2.5},
+    {1: "one", "1": "uno"},
+    [float("nan"), float("inf"), -0.0, 1e16, 1e-7, 2**63, 2**64, -(2**70)],
+    "lone \ud800 surrogate",
+    {"bad \udc00": "key", "deep": nested(300)},
+    [datetime(2026, 1, 2, tzinfo=UTC), Colour.RED, {Colour.RED: "crimson"}, {3, 4}, object],
+    "nul \x00 inside",
+    "",
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: ascii(value)[:20])
+def test_words_of_a_batch_are_those_of_its_payloads(value: Any) -> None:
+    batch = encode([run(inputs=value, outputs=[value, "end"])])
+    stored = loads(batch.payloads[0])
+    [text] = batch.texts.values()
+    assert text == "\n".join(dict.fromkeys(leaves((stored["inputs"], stored["outputs"]))))
+
+
+def test_a_plain_payload_is_not_parsed_for_its_words() -> None:
+    assert leaves_of({"a": ["x", 1, None, True, 2.0]}, "y", b"no JSON") == ["x", "1", "2.0", "y"]
+
+
+def some() -> list[Run]:
+    roots = [run(inputs=value, outputs=f"answer {number}") for number, value in enumerate(ODD)]
+    return [one for root in roots for one in (root, child(root, inputs="shared words", outputs=root.inputs))]
+
+
+def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> None:
+    runs, found = some(), []
+    for most in (0, 2**20):
+        with SQLiteStore(tmp_path / f"{most}.db") as store:
+            store._behind._file.appender.held = Held(most)
+            with waiting(store) as file:
+                store.append(runs)
+                assert len(file.appender.held._parts) == (len(ODD) if most else 0)
+            found.append(indexed(store))
+            store.delete(since_ns=0)
+            assert indexed(store) == set()
+    assert found[0] == found[1] != set()
+
+
+def test_what_memory_has_no_room_for_is_read_back(store: SQLiteStore) -> None:
+    with waiting(store) as file:
+        file.appender.held = held = Held(2_000)
+        store.append([run(inputs=f"word{number} " + "filler " * 20) for number in range(100)])
+        assert 0 < len(held._parts) < 10
+        assert held.bytes <= 2_000
+    assert {f"word{number}" for number in range(100)} <= {word for word, _ in indexed(store)}
+    assert held.bytes == 0
+
+
+def test_memory_is_given_back_whichever_way_a_trace_goes() -> None:
+    held = Held(10_000)
+    for key, text in ((1, "a"), (2, "b" * 100), (3, None), (4, "c" * 20_000)):
+        held.add(key, text, 7, 9, new=True)
+    held.add(1, "more", 8, 9, new=False)
+    held.add(9, "of a trace that is not new", 8, 9, new=False)
+    assert (1 in held, 2 in held, 3 in held, 4 in held, 9 in held) == (True, True, False, False, False)
+    taken = held.take(1)
+    assert taken is not None
+    assert taken == ("a\nmore", 8, 18)
+    held.drop(2)
+    assert (held.bytes, held.take(1)) == (0, None)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_a_run_that_is_replaced_or_amended_before_its_words_are_indexed(store: SQLiteStore, first: bool) -> None:
+    root, other = run(outputs="provisional"), run(outputs="draft")
+    with waiting(store):
+        if first:
+            store.amend(other.trace_id, other.span_id, {"outputs": "amended"})
+        store.append([root, other])
+        store.append([replace(root, outputs="final", end_ns=root.end_ns + 1)])
+        if not first:
+            store.amend(other.trace_id, other.span_id, {"outputs": "amended"})
+    assert words(store) == "amended final"
+
+
+def test_the_same_run_twice_in_a_request_counts_once(store: SQLiteStore) -> None:
+    root = run(outputs="provisional")
+    with waiting(store):
+        store.append([root, replace(root, outputs="final words", end_ns=root.end_ns + 1)])
+    assert words(store) == "final words"
+
+
+def test_a_payload_that_is_overwritten_is_kept_until_its_words_are_gone(store: SQLiteStore) -> None:
+    store.append([root := run(outputs="provisional")])
+    assert words(store) == "provisional"
+    with waiting(store) as file:
+        for number in range(3):
+            store.append([replace(root, outputs=f"version{number}", end_ns=root.end_ns + 1 + number)])
+        with file.read() as reader:
+            assert reader.db.execute("SELECT count(*) FROM replaced").fetchone() == (1,)
+    assert words(store) == "version2"
+    with file.read() as reader:
+        assert reader.db.execute("SELECT count(*) FROM replaced").fetchone() == (0,)
+
+
+def test_a_trace_that_is_deleted_after_it_was_overwritten_leaves_no_words(store: SQLiteStore) -> None:
+    store.append([root := run(outputs="provisional")])
+    assert words(store) == "provisional"
+    with waiting(store):
+        store.append([replace(root, outputs="final", end_ns=root.end_ns + 1)])
+        store.delete(trace_ids=(root.trace_id,))
+    assert words(store) == ""
+
+
+def test_a_trace_that_is_deleted_while_its_words_wait_in_memory(store: SQLiteStore) -> None:
+    with waiting(store) as file:
+        store.append([gone := run(inputs="secret"), run(inputs="public")])
+        store.delete(trace_ids=(gone.trace_id,))
+        assert len(file.appender.held._parts) == 1
+    assert words(store) == "public"
+
+
+def test_what_was_never_committed_is_not_indexed(store: SQLiteStore) -> None:
+    def fail(_: sqlite3.Connection) -> None:
+        raise RuntimeError
+
+    batch = encode([run(inputs="never")])
+    broken = batch._replace(facts=[batch.facts[0]._replace(name=object())])  # type: ignore[arg-type]
+    with waiting(store) as file:
+        jobs = [Job(weight=1, batch=encode([run(inputs="once")])), Job(weight=1, action=fail)]
+        futures = [file.put(job) for job in (*jobs, Job(weight=1, batch=broken))]
+        assert [future.exception(60) is None for future in futures] == [True, False, False]
+    assert words(store) == "once"
+    assert file.appender.held.bytes == 0
+
+
+def test_a_piece_that_is_rolled_back_is_indexed_later(store: SQLiteStore) -> None:
+    with waiting(store) as file:
+        store.append([root := run(inputs="again")])
+        [key] = file.appender.held._parts
+
+        def put_and_fail(_: sqlite3.Connection) -> None:
+            _words.put_held(file.appender.reader, [key], file.appender.held)
+            raise RuntimeError
+
+        failed = file.put(Job(weight=1, action=put_and_fail, patient=True))
+        assert isinstance(failed.exception(60), RuntimeError)
+    assert indexed(store) == {("again", root.trace_id)}
+
+
+KILLED = """
+import os, sys
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.making import run
+store = SQLiteStore(sys.argv[1])
+with store._behind._lock:
+    store.append([run(inputs="survivor")])
+    os._exit(9)
+"""
+
+
+def test_words_that_waited_in_memory_survive_a_kill(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "assay.db")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    assert subprocess.run(command, env=environment, timeout=120, check=False).returncode == 9
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        assert words(store) == "survivor"
+
+
+def test_two_rounds_at_once_index_each_trace_once(store: SQLiteStore) -> None:
+    stop = threading.Event()
+
+    def rounds() -> None:
+        while not stop.is_set():
+            store._behind.index_round()
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(rounds) for _ in range(2)]
+        for number in range(20):
+            store.append([run(inputs=f"word{number}")])
+        assert len(indexed(store)) == 20
+        stop.set()
+        for future in futures:
+            future.result(60)
+    store.delete(since_ns=0)
+    assert words(store) == ""
+
+
+# Traces that grow
+
+
+@pytest.fixture
+def still(store: SQLiteStore) -> SQLiteStore:
+    """A store whose index is made by hand."""
+    store._behind.close()
+    return store
+
+
+def made(store: SQLiteStore, after_ns: int = 10**9) -> int:
+    """How many characters are written for the traces whose time it is, so long after the last span."""
+    file = store._behind._file
+    with file.read() as reader:
+        due = _words.waiting(reader, file.clock.now() + after_ns)
+        entries = list(_words.entries(reader, due))
+    return file.write(lambda _: _words.put(file.appender.reader, entries, file.appender.disturbed))
+
+
+def overdue(store: SQLiteStore) -> None:
+    store._behind._file.write(lambda db: db.execute("UPDATE unindexed SET since_ns = 0").rowcount)
+
+
+def test_a_trace_that_never_rests_costs_a_few_times_its_text(still: SQLiteStore) -> None:
+    root, written, rounds, size = run(), 0, 0, 0
+    for number in range(250):
+        still.append([below := child(root, inputs=" ".join(f"w{number}x{word}" for word in range(20)))])
+        size += len(str(below.inputs)) + 1
+        overdue(still)
+        characters = made(still, after_ns=0)
+        written, rounds = written + characters, rounds + (characters > 0)
+    assert written <= 4 * size
+    assert 3 <= rounds <= 10
+
+
+def test_a_trace_that_rests_is_indexed_whole(still: SQLiteStore) -> None:
+    still.append([root := run(inputs="word " * 20_000)])
+    made(still)
+    still.append([child(root, inputs="late")])
+    assert (made(still, 2 * 10**9), len(still.traces(text="late"))) == (0, 0)
+    assert made(still, 11 * 10**9) > 0
+    assert (len(still.traces(text="late")), still.health()["text_index_waiting_traces"]) == (1, 0)
+
+
+def test_a_trace_that_grows_is_not_called_late(still: SQLiteStore) -> None:
+    still.append([root := run(inputs="word " * 20_000)])
+    made(still)
+    still.append([child(root)])
+    overdue(still)
+    health = still.health()
+    assert (health["text_index_waiting_traces"], health["text_index_lag_seconds"]) == (1, 0.0)
+
+
+def test_a_trace_with_all_that_is_indexed_of_it_costs_no_more(still: SQLiteStore) -> None:
+    still.append([root := run(inputs="a " * CHARACTERS)])
+    assert made(still) == CHARACTERS
+    for _ in range(3):
+        still.append([child(root, inputs="too late")])
+        assert made(still) == 0
+        assert still.health()["text_index_waiting_traces"] == 0
+    still.append([replace(root, inputs="short", end_ns=root.end_ns + 1)])
+    assert made(still, 11 * 10**9) > 0
+    assert indexed(still) == {("short", root.trace_id), ("too", root.trace_id), ("late", root.trace_id)}
+
+
+def test_of_a_long_trace_no_more_is_read_than_is_indexed(still: SQLiteStore) -> None:
+    root, read = run(), list[Any]()
+    still.append([child(root, inputs="word " * 2_000) for _ in range(400)])
+    with still._behind._file.read() as reader:
+        reader.payload = noting(reader.payload, read)  # type: ignore[method-assign]
+        [_] = _words.entries(reader, _words.waiting(reader, still._behind._file.clock.now() + 10**9))
+    assert 0 < len(read) < 400
+
+
+def noting(function: Callable[[bytes], Any], into: list[Any]) -> Callable[[bytes], Any]:
+    def wrapped(blob: bytes) -> Any:
+        into.append(blob)
+        return function(blob)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("inputs", ["x" * 1_000_000, " ".join(map(str, range(100_000)))], ids=["long", "many"])
+def test_a_megabyte_is_cut_and_leaves_nothing_behind(store: SQLiteStore, inputs: str) -> None:
+    store.append([run(inputs=inputs)])
+    assert 0 < len(indexed(store)) < 60_000
+    store.delete(since_ns=0)
+    assert indexed(store) == set()
