@@ -35,7 +35,7 @@ class Checkpointer:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._writer, self._watch = writer, watch
         keep_in_forks(self)
-        self._commits, self._last = 0, time.monotonic()
+        self._last = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="assay-checkpoint", daemon=True)
         self._thread.start()
@@ -57,16 +57,15 @@ class Checkpointer:
                 self._move()
             except (StoreError, sqlite3.Error) as error:  # a full disk, a damaged file: others say so
                 log.debug("the log could not be copied: %s", error)
-                self._commits = -1
 
     def _is_due(self) -> bool:
-        """Whether anything has been committed since the last time, and enough of it, or some time has passed."""
-        late = time.monotonic() - self._last > DUE_SECONDS
-        return self._writer.commits > self._commits and (late or self._watch.log().bytes > DUE_BYTES)
+        """Whether anything waits to be copied, and the log has grown, or some time has passed."""
+        now = self._watch.log()
+        return now.waiting > 0 and (now.bytes > DUE_BYTES or time.monotonic() - self._last > DUE_SECONDS)
 
     def _move(self) -> None:
         """Copy what can be copied. If that is all, and nobody looks into the log, the next commit begins it anew."""
-        self._last, self._commits = time.monotonic(), self._writer.commits
+        self._last = time.monotonic()
         _copy(self._db)
         if self._watch.log().waiting <= REST_BYTES:
             self._writer.alone(_begin_anew)
