@@ -23,6 +23,8 @@ log = logging.getLogger("assay.collector")
 
 DUE_BYTES = 16 * 2**20  # of log
 REST_BYTES = 2 * 2**20  # that the writer copies itself: some milliseconds
+MUCH_BYTES = 8 * 2**20  # the same where the log has become large, as the writer was faster than the copying
+ROUNDS = 4  # of copying, in each of which less comes
 MOMENT_MS = 20  # that the writer waits for readers
 DUE_SECONDS = 30.0  # after which the little that has been written is copied, too
 LOOK, PATIENCE = 0.1, 2.0  # seconds between two looks; at most, where readers keep the log from beginning anew
@@ -66,9 +68,12 @@ class Checkpointer:
     def _move(self) -> None:
         """Copy what can be copied. If that is all, and nobody looks into the log, the next commit begins it anew."""
         self._last = time.monotonic()
-        _copy(self._db)
-        if self._watch.log().waiting <= REST_BYTES:
-            self._writer.alone(_begin_anew)
+        for _ in range(ROUNDS):
+            _copy(self._db)
+            now = self._watch.log()
+            if now.waiting <= (REST_BYTES if now.bytes < 2 * DUE_BYTES else MUCH_BYTES):
+                self._writer.alone(_begin_anew)
+                return
 
 
 def _copy(db: sqlite3.Connection) -> None:
