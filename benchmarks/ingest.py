@@ -30,6 +30,8 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -228,17 +230,20 @@ def to_protobuf(whole: dict) -> bytes:
 class Collector:
     """`assay serve` as a process of its own."""
 
-    def __init__(self, store: Path, arguments: list[str]) -> None:
+    def __init__(
+        self, store: Path, arguments: Sequence[str] = (), python: str = sys.executable, patience: float = 60
+    ) -> None:
+        """`python` may be that of another checkout; `patience` in seconds is for a file that is migrated first."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [sys.executable, "-c", "from assay.cli import main; main()", "serve"]
+        command = [python, "-c", "from assay.cli import main; main()", "serve"]
         start = time.perf_counter()
         self.process = subprocess.Popen(
             [*command, "--port", str(self.port), "--store", str(store), *arguments], stderr=subprocess.DEVNULL
         )
         while self._get("/readyz", None) is None:
-            if self.process.poll() is not None or time.perf_counter() - start > 60:
+            if self.process.poll() is not None or time.perf_counter() - start > patience:
                 raise SystemExit("the collector did not start")
             time.sleep(0.01)
         self.ready_s = time.perf_counter() - start
@@ -262,29 +267,42 @@ class Collector:
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
     def tree(self) -> list[int]:
-        """This process and those it started."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [self.process.pid, *map(int, children)]
+        """This process, those that it started, and those that they did."""
+        found, new = [], [self.process.pid]
+        while new:
+            found += new
+            new = [child for pid in new for child in children(pid)]
+        return found
 
     def memory_mb(self) -> float:
         """Resident memory of all its processes; what they share counts once in each, so this errs upwards."""
         total = 0
         for pid in self.tree():
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            total += next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+            with suppress(OSError, StopIteration):  # it has just ended
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                total += next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
         return total / 1024
 
     def cpu_s(self) -> float:
-        """CPU seconds so far."""
+        """CPU seconds so far, of processes that have ended, too."""
         total = 0
         for pid in self.tree():
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
+            with suppress(OSError):  # it has just ended: its parent has counted it
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                total += sum(int(one) for one in fields[11:15])  # its own, and of the children it has waited for
         return total / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(60)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that any thread of a process has started, and that go on."""
+    with suppress(OSError):
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for one in threads for child in (one / "children").read_text().split()]
+    return []
 
 
 # --- the load -------------------------------------------------------------------------------------------------------

@@ -103,9 +103,10 @@ def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -
 
 
 def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
+    appender.sums.gone(keys)
     appender.disturbed.update(keys)
     for key in keys:
-        appender.fresh.drop(key)
+        appender.held.drop(key)
     _words.remove(appender.reader, keys)
     _responses.remove(db, keys)
     for table in ("unindexed", "feedback", "spans", "states", "orphans", "local_roots"):

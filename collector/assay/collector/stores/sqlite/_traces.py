@@ -35,12 +35,14 @@ from assay.collector.records import (
 from assay.collector.stores import _amend
 from assay.collector.stores._halves import Gone, ScoresOf, Verdicts
 from assay.collector.stores._serving import Said
+from assay.collector.stores._unread import Unread
 from assay.collector.stores.sqlite import (
     _aggregate,
     _changes,
     _delete,
     _explain,
     _feedback,
+    _large,
     _lists,
     _maintenance,
     _outlets,
@@ -157,6 +159,11 @@ class SQLiteTraces(Half):
     def run(self, trace_id: str, span_id: str | None = None) -> Run:
         with self._file.read() as reader:
             return _parts.run(reader, trace_id, span_id)
+
+    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
+        """As of `Streams`."""
+        with self._file.read() as reader:
+            return _large.unread(reader, trace_ids)
 
     @reads
     def feedbacks(
