@@ -1,7 +1,9 @@
-"""What the database's file costs: pages of which size, one feedback, bringing an older file up to date.
+"""The database's file: pages of which size, an older one brought up to date, much deleted beside traffic, a long run.
 
-    python benchmarks/file.py pages big.db      # copies with pages of 4, 8 and 16 KB, in alternating rounds
-    python benchmarks/file.py migrate old.db    # a copy, once killed at random moments, once in one go
+    python benchmarks/file.py pages big.db                # copies with pages of 4, 8 and 16 KB, in alternating rounds
+    python benchmarks/file.py migrate old.db              # a copy in one go, and one that is killed again and again
+    python benchmarks/file.py delete big.db               # half of its traces, beside 1,000 spans/s
+    python benchmarks/file.py steady big.db --minutes 15  # 1,000 spans/s and queries: memory, the log
 
 `big.db` and `old.db` come from `store.py --spans 1000000 --keep`, of this checkout or of an older one; they are only
 read. BENCH_DIR names a folder with room for copies.
@@ -10,6 +12,8 @@ read. BENCH_DIR names a folder with room for copies.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import itertools
 import os
 import random
 import resource
@@ -18,16 +22,19 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
 
+from ingest import Collector, Load, spread, templates
 from store import START
 from traffic import Traffic
 
+from assay.collector.client import HTTPStore
 from assay.collector.records import Feedback, Target
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._file import File
@@ -40,17 +47,26 @@ AT_ONCE = 1_000  # spans a commit
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pages", "migrate"))
+    parser.add_argument("what", choices=("pages", "migrate", "delete", "steady"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--spans", type=int, default=20_000, help="appended a round")
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=15)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
         if options.what == "pages":
             pages(options.file, Path(folder), options.rounds, options.spans)
-        else:
+        elif options.what == "migrate":
             migrate(options.file, Path(folder), options.kills)
+        elif options.what == "delete":
+            delete(copied(options.file, Path(folder)))
+        else:
+            steady(copied(options.file, Path(folder)), options.minutes)
+
+
+def copied(source: Path, folder: Path) -> Path:
+    return Path(shutil.copyfile(source, folder / "assay.db"))
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -135,8 +151,7 @@ OPEN = "import sys; from assay.collector.stores.sqlite import SQLiteStore; SQLit
 
 
 def migrate(source: Path, folder: Path, kills: int) -> None:
-    path = folder / "assay.db"
-    shutil.copyfile(source, path)
+    path = copied(source, folder)
     seconds, whole = opened(folder, source)
     random_ = random.Random(1)
     for _ in range(kills):
@@ -177,6 +192,123 @@ def answers(store: SQLiteStore) -> dict[str, object]:
         "words": list(store.traces(text="alme*", limit=200)),
         "values": store.values("model"),
     }
+
+
+# --- beside traffic -------------------------------------------------------------------------------------------------
+
+TRACES, PAUSE = 4, 0.02  # a request of 20 spans every 20 ms
+ALONE = 30.0  # seconds of traffic with nothing beside it
+GIVEN_UP = {"variant": "A"}  # half of all traces; no index serves it
+QUERIES = (
+    "/api/traces?limit=50",
+    "/api/traces?limit=50&name=RagPipeline",
+    "/api/traces?limit=50&text=alme*",
+    "/api/sessions?limit=50",
+    "/api/feedback?limit=100",
+    "/api/aggregate?since=1h&bucket_ns=60000000000",
+    "/api/count",
+    "/api/traces?limit=20&metadata.tenant=t3",
+)
+
+
+class Beside:
+    """Traffic in a thread of its own, until it is told to end."""
+
+    def __init__(self, port: int) -> None:
+        self.load = Load(port, templates(TRACES, False), left=10**9, pause=PAUSE)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.load.run(4)))
+        self._thread.start()
+
+    def end(self) -> list[float]:
+        """Seconds until each request was acknowledged."""
+        self.load.left = 0
+        self._thread.join()
+        print(f"    {len(self.load.latencies) * 5 * TRACES:,} spans, answers {self.load.statuses}", flush=True)
+        return self.load.latencies
+
+
+def p99(seconds: list[float]) -> float:
+    return sorted(seconds)[int(0.99 * (len(seconds) - 1))]
+
+
+def delete(path: Path) -> None:
+    collector = Collector(path, [])
+    try:
+        before, found = alone(collector.port), [0.0]
+        beside, began, cpu = Beside(collector.port), time.perf_counter(), collector.cpu_s()
+        with HTTPStore(f"http://127.0.0.1:{collector.port}") as store, watching(collector, found):
+            gone = store.delete(metadata=GIVEN_UP)
+        took, cpu = time.perf_counter() - began, collector.cpu_s() - cpu
+        during = beside.end()
+        after = alone(collector.port)
+    finally:
+        collector.stop()
+    print(
+        f"{gone:,} traces deleted in {took:.1f} s, collector's CPU {cpu / gone * 1e6:.0f} us a trace, traffic included"
+    )
+    for name, seconds in (("before", before), ("meanwhile", during), ("after", after)):
+        print(f"acknowledged {name:10} p50 / p99 / max {spread(seconds)}")
+    print(f"the log at most {max(found) / 1e6:.0f} MB")
+    ratio = p99(during) / p99(before + after)
+    print(f"p99 meanwhile, of the p99 alone: {ratio:.2f} {'holds' if ratio <= 3 else 'MISSES'} (budget 3)")
+
+
+def alone(port: int) -> list[float]:
+    beside = Beside(port)
+    time.sleep(ALONE)
+    return beside.end()
+
+
+@contextmanager
+def watching(collector: Collector, found: list[float]) -> Iterator[None]:
+    """Looks at the log's bytes every second."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(1.0):
+            found.append(collector.number("assay_store_log_bytes"))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def steady(path: Path, minutes: float) -> None:
+    collector, logs, memory = Collector(path, []), [0.0], list[float]()
+    asked, done = dict.fromkeys(QUERIES, 0), threading.Event()
+
+    def ask() -> None:
+        for query in itertools.cycle(QUERIES):
+            if done.wait(0.1):
+                return
+            collector.get(query)
+            asked[query] += 1
+
+    try:
+        idle = collector.memory_mb()
+        beside, asking = Beside(collector.port), threading.Thread(target=ask)
+        asking.start()
+        with watching(collector, logs):
+            for _ in range(int(minutes * 12)):
+                time.sleep(5.0)
+                memory.append(collector.memory_mb())
+        done.set()
+        asking.join()
+        seconds = beside.end()
+    finally:
+        collector.stop()
+    quarters = [median(memory[len(memory) * n // 4 : len(memory) * (n + 1) // 4]) for n in range(4)]
+    print(f"ready after {collector.ready_s:.2f} s, idle {idle:.0f} MB (budgets 1.5 s, 120 MB)")
+    print(f"{minutes:g} minutes, {sum(asked.values()):,} queries; acknowledged p50 / p99 / max {spread(seconds)}")
+    print(f"memory by quarters {' / '.join(f'{mb:.0f}' for mb in quarters)} MB, at most {max(memory):.0f}")
+    flat = quarters[3] <= 1.1 * quarters[1]
+    print(f"last quarter's of the second's: {quarters[3] / quarters[1]:.2f} {'flat' if flat else 'GROWS'} (budget 1.1)")
+    most = max(logs) / 2**20
+    print(f"the log at most {most:.0f} MB {'holds' if most <= 64 else 'MISSES'} (budget 64)")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -83,3 +85,27 @@ def test_a_new_file_has_pages_as_measured_and_an_older_one_keeps_its_own(file: P
             assert store.vacuum() >= 0
             assert store.stats()["page_bytes"] == pages
             assert store.check() == []
+
+
+def test_readers_that_come_and_go_all_the_time_do_not_keep_the_log_from_beginning_anew(file: Path) -> None:
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            with looking(file):
+                done.wait(0.005)
+
+    with SQLiteStore(file) as store, ThreadPoolExecutor(3) as pool:
+        store.append([run()])
+        for _ in range(3):
+            pool.submit(look)
+        try:
+            write(store, 2 * DUE_BYTES)
+
+            def small() -> bool:
+                store.append([run()])
+                return store._file.watch.log().bytes < DUE_BYTES
+
+            assert eventually(small)
+        finally:
+            done.set()

@@ -25,6 +25,7 @@ AT_ONCE = 7  # questions of both lanes: of the readers of a store one is left to
 WIDE = max(2, min(AT_ONCE - 2, os.cpu_count() or 2))  # of them: more would only share the same cores
 WAITING, WAIT = 100, 10.0  # questions that wait in a lane at most, and seconds that one waits
 SOON, TICK = 0.05, 0.05  # seconds until somebody looks whether the caller is there still, and between two looks
+HELD = 256 * 1024 * 1024  # bytes of answers together that wait to be taken
 LEFT = 499  # nginx's status for a request that nobody waits for any more; nobody reads it
 
 
@@ -34,6 +35,18 @@ class Lanes:
     def __init__(self, seconds: float | None = SECONDS) -> None:
         self.seconds = seconds
         self._narrow, self._wide = Lane(AT_ONCE - WIDE), Lane(WIDE)
+        self._held = 0
+
+    def hold(self, size: int) -> bool:
+        """Count the bytes of an answer that is being sent; False where others hold too many already."""
+        if self._held and self._held + size > HELD:
+            return False
+        self._held += size
+        return True
+
+    def let_go(self, size: int) -> None:
+        """They have been sent, or never will be."""
+        self._held -= size
 
     async def answer(
         self, request: Request, work: Callable[[], Response], *, wide: bool = False, endless: bool = False

@@ -169,7 +169,7 @@ def test_a_run_far_down_is_shown_among_its_neighbours(store, client):
     store.feedback(root.trace_id, "k", 1.0, span_id=run.span_id, author="ann")
     text = client.get(f"/traces/{root.trace_id}?run={run.span_id}").text
     assert (text.count("data-run"), text.count('aria-current="true"')) == (500, 1)
-    for words in ("c776</h2>", "501 of 2,100", "from 1,001 on", "a person, ann"):
+    for words in ("c776</h2>", "501 to 1,000 of 2,100", "1,000 of 2,100 so far", "a person, ann"):
         assert words in text
 
 

@@ -18,6 +18,8 @@ from assay.collector._verbs import LONGEST, Call, Change, Sent, given, kinds
 from assay.collector._verbs._forms import REQUIRED
 from assay.collector.api._bounds import check_limit, few
 from assay.collector.api._http import Body, Limit, Number, conditions, reply
+from assay.collector.api._streamed import STREAMED
+from assay.collector.stores import Streams
 
 IDS = ("trace_id", "span_id")  # which are kept in lower case
 WIDE = frozenset(("aggregate", "many"))  # questions about many traces, also without a condition
@@ -65,6 +67,8 @@ class Endpoint:
             few(len(values[self.call.listed.name]), self._most)
         bound = inspect.BoundArguments(self.call.signature, values)
         store = store_of(request)
+        if isinstance(store, Streams) and (write := STREAMED.get(self.call.name)):
+            return write(request.app.state.lanes, store, *bound.args, **bound.kwargs)
         run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
         return reply(self._answer(run(*bound.args, **bound.kwargs), body))
 

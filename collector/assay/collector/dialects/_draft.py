@@ -85,7 +85,7 @@ class Draft:
         self.span = span
         self.attributes: dict[str, Any] = dict(span.attributes)
         self.fields: Fields = {}
-        self.namespaces: Set[str] = namespaces(tuple(self.attributes))
+        self.namespaces: frozenset[str] = namespaces(tuple(self.attributes))
         self.awaits: tuple[str, ...] = ()
         self.also: tuple[Said, ...] = ()
         self.sums = False

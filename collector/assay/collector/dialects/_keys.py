@@ -5,7 +5,7 @@ hundred names in every span, and the same few of them together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 K = TypeVar("K")
@@ -90,24 +90,34 @@ namespace = Namespaces().__getitem__
 listed = Lists().__getitem__
 
 Names: TypeAlias = tuple[str, ...]
+N = TypeVar("N", bound=Collection[str])
 EACH = 100  # characters that a name costs beside its own
 
 
-class OfNames(Memo[Names, V]):
-    """Names of a span's attributes, in their order → what a function makes of them."""
+def weight(names: Collection[str]) -> int | None:
+    """What it costs to remember names together, in characters; None for more than is worth it."""
+    if len(names) > TOGETHER or any(len(name) >= LONGEST for name in names):
+        return None
+    return sum(map(len, names)) + EACH * len(names)
 
-    def __init__(self, make: Callable[[Names], V]) -> None:
+
+class OfNames(Memo[N, V]):
+    """Names of a span's attributes, in their order, or their namespaces → what a function makes of them."""
+
+    def __init__(self, make: Callable[[N], V]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, names: Names) -> V:
-        value = self._make(names)
-        if len(names) > TOGETHER or any(len(name) >= LONGEST for name in names):
-            return value
-        return self.keep(names, value, sum(map(len, names)) + EACH * len(names))
+    def __missing__(self, names: N) -> V:
+        value, size = self._make(names), weight(names)
+        return value if size is None else self.keep(names, value, size)
 
 
-namespaces: Callable[[Names], frozenset[str]] = OfNames(lambda names: frozenset(map(namespace, names))).__getitem__
+def _namespaces(names: Names) -> frozenset[str]:
+    return frozenset(map(namespace, names))
+
+
+namespaces = OfNames(_namespaces).__getitem__
 
 # By prefix and name of the elements the lists that are spread over attributes: of each element by index, gaps closed,
 # its attributes by what they are called in it
@@ -123,4 +133,4 @@ def _spread(names: Names) -> Spread:
     return {of: tuple(tuple(elements[at]) for at in sorted(elements)) for of, elements in lists.items()}
 
 
-spread: Callable[[Names], Spread] = OfNames(_spread).__getitem__
+spread = OfNames(_spread).__getitem__

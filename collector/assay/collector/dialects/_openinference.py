@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
-from assay.collector.dialects._draft import Draft, found_in
-from assay.collector.dialects._keys import namespace
+from assay.collector.dialects._draft import Dialect, Draft, found_in
+from assay.collector.dialects._keys import OfNames, namespace
 from assay.collector.dialects._openinference_annotations import read_annotations
 from assay.collector.dialects._openinference_documents import files, retrieved
 from assay.collector.dialects._openinference_messages import messages
@@ -54,30 +55,17 @@ def openinference(draft: Draft) -> None:
     A model's call is its messages: what instrumentors give as its inputs and outputs is the request to one of many
     APIs, or Python's `repr` of it, and stays an attribute. Of other spans messages say only a part.
     """
-    attributes, fields, namespaces = draft.attributes, draft.fields, draft.namespaces
-    if "openinference" in namespaces:
-        _kind(draft)
-        if fields.get("kind") == "llm" and "llm" in namespaces:
-            messages(draft)
-    if "input" in namespaces:
-        _inputs(draft)
-    if "output" in namespaces and names.OUTPUT_VALUE in attributes and "outputs" not in fields:
-        _outputs(draft)
-    if not namespaces.isdisjoint(FEEDBACK):
-        read_annotations(draft)
-    if not namespaces.isdisjoint(WHOSE):
-        _whose(draft)
-    if not namespaces.isdisjoint(RARE):
-        _rare(draft)
-    if "input" in namespaces or "output" in namespaces:
-        files(draft)
+    for step in _steps(draft.namespaces):
+        step(draft)
 
 
 def _kind(draft: Draft) -> None:
     value = draft.attributes.get(names.KIND)
-    if isinstance(value, str) and (kind := KINDS.get(value.upper())):
+    if isinstance(value, str) and (kind := KINDS.get(value) or KINDS.get(value.upper())):
         draft.fields["kind"] = kind
         del draft.attributes[names.KIND]
+    if draft.fields.get("kind") == "llm" and "llm" in draft.namespaces:
+        messages(draft)
 
 
 def _inputs(draft: Draft) -> None:
@@ -89,6 +77,8 @@ def _inputs(draft: Draft) -> None:
 def _outputs(draft: Draft) -> None:
     """Take outputs; null stays where it was: there it tells a call that returned None from one that says nothing."""
     attributes = draft.attributes
+    if names.OUTPUT_VALUE not in attributes or "outputs" in draft.fields:
+        return
     outputs = _value(attributes[names.OUTPUT_VALUE], attributes.get(names.OUTPUT_MIME))
     if outputs is not None:
         draft.fields["outputs"] = outputs
@@ -137,7 +127,9 @@ def _model(draft: Draft) -> None:
     for name in () if attributes.keys().isdisjoint(MODELS) else MODELS:
         if (model := text(attributes.get(name))) and fields.setdefault("model", model) == model:
             del attributes[name]
-    if "model" not in fields and attributes.keys().isdisjoint(NAMED):
+    if "model" in fields or attributes.keys().isdisjoint(PARAMETERS):
+        return
+    if attributes.keys().isdisjoint(NAMED):
         asked = (from_json(attributes[name]) for name in PARAMETERS if name in attributes)
         named = (parameters.get(key) for parameters in asked if isinstance(parameters, dict) for key in MODEL_WITHIN)
         if model := next(filter(None, map(text, named)), None):
@@ -185,3 +177,22 @@ def _details(attributes: dict[str, Any]) -> dict[str, int]:
         if (tokens := count(attributes.get(key))) is not None and details.setdefault(name, tokens) == tokens:
             del attributes[key]
     return details
+
+
+# What there is to do for a span with attributes in one of these namespaces, in this order
+STEPS: tuple[tuple[frozenset[str], Dialect], ...] = (
+    (frozenset(("openinference",)), _kind),
+    (frozenset(("input",)), _inputs),
+    (frozenset(("output",)), _outputs),
+    (FEEDBACK, read_annotations),
+    (WHOSE, _whose),
+    (RARE, _rare),
+    (frozenset(("input", "output")), files),
+)
+
+
+def _to_do(namespaces: Set[str]) -> tuple[Dialect, ...]:
+    return tuple(step for where, step in STEPS if not where.isdisjoint(namespaces))
+
+
+_steps = OfNames(_to_do).__getitem__

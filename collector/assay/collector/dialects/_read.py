@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple
 
 from assay.collector.dialects._also import Said
@@ -12,7 +13,7 @@ from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
 from assay.collector.dialects._haystack import haystack
-from assay.collector.dialects._keys import LONGEST, TOGETHER, Memo
+from assay.collector.dialects._keys import Memo, weight
 from assay.collector.dialects._laminar import laminar
 from assay.collector.dialects._langfuse import langfuse
 from assay.collector.dialects._langsmith import langsmith
@@ -63,7 +64,7 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 
 
-new_run = quick(Run)
+new_run: Callable[..., Run] = quick(Run)
 
 
 class Whole(NamedTuple):
@@ -71,6 +72,9 @@ class Whole(NamedTuple):
 
     run: Run
     also: tuple[Said, ...] = ()
+
+
+_whole: Callable[[tuple[Run, tuple[Said, ...]]], Whole] = partial(tuple.__new__, Whole)
 
 
 def read(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | None = None) -> Run:
@@ -96,30 +100,45 @@ def read_whole(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Diale
         fault(name_of(failed), error)
         # What it had done by then is in the draft: starting anew costs only the spans that it fails on
         return read_whole(span, fault, [other for other in asked if other is not failed])
-    attributes, fields = draft.attributes, draft.fields
-    fields.setdefault("kind", "unknown")
+    return _whole((_run(span, draft), draft.also))
+
+
+def _run(span: RawSpan, draft: Draft) -> Run:
+    attributes, get = draft.attributes, draft.fields.get
     if draft.awaits:
         attributes[AWAITS] = list(draft.awaits)
     _, project, environment = whose(span.resource)
     status = STATUSES[span.status] if 0 <= span.status < 3 else "unset"
-    run = new_run(
-        trace_id=span.trace_id,
-        span_id=span.span_id,
-        name=span.name,
-        parent_id=span.parent_id,
-        start_ns=span.start_ns,
-        end_ns=span.end_ns,
-        status=status,
-        error=_error(span, attributes) if status == "error" else None,
-        attributes=_with_envelope(span, attributes),
-        events=span.events,
-        links=span.links,
-        resource=span.resource,
-        project=project,
-        environment=environment,
-        **fields,
+    return new_run(  # its fields in their order
+        span.trace_id,
+        span.span_id,
+        span.name,
+        span.parent_id,
+        get("kind", "unknown"),
+        span.start_ns,
+        span.end_ns,
+        status,
+        _error(span, attributes) if status == "error" else None,
+        get("inputs"),
+        get("outputs"),
+        get("documents", ()),
+        get("model"),
+        get("usage"),
+        get("cost"),
+        _with_envelope(span, attributes),
+        span.events,
+        span.links,
+        span.resource,
+        get("session_id"),
+        get("user_id"),
+        project,
+        environment,
+        get("tags", ()),
+        get("metadata") or {},
+        get("experiment_id"),
+        get("example_id"),
+        get("repetition", 0),
     )
-    return Whole(run, draft.also)
 
 
 def _who(namespaces: Set[str], scope: str, dialects: Sequence[Dialect] | None) -> Sequence[Dialect]:
@@ -132,9 +151,8 @@ def _who(namespaces: Set[str], scope: str, dialects: Sequence[Dialect] | None) -
 def _plan(namespaces: Set[str], scope: str) -> Sequence[Dialect]:
     """The same of `DIALECTS`, remembered: programs write the same few namespaces together."""
     plan = tuple(_who(namespaces, scope, DIALECTS))
-    if len(namespaces) > TOGETHER or any(len(name) >= LONGEST for name in (scope, *namespaces)):
-        return plan
-    return _given.keep((namespaces, scope), plan, sum(map(len, namespaces)) + len(scope))
+    size = weight((scope, *namespaces))
+    return plan if size is None else _given.keep((namespaces, scope), plan, size)
 
 
 def _failed(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:

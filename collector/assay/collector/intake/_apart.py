@@ -40,12 +40,13 @@ class Answer(NamedTuple):
     told: list[str]  # for the log
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
-    """Runs of a request as rows of the store, pickled; to be read when they are written, not before."""
+    """Runs of a request as rows of the store, pickled until they are written."""
 
     pickled: bytes | bytearray
 
-    def loaded(self) -> Any:
-        """What the store's encoder made."""
-        return pickle.loads(self.pickled)
+    def taken(self) -> Any:
+        """What the store's encoder made; to be asked for once, as it is let go here."""
+        pickled, self.pickled = self.pickled, b""
+        return pickle.loads(pickled)

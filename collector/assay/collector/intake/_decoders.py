@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from assay.collector._metrics import Metrics
 from assay.collector.intake._apart import CODECS, Answer, Rows, Start
-from assay.collector.intake._beside import HUGE, LARGE, Beside
+from assay.collector.intake._beside import LARGE, Beside
 from assay.collector.intake._decoded import Decoded
 from assay.collector.intake._errors import Permanent, Retryable
 from assay.collector.intake._limits import MIB, Limits
@@ -149,7 +149,7 @@ class Bodies:
 
 
 class Decoders:
-    """The processes of one server: `most` for usual requests, and one of low priority for each lane of large ones."""
+    """The processes of one server: `most` for usual requests, and one of low priority for large ones."""
 
     def __init__(self, most: int, store: Store, beside: Beside, metrics: Metrics, limits: Limits) -> None:
         self._encode = store.encoder() if isinstance(store, TakesRows) else None
@@ -159,16 +159,15 @@ class Decoders:
         memory = 256 * MIB + 8 * limits.request_bytes
         usual = Start(limits, self._encode, 0, limits.decode_seconds, memory)
         polite = Start(limits, self._encode, POLITE, PATIENT * limits.decode_seconds, memory)
-        lanes = 1 if most else 0
         self._usual = Pool(most if self._encode else 0, usual, metrics)
-        self._large, self._huge = Pool(lanes, polite, metrics), Pool(lanes, polite, metrics)
-        self._pools = (self._usual, self._large, self._huge)
+        self._polite = Pool(1 if most else 0, polite, metrics)  # the lanes let one large and one huge body in
+        self._pools = (self._usual, self._polite)
         metrics.gauge("assay_decoders", lambda: sum(map(len, self._pools)))
 
     async def __call__(self, request: Request[T]) -> Decoded[T] | None:
         """What came of a request; None if it is to be decoded here. Raises `Permanent` or `Retryable`."""
         size, rows = len(request.body), self._encode is not None and request.project is None
-        pool = self._usual if size < LARGE else self._large if size < HUGE else self._huge
+        pool = self._usual if size < LARGE else self._polite
         codec = _place(request)
         if codec is None or (size < LARGE and (size < LITTLE or not rows or request.signal.name != "traces")):
             return None

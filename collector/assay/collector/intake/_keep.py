@@ -68,14 +68,14 @@ class StoreKeeper:
         await self._appended(runs, [item for item in items if isinstance(item, Feedback)])
         return refusals
 
-    async def _written(self, rows: list[Rows], also: Sequence[Also]) -> Refusals:
+    async def _written(self, rows: Sequence[Rows], also: Sequence[Also]) -> Refusals:
         """As runs, of what another process made of them."""
         assert self._takes_rows is not None, "rows are made for a store that takes them"
         refusals = await asyncio.to_thread(self._amended, also) if also else ()
-        while rows:
-            one = rows.pop(0)
-            feedback = () if rows else [item for item in also if isinstance(item, Feedback)]
-            await self._settled(self._takes_rows.write(one.loaded(), feedback))
+        for one in rows[:-1]:
+            await self._settled(self._takes_rows.write(one.taken()))
+        feedback = [item for item in also if isinstance(item, Feedback)]
+        await self._settled(self._takes_rows.write(rows[-1].taken(), feedback))
         return refusals
 
     async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:

@@ -14,6 +14,7 @@ from assay.collector.stores._summary import summary
 from assay.collector.stores._traces import TraceStore
 from assay.collector.stores._tree import Line, branch, in_order
 from assay.collector.stores._under_way import under_way
+from assay.collector.stores._unread import Streams, Unread
 
 __all__ = [
     "Checks",
@@ -23,8 +24,10 @@ __all__ = [
     "SendsOn",
     "Serving",
     "Store",
+    "Streams",
     "TakesRows",
     "TraceStore",
+    "Unread",
     "branch",
     "in_order",
     "judgements",

@@ -228,6 +228,7 @@ class TraceStore(Protocol):
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
+        What comes after this was asked for stays.
 
         For eight days nothing brings them back: what is appended of them, or said about them, is acknowledged, counted
         and not kept.

@@ -35,6 +35,7 @@ from assay.collector.records import (
 )
 from assay.collector.stores._control import ControlStore
 from assay.collector.stores._traces import TraceStore
+from assay.collector.stores._unread import Unread
 
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
 UNSAID = "default"  # the project of records that say nothing
@@ -204,6 +205,10 @@ class ProjectStore:
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         """As of `TraceStore`."""
         return [trace for trace in self._store.many(trace_ids) if trace.root.project == self.project]
+
+    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
+        """As of `Streams`."""
+        return [trace for trace in self._store.unread(trace_ids) if trace.root.project == self.project]
 
     def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
         """As of `TraceStore`."""

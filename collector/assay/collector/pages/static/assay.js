@@ -84,6 +84,9 @@ async function more(link) {
 }
 if (detail) {
   const tree = document.querySelector(".tree");
+  const chosen = tree.querySelector(".current"); // which may be far down in a long tree
+  const below = chosen ? chosen.getBoundingClientRect().bottom - tree.getBoundingClientRect().bottom : 0;
+  if (below > 0) tree.scrollTop += below + tree.clientHeight / 2;
   tree.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-run], a[data-more]");
     if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;

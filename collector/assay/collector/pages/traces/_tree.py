@@ -31,7 +31,10 @@ def rows(trace: Trace) -> list[Row]:
     """All runs, children below their parents by start time. A run whose parent is not there stands as a root."""
     marks, known = _feedback_by_run(trace), {run.span_id for run in trace.runs}
     lines = [Line(*(getattr(run, name) for name in Line._fields)) for run in trace.runs]
-    branches = (branch(placed, known, *marks.get(placed.line.span_id, (0, 0))) for placed in in_order(lines))
+    branches = (
+        branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
+        for position, (depth, line) in enumerate(in_order(lines))
+    )
     return on_clock(branches, *span_of(trace.runs))
 
 

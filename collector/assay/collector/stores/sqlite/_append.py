@@ -14,14 +14,15 @@ from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
-from assay.collector.stores.sqlite._fresh import Fresh as FreshTexts
-from assay.collector.stores.sqlite._known import BELOW, Drift, Fresh, Keeper, Known
+from assay.collector.stores.sqlite._held import Held
+from assay.collector.stores.sqlite._known import BELOW, FLAGS, Drift, Fresh, Keeper, Known
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp
 from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._state import Adrift, Spans, State, summed
+from assay.collector.stores.sqlite._sums import Sums
 from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._waiting import ANY, NOBODY, Place, Waiting
@@ -44,15 +45,27 @@ _OVERWRITE_TRACE = overwrite(TRACE_COLUMNS)
 _NOTHING: Mapping[str, Iterable[str]] = MappingProxyType({})
 
 
-class _Row(NamedTuple):
-    """A span on its way into the file."""
+class _Rows:
+    """Spans on their way into the file, as columns."""
 
-    id: int
-    trace: int
-    resource: int
-    fact: Fact
-    payload: bytes  # as JSON
-    below: int = 0  # flags
+    __slots__ = ("facts", "flags", "ids", "payloads", "resources", "traces")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.traces: list[int] = []
+        self.resources: list[int] = []
+        self.facts: list[Fact] = []
+        self.payloads: list[bytes] = []  # as JSON
+        self.flags: list[tuple[int, int]] = []
+
+    def add(self, id: int, trace: int, came: _Came, below: int) -> None:
+        """Add one."""
+        self.ids.append(id)
+        self.traces.append(trace)
+        self.facts.append(came.fact)
+        self.payloads.append(came.payload)
+        self.resources.append(came.resource)
+        self.flags.append(FLAGS[below])
 
 
 class _Came(NamedTuple):
@@ -61,6 +74,14 @@ class _Came(NamedTuple):
     fact: Fact
     payload: bytes
     resource: int
+
+
+class _Part(NamedTuple):
+    """What of a batch is of one trace."""
+
+    batch: Batch
+    positions: Sequence[int]
+    resources: Sequence[int]  # rows, by position in the batch's
 
 
 class _Change(NamedTuple):
@@ -88,7 +109,7 @@ class Appender:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
-        self.fresh = FreshTexts()
+        self.held = Held()
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._weights: dict[str, int] = {}  # of these
@@ -99,6 +120,7 @@ class Appender:
         self._origins: dict[int, Origin | None] = {}  # by key of the resource
         self.running, self.processes = Running(self.db, clock), Processes(self.db, clock)
         self.waiting = Waiting(self.db, clock)
+        self.sums = Sums(self.db)
         self._values: set[tuple[str, str]] = set()
         self._next_trace = self._next_span = 1
         self.forget()
@@ -117,7 +139,8 @@ class Appender:
         self._origins.clear()
         self.running.forget()
         self.waiting.forget()
-        self.fresh.undo()
+        self.held.undo()
+        self.sums.forget()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
@@ -159,53 +182,82 @@ class Appender:
     def write(self, batches: Sequence[Batch]) -> Written:
         """Insert or merge the runs of batches, all of them by the same few statements."""
         before, first = self._next_trace, self._next_span
-        incoming, texts = self._incoming(batches), _texts(batches)
-        known = self._known(incoming)
-        here = self._look_up(known, incoming)
-        spans: list[_Row] = []
+        parts = self._parts(batches)
+        known = self._known(parts)
+        late = [some for trace_id, some in parts.items() if trace_id not in known]
+        self.tombstones.late += sum(len(part.positions) for some in late for part in some)
+        spans = _Rows()
         touched: dict[str, Known] = {}
-        for trace_id, came in incoming.items():
-            if trace_id not in known:
-                self.tombstones.late += sum(len(batch.traces.get(trace_id, ())) for batch in batches)
-            elif rows := self._merge(trace_id, known[trace_id], came, here):
-                spans += rows
+        others: dict[str, dict[str, _Came]] = {}
+        for trace_id, state in known.items():
+            begin = len(spans.ids)
+            if self._whole(trace_id, state, parts[trace_id], spans):
+                touched[trace_id] = state
+                self._keep_text(trace_id, state.key, parts[trace_id], spans, begin, new=state.key >= before)
+            else:
+                others[trace_id] = _came(parts[trace_id])
+        here = self._look_up(known, others)
+        for trace_id, came in others.items():
+            begin = len(spans.ids)
+            if self._merge(trace_id, known[trace_id], came, here, spans):
                 state = touched[trace_id] = self._cache[trace_id]
-                self._keep_text(state.key, rows, *texts[trace_id], new=state.key >= before)
+                self._keep_text(trace_id, state.key, parts[trace_id], spans, begin, new=state.key >= before)
         self._insert_spans(spans)
         for one in here.values():
             self.keeper.mark(one, first)
-        self._insert_traces(touched, here, incoming)
-        self._keep_values([row.fact for row in spans])
-        self._count([row for row in spans if row.id >= first])
-        _responses.put(self.db, [(row.id, row.fact.response_id) for row in spans if row.fact.response_id])
+        self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING)
+        self._keep_values(spans.facts)
+        self._count(spans, first)
+        answers = zip(spans.ids, spans.facts, strict=True)
+        _responses.put(self.db, [(row, fact.response_id) for row, fact in answers if fact.response_id])
         self._trim()
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
 
-    def _incoming(self, batches: Sequence[Batch]) -> dict[str, dict[str, _Came]]:
-        """What has come, by trace and span; of a span that came several times the last and fullest."""
-        incoming: dict[str, dict[str, _Came]] = {}
+    def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_Part]]:
+        """What has come, by trace."""
+        parts: dict[str, list[_Part]] = {}
         for batch in batches:
             resources = [self._resource(blob) for blob in batch.resource_blobs]
             for trace_id, positions in batch.traces.items():
-                came = incoming.setdefault(trace_id, {})
-                for position in positions:
-                    fact = batch.facts[position]
-                    earlier = came.get(fact.span_id)
-                    if earlier is None or _supersedes(fact, earlier.fact):
-                        came[fact.span_id] = _Came(fact, batch.payloads[position], resources[batch.resources[position]])
-        return incoming
+                parts.setdefault(trace_id, []).append(_Part(batch, positions, resources))
+        return parts
 
-    def _keep_text(self, key: int, rows: Sequence[_Row], sent: int, text: str | None, *, new: bool) -> None:
+    def _whole(self, trace_id: str, state: Known, parts: Sequence[_Part], out: _Rows) -> bool:
+        """Take all that has come of a trace that is new, if it came in one piece, as most do; whether it did."""
+        [(batch, positions, resources), *more] = parts
+        if more or self.waiting or not isinstance(state, Fresh) or state.facts or len(positions) > self.keeper.small:
+            return False
+        facts = [batch.facts[position] for position in positions]
+        if len({fact.span_id for fact in facts}) < len(facts):
+            return False
+        rows = range(self._next_span, self._next_span + len(facts))
+        self._next_span = rows.stop
+        out.flags += state.take(rows, facts)
+        self._remember(trace_id, state)
+        out.ids += rows
+        out.traces += [state.key] * len(facts)
+        out.facts += facts
+        out.payloads += [batch.payloads[position] for position in positions]
+        out.resources += [resources[batch.resources[position]] for position in positions]
+        return True
+
+    def _keep_text(
+        self, trace_id: str, key: int, parts: Sequence[_Part], rows: _Rows, begin: int, *, new: bool
+    ) -> None:
         """Have the text index know what was written of a trace, if it is all that was sent, as it was sent."""
-        as_sent = len(rows) == sent and key not in self.disturbed
-        self.fresh.add(key, text if as_sent else None, rows[-1].id, sum(row.fact.size for row in rows), new=new)
+        facts, texts = rows.facts[begin:], [part.batch.texts.get(trace_id) for part in parts]
+        known = [text for text in texts if text is not None]
+        sent = sum(len(part.positions) for part in parts)
+        as_sent = len(facts) == sent and len(known) == len(texts) and key not in self.disturbed
+        self.held.add(key, "\n".join(known) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new)
 
     def _look_up(self, known: dict[str, Known], incoming: Mapping[str, Mapping[str, _Came]]) -> dict[int, Spans]:
         """The spans that are here of those that have come, and of their parents."""
         wanted: dict[int, set[str]] = {}
         here: dict[int, Spans] = {}
-        for trace_id, state in known.items():
+        for trace_id in incoming:
+            state = known[trace_id]
             if isinstance(state, Fresh) and state.facts:
                 state, here[state.key] = summed(state.key, list(zip(state.rows, state.facts, strict=True)))
                 here[state.key].marked = []
@@ -268,7 +320,9 @@ class Appender:
         came = {place.trace_id: {place.span_id: change.came}}
         known = self._known(came)
         here = self._look_up(known, came)
-        self._insert_spans(self._take(place.trace_id, known[place.trace_id], [change], here))
+        rows = _Rows()
+        self._take(place.trace_id, known[place.trace_id], [change], here, rows)
+        self._insert_spans(rows)
         for one in here.values():
             self.keeper.mark(one)
         self._insert_traces({place.trace_id: self._cache[place.trace_id]}, here)
@@ -289,11 +343,12 @@ class Appender:
         self._insert_traces(self._known([trace_id for trace_id in freed if trace_id in stored]), {})
         self._trim()
 
-    def _insert_spans(self, rows: Sequence[_Row]) -> None:
-        payloads = self._compressor.all([row.payload for row in rows])
+    def _insert_spans(self, rows: _Rows) -> None:
+        payloads = self._compressor.all(rows.payloads)
+        columns = zip(rows.ids, rows.traces, rows.resources, payloads, rows.facts, rows.flags, strict=True)
         values = [
-            (row.id, row.trace, row.resource, payload, *row.fact[:COLUMNS], row.below & 1, row.below >> 1)
-            for row, payload in zip(rows, payloads, strict=True)
+            (row, trace, resource, payload, *fact[:COLUMNS], *flags)
+            for row, trace, resource, payload, fact, flags in columns
         ]
         insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
@@ -310,7 +365,8 @@ class Appender:
                 rolled = rolled._replace(running=running, complete=0)
             change = (number, number, now)
             rows.append((state.key, trace_id, now, root, *change, *rolled))
-        insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
+        with self.sums.of_traces([row[0] for row in rows]):
+            insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
@@ -322,8 +378,10 @@ class Appender:
             return state.rolled(spans), state.totals.root_row
         return state.rolled, state.root
 
-    def _merge(self, trace_id: str, state: Known, came: Mapping[str, _Came], here: dict[int, Spans]) -> list[_Row]:
-        """Rows for the runs that are new or fuller than what is known."""
+    def _merge(
+        self, trace_id: str, state: Known, came: Mapping[str, _Came], here: dict[int, Spans], out: _Rows
+    ) -> bool:
+        """Add rows for the runs that are new or fuller than what is known; whether there are any."""
         changes: list[_Change] = []
         for span_id, one in came.items():
             stored = None if isinstance(state, Fresh) else here[state.key].get(span_id)
@@ -339,7 +397,9 @@ class Appender:
         for change in changes:
             if change.old:
                 self._disturb(state.key, change.row)
-        return self._take(trace_id, state, changes, here) if changes else []
+        if changes:
+            self._take(trace_id, state, changes, here, out)
+        return bool(changes)
 
     def _fuller(self, row: int, came: _Came) -> _Change | None:
         """A run that came before, in place of what is in its row; None if that is as full."""
@@ -351,21 +411,18 @@ class Appender:
             came = came._replace(fact=fact, payload=payload)
         return _Change(row, came, old)
 
-    def _take(self, trace_id: str, state: Known, changes: Sequence[_Change], here: dict[int, Spans]) -> list[_Row]:
-        """Have a trace know of changes; their rows."""
-        if isinstance(state, Fresh) and len(changes) <= self.keeper.small:
-            flags = state.take([change.row for change in changes], [change.came.fact for change in changes])
-        else:
-            if isinstance(state, Fresh):
-                state, here[state.key] = State(state.key, whole=self.keeper.whole), Spans()
-            state = self._told(trace_id, state, changes, here)
-            known = here[state.key].known
-            flags = [one.below if (one := known.get(change.came.fact.span_id)) else 0 for change in changes]
+    def _take(
+        self, trace_id: str, state: Known, changes: Sequence[_Change], here: dict[int, Spans], out: _Rows
+    ) -> None:
+        """Have a trace know of changes, and add their rows."""
+        if isinstance(state, Fresh):
+            state, here[state.key] = State(state.key, whole=self.keeper.whole), Spans()
+        state = self._told(trace_id, state, changes, here)
         self._remember(trace_id, state)
-        return [
-            _Row(row, state.key, came.resource, came.fact, came.payload, below)
-            for (row, came, _), below in zip(changes, flags, strict=True)
-        ]
+        known = here[state.key].known
+        for row, came, _ in changes:
+            one = known.get(came.fact.span_id)
+            out.add(row, state.key, came, one.below if one else 0)
 
     def _told(
         self, trace_id: str, state: State | Drift, changes: Sequence[_Change], here: dict[int, Spans]
@@ -422,7 +479,7 @@ class Appender:
     def _disturb(self, key: int, row: int) -> None:
         """What must be done before a run of a trace is overwritten: its words are found by the old payload."""
         _words.replace(self.db, row)
-        self.fresh.drop(key)
+        self.held.drop(key)
         self.disturbed.add(key)
 
     def _awaited(self, trace_id: str, came: _Came) -> _Came:
@@ -457,9 +514,9 @@ class Appender:
                 continue
             if trace_id in stored:
                 known[trace_id] = self.keeper.load(trace_id, *stored[trace_id])
+                self._remember(trace_id, known[trace_id])
             else:
                 known[trace_id] = Fresh(self._take_trace())
-            self._remember(trace_id, known[trace_id])
         return known
 
     def _remember(self, trace_id: str, state: Known) -> None:
@@ -481,11 +538,14 @@ class Appender:
             insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
-    def _count(self, rows: Sequence[_Row]) -> None:
-        """Count spans that have come for the first time with the processes that they are of."""
-        first = {row.resource: row.fact for row in reversed(rows)}  # a process is of one project
+    def _count(self, rows: _Rows, new: int) -> None:
+        """Count spans that have come for the first time (their rows are not below `new`) with the processes that they
+        are of.
+        """
+        came = [(rows.resources[at], rows.facts[at]) for at, row in enumerate(rows.ids) if row >= new]
+        first = dict(reversed(came))  # a process is of one project
         arrived: Counter[tuple[Origin, str, str]] = Counter()
-        for resource, count in Counter([row.resource for row in rows]).items():
+        for resource, count in Counter([resource for resource, _ in came]).items():
             if whose := self._origins.get(resource):
                 arrived[whose, first[resource].project, first[resource].environment] += count
         if arrived:
@@ -504,23 +564,30 @@ class Appender:
         return key
 
 
-def _texts(batches: Sequence[Batch]) -> dict[str, tuple[int, str | None]]:
-    """How many spans of each trace were sent, and their words; None if these are not all known."""
-    texts: dict[str, tuple[int, str | None]] = {}
-    for batch in batches:
-        for trace_id, positions in batch.traces.items():
-            count, text = len(positions), batch.texts.get(trace_id)
-            if trace_id in texts:
-                before, earlier = texts[trace_id]
-                count, text = before + count, None if earlier is None or text is None else f"{earlier}\n{text}"
-            texts[trace_id] = count, text
-    return texts
-
-
 def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
     """The dictionary that payloads are compressed with now."""
     row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
     return row[0] if row else None
+
+
+def _came(parts: Sequence[_Part]) -> dict[str, _Came]:
+    """What has come of a trace, by span; of one that came several times the last and fullest."""
+    came: dict[str, _Came] = {}
+    for batch, positions, resources in parts:
+        for position in positions:
+            fact = batch.facts[position]
+            earlier = came.get(fact.span_id)
+            if earlier is None or _supersedes(fact, earlier.fact):
+                came[fact.span_id] = _Came(fact, batch.payloads[position], resources[batch.resources[position]])
+    return came
+
+
+def _ids(parts: Mapping[str, Sequence[_Part]]) -> dict[str, list[str]]:
+    """The spans that have come, by trace."""
+    return {
+        trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
+        for trace_id, some in parts.items()
+    }
 
 
 def _takes(state: State, change: _Change, spans: Spans) -> bool:

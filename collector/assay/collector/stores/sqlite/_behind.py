@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: text index, dictionaries, retention."""
+"""What happens behind the writer, in a thread of its own: text index, sums, dictionaries, retention."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._recount import Recount
 from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._writer import Job
 
@@ -45,6 +46,7 @@ class Behind:
         self._dictionaries: int | None = None
         self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
         self._resummer = Resummer(file.appender, file.read, self._do, self._stop)
+        self._recount = Recount(file, self._stop)
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -65,6 +67,7 @@ class Behind:
                 self._try_to_write_again()
                 busy = self.index_round()
                 busy = self._resummer.round() or busy
+                busy = self._recount.round() or busy
                 self.train_if_due()
                 self._prune_if_due()
             except Unavailable:
@@ -88,12 +91,12 @@ class Behind:
             disturbed = self._appender.disturbed
             if disturbed:
                 self._writer.call(lambda _: disturbed.clear())
-            fresh = self._appender.fresh
+            held = self._appender.held
             with self._file.read() as reader:
-                later = self._busy() and not fresh.is_filling
+                later = self._busy() and not held.is_filling
                 due = _words.waiting(reader, self._file.clock.now(), overdue_only=later)
-                here = [one.trace for one in due if one.trace in fresh]
-                entries = list(_words.entries(reader, [one for one in due if one.trace not in fresh]))
+                here = [one.trace for one in due if one.trace in held]
+                entries = list(_words.entries(reader, [one for one in due if one.trace not in held]))
             self._put_in_pieces(here, entries)
             return bool(due)
 
@@ -111,9 +114,9 @@ class Behind:
 
     def _puts(self, here: Sequence[int], entries: Sequence[_words.Entry]) -> Iterator[tuple[int, Callable[[], int]]]:
         """Each piece: how many traces, and what writes them and says how many characters it wrote."""
-        fresh = self._appender.fresh
-        for keys in _words.pieces([(key, fresh.characters(key)) for key in here], self._piece):
-            yield len(keys), partial(_words.put_fresh, self._appender.reader, keys, fresh)
+        held = self._appender.held
+        for keys in _words.pieces([(key, held.characters(key)) for key in here], self._piece):
+            yield len(keys), partial(_words.put_held, self._appender.reader, keys, held)
         for some in _words.pieces([(entry, entry.characters) for entry in entries], self._piece):
             yield len(some), partial(_words.put, self._appender.reader, some, self._appender.disturbed)
 
@@ -128,8 +131,8 @@ class Behind:
             fitting = int(characters * _words.MOMENT / took)
             self._piece = min(max((self._piece + fitting) // 2, _words.PIECE), _words.MOST)
 
-    def _do(self, action: Callable[[sqlite3.Connection], object]) -> None:
-        self._writer.put(Job(weight=64, action=action, patient=True)).result()
+    def _do(self, action: Callable[[sqlite3.Connection], bool]) -> bool:
+        return bool(self._writer.put(Job(weight=64, action=action, patient=True)).result())
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""

@@ -2,9 +2,9 @@
 
 SQLite would do it within a commit, and whoever waits for that commit would wait for the disk, too. Here another
 connection copies what is there while the writer goes on, and the writer copies the little that has come since, so that
-the log begins anew. It does so once no reader looks into the log any more: until then the log grows, and is cut
-(`_open.LOG_KEPT`) when they have gone. Should this ever fall behind, SQLite does it as it always would
-(`_open.LAST_RESORT`).
+the log begins anew. It does so only when no reader looks into the log any more. The writer waits a moment for those who
+soon have done; for others the log grows, and is cut (`_open.LOG_KEPT`) when they have gone. Should this ever fall
+behind, SQLite does it as it always would (`_open.LAST_RESORT`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ log = logging.getLogger("assay.collector")
 
 DUE_BYTES = 16 * 2**20  # of log
 REST_BYTES = 2 * 2**20  # that the writer copies itself: some milliseconds
+MOMENT_MS = 20  # that the writer waits for readers
 DUE_SECONDS = 30.0  # after which the little that has been written is copied, too
 LOOK, PATIENCE = 0.1, 2.0  # seconds between two looks; at most, where readers keep the log from beginning anew
 
@@ -56,6 +57,7 @@ class Checkpointer:
                 self._move()
             except (StoreError, sqlite3.Error) as error:  # a full disk, a damaged file: others say so
                 log.debug("the log could not be copied: %s", error)
+                self._commits = -1
 
     def _is_due(self) -> bool:
         """Whether anything has been committed since the last time, and enough of it, or some time has passed."""
@@ -67,8 +69,18 @@ class Checkpointer:
         self._last, self._commits = time.monotonic(), self._writer.commits
         _copy(self._db)
         if self._watch.log().waiting <= REST_BYTES:
-            self._writer.alone(_copy)
+            self._writer.alone(_begin_anew)
 
 
 def _copy(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def _begin_anew(db: sqlite3.Connection) -> None:
+    """Copy the rest, and wait a moment for readers to leave the log."""
+    [patience] = db.execute("PRAGMA busy_timeout").fetchone()
+    db.execute(f"PRAGMA busy_timeout = {MOMENT_MS}").fetchall()
+    try:
+        db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+    finally:
+        db.execute(f"PRAGMA busy_timeout = {patience}").fetchall()

@@ -202,8 +202,8 @@ def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, Counts | None]:
     if not isinstance(started, int) or not isinstance(still_open, int):
         return root, None
     return root, Counts(
-        max(-COUNT_MAX, min(started, COUNT_MAX)),
-        max(-COUNT_MAX, min(still_open, COUNT_MAX)),
+        started if -COUNT_MAX < started < COUNT_MAX else COUNT_MAX,
+        still_open if -COUNT_MAX < still_open < COUNT_MAX else COUNT_MAX,
         _count(attributes, names.SPANS_DROPPED),
         _count(attributes, names.CALLS_SENT),
     )

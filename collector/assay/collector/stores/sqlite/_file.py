@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from contextvars import ContextVar
@@ -94,9 +94,15 @@ class File:
         """Queue a job for the writer. Raises `Unavailable`."""
         return self.writer.put(job)
 
-    def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """Do something on the writing connection and wait until it is durable. May raise `Unavailable`."""
-        return self.writer.call(action, frees=_makes_room.get())
+    def put_all(self, jobs: Sequence[Job]) -> list[Future[Any]]:
+        """Queue jobs for the writer, or none of them. Raises `Unavailable`."""
+        return self.writer.put_all(jobs)
+
+    def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
+        """Do something on the writing connection and wait until it is durable; `patient` shares the writer's time with
+        all others. May raise `Unavailable`.
+        """
+        return self.writer.call(action, frees=_makes_room.get(), patient=patient)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:

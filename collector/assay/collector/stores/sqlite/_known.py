@@ -19,6 +19,7 @@ SMALL = 64  # spans: of such a trace they are read where its state is not rememb
 MOST = 200_000  # spans of a trace that is summed up anew at all: some 60 MB for as long as it is read
 STEPS = 1000  # marks that a batch may set above the spans of one trace
 BELOW = ("tokens_below", "cost_below")
+FLAGS = ((0, 0), (1, 0), (0, 1), (1, 1))  # as these columns have them
 _ROLLED = f"SELECT root, {','.join(RollUp._fields)} FROM traces WHERE id = ?"
 _FOUND = (
     "SELECT s.trace, s.span_id, s.id, s.parent_id, s.model, s.input_tokens, s.output_tokens, s.cost,"
@@ -41,14 +42,14 @@ class Fresh:
         """Memory that it takes, in spans."""
         return len(self.facts)
 
-    def take(self, rows: Sequence[int], facts: list[Fact]) -> list[int]:
+    def take(self, rows: Sequence[int], facts: list[Fact]) -> list[tuple[int, int]]:
         """Sum it up; the flags of its spans."""
         self.rows, self.facts = rows, facts
         self.rolled, root, (tokens, cost) = roll_up(facts)
         self.root = rows[root]
         if not tokens and not cost:
-            return [0] * len(facts)
-        return [(one.span_id in tokens) * TOKENS | (one.span_id in cost) * COST for one in facts]
+            return [FLAGS[0]] * len(facts)
+        return [(int(one.span_id in tokens), int(one.span_id in cost)) for one in facts]
 
 
 class Drift:

@@ -12,6 +12,7 @@ from typing import Any
 from assay.collector.clocks import DAY_NS
 from assay.collector.filters import Filter
 from assay.collector.records import Retention
+from assay.collector.stores.sqlite import _cells
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._where import Condition, conditions
 
@@ -163,7 +164,21 @@ def check(reader: Reader, deep: bool) -> list[str]:
     """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
     problems = list(_damage(reader.db))
     problems += [said for name, sql in _invariants(reader.db) if (said := _found(reader.db, name, sql))]
+    problems += _sums(reader.db)
     return problems + (_unreadable(reader) if deep else [])
+
+
+def _sums(db: sqlite3.Connection) -> Iterator[str]:
+    """What is wrong with the hourly sums of a file that has them."""
+    if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_hours'").fetchone():
+        return
+    try:
+        bad = _cells.wrong(db)
+    except sqlite3.Error as error:
+        yield f"whether the hourly sums are right cannot be seen: {error}"
+        return
+    if bad:
+        yield f"{bad} hours whose sums are not those of their traces"
 
 
 def _damage(db: sqlite3.Connection) -> Iterator[str]:
@@ -234,6 +249,7 @@ def drop_unused(db: sqlite3.Connection) -> None:
     A word that was deleted stays in the index, marked as deleted, until its parts are merged.
     """
     db.execute("INSERT INTO words (words) VALUES ('optimize')")
+    db.execute("UPDATE sums_hours SET state = 1 WHERE state > 0")  # what there was too much of may be gone
     # The last one stays, whoever has it: SQLite would give its id out again, and readers may still hold what it was
     db.execute(
         "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"

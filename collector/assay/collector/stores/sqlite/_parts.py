@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
 
 from assay.collector.errors import NotFound
 from assay.collector.records import Branch, Page, Run
-from assay.collector.stores._tree import Line, Placed, branch, in_order
+from assay.collector.stores._tree import Line, branch, in_order
 from assay.collector.stores.sqlite._reader import RUN, Reader
 from assay.collector.stores.sqlite._sql import find_many
 
@@ -25,26 +24,25 @@ _FIRST = -(1 << 63)
 def tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[Branch]:
     """The page that holds the run `cursor`. Raises `NotFound`."""
     key, _ = _row_of(reader.db, trace_id)
-    placed = in_order([Line._make(row) for row in reader.db.execute(_LINES, (key,))])
+    lines = [Line._make(row) for row in reader.db.execute(_LINES, (key,))]
     reader.look()
+    placed = list(in_order(lines))
     at = 0 if cursor is None else _position(trace_id, placed, cursor)
-    start = at - at % limit
-    shown, after = placed[start : start + limit], placed[start + limit : start + limit + 1]
-    known = {one.line.span_id for one in placed}
-    marks = {row[0]: row[1:] for row in _marks(reader.db, key, shown)}
-    items = tuple(branch(one, known, *marks.get(one.line.span_id, (0, 0))) for one in shown)
-    return Page(items=items, next=after[0].line.span_id if after else None)
+    start, end = at - at % limit, at - at % limit + limit
+    known = {line.span_id for line in lines}
+    marks = {row[0]: row[1:] for row in find_many(reader.db, _MARKS, [x.span_id for _, x in placed[start:end]], (key,))}
+    items = tuple(
+        branch(start + n, depth, line, known, *marks.get(line.span_id, (0, 0)))
+        for n, (depth, line) in enumerate(placed[start:end])
+    )
+    return Page(items=items, next=placed[end][1].span_id if end < len(placed) else None)
 
 
-def _position(trace_id: str, placed: Sequence[Placed], span_id: str) -> int:
-    found = next((one.position for one in placed if one.line.span_id == span_id), None)
+def _position(trace_id: str, placed: Sequence[tuple[int, Line]], span_id: str) -> int:
+    found = next((position for position, (_, line) in enumerate(placed) if line.span_id == span_id), None)
     if found is None:
         raise _no_run(trace_id, span_id)
     return found
-
-
-def _marks(db: sqlite3.Connection, key: int, shown: Sequence[Placed]) -> list[Any]:
-    return find_many(db, _MARKS, [one.line.span_id for one in shown], before=(key,))
 
 
 def runs(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:

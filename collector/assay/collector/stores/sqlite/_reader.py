@@ -21,6 +21,13 @@ _RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.tr
 RUN = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "  # as `Reader.run` takes a row
 
 
+_START, _END = (3 + Fact._fields.index(name) for name in ("start_ns", "end_ns"))  # in a row of `_RUNS`
+
+
+def _by_time(row: Sequence[Any]) -> tuple[int, int]:
+    return row[_START], -row[_END]
+
+
 class Stored(NamedTuple):
     """A run as the file has it."""
 
@@ -58,6 +65,20 @@ class Reader:
         for runs in by_trace.values():
             runs.sort(key=lambda run: (run.start_ns, -run.end_ns))
         return by_trace
+
+    def rows_of(self, keys: Sequence[int]) -> dict[int, list[Any]]:
+        """The same as rows that nobody has read yet, as `run` takes them."""
+        by_trace: dict[int, list[Any]] = {key: [] for key in keys}
+        for row in find_many(self.db, _RUNS, keys):
+            by_trace[row[0]].append(row)
+        for rows in by_trace.values():
+            rows.sort(key=_by_time)
+        return by_trace
+
+    def apart(self, rows: Sequence[Any]) -> Apart:
+        """What reads these rows at any later time, without the file."""
+        dictionaries = dict(self.db.execute("SELECT id, data FROM dictionaries").fetchall())
+        return Apart(self.db, Decoder(dictionaries), {row[1]: self._resource(row[1]) for row in rows})
 
     def in_order(self, trace_id: str, key: int) -> list[Stored]:
         """Runs of a trace in order of arrival."""
@@ -113,3 +134,15 @@ class Reader:
             row = self.db.execute("SELECT data FROM resources WHERE id = ?", (key,)).fetchone()
             self._resources[key] = loads(row[0]) if row else {}
         return self._resources[key]
+
+
+class Apart(Reader):
+    """Reads rows that were fetched before, and never asks the connection, which is others' by now. For one thread."""
+
+    def __init__(self, db: sqlite3.Connection, decoder: Decoder, resources: dict[int, dict[str, JSON]]) -> None:
+        super().__init__(db)
+        self._decoder, self._resources = decoder, resources
+
+    def decoder(self, blob: bytes) -> Decoder:
+        """The one that was made with the rows."""
+        return self._decoder

@@ -21,7 +21,7 @@ from assay.collector.stores.sqlite._state import COST, TOKENS, Spans, State
 
 T = TypeVar("T")
 Read = Callable[[], AbstractContextManager[Reader]]
-Do = Callable[[Callable[[sqlite3.Connection], object]], object]
+Do = Callable[[Callable[[sqlite3.Connection], bool]], bool]
 
 PIECE = 500  # spans, flags or records that are read, or written, at once
 REST = 4  # times as long as it took nothing is summed up then
@@ -41,7 +41,7 @@ class Whole(NamedTuple):
 
 
 class Overtaken(Exception):
-    """The trace has gone, or has changed too much, since it was read."""
+    """The store is closed meanwhile."""
 
 
 class Resummer:
@@ -78,25 +78,29 @@ class Resummer:
     def sum_up(self, key: int, trace_id: str) -> bool:
         """Sum up a trace; whether that is written now."""
         noted = self._appender.noted
-        self._do(lambda _: noted.update({trace_id: set()}))
+        self._do(partial(self._note, trace_id))
         try:
             with self._read_file() as reader:
                 read = self._read(reader, key)
-            for step in self._steps(key, read):
-                self._do(partial(self._unless_overtaken, trace_id, step))
-            self._do(partial(self._unless_overtaken, trace_id, partial(self._install, trace_id, read)))
+            steps = (partial(self._unless_overtaken, trace_id, step) for step in self._steps(key, read))
+            return all(map(self._do, steps)) and self._do(partial(self._install, trace_id, read))
         except Overtaken:
             return False
         finally:
             noted.pop(trace_id, None)
+
+    def _note(self, trace_id: str, _: sqlite3.Connection) -> bool:
+        """Have it noted what comes to a trace from now on."""
+        self._appender.noted[trace_id] = set()
         return True
 
     def _unless_overtaken(
         self, trace_id: str, step: Callable[[sqlite3.Connection], object], db: sqlite3.Connection
-    ) -> None:
+    ) -> bool:
         if self._appender.noted.get(trace_id) is None or self._stop.is_set():
-            raise Overtaken
+            return False
         step(db)
+        return True
 
     def _read(self, reader: Reader, key: int) -> Whole:
         rows = [row[0] for row in reader.db.execute("SELECT id FROM spans WHERE trace = ? ORDER BY id", (key,))]
@@ -119,14 +123,12 @@ class Resummer:
             yield ledger.clear(key)
             yield from ledger.writes(key, PIECE)
 
-    def _install(self, trace_id: str, read: Whole, _: sqlite3.Connection) -> None:
-        noted = self._appender.noted[trace_id]
-        assert noted is not None
-        if any(-row <= read.last for row in noted if row < 0):
-            raise Overtaken
+    def _install(self, trace_id: str, read: Whole, _: sqlite3.Connection) -> bool:
+        noted = self._appender.noted.get(trace_id)
+        if noted is None or any(-row <= read.last for row in noted if row < 0):
+            return False
         rows = sorted({abs(row) for row in noted if abs(row) > read.last})
-        if not self._appender.install(trace_id, read.state, rows):
-            raise Overtaken
+        return self._appender.install(trace_id, read.state, rows)
 
 
 def _pieces(some: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -210,14 +210,9 @@ def _counted(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> tuple[int | No
     dropped, calls_sent = sum([counts.dropped for counts in latest]), sum([counts.calls_sent for counts in latest])
     if not all(map(_has_arrived, named.values(), latest)):
         return 0, dropped, calls_sent
-    untold = any(not _is_told(fact, by_id) for fact in facts)
+    untold = any(f.local_root is None if f.parent_id is None else f.parent_id not in by_id for f in facts)
     untold = untold or (calls_sent > 0 and _waits_for_calls(facts, list(named.values()), latest))
     return None if untold else 1, dropped, calls_sent
-
-
-def _is_told(fact: Fact, by_id: Mapping[str, Fact]) -> bool:
-    """Whether somebody who counts is above a span, as far as its parent tells; for the rest its parent does."""
-    return fact.local_root is not None if fact.parent_id is None else fact.parent_id in by_id
 
 
 NOT_SAID = Counts(started=0, open=1)

@@ -4,7 +4,7 @@ One entry per trace, in an FTS5 table that keeps only which word is in which tra
 searched for, alone, together or by their beginning (`pay*`), phrases not. Entries are made behind the writer: `append`
 leaves the trace's key in `unindexed`, in the same transaction, so that what is to be done survives a crash.
 
-Texts come from memory (`_fresh`) where a trace is new, else from its payloads, read beside the writer. An entry that is
+Texts come from memory (`_held`) where a trace is new, else from its payloads, read beside the writer. An entry that is
 there is made anew as a whole, hence seldom: when the trace has grown by `GROWTH`, or rests for the longer the larger it
 is. So each character is read and written a few times at most, however long a trace goes on.
 
@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from assay.collector.records import JSON
-from assay.collector.stores.sqlite._fresh import Fresh
+from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._texts import CHARACTERS, leaves
@@ -189,12 +189,12 @@ def put(writer: Reader, entries: Sequence[Entry], disturbed: set[int]) -> int:
     return sum(entry.characters for entry in written)
 
 
-def put_fresh(writer: Reader, keys: Sequence[int], fresh: Fresh) -> int:
+def put_held(writer: Reader, keys: Sequence[int], held: Held) -> int:
     """As `put`, for new traces whose texts are in memory still; returns how many characters. In a transaction of its
     own, so that all that is in memory has been committed.
     """
-    fresh.settle()
-    found = {key: taken for key in keys if (taken := fresh.take(key)) is not None}
+    held.settle()
+    found = {key: taken for key in keys if (taken := held.take(key)) is not None}
     _add(writer.db, [(key, taken.text) for key, taken in found.items()])
     _note(writer.db, [(key, taken.upto, int(taken.size * GROWTH)) for key, taken in found.items()])
     delete_many(writer.db, "unindexed", "trace", found)

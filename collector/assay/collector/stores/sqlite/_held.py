@@ -19,7 +19,7 @@ class Taken(NamedTuple):
     size: int
 
 
-class Fresh:
+class Held:
     """Texts of traces all of whose spans came since the index looked last, `most` bytes at most.
 
     Whatever does not fit, is changed, or may have been rolled back is dropped, and read back from the file. The
