@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -31,10 +30,10 @@ def test_this_checkout_beside_itself_keeps_all_and_every_budget_has_a_verdict():
     assert lines[-1].endswith("≤ 0       held")
 
 
-@pytest.mark.slow  # six servers
+@pytest.mark.slow  # two servers
 def test_a_bare_receiver_and_the_collector_take_the_same_requests():
-    said = ran("small.py", "raw", "--pairs", "1", "--requests", "40")
-    assert [line.split()[0] for line in said.splitlines()[1:]] == ["4", "8", "32"]
+    said = ran("small.py", "raw", "--pairs", "1", "--requests", "40", "--connections", "8")
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["8"]
 
 
 @pytest.mark.slow  # traces that grow in turn
@@ -102,7 +101,10 @@ def test_scripts_that_are_called_are_there(budgets):
 
 
 def test_what_a_script_says_of_its_own_budgets_is_read(budgets):
-    said = ["  1,000 spans:     42.0 us for one more, 1.20 x the cost at 5", " 20,000 spans:  99 us for one more, 1.6 x the cost at 5"]
+    said = [
+        "  1,000 spans:     42.0 us for one more, 1.20 x the cost at 5",
+        " 20,000 spans:  99 us for one more, 1.6 x the cost at 5",
+    ]
     assert [budgets._is_slower(line) for line in said] == [False, True]
     assert budgets.MISSED.search("the log at most 80 MB MISSES (budget 64)")
 
