@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from assay.collector.records import JSON, Run, Usage
 from assay.collector.stores._halves import Gone
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._append import NOTED
 from assay.collector.stores.sqlite._delete import remove
 from assay.collector.stores.sqlite._open import open_writable
@@ -333,3 +334,15 @@ def test_a_state_that_does_not_fit_its_trace_is_found_out_anew(traces: Traces) -
         traces.append(replace(spans[0], span_id=f"f{data.hex()[:15]:0>15}"))
         traces.settle()
         assert traces.said() == traces.true()
+
+
+def test_what_no_list_has_room_for_is_found_by_its_span(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append(
+            [replace(one, name=f"n{n}", model=f"m{n}", kind=f"k{n}") for n, one in enumerate(many(LISTED + 9))]
+        )
+        store.append([run("n999", model="m999", kind="k999")])
+        for wanted in ({"any_name": "n260"}, {"model": "m260"}, {"any_kind": "k260"}, {"any_name": "n1"}):
+            assert [one.trace_id for one in store.traces(**wanted)] == [TRACE]
+        for absent in ({"any_name": "n998"}, {"model": "m998"}, {"any_kind": "k998"}):
+            assert list(store.traces(**absent)) == []

@@ -160,6 +160,16 @@ _SINCE_VERSION_8 = (
 )
 
 
+_SINCE_VERSION_9 = (
+    (
+        "states of traces that are not here",
+        "SELECT count(*) FROM"
+        " (SELECT trace FROM states UNION SELECT trace FROM orphans UNION SELECT trace FROM local_roots)"
+        " WHERE trace NOT IN (SELECT id FROM traces)",
+    ),
+)
+
+
 def check(reader: Reader, deep: bool) -> list[str]:
     """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
     problems = list(_damage(reader.db))
@@ -215,6 +225,8 @@ def _invariants(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
         yield from _SINCE_VERSION_5
     if version >= 8:
         yield from _SINCE_VERSION_8
+    if version >= 9:
+        yield from _SINCE_VERSION_9
 
 
 def _found(db: sqlite3.Connection, name: str, sql: str) -> str | None:
