@@ -5,6 +5,7 @@
     python benchmarks/ingest.py --traces 1      # requests of 5 spans
     python benchmarks/ingest.py --store big.db  # on top of what a file holds
     python benchmarks/ingest.py --share 0.5 --feedback 4   # at half the rate, while four processes write feedback
+    python benchmarks/ingest.py --decoders 0 1 2 --rounds 5   # with processes that decode, in turn, and their ratios
 
 Each trace is a question to a RAG application: chain, retriever with five documents, model call, tool, parser; 1.8 KB a
 span, random ids. Requests are made before the clock starts, but for their ids. The load runs in this process, the
@@ -29,8 +30,11 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -226,17 +230,20 @@ def to_protobuf(whole: dict) -> bytes:
 class Collector:
     """`assay serve` as a process of its own."""
 
-    def __init__(self, store: Path, arguments: list[str]) -> None:
+    def __init__(
+        self, store: Path, arguments: Sequence[str] = (), python: str = sys.executable, patience: float = 60
+    ) -> None:
+        """`python` may be that of another checkout; `patience` in seconds is for a file that is migrated first."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [sys.executable, "-c", "from assay.cli import main; main()", "serve"]
+        command = [python, "-c", "from assay.cli import main; main()", "serve"]
         start = time.perf_counter()
         self.process = subprocess.Popen(
             [*command, "--port", str(self.port), "--store", str(store), *arguments], stderr=subprocess.DEVNULL
         )
         while self._get("/readyz", None) is None:
-            if self.process.poll() is not None or time.perf_counter() - start > 60:
+            if self.process.poll() is not None or time.perf_counter() - start > patience:
                 raise SystemExit("the collector did not start")
             time.sleep(0.01)
         self.ready_s = time.perf_counter() - start
@@ -260,29 +267,42 @@ class Collector:
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
     def tree(self) -> list[int]:
-        """This process and those it started."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [self.process.pid, *map(int, children)]
+        """This process, those that it started, and those that they did."""
+        found, new = [], [self.process.pid]
+        while new:
+            found += new
+            new = [child for pid in new for child in children(pid)]
+        return found
 
     def memory_mb(self) -> float:
         """Resident memory of all its processes; what they share counts once in each, so this errs upwards."""
         total = 0
         for pid in self.tree():
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            total += next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+            with suppress(OSError, StopIteration):  # it has just ended
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                total += next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
         return total / 1024
 
     def cpu_s(self) -> float:
-        """CPU seconds so far."""
+        """CPU seconds so far, of processes that have ended, too."""
         total = 0
         for pid in self.tree():
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
+            with suppress(OSError):  # it has just ended: its parent has counted it
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                total += sum(int(one) for one in fields[11:15])  # its own, and of the children it has waited for
         return total / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(60)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that any thread of a process has started, and that go on."""
+    with suppress(OSError):
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for one in threads for child in (one / "children").read_text().split()]
+    return []
 
 
 # --- the load -------------------------------------------------------------------------------------------------------
@@ -475,10 +495,40 @@ def main() -> None:
     parser.add_argument("--share", type=float, help="of the full rate, which a first load finds out")
     parser.add_argument("--feedback", type=int, default=0, help="processes that write feedback meanwhile")
     parser.add_argument("--no-index", action="store_true", help="do not wait for the text index")
+    parser.add_argument("--decoders", nargs="+", default=[], help="of `assay serve`, several to compare them")
+    parser.add_argument("--rounds", type=int, default=3, help="of a comparison")
     parser.add_argument("serve", nargs="*", help="further arguments of `assay serve`, after --")
     asked = parser.parse_args()
+    if len(asked.decoders) > 1:
+        compare(asked)
+        return
+    asked.serve += [word for number in asked.decoders for word in ("--decoders", number)]
     with tempfile.TemporaryDirectory() as folder:
-        measure(asked, asked.store or Path(folder) / "assay.db")
+        for name, value in measure(asked, asked.store or Path(folder) / "assay.db").rows.items():
+            print(f"{name:34} {value}")
+
+
+@dataclass
+class Measured:
+    """A run: for people, and as spans a second, µs of CPU a span, p50 and p99 in ms, and MB."""
+
+    rows: dict[str, str]
+    numbers: dict[str, float]
+
+
+def compare(asked: argparse.Namespace) -> None:
+    """Runs with each number of decoders in turn, on new files; medians, and the medians of ratios to the first."""
+    found: dict[str, list[dict[str, float]]] = {number: [] for number in asked.decoders}
+    for turn in range(asked.rounds):
+        for number in asked.decoders if turn % 2 == 0 else reversed(asked.decoders):
+            with tempfile.TemporaryDirectory() as folder:
+                one = argparse.Namespace(**{**vars(asked), "serve": [*asked.serve, "--decoders", number]})
+                found[number].append(measure(one, Path(folder) / "assay.db").numbers)
+    first = found[asked.decoders[0]]
+    for name in first[0]:
+        for number, runs in found.items():
+            ratio = median(run[name] / before[name] for run, before in zip(runs, first, strict=True))
+            print(f"{name:22} decoders {number:>4}: {median(run[name] for run in runs):9,.0f}  {ratio:.2f} ×")
 
 
 def full_rate(collector: Collector, made: list[Template], connections: int) -> float:
@@ -489,7 +539,7 @@ def full_rate(collector: Collector, made: list[Template], connections: int) -> f
     return len(load.latencies) / (time.perf_counter() - start)
 
 
-def measure(asked: argparse.Namespace, store: Path) -> None:
+def measure(asked: argparse.Namespace, store: Path) -> Measured:
     made = templates(asked.traces, asked.json)
     per_request = asked.traces * SPANS_PER_TRACE
     collector = Collector(store, asked.serve)
@@ -534,8 +584,10 @@ def measure(asked: argparse.Namespace, store: Path) -> None:
         "request": f"{len(made[0].body) / per_request:,.0f} bytes a span, {per_request} spans",
         "on disk": f"{store.stat().st_size / (before + spans):,.0f} bytes a span (file of {before + spans:,})",
     }
-    for name, value in rows.items():
-        print(f"{name:34} {value}")
+    ordered, memory = sorted(load.latencies), max(mb for _, mb in seen.memory)
+    numbers = {"spans a second": spans / visible_s, "CPU a span, µs": 1e6 * cpu / max(1, spans)}
+    numbers |= {"p50, ms": 1000 * ordered[len(ordered) // 2], "p99, ms": 1000 * ordered[int(0.99 * (len(ordered) - 1))]}
+    return Measured(rows, numbers | {"memory at most, MB": memory, "memory idle, MB": idle})
 
 
 if __name__ == "__main__":

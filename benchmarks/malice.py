@@ -15,7 +15,7 @@ hostile hosts, questions without measure, spans that lie, and noise. Told is wha
 - p99 of the senders' requests (from the first try to the acknowledgement) beside that of the run without malice, and
   with `--aside` also beside that of a run in which the attacks go to another server on the same machine: that is what
   the attackers, and the work of refusing them, take from the senders by using the processors;
-- the peak of the server's memory, and whether it grows.
+- the peak of the memory of the server and the processes that decode for it, and whether it grows.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections import Counter
@@ -60,12 +61,22 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 class Server:
     """`assay serve` on a file, behind a key."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, decoders: str = "auto") -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.port = found.getsockname()[1]
         command = "from assay.cli import main; main()"
-        arguments = ["serve", "--host", "0.0.0.0", "--port", str(self.port), "--store", str(file)]
+        arguments = [
+            "serve",
+            "--host",
+            "0.0.0.0",
+            "--port",
+            str(self.port),
+            "--store",
+            str(file),
+            "--decoders",
+            decoders,
+        ]
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("ASSAY_", "OTEL_"))}
         self.log = file.with_suffix(".log").open("wb")
         self.process = subprocess.Popen(
@@ -86,12 +97,9 @@ class Server:
             time.sleep(0.05)
         raise SystemExit("the server was not ready within a minute")
 
-    def memory(self, what: str = "VmRSS") -> float:
-        """MB that it takes now; by `VmHWM` the most that it ever took. It has no children."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith(what):
-                return int(line.split()[1]) / 1024
-        return 0.0
+    def memory(self) -> float:
+        """MB that it takes now with the processes that help it; what they share counts once in each."""
+        return sum(map(resident, tree(self.process.pid)))
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -100,9 +108,46 @@ class Server:
         self.log.close()
 
 
+def tree(pid: int) -> list[int]:
+    """A process and those that it has started."""
+    found = [pid]
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def resident(pid: int) -> float:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+class Peak:
+    """The most memory of a server's processes together, looked at twenty times a second."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.most, self._end = server, 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._end.wait(0.05):
+            self.most = max(self.most, self.server.memory())
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
 @contextmanager
-def serving(file: Path) -> Iterator[Server]:
-    server = Server(file)
+def serving(file: Path, decoders: str = "auto") -> Iterator[Server]:
+    server = Server(file, decoders)
     try:
         yield server
     finally:
@@ -562,9 +607,21 @@ class Outcome:
         return median(self.samples[-quarter:]) / median(self.samples[quarter : 2 * quarter]) if quarter else 1.0
 
 
-def run(file: Path, seconds: float, seed: int, malice: bool = True, only: str = "", aside: bool = False) -> Outcome:
+def run(
+    file: Path,
+    seconds: float,
+    seed: int,
+    malice: bool = True,
+    only: str = "",
+    aside: bool = False,
+    decoders: str = "auto",
+) -> Outcome:
     """Senders, and attackers if there is to be malice, against a fresh server on a file; `aside` these have another."""
-    with serving(file) as server, serving(file.with_suffix(".aside")) if aside else nullcontext(server) as target:
+    with (
+        serving(file, decoders) as server,
+        serving(file.with_suffix(".aside"), decoders) if aside else nullcontext(server) as target,
+        Peak(server) as peak,
+    ):
         at_rest = server.memory()
         samples = list[float]()
         with multiprocessing.get_context("spawn").Pool(1) as attackers:
@@ -574,8 +631,8 @@ def run(file: Path, seconds: float, seed: int, malice: bool = True, only: str = 
                 harm = attackers.apply_async(_attack, (target.port, seconds, seed, only))
             sent = asyncio.run(_send(server, seconds, seed, samples))
             hurt = harm.get(seconds + 300) if harm else Harm()
-        peak, alive = server.memory("VmHWM"), server.process.poll() is None
-    return Outcome(sent, hurt, at_rest, samples, peak, lost(file, sent.acknowledged), alive)
+        alive = server.process.poll() is None
+    return Outcome(sent, hurt, at_rest, samples, peak.most, lost(file, sent.acknowledged), alive)
 
 
 def _attack(port: int, seconds: float, seed: int, only: str) -> Harm:
@@ -625,19 +682,19 @@ def show(outcome: Outcome, title: str) -> None:
         print(f"  WRONG: {dict(outcome.bad)}")
 
 
-def alone(folder: Path, seed: int, only: str) -> None:
+def alone(folder: Path, seed: int, only: str, decoders: str) -> None:
     """What each attack costs by itself: the peak of a fresh server's memory after some steps of it."""
     print(f"{'attack':20s} {'rest':>6s} {'peak':>6s}  answers")
     for attack in ATTACKS:
         if only in attack.name:
-            with serving(folder / f"{attack.name.replace(' ', '-')}.db") as server:
+            with serving(folder / f"{attack.name.replace(' ', '-')}.db", decoders) as server, Peak(server) as peak:
                 rest, pick = server.memory(), random.Random(seed)
                 seen = Counter[int]()
                 for wire in bombs() if attack.step is bomb else [None]:
                     step = [once(server.port, wire)] if wire else [attack.step(server.port, pick) for _ in range(3)]
                     for found in asyncio.run(_all(step)):
                         seen.update([found[0]] if isinstance(found, tuple) else [status for status, _ in found])
-                print(f"{attack.name:20s} {rest:6.0f} {server.memory('VmHWM'):6.0f}  {dict(seen)}", flush=True)
+                print(f"{attack.name:20s} {rest:6.0f} {peak.most:6.0f}  {dict(seen)}", flush=True)
 
 
 async def _all(work: list[Awaitable[object]]) -> list[object]:
@@ -652,12 +709,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="attacks whose name holds this")
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--aside", action="store_true", help="a run, too, in which another server is attacked")
+    parser.add_argument("--decoders", default="auto", help="as of `assay serve`")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if asked.alone:
-            return alone(folder, asked.seed, asked.only)
-        make = partial(run, seed=asked.seed, only=asked.only)
+            return alone(folder, asked.seed, asked.only, asked.decoders)
+        make = partial(run, seed=asked.seed, only=asked.only, decoders=asked.decoders)
         calm = make(folder / "calm.db", asked.calm or asked.seconds, malice=False)
         show(calm, "without malice")
         if asked.aside:

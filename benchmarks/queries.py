@@ -170,6 +170,42 @@ class Questions:
             "counts": lambda: "/api/count",
         }
 
+    def rare(self) -> dict[str, Callable[[], str]]:
+        """Conditions that no trace, or hardly any, passes: nothing ends the search early."""
+        pick, traces = self._pick, "/api/traces"
+        absent = lambda: f"absent{pick.random()}"  # noqa: E731
+        return {
+            "rare: environment": lambda: _address(traces, environment=absent()),
+            "rare: kind": lambda: _address(traces, kind=absent()),
+            "rare: any run's kind": lambda: _address(traces, any_kind=absent()),
+            "rare: any run's name": lambda: _address(traces, any_name=absent()),
+            "rare: model": lambda: _address(traces, model=absent()),
+            "rare: tag": lambda: _address(traces, tags=absent()),
+            "rare: metadata, a value": lambda: _address(traces, metadata=f"tenant:{absent()}"),
+            "rare: metadata, a key": lambda: _address(traces, metadata=f"{absent()}:t3"),
+            "rare: latency": lambda: _address(traces, latency_ms=f">{10_000 + pick.random()}"),
+            "rare: tokens": lambda: _address(traces, tokens=f">{10**6 + pick.randrange(1000)}"),
+            "rare: cost": lambda: _address(traces, cost=f">{10**6 + pick.random()}"),
+            "rare: not complete": lambda: _address(traces, complete="false", until_ns=self._moment()),
+            "rare: two feedbacks that contradict": lambda: (
+                _address(traces) + quote("feedback=concise<0.3&feedback=concise>0.7", safe="=&")
+            ),
+            "rare: two feedbacks, of all traces": lambda: (
+                _address(traces) + quote("feedback=concise<0.5&feedback=concise>0.5", safe="=&")
+            ),
+            "rare: feedback's label": lambda: _address(traces, feedback=f"concise={absent()}"),
+            "rare: missing what all have": lambda: _address(traces, missing="concise"),
+            "rare: feedback of a name": lambda: _address("/api/feedback", name=pick.choice(NAMES), limit=100),
+            "rare: feedback of a key": lambda: _address("/api/feedback", key=absent(), limit=100),
+            "rare: text, one letter": lambda: _address(traces, text=f"{pick.choice('abcd')}*"),
+            "rare: text, two letters": lambda: _address(traces, text=f"{self._rare()[:2]}*"),
+            "rare: text, three letters": lambda: _address(traces, text=f"{self._rare()[:3]}*"),
+            "rare: text and latency": lambda: _address(
+                traces, text=self._frequent(), latency_ms=f">{10_000 + pick.random()}"
+            ),
+            "rare: text and environment": lambda: _address(traces, text=self._frequent(), environment=absent()),
+        }
+
     def pages(self) -> dict[str, Callable[[], str]]:
         """The same for pages."""
         pick = self._pick
@@ -200,7 +236,7 @@ def main() -> None:
         connection = Connection(collector.port)
         print(", ".join(f"{count:,} {what}" for what, count in connection.json("/api/count").items()))
         questions = Questions(connection, options.seed)
-        asked = questions.api() | (questions.pages() if options.pages else {})
+        asked = questions.api() | questions.rare() | (questions.pages() if options.pages else {})
         print(f"{'question':40} {'p50 ms':>8} {'p95 ms':>8} {'most':>8} {'KB':>6}")
         for name, address in asked.items():
             if options.only in name:

@@ -29,6 +29,7 @@ from assay.collector.records import (
     Target,
     TraceSummary,
     Usage,
+    paged,
 )
 from assay.collector.stores import Store
 from collector.deciding import on, ruled, slice
@@ -1076,3 +1077,68 @@ def test_never_tried_is_told_from_failed_and_skipped(store: Store) -> None:
 def test_feedback_is_sent_on_to_nobody_unless_that_was_asked(store: Store) -> None:
     store.feedback("a" * 32, "k", 1.0)
     assert store.outlets() == []
+
+
+def long_trace(store: Store, n: int = 7) -> Run:
+    """A root, under it runs that begin together, and below the second of these one more."""
+    root = run(span_id="e" * 16)
+    below = [child(root, f"c{i}", span_id=f"{i:016x}", start_ns=root.start_ns + 1 + i // 2) for i in range(1, n - 1)]
+    store.append([*reversed(below), child(below[1], "deep", span_id="d" * 16), root])
+    return root
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_runs_of_a_trace_page_by_page_are_those_of_the_whole(store: Store, limit: int) -> None:
+    trace_id = long_trace(store).trace_id
+    pages = paged(lambda cursor: store.runs(trace_id, limit=limit, cursor=cursor))
+    assert tuple(pages) == store.trace(trace_id).runs
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_the_tree_of_a_trace_comes_page_by_page(store: Store, limit: int) -> None:
+    trace_id = long_trace(store).trace_id
+    rows = list(paged(lambda cursor: store.tree(trace_id, limit=limit, cursor=cursor)))
+    assert [row.position for row in rows] == list(range(7))
+    assert [(row.span_id[-1], row.depth) for row in rows[:2]] == [("e", 0), ("1", 1)]
+    assert [(rows[i].name, rows[i + 1].name, rows[i + 1].depth) for i in range(6) if rows[i].name == "c2"] == [
+        ("c2", "deep", 2)
+    ]
+
+
+def test_any_run_leads_to_its_page_of_the_tree(store: Store) -> None:
+    trace_id = long_trace(store).trace_id
+    rows = store.tree(trace_id).items
+    for row in rows:
+        page = store.tree(trace_id, limit=3, cursor=row.span_id)
+        assert page.items == rows[row.position // 3 * 3 :][:3]
+
+
+def test_the_tree_counts_feedback_and_tells_who_has_lost_a_parent(store: Store) -> None:
+    root = run()
+    lost = child(root, "lost", parent_id="f" * 16)
+    store.append([root, lost])
+    aim = Target(trace_id=root.trace_id, span_id=lost.span_id)
+    store.add_feedback(
+        [Feedback(target=aim, key="k", score=1.0), Feedback(target=aim, key="j", outcome="error", error="boom")]
+    )
+    first, second = store.tree(root.trace_id)
+    assert (first.lost_parent, first.feedback, first.failed) == (False, 0, 0)
+    assert (second.lost_parent, second.feedback, second.failed) == (True, 2, 1)
+
+
+def test_one_run_of_a_trace_can_be_asked_for(store: Store) -> None:
+    root = long_trace(store)
+    assert store.run(root.trace_id) == root
+    assert store.run(root.trace_id, "d" * 16).name == "deep"
+
+
+def test_parts_of_what_is_not_there_are_not_found(store: Store) -> None:
+    trace_id = long_trace(store).trace_id
+    for ask in (store.tree, store.runs):
+        with pytest.raises(NotFound, match="no trace"):
+            ask("f" * 32)
+        with pytest.raises(NotFound, match="no run 'nope'"):
+            ask(trace_id, cursor="nope")
+    for given in (("f" * 32,), (trace_id, "nope")):
+        with pytest.raises(NotFound):
+            store.run(*given)

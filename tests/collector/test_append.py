@@ -17,8 +17,8 @@ from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._reader import IDLE, READERS
-from assay.collector.stores.sqlite._words import MOST, PIECE, Entry, pieces
+from assay.collector.stores.sqlite._pool import IDLE, READERS
+from assay.collector.stores.sqlite._words import MOST, PIECE, pieces
 from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, TURN, Job
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
@@ -242,10 +242,8 @@ def test_a_rush_of_readers_leaves_few_open(store: SQLiteStore) -> None:
 
 
 def test_the_text_index_is_written_in_pieces() -> None:
-    entries = [Entry(key, 7, "a" * size) for key, size in enumerate((PIECE // 2, PIECE // 2, 1, 3 * PIECE, 1))]
-    found = list(pieces([*range(5), 9], entries, PIECE))
-    assert [keys for keys, _ in found] == [[9], [0, 1], [2], [3], [4]]
-    assert [entry for _, some in found for entry in some] == entries
+    sizes = (PIECE // 2, PIECE // 2, 1, 3 * PIECE, 1)
+    assert list(pieces(enumerate(sizes), PIECE)) == [[0, 1], [2], [3], [4]]
 
 
 def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:

@@ -344,3 +344,17 @@ def test_what_a_rule_said_is_among_it(open_):
     assert (row.rule, row.claim, project, environment) == ("r", 1, "shop", "prod")
     store.put_verdicts([said._replace(claim=2, feedback=[])])
     assert list(store.said_after(0, 10)) == []
+
+
+def test_what_was_said_is_put_in_order_only_where_it_is_sent_on(open_: Callable[..., SQLiteStore]) -> None:
+    store = open_()
+
+    def indexes() -> int:
+        with store._traces._file.read() as reader:
+            return int(
+                reader.db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'feedback_as_said'").fetchone()[0]
+            )
+
+    before = indexes()
+    store.open_outlet("a", "http://127.0.0.1:1")
+    assert (before, indexes()) == (0, 1)

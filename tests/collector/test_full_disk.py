@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpx
@@ -94,6 +95,21 @@ def test_what_was_acknowledged_before_the_disk_was_full_is_there_and_can_be_dele
     with SQLiteStore(disk / "assay.db") as store:
         assert eventually(lambda: works(lambda: store.append([run("late")])), True)
         assert store.check(deep=True) == []
+
+
+def test_a_log_that_finds_no_room_in_the_database_is_copied_when_there_is_some(disk: Path) -> None:
+    with SQLiteStore(disk / "assay.db") as store:
+        with closing(sqlite3.connect(disk / "assay.db", isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM traces").fetchone()
+            for _ in range(8):  # which the reader keeps in the log
+                store.append([run(attributes={"x": os.urandom(10_000).hex()}) for _ in range(100)])
+            others_fill(disk)
+        assert not works(store.checkpoint)
+        assert (store.count()["traces"], store.check(deep=True)) == (800, [])
+        (disk / "others").unlink()
+        assert eventually(lambda: works(store.checkpoint), True)
+        assert (store.health()["log_waiting_bytes"], store.check(deep=True)) == (0, [])
 
 
 def test_while_the_reserve_is_given_up_only_what_makes_room_is_written(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from assay.collector.filters import Filter
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._where import conditions, matching
+from collector.making import run
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,8 @@ def test_a_text_without_a_word_is_refused(tmp_path):
     ids=str,
 )
 def test_many_judgements_slow_no_list_down(tmp_path, conditions, index):
-    with SQLiteStore(tmp_path / "assay.db"):
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append([run(kind="llm"), run(kind="evaluator")])
         db = sqlite3.connect(tmp_path / "assay.db")
         found = plan(db, Filter(**conditions))
         sql = f"SELECT t.id FROM {found.source} WHERE {found.where} ORDER BY t.start_ns DESC, t.id DESC"

@@ -35,7 +35,7 @@ from assay.collector.records import (
 )
 from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
-from assay.collector.stores.sqlite._reader import Readers
+from assay.collector.stores.sqlite._pool import Readers
 from collector import version_1
 from collector.conformance_traces import FULL, eventually, names
 from collector.making import SECOND, START, child, run
@@ -493,7 +493,7 @@ def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLi
     file = store._behind._file
 
     def delete_slowly(db: sqlite3.Connection) -> int:
-        count, _ = _delete.remove(file.appender, Gone([gone.trace_id]), db)
+        count, _ = _delete.remove(file.appender, Gone([gone.trace_id]), _delete.Pace(), db)
         eventually(lambda: file.writer.depth > 0, True)  # its words were read meanwhile, and shall be written next
         return count
 

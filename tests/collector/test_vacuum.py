@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from assay.collector.stores.sqlite import SQLiteStore, inspect
+from assay.collector.stores.sqlite._schema import PAGE_SIZE
+from collector import version_1
 from collector.making import run
 
 A, B, C = ({"service.name": name} for name in "ABC")
@@ -78,3 +83,42 @@ def test_check_finds_spans_whose_resource_is_missing(store: SQLiteStore, file: P
         db.execute("DELETE FROM resources")
     with SQLiteStore(file) as again:
         assert again.check() == ["1 spans whose resource is missing"]
+
+
+KILLED = """
+import functools, os, signal, sqlite3, sys
+
+class Connection(sqlite3.Connection):
+    def execute(self, sql, *rest):
+        if sql == "VACUUM":
+            self.set_progress_handler(lambda: os.kill(os.getpid(), signal.SIGKILL), int(sys.argv[2]))
+        return super().execute(sql, *rest)
+
+sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
+from assay.collector.stores.sqlite import SQLiteStore
+SQLiteStore(sys.argv[1]).vacuum()
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 2000])
+def test_a_vacuum_that_is_killed_changes_nothing(store: SQLiteStore, file: Path, steps: int) -> None:
+    store.append([run("stays", inputs=str(n)) for n in range(300)])
+    store.close()
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(file), str(steps)], check=False)
+    assert killed.returncode == -9
+    with SQLiteStore(file) as again:
+        assert again.check(deep=True) == []
+        assert again.count()["traces"] == 300
+        assert again.vacuum() >= 0
+
+
+def test_an_older_files_pages_are_made_anew_as_the_docs_say(tmp_path: Path) -> None:
+    version_1.build(file := tmp_path / "older.db")
+    docs = (Path(__file__).parents[2] / "docs/store.md").read_text()
+    [statements] = re.findall(r'sqlite3 assay.db "(PRAGMA [^"]*VACUUM)"', docs)
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        for statement in statements.split("; "):
+            db.execute(statement).fetchall()
+    with SQLiteStore(file) as store:
+        assert store.stats()["page_bytes"] == PAGE_SIZE
+        assert (store.trace(version_1.TRACE).trace_id, store.check(deep=True)) == (version_1.TRACE, [])

@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from assay.collector._lanes import Lanes
 from assay.collector._verbs import Call, Control, Traces, calls, verb
 from assay.collector._verbs._forms import REQUIRED
 from assay.collector.api._http import map_errors
@@ -128,7 +129,7 @@ def try_on(store: Kept, name: str, times: int) -> str:
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Kept, str, FastAPI]]:
     app, store = FastAPI(), Kept()
-    app.state.store = store
+    app.state.store, app.state.lanes = store, Lanes()
     install(app, [beside(try_on, "GET /api/try", "shoes"), *verbs(Shops)])
     app.state.receiver = Receiver(store, limits=Limits(pending_bytes=10**6))
     map_errors(app)

@@ -16,7 +16,10 @@ from assay.collector.errors import Refused
 from assay.collector.records import Amendment, Retention, Run
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._numbers import number_of
+from assay.collector.stores.sqlite._schema import migrate
 from assay.collector.stores.sqlite._waiting import Waiting
+from collector import version_1
 from collector.making import child, run
 
 
@@ -156,3 +159,19 @@ def test_a_server_says_what_waits_and_what_was_given_up(store: SQLiteStore) -> N
         text = httpx.get(f"{server.url}/metrics").text
     assert "assay_store_amendments_waiting 1" in text
     assert "assay_store_amendments_given_up_total 0" in text
+
+
+def test_another_answer_with_the_same_number_is_not_taken_for_it(store: SQLiteStore) -> None:
+    store.append([other := run(attributes={"gen_ai.response.id": "other"})])
+    store._traces._file.write(lambda db: db.execute("UPDATE responses SET answer = ?", (number_of("mine"),)))
+    said_of_mine = Amendment("0" * 32, "0" * 16, {"outputs": "secret"}, response_id="mine")
+    assert (store.add_amendments([said_of_mine]), store.trace(other.trace_id).root) == ([False], other)
+
+
+def test_an_older_file_keeps_what_its_answers_are_found_by(file: Path) -> None:
+    version_1.build(file)
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        migrate(db, str(file), upto=8)
+        db.execute("INSERT INTO responses VALUES (1, 'mine')")
+    with SQLiteStore(file), closing(sqlite3.connect(file)) as db:
+        assert db.execute("SELECT span, answer FROM responses").fetchall() == [(1, number_of("mine"))]

@@ -23,6 +23,7 @@ from assay.cli import (
     traces,
 )
 from assay.cli._common import failing_in_one_line
+from assay.cli._progress import show_migrations
 from assay.cli.demo import command
 from assay.cli.mcp.command import mcp
 
@@ -66,6 +67,7 @@ Version = Annotated[
 @app.callback()
 def assay(version: Version = False) -> None:
     """Trace LLM applications, evaluate them against datasets, monitor live traffic."""
+    show_migrations()
 
 
 def run() -> None:

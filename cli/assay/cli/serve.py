@@ -46,6 +46,14 @@ GrpcPort = Annotated[
     typer.Option(min=0, max=65535, help="Port for OTLP over gRPC; else 4317, unless it is taken; 0 takes a free one."),
 ]
 Grpc = Annotated[bool, typer.Option("--grpc/--no-grpc", help="Take OTLP over gRPC, too.")]
+Decoders = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto",
+        help="Processes that help to decode under load; 0 for none at any time. By itself: one on two or three cores,"
+        " two on more.",
+    ),
+]
 Forward = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,6 +70,10 @@ FeedbackTo = Annotated[
         help="Send all feedback on to this OTLP endpoint, rules' results too, as log records; any number of times."
         " Headers as for --forward.",
     ),
+]
+QuerySeconds = Annotated[
+    float,
+    typer.Option(min=0.1, metavar="SECONDS", help="How long a question of the API or of a page may run."),
 ]
 # Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
 # acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
@@ -80,6 +92,8 @@ def serve(
     forward: Forward = None,
     feedback_to: FeedbackTo = None,
     cors: Cors = None,
+    query_seconds: QuerySeconds = 10.0,
+    decoders: Decoders = "auto",
 ) -> None:
     """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
 
@@ -95,6 +109,7 @@ def serve(
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
     _grpc_as_asked(port, grpc_port, grpc)
+    helpers = _decoders_of(decoders)
     passes_on = Forwarder(targets(forward or (), os.environ), Path(f"{path}.forward"))
     tells = FeedbackOut(targets(feedback_to or (), os.environ, "--feedback-to"))
     sys.setswitchinterval(SWITCH)
@@ -104,7 +119,7 @@ def serve(
         key = os.environ.get("ASSAY_API_KEY")
         if key is None and rules is not None and not is_loopback(bare(host)):
             key = _key_of_one_run(store)
-        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on, tells)
+        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on, tells, query_seconds, helpers)
         pick_up = PickUp()
 
         def ready() -> None:
@@ -138,6 +153,8 @@ def _server(
     grpc: bool,
     passes_on: Forwarder,
     tells: FeedbackOut,
+    query_seconds: float,
+    decoders: int,
 ) -> Server:
     from assay.collector.rpc import DEFAULT_PORT
     from assay.collector.server import Server
@@ -153,7 +170,19 @@ def _server(
         grpc_required=grpc_port is not None,
         forward=passes_on,
         feedback_to=tells,
+        query_seconds=query_seconds,
+        decoders=decoders,
     )
+
+
+def _decoders_of(asked: str) -> int:
+    from assay.collector.intake import MOST_DECODERS, automatic_decoders
+
+    if asked == "auto":
+        return automatic_decoders()
+    if not asked.isascii() or not asked.isdigit() or int(asked) > MOST_DECODERS:
+        raise Refused(f"--decoders {asked!r} is neither auto nor a number from 0 to {MOST_DECODERS}")
+    return int(asked)
 
 
 def _tell(server: Server, path: str, passes_on: Forwarder) -> None:

@@ -23,6 +23,10 @@ HELP = {
     "assay_passed_over_total": "Log records and metrics that were accepted and not kept: nothing in them is for us.",
     "assay_requests_refused_total": "Requests that were answered with an error, by reason.",
     "assay_dialect_errors_total": "Spans or log records that were read without a dialect because it failed on them.",
+    "assay_decoders": "Processes that decode for the server now.",
+    "assay_decoder_requests_total": "Requests that were decoded in processes of their own.",
+    "assay_decoder_seconds_total": "CPU seconds that those processes took to decode.",
+    "assay_decoder_deaths_total": "Processes for decoding that ended on their own, or could not start, by reason.",
     "assay_acknowledgement_seconds": "From the last byte of a request to its acknowledgement.",
     "assay_commit_seconds": "From a request handed to the store to its being durable: waiting and writing.",
     "assay_forwarded_total": "Requests that a target of --forward has taken.",
@@ -71,8 +75,10 @@ class Metrics:
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Put a duration in seconds into a histogram."""
+        key = tuple(labels.items())
         with self._lock:
-            histogram = self._histograms.setdefault(name, {}).setdefault(tuple(labels.items()), Histogram())
+            series = self._histograms.setdefault(name, {})
+            histogram = series.get(key) or series.setdefault(key, Histogram())
             histogram.counts[bisect_left(BUCKETS, value)] += 1
             histogram.sum += value
 

@@ -7,6 +7,7 @@
           Closed                     the store, or this connection to it, was closed
           Forbidden                  the API key does not open this
           TooLarge                   one request holds more than a server takes at once
+          TooSlow                    one question takes longer than a server gives it
           Permanent                  a request to the collector can never be kept as it stands
         Unavailable                  may work later; says when to try again
           Halted                     nothing is kept until somebody has looked after the file
@@ -64,6 +65,10 @@ class Forbidden(Refused):
 
 class TooLarge(Refused):
     """One request holds more than a server takes at once: in several it may pass."""
+
+
+class TooSlow(Refused):
+    """One question takes longer than a server gives it: narrowed it may pass, and the same again will not."""
 
 
 class Unavailable(StoreError):

@@ -10,21 +10,28 @@ from assay.collector.records import OpenRun, Run, Trace
 from assay.tracer import attributes as names
 
 SHOWN = 5  # open runs by name
+OPEN = "Some spans are still open, or have not arrived"
 _LONG_NS = 60 * 10**9  # after which a run that is open may as well have died
 
 
 def gaps(trace: Trace) -> list[str]:
     """Why a trace is not whole, or what it may lack though it counts as complete. Nothing where nothing is missing."""
-    told = [dropped(trace.dropped)] if trace.dropped else []
-    told += open_runs(trace.running)
+    told = known(trace.dropped, trace.running)
     answered = min(trace.calls_sent, sum(map(_is_answer, trace.runs)))
     if answered < trace.calls_sent:
         told.append(f"{_calls(trace.calls_sent)} sent out, {answered or 'none'} of them answered by a traced process")
     if any(names.PARTIAL in run.attributes for run in trace.runs):
         told.append("Kept for its error though it was not sampled: of other processes only what failed is here")
     if not trace.complete and not told:
-        told.append("Some spans are still open, or have not arrived")
+        told.append(OPEN)
     return told
+
+
+def known(dropped_: int, running: Sequence[OpenRun], *, complete: bool = True) -> list[str]:
+    """The same as far as it can be told without the runs, of which there may be too many to read."""
+    told = [dropped(dropped_)] if dropped_ else []
+    told += open_runs(running)
+    return told if told or complete else [OPEN]
 
 
 def dropped(count: int) -> str:

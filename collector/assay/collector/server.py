@@ -17,6 +17,7 @@ import uvicorn
 
 from assay.collector import _ports
 from assay.collector._connection import Connection, sweep
+from assay.collector._lanes import SECONDS
 from assay.collector._metrics import Metrics
 from assay.collector.api import ASGI, Cors, Door, Guard, Keys, KeyStore, Scopes, create_app, past_framework
 from assay.collector.errors import Refused
@@ -38,8 +39,9 @@ class Server:
 
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
     port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
-    whose pages may send telemetry and feedback. Raises `Refused`: a port is taken, or the server would be open to
-    others without a key.
+    whose pages may send telemetry and feedback. `query_seconds` is how long a question may run. `decoders` are processes
+    that help to decode under load: so many at most, and one for large bodies. Raises `Refused`: a port is taken, or the
+    server would be open to others without a key.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Server:
         grpc_required: bool = True,
         forward: Forwarder | None = None,
         feedback_to: FeedbackOut | None = None,
+        query_seconds: float | None = SECONDS,
+        decoders: int = 0,
     ) -> None:
         self.store, self.host = store, bare(host)
         self._keys, secret = _asked(store, self.host, api_key)
@@ -65,7 +69,14 @@ class Server:
         self._feedback_to = feedback_to if feedback_to and feedback_to.targets else None
         keepers = [self._forward] if self._forward else []
         app = create_app(
-            store, limits=limits, metrics=self._metrics, ready=self._is_ready, door=self.door, keepers=keepers
+            store,
+            limits=limits,
+            metrics=self._metrics,
+            ready=self._is_ready,
+            door=self.door,
+            keepers=keepers,
+            query_seconds=query_seconds,
+            decoders=decoders,
         )
         guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)
         self._server = _Uvicorn(_config(Cors(guard, cors, app.state.scopes.rows) if cors else guard))

@@ -48,6 +48,10 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
     kept.append(deep)
     opened = OpenRun(trace_id="e" * 32, span_id="e" * 16, name="a rather long name " * 9, start_ns=time.time_ns())
     kept.add_running([opened, replace(opened, trace_id=root.trace_id, name="slow")])
+    long = [run("long", kind="agent")]
+    kept.append(
+        [*long, *(child(long[0], f"step {i}", kind="tool", start_ns=long[0].start_ns + i) for i in range(1, 1_201))]
+    )
     for name, scores in (("first", (1.0, None)), ("second", (0.0, 1.0))):
         experiment(kept, name, scores)
     watched = monitored(kept)[0]
@@ -59,6 +63,8 @@ def addresses(kept: SQLiteStore) -> Iterator[dict[str, str]]:
         "under way": f"/traces/{opened.trace_id}",
         "failing": f"/traces/{failing.trace_id}",
         "deep": f"/traces/{deep[0].trace_id}?run={deep[0].span_id}",
+        "parts": f"/traces/{long[0].trace_id}",
+        "a part": f"/traces/{long[0].trace_id}?run={kept.tree(long[0].trace_id, limit=500).next}",
         "sessions": "/sessions",
         "session": "/sessions/talk",
         "datasets": "/datasets",
@@ -106,6 +112,8 @@ NAMES = (
     "under way",
     "failing",
     "deep",
+    "parts",
+    "a part",
     "sessions",
     "session",
     "datasets",
@@ -129,6 +137,35 @@ def test_pages_are_accessible_and_fit_the_screen(open_page, name, size, scheme):
     found = Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
+
+
+def test_more_spans_come_below_without_losing_the_place(open_page):
+    page = open_page("parts")
+    page.get_by_role("link", name="Show more spans").click()
+    rows = page.locator("[data-run]")
+    rows.nth(999).wait_for(state="attached")
+    focused = page.locator("[data-run]:focus")
+    focused.wait_for()
+    assert focused.inner_text().split("\n")[1] == rows.nth(500).inner_text().split("\n")[1] == "step 500"
+    focused.press("ArrowUp")
+    assert "step 499" in page.locator("[data-run]:focus").inner_text()
+    page.get_by_role("link", name="Show more spans").click()
+    rows.nth(1200).wait_for(state="attached")
+    assert page.get_by_role("link", name="Show more spans").count() == 0
+    rows.nth(700).click()
+    page.get_by_role("heading", name="step 700").wait_for()
+    assert rows.count() == 1201
+
+
+def test_a_chosen_span_far_down_is_in_sight(open_page, addresses):
+    page = open_page("a part")
+    page.goto(f"{page.url}")
+    page.locator("[data-run]").nth(300).click()
+    page.get_by_role("heading", name="step 800").wait_for()
+    page.reload()
+    assert page.locator(".tree .current").inner_text().split("\n")[1] == "step 800"
+    box, tree = page.locator(".tree .current").bounding_box(), page.locator(".tree").bounding_box()
+    assert tree["y"] <= box["y"] <= tree["y"] + tree["height"]
 
 
 def test_a_chip_opens_to_its_comment(open_page):

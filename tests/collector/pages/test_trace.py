@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -140,12 +141,43 @@ def test_a_huge_value_is_cut_on_the_page_and_whole_behind_a_link(store, client):
     assert client.get(f"/traces/{root.trace_id}/runs/{root.span_id}/secrets").status_code == 404
 
 
-def test_a_trace_of_very_many_runs_is_cut_with_a_word_about_it(store, client):
+def long(store, n=2_100):
     root = run()
-    store.append([root, *(child(root, f"c{i}") for i in range(2_100))])
-    text = client.get(f"/traces/{root.trace_id}").text
-    assert text.count("data-run") == 2_000
-    assert "And 101 more spans" in text
+    store.append([root, *(child(root, f"c{i}", start_ns=root.start_ns + 1 + i) for i in range(n - 1))])
+    return root
+
+
+def next_of(text):
+    """The address, in the page, of the next runs."""
+    found = re.search(r'href="(\?run=\w+)" data-more', text)
+    return found and found[1]
+
+
+def test_a_trace_of_very_many_runs_comes_in_pages(store, client):
+    root = long(store)
+    address, names = "", list[str]()
+    while address is not None:
+        text = client.get(f"/traces/{root.trace_id}{address}").text
+        names += re.findall(r'<span class="name">(\w+)</span>', text)
+        address = next_of(text)
+    assert names == ["answer", *(f"c{i}" for i in range(2_099))]
+
+
+def test_a_run_far_down_is_shown_among_its_neighbours(store, client):
+    root = long(store)
+    run = store.tree(root.trace_id, limit=1_000).items[777]
+    store.feedback(root.trace_id, "k", 1.0, span_id=run.span_id, author="ann")
+    text = client.get(f"/traces/{root.trace_id}?run={run.span_id}").text
+    assert (text.count("data-run"), text.count('aria-current="true"')) == (500, 1)
+    for words in ("c776</h2>", "501 to 1,000 of 2,100", "1,000 of 2,100 so far", "a person, ann"):
+        assert words in text
+
+
+def test_a_part_of_a_run_is_read_without_its_trace(store, client):
+    root = long(store)
+    assert client.get(f"/traces/{root.trace_id}/runs/{root.span_id}/metadata").text == "{}"
+    assert client.get(f"/traces/{root.trace_id}/runs/nope/metadata").status_code == 404
+    assert client.get(f"/traces/{root.trace_id}?run=nope").status_code == 404
 
 
 def leaky(store):

@@ -8,13 +8,13 @@ def test_children_stand_below_their_parents_by_start():
     first, second = child(root, "first"), child(root, "second", start_ns=root.start_ns + 2)
     inner = child(first, "inner")
     rows = _tree.rows(Trace(root, (second, inner, first, root)))
-    assert [(row.run.name, row.depth) for row in rows] == [("answer", 0), ("first", 1), ("inner", 2), ("second", 1)]
+    assert [(row.run.name, row.run.depth) for row in rows] == [("answer", 0), ("first", 1), ("inner", 2), ("second", 1)]
 
 
 def test_a_run_whose_parent_is_missing_stands_as_a_root():
     root = run()
     orphan = child(root, "orphan", parent_id="f" * 16)
-    assert [(row.run.name, row.lost_parent) for row in _tree.rows(Trace(root, (root, orphan)))] == [
+    assert [(row.run.name, row.run.lost_parent) for row in _tree.rows(Trace(root, (root, orphan)))] == [
         ("answer", False),
         ("orphan", True),
     ]
@@ -36,4 +36,4 @@ def test_a_deep_trace_needs_no_recursion():
     runs = [run()]
     for _ in range(3_000):
         runs.append(child(runs[-1]))
-    assert _tree.rows(Trace(runs[0], tuple(runs)))[-1].depth == 3_000
+    assert _tree.rows(Trace(runs[0], tuple(runs)))[-1].run.depth == 3_000

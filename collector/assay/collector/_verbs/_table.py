@@ -46,6 +46,9 @@ class Traces:
         says="Remove the traces that pass, with all that hangs on them. No conditions at all are refused.",
     )
     many = verb(TraceStore.many, "POST /api/traces/many", tag="traces", needs="read", batch=IDS)
+    tree = verb(TraceStore.tree, "GET /api/traces/{trace_id}/tree", tag="traces")
+    runs = verb(TraceStore.runs, "GET /api/traces/{trace_id}/runs", tag="traces")
+    run = verb(TraceStore.run, "GET /api/traces/{trace_id}/run", tag="traces")
     trace = verb(TraceStore.trace, "GET /api/traces/{trace_id}", tag="traces")
     scores = verb(TraceStore.scores, "GET /api/scores", tag="feedback")
     sessions = verb(TraceStore.sessions, "GET /api/sessions", tag="traces")

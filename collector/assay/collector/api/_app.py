@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from assay.collector import pages
+from assay.collector._lanes import SECONDS, Lanes
 from assay.collector._metrics import Metrics
 from assay.collector._sign_ins import SignIns
 from assay.collector.api import _docs, _health, _openapi, _sign_in
@@ -45,9 +46,12 @@ def create_app(
     ready: Callable[[], bool] | None = None,
     keepers: Sequence[Keeper] = (),
     door: Door | None = None,
+    query_seconds: float | None = SECONDS,
+    decoders: int = 0,
 ) -> FastAPI:
     """The collector as an ASGI application over a store, which the caller closes. `keepers` get what OTLP brought
-    once the store has it; `door` is what a guard before it lets in.
+    once the store has it; `door` is what a guard before it lets in; `query_seconds` is how long a question may run,
+    None for any time; so many `decoders` at most are processes that help to decode.
     """
     metrics = metrics or Metrics()
     app = FastAPI(
@@ -57,9 +61,10 @@ def create_app(
         docs_url=None,  # it loads scripts of others, from elsewhere
         redoc_url=None,
     )
-    receiver = Receiver(store, metrics, limits, keepers)
+    receiver = Receiver(store, metrics, limits, keepers, decoders)
     app.state.store, app.state.scopes = store, SCOPES
     app.state.receiver = receiver  # has room for bodies, the API's too; to be closed by whoever serves the application
+    app.state.lanes = Lanes(query_seconds)
     app.state.otlp = receiver.routes
     app.state.door, app.state.sign_ins = door or Door(), SignIns()
     app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from assay.collector import _wire
 from assay.collector._access import store_of
+from assay.collector._lanes import Lanes
 from assay.collector._verbs import LONGEST, Call, Change, Sent, given, kinds
 from assay.collector._verbs._forms import REQUIRED
 from assay.collector.api._bounds import check_limit, few
 from assay.collector.api._http import Body, Limit, Number, conditions, reply
+from assay.collector.api._streamed import STREAMED
+from assay.collector.stores import Streams
 
 IDS = ("trace_id", "span_id")  # which are kept in lower case
+WIDE = frozenset(("aggregate", "many"))  # questions about many traces, also without a condition
+ENDLESS = frozenset(("changes",))  # what rules follow, in pages of so many rows: stopped, they would never come by
 
 
 class Endpoint:
@@ -27,8 +33,33 @@ class Endpoint:
         self.call, self.run, self.takes = call, run, call.takes
         self.__signature__ = inspect.Signature(list(_parameters(call)), return_annotation=Response)  # FastAPI reads it
 
-    def __call__(self, request: Request, **sent: Any) -> Response:
+    async def __call__(self, request: Request, **sent: Any) -> Response:
         """Do what is asked with the store that this request may see. Raises `StoreError`; `ValueError` for bad JSON."""
+        work = partial(self._done, request, sent)
+        if not self._asks:
+            return await run_in_threadpool(work)
+        lanes: Lanes = request.app.state.lanes
+        return await lanes.answer(request, work, wide=self._is_wide(request), endless=self.call.name in ENDLESS)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether it reads and does nothing else, so that it can be stopped anywhere."""
+        return self.call.method == "GET" or self.call.needs == "read"
+
+    def _is_wide(self, request: Request) -> bool:
+        """Whether it may look at many traces: it sums up, or looks for those that pass."""
+        if self.call.name in WIDE or self._conditions is None:
+            return self.call.name in WIDE
+        return any(name not in self._conditions for name in request.query_params)
+
+    @cached_property
+    def _conditions(self) -> frozenset[str] | None:
+        """The names in its query string that are no conditions; None where it takes no conditions."""
+        if all(argument.place != "filter" for argument in self.call.sent):
+            return None
+        return frozenset(argument.alias for argument in self.call.sent if argument.place == "query")
+
+    def _done(self, request: Request, sent: Mapping[str, Any]) -> Response:
         body = None if self.takes is None else _wire.decode(self.takes, sent["body"])
         values = {argument.name: _value(argument, request, sent, body) for argument in self.call.sent}
         check_limit(sent.get("limit"), self.call.most)  # the feed and claims, which come in bodies, bound themselves
@@ -36,6 +67,8 @@ class Endpoint:
             few(len(values[self.call.listed.name]), self._most)
         bound = inspect.BoundArguments(self.call.signature, values)
         store = store_of(request)
+        if isinstance(store, Streams) and (write := STREAMED.get(self.call.name)):
+            return write(request.app.state.lanes, store, *bound.args, **bound.kwargs)
         run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
         return reply(self._answer(run(*bound.args, **bound.kwargs), body))
 

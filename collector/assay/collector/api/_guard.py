@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -69,7 +70,7 @@ class Guard:
     async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
         address = (scope.get("client") or ("",))[0]
         if not self.door.locked:
-            return _misnamed(scope, headers) or Access(address=address)
+            return _misnamed(scope, headers) or _unlocked(address)
         if (session := await self._session(scope, headers, address)) is not None:
             return session
         return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
@@ -101,20 +102,33 @@ def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 def _elsewhere(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
     """The refusal of what another site's page would write, unless that site may."""
-    host, origin = _text(headers, b"host"), _text(headers, b"origin")
-    if origin and scope["method"] not in READING and authority(origin) != host and not scope.get(ALLOWED):
+    if not (origin := _text(headers, b"origin")):
+        return None
+    if scope["method"] not in READING and authority(origin) != _text(headers, b"host") and not scope.get(ALLOWED):
         return Refusal(403, f"a page of {origin!r} may not write here")
     return None
 
 
 def _misnamed(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
     """The refusal of a name that is not this machine's own."""
-    host = _text(headers, b"host")
+    refusal = _of_name(headers.get(b"host", b""))
+    return forwarded(scope["headers"]) if refusal is None and not PROXIES.isdisjoint(headers) else refusal
+
+
+@lru_cache(16)
+def _of_name(netloc: bytes) -> Refusal | None:
+    host = netloc.decode("latin-1")
     name = named(host)
-    if host and not is_loopback(name):
-        told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
-        return Refusal(403, told)
-    return forwarded(scope["headers"])
+    if not host or is_loopback(name):
+        return None
+    told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
+    return Refusal(403, told)
+
+
+@lru_cache(64)
+def _unlocked(address: str) -> Access:
+    """What everybody may have who sends from an address, where no key is needed."""
+    return Access(address=address)
 
 
 def forwarded(headers: Iterable[tuple[str | bytes, str | bytes]]) -> Refusal | None:

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect
 
 from assay.collector import _wire
-from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, Unavailable
+from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, TooSlow, Unavailable
 from assay.collector.filters import Filter, both, combined
 from assay.collector.intake import Body as Incoming
 from assay.collector.intake import Disconnected, Permanent, Receiver, check_json
@@ -20,7 +20,12 @@ from assay.collector.querystring import to_filter
 
 TOO_LARGE = ("too_large", "too_many")
 CHECKED = 64 * 1024  # bytes, from which on what stands in a body is counted before it is parsed
-STATUSES: tuple[tuple[type[Exception], int], ...] = ((NotFound, 404), (Forbidden, 403), (TooLarge, 413))
+STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (NotFound, 404),
+    (Forbidden, 403),
+    (TooLarge, 413),
+    (TooSlow, 422),
+)
 
 
 def reply(value: Any, status: int = 200) -> Response:

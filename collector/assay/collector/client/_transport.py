@@ -10,11 +10,11 @@ from urllib.parse import quote
 import httpx
 
 from assay.collector import _wire
-from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, Unavailable
+from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, TooSlow, Unavailable
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
-KINDS = {403: Forbidden, 404: NotFound, 413: TooLarge}  # other statuses below 500 are `Refused`
+KINDS = {403: Forbidden, 404: NotFound, 413: TooLarge, 422: TooSlow}  # other statuses below 500 are `Refused`
 LARGEST = 32 * 1024 * 1024  # bytes of a body, as servers take them
 TIMEOUT, PATIENCE = httpx.Timeout(60.0, connect=5.0), httpx.Timeout(None, connect=5.0)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._values import count, documents, from_json, number, text
 from assay.tracer import attributes as names
 
 
+@found_in("assay")
 def assay(draft: Draft) -> None:
     """Take documents, cost and the experiment's ids."""
-    if "assay" not in draft.namespaces:
-        return
     attributes, fields = draft.attributes, draft.fields
     if names.DOCUMENTS_JSON in attributes and (retrieved := documents(from_json(attributes[names.DOCUMENTS_JSON]))):
         fields["documents"] = retrieved

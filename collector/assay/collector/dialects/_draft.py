@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 from assay.collector.dialects._also import Said, check_also
-from assay.collector.dialects._keys import namespace
+from assay.collector.dialects._keys import namespaces
 from assay.collector.dialects._raw import RawSpan
 from assay.collector.records import JSON, Document, Usage
 
@@ -85,7 +85,7 @@ class Draft:
         self.span = span
         self.attributes: dict[str, Any] = dict(span.attributes)
         self.fields: Fields = {}
-        self.namespaces: Set[str] = set(map(namespace, self.attributes))
+        self.namespaces: frozenset[str] = namespaces(tuple(self.attributes))
         self.awaits: tuple[str, ...] = ()
         self.also: tuple[Said, ...] = ()
         self.sums = False
@@ -105,3 +105,29 @@ class Draft:
 # lets the later one amend the earlier. Should one request's spans ever be looked at together, the place is
 # `intake/_decode.py`, where they all pass, as a `Callable[[Sequence[Draft]], None]` before runs are made of them.
 Dialect: TypeAlias = Callable[[Draft], None]
+
+
+class Place(NamedTuple):
+    """What a span has in which a dialect may find something: an attribute of one of these namespaces, or a scope that
+    begins with one of these.
+    """
+
+    namespaces: frozenset[str]
+    scopes: tuple[str, ...]
+
+
+def found_in(*namespaces: str, scope: str | tuple[str, ...] = ()) -> Callable[[Dialect], Dialect]:
+    """Of a dialect: it is given such spans alone. One that does not say where it may find something is given all."""
+    place = Place(frozenset(namespaces), (scope,) if isinstance(scope, str) else scope)
+
+    def mark(dialect: Dialect) -> Dialect:
+        dialect.place = place  # type: ignore[attr-defined]
+        return dialect
+
+    return mark
+
+
+def may_find(dialect: Dialect, namespaces: Set[str], scope: str) -> bool:
+    """Whether a dialect is given a span with these namespaces and this scope."""
+    place: Place | None = getattr(dialect, "place", None)
+    return place is None or not place.namespaces.isdisjoint(namespaces) or scope.startswith(place.scopes)

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from assay.collector.dialects._calls import take
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
+from assay.collector.dialects._keys import Names, OfNames
 from assay.collector.dialects._messages import EVENTS, GIVEN, INSTRUCTIONS, MADE, choices, instructions, of_event
-from assay.collector.dialects._values import count, documents, from_json, text
-from assay.collector.records import JSON, Usage
+from assay.collector.dialects._values import count, documents, from_json, new_usage, text
+from assay.collector.records import JSON
 from assay.tracer import attributes as names
 
 KINDS = {
@@ -53,10 +53,9 @@ CONVERSATION = "gen_ai.conversation.id"
 RETRIEVED = "gen_ai.retrieval.documents"
 
 
+@found_in("gen_ai")
 def genai(draft: Draft) -> None:
     """Take what the dialects before this one have not; the operation's name stays, as it says more than the kind."""
-    if "gen_ai" not in draft.namespaces:
-        return
     attributes, fields = draft.attributes, draft.fields
     operation = _operation(attributes.get(names.OPERATION))
     if kind := _kind(operation, attributes):
@@ -84,33 +83,50 @@ def _kind(operation: str | None, attributes: Mapping[str, Any]) -> str | None:
 
 
 def _model(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
     for name in (names.RESPONSE_MODEL, names.REQUEST_MODEL):
-        take(draft, "model", name, text)
+        if (model := text(attributes.get(name))) and fields.setdefault("model", model) == model:
+            del attributes[name]
 
 
 def _usage(draft: Draft) -> None:
     attributes = draft.attributes
-    used = [
-        next(((name, n) for name in pair if (n := count(attributes.get(name))) is not None), None) for pair in TOKENS
-    ]
-    if not any(used) or "usage" in draft.fields:
+    if "usage" in draft.fields:
         return
-    given, made = (one[1] if one else 0 for one in used)
-    draft.fields["usage"] = Usage(given, made, _details(attributes))
-    for name, _ in filter(None, used):
-        del attributes[name]
+    (given_as, given), (made_as, made) = _counted(attributes, TOKENS[0]), _counted(attributes, TOKENS[1])
+    if given_as is None and made_as is None:
+        return
+    draft.fields["usage"] = new_usage(given, made, _details(attributes))
+    for name in (given_as, made_as):
+        if name is not None:
+            del attributes[name]
+
+
+def _counted(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> tuple[str | None, int]:
+    """Which name counts tokens, and how many."""
+    for name in candidates:
+        if name in attributes and (tokens := count(attributes[name])) is not None:
+            return name, tokens
+    return None, 0
 
 
 def _details(attributes: dict[str, Any]) -> dict[str, int]:
     """What tokens were of, whatever it is called."""
     details: dict[str, int] = {}
-    for name in tuple(attributes):
-        if name.startswith(USAGE) and name not in NO_DETAILS and (tokens := count(attributes[name])) is not None:
-            plain = name.removeprefix(USAGE).removeprefix("details.")
-            known = DETAILS.get(plain, plain)
-            if details.setdefault(known, tokens) == tokens:
-                del attributes[name]
+    for name, known in _finer(tuple(attributes)):
+        if (tokens := count(attributes[name])) is not None and details.setdefault(known, tokens) == tokens:
+            del attributes[name]
     return details
+
+
+def _of_usage(names: Names) -> tuple[tuple[str, str], ...]:
+    """Names of finer counts, and what they are called now."""
+    finer = (name for name in names if name.startswith(USAGE) and name not in NO_DETAILS)
+    plain = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in finer)
+    return tuple((name, DETAILS.get(known, known)) for name, known in plain)
+
+
+_finer = OfNames(_of_usage).__getitem__
 
 
 def _content(draft: Draft) -> None:
@@ -122,7 +138,9 @@ def _content(draft: Draft) -> None:
         _outputs(draft)
     if draft.span.events and ("inputs" not in fields or "outputs" not in fields):
         _events(draft)
-    if not fields.get("documents") and (retrieved := documents(from_json(attributes.get(RETRIEVED)))):
+    if RETRIEVED not in attributes or fields.get("documents"):
+        return
+    if retrieved := documents(from_json(attributes[RETRIEVED])):
         fields["documents"] = retrieved
         del attributes[RETRIEVED]
 

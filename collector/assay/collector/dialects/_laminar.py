@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.collector.dialects import _calls
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._values import from_json, number
 
 KINDS = {
@@ -19,10 +19,9 @@ PROPERTIES = "lmnr.association.properties."
 METADATA = _calls.below(PROPERTIES + "metadata.")
 
 
+@found_in("lmnr")
 def laminar(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, cost, session, user, tags and metadata; the rest of a call is GenAI's."""
-    if "lmnr" not in draft.namespaces:
-        return
     fields = draft.fields
     _kind(draft)
     _calls.take(draft, "inputs", "lmnr.span.input", from_json)

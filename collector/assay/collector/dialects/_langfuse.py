@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assay.collector.dialects import _calls
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._values import count, from_json, text
 from assay.collector.records import JSON, Usage
 
@@ -22,10 +22,9 @@ WHERE = ("langfuse.trace.", "langfuse.observation.")  # what is said of the whol
 COUNTED = frozenset(("input", "output", "total"))
 
 
+@found_in("langfuse")
 def langfuse(draft: Draft) -> None:
     """Take kind, inputs, outputs, model, tokens, cost, session, user, tags and metadata."""
-    if "langfuse" not in draft.namespaces:
-        return
     _kind(draft)
     _content(draft)
     _calls.take(draft, "model", MODEL, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from assay.collector.dialects import _calls, _langchain
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._values import count, from_json, number
 from assay.collector.records import JSON, Usage
 from assay.tracer import attributes as names
@@ -19,13 +19,12 @@ USAGE = METADATA + "usage_metadata"
 PROPERTIES = _calls.below(METADATA)
 
 
+@found_in("langsmith")
 def langsmith(draft: Draft) -> None:
     """Take kind, inputs, outputs, tokens, cost, session, user, tags and metadata; the model is GenAI's to read.
 
     The operation's name says "embeddings" of retrievers and "chat" of prompts: the kind that LangSmith names counts.
     """
-    if "langsmith" not in draft.namespaces:
-        return
     _kind(draft)
     _content(draft)
     _usage(draft)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.collector.dialects import _calls
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._pydantic_ai import structured, take_cost, take_events
 from assay.collector.dialects._values import from_json, text
 from assay.collector.records import JSON
@@ -23,10 +23,11 @@ EVALS = frozenset(("pydantic-evals", "pydantic_evals", "logfire.pydantic-evals")
 DECODED = ("object", "array")  # types of values that travel as JSON
 
 
+@found_in("logfire")
 def logfire(draft: Draft) -> None:
     """Take a function's arguments and what it has returned, documents, tags, and what the instrumentations say."""
     scope = draft.span.scope
-    if not scope.startswith(("logfire", "pydantic")) or "logfire" not in draft.namespaces:
+    if not scope.startswith(("logfire", "pydantic")):
         return
     _tags(draft)
     if scope == "logfire":

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from assay.collector.dialects import _calls
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._values import from_json, text
 from assay.collector.records import JSON
 from assay.tracer import attributes as names
@@ -25,10 +25,9 @@ WHOSE = (
 )
 
 
+@found_in("mlflow", scope="mlflow.")
 def mlflow(draft: Draft) -> None:
     """Take kind, inputs, outputs, model, tokens, cost, session, user, and the trace's tags as metadata."""
-    if "mlflow" not in draft.namespaces and not draft.span.scope.startswith("mlflow."):
-        return
     _kind(draft)
     _calls.take(draft, "inputs", "mlflow.spanInputs", from_json)
     _calls.take(draft, "outputs", "mlflow.spanOutputs", from_json)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
-from assay.collector.dialects._draft import Draft
-from assay.collector.dialects._keys import namespace
+from assay.collector.dialects._draft import Dialect, Draft, found_in
+from assay.collector.dialects._keys import OfNames, namespace
 from assay.collector.dialects._openinference_annotations import read_annotations
 from assay.collector.dialects._openinference_documents import files, retrieved
 from assay.collector.dialects._openinference_messages import messages
-from assay.collector.dialects._values import count, from_json, number, take_list, text
-from assay.collector.records import JSON, Usage
+from assay.collector.dialects._values import count, from_json, new_usage, number, take_list, text
+from assay.collector.records import JSON
 from assay.tracer import attributes as names
 
 # "prompt" is a template being filled in, "decision" a branch being chosen: steps of a chain both
@@ -36,6 +37,7 @@ SUMMED = frozenset(("agent", "chain"))
 GIVEN, MADE, TOTAL = "llm.token_count.prompt", "llm.token_count.completion", "llm.token_count.total"
 DECIDED = ("decision.token_count.input", "decision.token_count.output")
 COST, COSTS = "llm.cost.total", ("llm.cost.prompt", "llm.cost.completion")
+COUNTED = (GIVEN, MADE, COST, *COSTS)
 DETAILS = {
     "llm.token_count.prompt_details.cache_read": "cache_read.input_tokens",
     "llm.token_count.prompt_details.cache_input": "cache_read.input_tokens",
@@ -46,36 +48,24 @@ DETAILS = {
 }
 
 
+@found_in("openinference", "input", "output", *FEEDBACK, *WHOSE, *RARE)
 def openinference(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata; read feedback.
 
     A model's call is its messages: what instrumentors give as its inputs and outputs is the request to one of many
     APIs, or Python's `repr` of it, and stays an attribute. Of other spans messages say only a part.
     """
-    attributes, fields, namespaces = draft.attributes, draft.fields, draft.namespaces
-    if "openinference" in namespaces:
-        _kind(draft)
-        if fields.get("kind") == "llm" and "llm" in namespaces:
-            messages(draft)
-    if "input" in namespaces:
-        _inputs(draft)
-    if "output" in namespaces and names.OUTPUT_VALUE in attributes and "outputs" not in fields:
-        _outputs(draft)
-    if not namespaces.isdisjoint(FEEDBACK):
-        read_annotations(draft)
-    if not namespaces.isdisjoint(WHOSE):
-        _whose(draft)
-    if not namespaces.isdisjoint(RARE):
-        _rare(draft)
-    if "input" in namespaces or "output" in namespaces:
-        files(draft)
+    for step in _steps(draft.namespaces):
+        step(draft)
 
 
 def _kind(draft: Draft) -> None:
     value = draft.attributes.get(names.KIND)
-    if isinstance(value, str) and (kind := KINDS.get(value.upper())):
+    if isinstance(value, str) and (kind := KINDS.get(value) or KINDS.get(value.upper())):
         draft.fields["kind"] = kind
         del draft.attributes[names.KIND]
+    if draft.fields.get("kind") == "llm" and "llm" in draft.namespaces:
+        messages(draft)
 
 
 def _inputs(draft: Draft) -> None:
@@ -87,6 +77,8 @@ def _inputs(draft: Draft) -> None:
 def _outputs(draft: Draft) -> None:
     """Take outputs; null stays where it was: there it tells a call that returned None from one that says nothing."""
     attributes = draft.attributes
+    if names.OUTPUT_VALUE not in attributes or "outputs" in draft.fields:
+        return
     outputs = _value(attributes[names.OUTPUT_VALUE], attributes.get(names.OUTPUT_MIME))
     if outputs is not None:
         draft.fields["outputs"] = outputs
@@ -132,10 +124,12 @@ def _rare(draft: Draft) -> None:
 
 def _model(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
-    for name in MODELS:
+    for name in () if attributes.keys().isdisjoint(MODELS) else MODELS:
         if (model := text(attributes.get(name))) and fields.setdefault("model", model) == model:
             del attributes[name]
-    if "model" not in fields and attributes.keys().isdisjoint(NAMED):
+    if "model" in fields or attributes.keys().isdisjoint(PARAMETERS):
+        return
+    if attributes.keys().isdisjoint(NAMED):
         asked = (from_json(attributes[name]) for name in PARAMETERS if name in attributes)
         named = (parameters.get(key) for parameters in asked if isinstance(parameters, dict) for key in MODEL_WITHIN)
         if model := next(filter(None, map(text, named)), None):
@@ -144,6 +138,8 @@ def _model(draft: Draft) -> None:
 
 def _tokens(draft: Draft) -> None:
     attributes, fields = draft.attributes, draft.fields
+    if attributes.keys().isdisjoint(COUNTED):
+        return
     if fields.get("kind") in SUMMED and str(draft.span.attributes.get(names.KIND)).upper() != "DECISION":
         draft.sums = draft.sums or GIVEN in attributes or MADE in attributes
         return
@@ -160,7 +156,7 @@ def _usage(draft: Draft, input: str, output: str) -> None:
     given, made = count(attributes.get(input)), count(attributes.get(output))
     if (given is None and made is None) or "usage" in draft.fields:
         return
-    draft.fields["usage"] = usage = Usage(given or 0, made or 0, _details(attributes))
+    draft.fields["usage"] = usage = new_usage(given or 0, made or 0, _details(attributes))
     for name, tokens in ((input, given), (output, made)):
         if tokens is not None:
             del attributes[name]
@@ -177,7 +173,26 @@ def _embedded(draft: Draft) -> None:
 
 def _details(attributes: dict[str, Any]) -> dict[str, int]:
     details: dict[str, int] = {}
-    for key, name in DETAILS.items():
+    for key, name in () if attributes.keys().isdisjoint(DETAILS) else DETAILS.items():
         if (tokens := count(attributes.get(key))) is not None and details.setdefault(name, tokens) == tokens:
             del attributes[key]
     return details
+
+
+# What there is to do for a span with attributes in one of these namespaces, in this order
+STEPS: tuple[tuple[frozenset[str], Dialect], ...] = (
+    (frozenset(("openinference",)), _kind),
+    (frozenset(("input",)), _inputs),
+    (frozenset(("output",)), _outputs),
+    (FEEDBACK, read_annotations),
+    (WHOSE, _whose),
+    (RARE, _rare),
+    (frozenset(("input", "output")), files),
+)
+
+
+def _to_do(namespaces: Set[str]) -> tuple[Dialect, ...]:
+    return tuple(step for where, step in STEPS if not where.isdisjoint(namespaces))
+
+
+_steps = OfNames(_to_do).__getitem__

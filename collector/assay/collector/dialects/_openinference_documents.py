@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 
 from assay.collector.dialects._draft import Draft
-from assay.collector.dialects._values import document_of, documents, from_json, number, take_list
+from assay.collector.dialects._values import document_of, documents, from_json, new_document, number, take_list
 from assay.collector.records import JSON, Document
 from assay.tracer import attributes as names
 
@@ -44,15 +45,26 @@ def files(draft: Draft) -> None:
 
 def document(flat: Mapping[str, JSON]) -> Document:
     """A document out of its names; those that a `Document` has no field for stand in its metadata."""
+    if len(flat) == len(FIELDS) and (plain := _plain(flat)):
+        return plain
     read = document_of(flat)
     if flat.keys() <= FIELDS and read.score == flat.get("score") and (read.metadata or "metadata" not in flat):
-        return read  # as nearly all are
+        return read
     rest = {name: value for name, value in flat.items() if name not in FIELDS and value != read.id}
     if "metadata" in flat and not isinstance(from_json(flat["metadata"]), dict):
         rest["metadata"] = flat["metadata"]
     if flat.get("score") is not None and number(flat["score"]) is None:
         rest["score"] = flat["score"]
     return Document(read.content, read.id, read.score, {**rest, **read.metadata}) if rest else read
+
+
+def _plain(flat: Mapping[str, JSON]) -> Document | None:
+    """One whose four fields hold what belongs there, as nearly all do; None for any other."""
+    content, id, score = flat.get("content"), flat.get("id"), flat.get("score")
+    if type(content) is not str or type(id) is not str or type(score) is not float or not isfinite(score):
+        return None
+    metadata = from_json(flat.get("metadata"))
+    return new_document(content, id, score, metadata) if id and metadata and isinstance(metadata, dict) else None
 
 
 def _as_json(flat: Mapping[str, JSON]) -> JSON:

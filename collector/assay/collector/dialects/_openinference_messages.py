@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from assay.collector.dialects._draft import Draft
-from assay.collector.dialects._keys import Listed, listed
+from assay.collector.dialects._keys import listed, spread
 from assay.collector.dialects._values import take_list
 from assay.collector.records import JSON
 
 INPUT, OUTPUT, PROMPTS, CHOICES = "llm.input_messages", "llm.output_messages", "llm.prompts", "llm.choices"
-FORMS = (INPUT, OUTPUT, PROMPTS, CHOICES)
+WHOLE = (PROMPTS, CHOICES)  # which may be a list in one attribute, too
 CALLS, PARTS = "tool_calls", "contents"
 WITHOUT_WORDS = frozenset(("role", "name", "finish_reason"))
 
@@ -19,7 +19,9 @@ WITHOUT_WORDS = frozenset(("role", "name", "finish_reason"))
 def messages(draft: Draft) -> None:
     """What a model was sent and what it answered, unless inputs and outputs are known."""
     fields, attributes = draft.fields, draft.attributes
-    if ("inputs" in fields and "outputs" in fields) or not [name for name in attributes if name.startswith(FORMS)]:
+    if "inputs" in fields and "outputs" in fields:
+        return
+    if not spread(tuple(attributes)) and attributes.keys().isdisjoint(WHOLE):
         return
     if "inputs" not in fields and (said := _spoken(attributes, INPUT) or _written(attributes, PROMPTS, "prompt")):
         fields["inputs"] = said
@@ -29,7 +31,8 @@ def messages(draft: Draft) -> None:
 
 def _spoken(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
     """Messages, of which one at least says something: a call that failed has answered with a role alone."""
-    if any(place.element == "message" and place.rest not in WITHOUT_WORDS for place in _places(attributes, prefix)):
+    listed = spread(tuple(attributes)).get((prefix, "message"), ())
+    if any(rest not in WITHOUT_WORDS for one in listed for rest, _ in one):
         return [message(flat) for flat in take_list(attributes, prefix, "message")]
     return []
 
@@ -40,15 +43,16 @@ def _written(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         del attributes[prefix]
     else:
-        if not all((place.element, place.rest) == (element, "text") for place in _places(attributes, prefix)):
+        if not _texts_alone(attributes, prefix, element):
             return None
         texts = [flat["text"] for flat in take_list(attributes, prefix, element)]
     return texts[0] if len(texts) == 1 else texts
 
 
-def _places(attributes: Mapping[str, JSON], prefix: str) -> Iterator[Listed]:
-    named = (listed(name) for name in attributes if name.startswith(prefix))
-    return (place for place in named if place is not None and place.prefix == prefix)
+def _texts_alone(attributes: Mapping[str, JSON], prefix: str, element: str) -> bool:
+    lists = spread(tuple(attributes))
+    others = any(of[0] == prefix and of[1] != element for of in lists)
+    return not others and all(rest == "text" for one in lists.get((prefix, element), ()) for rest, _ in one)
 
 
 def message(flat: Mapping[str, JSON]) -> dict[str, JSON]:

@@ -53,13 +53,18 @@ def cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_ns: int)
     """US dollars; None for a model that genai-prices does not know, and for counts that make no sense."""
     if len(model) > LONGEST:
         return None
-    provider = next((named for name in PROVIDERS if (named := text(attributes.get(name)))), None)
-    price = _price(model, provider and provider[:LONGEST], start_ns // HOUR_NS)
+    provider = None if attributes.keys().isdisjoint(PROVIDERS) else _provider(attributes)
+    price = _price(model, provider, start_ns // HOUR_NS)
     return None if price is None else _cost(price, usage)
 
 
+def _provider(attributes: Mapping[str, Any]) -> str | None:
+    provider = next((named for name in PROVIDERS if (named := text(attributes.get(name)))), None)
+    return provider and provider[:LONGEST]
+
+
 def _cost(price: Price, usage: Usage) -> float | None:
-    details = {name: n for name, n in usage.details.items() if n and name in DETAILS}
+    details = {name: n for name, n in usage.details.items() if n and name in DETAILS} if usage.details else {}
     cached = details.pop(CACHED, 0)
     if details or not 0 <= cached <= usage.input_tokens <= price.until or usage.output_tokens < 0:
         return _billed(price.model, usage)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.collector.dialects._calls import fill
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._messages import instructions, of_events
 from assay.collector.dialects._values import from_json, number, text
 from assay.collector.records import JSON
@@ -21,6 +21,7 @@ RESULT = "final_result"
 COST = "operation.cost"
 
 
+@found_in(scope=SCOPE)
 def pydantic_ai(draft: Draft) -> None:
     """Take what an agent was asked and has answered, a tool's call, messages in one attribute, what a call has cost."""
     if draft.span.scope != SCOPE:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.collector.dialects._also import Said, said
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._feedback import JUDGES
 from assay.collector.dialects._values import as_text, from_json, number, text
 from assay.collector.records import JSON, Feedback, Target
@@ -21,6 +21,7 @@ RESULTS = ("assertions", "scores", "labels")  # each {name: {name, value, reason
 EVALUATOR = "evaluator_name"  # of an evaluator's own span
 
 
+@found_in(scope=tuple(SCOPES))
 def pydantic_evals(draft: Draft) -> None:
     """Say the scores of a case, and that an evaluator failed on it. The attributes stay: they are the case's."""
     if draft.span.scope not in SCOPES:

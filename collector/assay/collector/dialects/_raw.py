@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from assay.collector.records import JSON, Event, Link
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made for every span, and freezing doubles its price
+@dataclass(slots=True)  # not frozen: one is made for every span, and freezing doubles its price
 class RawSpan:
     """An OpenTelemetry span as it arrived: ids in lower-case hex, times in nanoseconds, attributes as plain values.
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple
 
 from assay.collector.dialects._also import Said
 from assay.collector.dialects._assay import assay
-from assay.collector.dialects._draft import Dialect, Draft
+from assay.collector.dialects._draft import Dialect, Draft, may_find
 from assay.collector.dialects._faults import Fault, log_fault, name_of
 from assay.collector.dialects._feedback import evaluations
 from assay.collector.dialects._genai import genai
 from assay.collector.dialects._haystack import haystack
+from assay.collector.dialects._keys import Memo, weight
 from assay.collector.dialects._laminar import laminar
 from assay.collector.dialects._langfuse import langfuse
 from assay.collector.dialects._langsmith import langsmith
@@ -25,7 +27,7 @@ from assay.collector.dialects._raw import RawSpan
 from assay.collector.dialects._traceloop import traceloop
 from assay.collector.dialects._values import as_text, documents
 from assay.collector.dialects._vercel import vercel
-from assay.collector.records import JSON, Event, Run, Status
+from assay.collector.records import JSON, Event, Run, Status, quick
 from assay.tracer import attributes as names
 
 STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
@@ -62,11 +64,17 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 
 
+new_run: Callable[..., Run] = quick(Run)
+
+
 class Whole(NamedTuple):
     """A span as it was read."""
 
     run: Run
     also: tuple[Said, ...] = ()
+
+
+_whole: Callable[[tuple[Run, tuple[Said, ...]]], Whole] = partial(tuple.__new__, Whole)
 
 
 def read(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Dialect] | None = None) -> Run:
@@ -81,40 +89,70 @@ def read_whole(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Diale
     A dialect that raises, or fills in what a run cannot have, is told to `fault`, and the span is read as if that
     dialect did not exist.
     """
-    draft, dialects = Draft(span), DIALECTS if dialects is None else dialects
+    draft = Draft(span)
     try:
-        for dialect in dialects:
+        for dialect in _who(draft.namespaces, span.scope, dialects):
             dialect(draft)
         draft.check()
     except Exception as error:
-        failed = _failed(span, dialects)
+        asked = _who(draft.namespaces, span.scope, dialects)
+        failed = _failed(span, asked)
         fault(name_of(failed), error)
         # What it had done by then is in the draft: starting anew costs only the spans that it fails on
-        return read_whole(span, fault, [other for other in dialects if other is not failed])
-    attributes, fields = draft.attributes, draft.fields
-    fields.setdefault("kind", "unknown")
+        return read_whole(span, fault, [other for other in asked if other is not failed])
+    return _whole((_run(span, draft), draft.also))
+
+
+def _run(span: RawSpan, draft: Draft) -> Run:
+    attributes, get = draft.attributes, draft.fields.get
     if draft.awaits:
         attributes[AWAITS] = list(draft.awaits)
     _, project, environment = whose(span.resource)
     status = STATUSES[span.status] if 0 <= span.status < 3 else "unset"
-    run = Run(
-        trace_id=span.trace_id,
-        span_id=span.span_id,
-        name=span.name,
-        parent_id=span.parent_id,
-        start_ns=span.start_ns,
-        end_ns=span.end_ns,
-        status=status,
-        error=_error(span, attributes) if status == "error" else None,
-        attributes=_with_envelope(span, attributes),
-        events=span.events,
-        links=span.links,
-        resource=span.resource,
-        project=project,
-        environment=environment,
-        **fields,
+    return new_run(  # its fields in their order
+        span.trace_id,
+        span.span_id,
+        span.name,
+        span.parent_id,
+        get("kind", "unknown"),
+        span.start_ns,
+        span.end_ns,
+        status,
+        _error(span, attributes) if status == "error" else None,
+        get("inputs"),
+        get("outputs"),
+        get("documents", ()),
+        get("model"),
+        get("usage"),
+        get("cost"),
+        _with_envelope(span, attributes),
+        span.events,
+        span.links,
+        span.resource,
+        get("session_id"),
+        get("user_id"),
+        project,
+        environment,
+        get("tags", ()),
+        get("metadata") or {},
+        get("experiment_id"),
+        get("example_id"),
+        get("repetition", 0),
     )
-    return Whole(run, draft.also)
+
+
+def _who(namespaces: Set[str], scope: str, dialects: Sequence[Dialect] | None) -> Sequence[Dialect]:
+    """Which dialects are given a span with these namespaces and this scope."""
+    if dialects is None:
+        return _given.get((namespaces, scope)) or _plan(namespaces, scope)
+    return [dialect for dialect in dialects if may_find(dialect, namespaces, scope)]
+
+
+def _plan(namespaces: Set[str], scope: str) -> Sequence[Dialect]:
+    """The same of `DIALECTS`, remembered: programs write the same few namespaces together."""
+    plan = tuple(_who(namespaces, scope, DIALECTS))
+    size = weight((scope, *namespaces))
+    return plan if size is None else _given.keep((namespaces, scope), plan, size)
 
 
 def _failed(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
@@ -177,3 +215,4 @@ def _first_text(resource: Mapping[str, JSON], candidates: tuple[str, ...]) -> st
 
 
 _latest: tuple[Mapping[str, JSON] | None, str, str] = (None, "default", "default")
+_given = Memo[tuple[Set[str], str], Sequence[Dialect]]()

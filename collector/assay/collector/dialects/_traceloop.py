@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from assay.collector.dialects import _calls
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._keys import MAX_INDEX
 from assay.collector.dialects._values import document_of, from_json
 from assay.collector.records import JSON, Document
@@ -26,6 +26,7 @@ FIRST = ("gen_ai.prompt.0.content", "gen_ai.prompt.0.role", "gen_ai.completion.0
 RESULTS = ("db.query.result", "db.search.result")  # events of spans of vector databases, one for each result
 
 
+@found_in("traceloop", "gen_ai", "db")
 def traceloop(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, tokens, session, user, tags and metadata."""
     namespaces = draft.namespaces

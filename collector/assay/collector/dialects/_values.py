@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from assay.collector.dialects._keys import listed
-from assay.collector.records import JSON, Document
+from assay.collector.dialects._keys import spread
+from assay.collector.records import JSON, Document, Usage, quick
 
 CONTENTS = ("content", "page_content", "text", "chunk")
 IDENTITIES = ("id", "doc_uri", "document_id", "url")
@@ -17,6 +17,7 @@ IDENTITIES_WITHIN = ("doc_uri", "id", "document_id", "doc_id")  # of a document'
 SCORES_WITHIN = ("score", "relevance_score", "similarity_score", "_score")  # the same; distances are no scores
 REPR = "<NodeWithScore("  # how LlamaIndex's instrumentor writes what it has listed elsewhere
 NAMED = frozenset((*CONTENTS, *IDENTITIES))
+new_document, new_usage = quick(Document), quick(Usage)
 
 
 def from_json(value: JSON) -> JSON:
@@ -31,6 +32,8 @@ def from_json(value: JSON) -> JSON:
 
 def number(value: JSON) -> float | None:
     """A finite number, also out of a text; None for everything else."""
+    if value.__class__ is float and math.isfinite(value):
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -42,6 +45,8 @@ def number(value: JSON) -> float | None:
 
 def count(value: JSON) -> int | None:
     """A whole number that is not negative, or None."""
+    if value.__class__ is int and 0 <= value < 2**53:
+        return value
     parsed = number(value)
     return int(parsed) if parsed is not None and 0 <= parsed < 2**53 and parsed.is_integer() else None
 
@@ -71,7 +76,7 @@ def document(value: JSON) -> Document | None:
 
 def document_of(value: Mapping[str, JSON]) -> Document:
     """The document that an object is known to be: without content it is an empty one, which still has its rank."""
-    content, id, metadata = value.get("content"), value.get("id"), value.get("metadata")
+    content, id, metadata, score = value.get("content"), value.get("id"), value.get("metadata"), value.get("score")
     if content is None:
         content = _first(value, CONTENTS)
     if metadata is not None:
@@ -79,10 +84,10 @@ def document_of(value: Mapping[str, JSON]) -> Document:
     metadata = metadata if isinstance(metadata, dict) else {}
     if type(id) is not str or not id:
         id = _identity(value, IDENTITIES) or (_identity(metadata, IDENTITIES_WITHIN) if metadata else None)
-    score = number(value.get("score"))
+    score = number(score)
     if score is None and metadata:
         score = _score_within(metadata)
-    return Document("" if content is None else as_text(content), id, score, metadata)
+    return new_document("" if content is None else as_text(content), id, score, metadata)
 
 
 def documents(values: JSON) -> tuple[Document, ...]:
@@ -97,12 +102,8 @@ def documents(values: JSON) -> tuple[Document, ...]:
 
 def take_list(attributes: dict[str, Any], prefix: str, element: str) -> list[dict[str, JSON]]:
     """Take the list out of `{prefix}.{i}.{element}.{name}`: one object per index, by index, gaps closed."""
-    by_index: dict[int, dict[str, JSON]] = {}
-    for name in tuple(attributes):
-        place = listed(name) if name.startswith(prefix) else None
-        if place is not None and place.prefix == prefix and place.element == element:
-            by_index.setdefault(place.position, {})[place.rest] = attributes.pop(name)
-    return [by_index[index] for index in sorted(by_index)]
+    elements = spread(tuple(attributes)).get((prefix, element), ())
+    return [{rest: attributes.pop(name) for rest, name in one} for one in elements]
 
 
 def _first(value: Mapping[str, JSON], names: tuple[str, ...]) -> JSON:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.collector.dialects._calls import take
-from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._values import as_text, count, document, from_json, number, text
 from assay.collector.records import JSON, Document, Usage
 
@@ -39,10 +39,9 @@ TOLD = "ai.telemetry.metadata."
 SESSIONS, USERS = ("sessionId", "session_id", "session.id"), ("userId", "user_id", "user.id")
 
 
+@found_in("ai")
 def vercel(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents of a reranker, model, tokens, session, user, tags and metadata."""
-    if "ai" not in draft.namespaces:
-        return
     operation = draft.attributes.get(OPERATION)
     if not isinstance(operation, str) or not operation.startswith("ai."):
         return

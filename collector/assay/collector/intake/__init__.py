@@ -5,6 +5,7 @@ from assay.collector.intake._answer import PROTOBUF, otlp_error
 from assay.collector.intake._body import Body, Disconnected
 from assay.collector.intake._cost import check_json
 from assay.collector.intake._decoded import check_ids
+from assay.collector.intake._decoders import MOST_DECODERS, automatic_decoders
 from assay.collector.intake._errors import ItemRefused, Permanent, RequestRefused, Retryable
 from assay.collector.intake._held import weighed
 from assay.collector.intake._http import PATHS, ROOTS, SIGNALS, Receiver
@@ -20,6 +21,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "ItemRefused",
     "Keeper",
     "Limits",
+    "MOST_DECODERS",
     "MOST_MONEY",
     "MOST_TOKENS",
     "PATHS",
@@ -32,6 +34,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Retryable",
     "SIGNALS",
     "answers",
+    "automatic_decoders",
     "bounded_texts",
     "check_amended",
     "check_ids",

@@ -87,14 +87,14 @@ class Beside:
 
     def _trim(self) -> None:
         with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
-            self._threads.submit(_trim)
+            self._threads.submit(give_back)
 
     def close(self) -> None:
         """End the threads, after the work that they are at."""
         self._threads.shutdown(cancel_futures=True)
 
 
-def _trim() -> None:
-    """The C library keeps what was freed for the next such request, which may never come."""
+def give_back() -> None:
+    """Give freed memory back: the C library keeps it for the next such request, which may never come."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
         ctypes.CDLL(None).malloc_trim(0)

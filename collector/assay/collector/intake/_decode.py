@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from assay.collector.dialects import Fault, Whole
 from assay.collector.intake._beside import LARGE
@@ -20,7 +20,16 @@ from assay.collector.intake._limits import Allowance, Limits
 from assay.collector.records import JSON
 
 T = TypeVar("T")
-# (resource, scope, items), in the classes of the encoding
+
+
+class Scope(NamedTuple):
+    """What made the items of a group."""
+
+    name: str
+    version: str
+
+
+# (resource, scope, items), resource and items in the classes of the encoding
 Group: TypeAlias = tuple[Any, Any, Sequence[Any]]
 
 
@@ -50,13 +59,13 @@ class Codec(Generic[T]):
     hint: Callable[[bytes], str] = _no_hint  # in words, what was passed over though its sender meant it
 
 
-def decode(codec: Codec[T], body: bytes, limits: Limits) -> Decoded[T]:
-    """The items of a request. Raises `Permanent` if it is no such request, or too large."""
+def decode(codec: Codec[T], body: bytes, limits: Limits, rest: float = REST) -> Decoded[T]:
+    """The items of a request. Raises `Permanent` if it is no such request, or too large. `rest` is for large ones."""
     decoded, allowance = Decoded[T](), Allowance(limits)
     if len(body) < LARGE:
         _whole(codec, body, allowance, decoded)
     else:
-        _one_by_one(codec, body, allowance, decoded)
+        _one_by_one(codec, body, allowance, decoded, rest=rest)
     decoded.values, decoded.hint = allowance.used, codec.hint(body)
     if decoded.hint and not (decoded.items or decoded.passed or decoded.refused):
         raise Permanent("malformed", f"nothing is kept of this request: {decoded.hint}")
@@ -107,12 +116,17 @@ def _convert(
 
 
 def _one_by_one(
-    codec: Codec[T], body: bytes, allowance: Allowance, decoded: Decoded[T], error: Exception | None = None
+    codec: Codec[T],
+    body: bytes,
+    allowance: Allowance,
+    decoded: Decoded[T],
+    error: Exception | None = None,
+    rest: float = REST,
 ) -> None:
     """Take the items that can be parsed. Raises `Permanent` if something is wrong, and not one of them can."""
     try:
         for resource, scope, items in codec.split(body, allowance.limits.spans):
-            good = _parsed(codec, items, decoded)
+            good = _parsed(codec, items, decoded, rest)
             _convert(codec, resource, scope, good, len(items), allowance, decoded)
     except codec.errors as malformed:
         raise Permanent("malformed", f"the body is not an OTLP request: {malformed}") from error
@@ -120,11 +134,11 @@ def _one_by_one(
         raise Permanent("malformed", f"the body is not an OTLP request: {decoded.reason or error}") from error
 
 
-def _parsed(codec: Codec[T], items: Iterable[Any], decoded: Decoded[T]) -> Iterator[Any]:
+def _parsed(codec: Codec[T], items: Iterable[Any], decoded: Decoded[T], rest: float) -> Iterator[Any]:
     """Each item as it is asked for; those that cannot be parsed are refused."""
     for number, item in enumerate(items, 1):
-        if number % SOME == 0:
-            time.sleep(REST)
+        if rest and number % SOME == 0:
+            time.sleep(rest)
         try:
             parsed = codec.parse_item(item)
         except codec.errors as error:

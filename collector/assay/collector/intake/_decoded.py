@@ -29,6 +29,7 @@ class Decoded(Generic[T]):
     unparsed: int = 0
     values: int = 0  # in all items together, beside their bytes
     hint: str = ""  # what was passed over though its sender meant it
+    made: int = 0  # runs that stand in `items` as `Rows`, in the place of each of them
 
     def refuse(self, error: Exception, part: str = "", count: int = 1) -> None:
         """Count items that cannot be kept, for a reason in a part of them; all but `ItemRefused` is a fault of ours."""
@@ -51,6 +52,11 @@ class Decoded(Generic[T]):
         """Count an item that was read without this dialect, as that failed."""
         self.faults[dialect] += 1
         log_fault(dialect, error)
+
+    @property
+    def count(self) -> int:
+        """How many items can be kept."""
+        return self.made or len(self.items)
 
     @property
     def refused_count(self) -> int:

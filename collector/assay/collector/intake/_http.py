@@ -11,6 +11,7 @@ from assay.collector.intake import _answer
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._body import Body, Disconnected, Pending, Receive
 from assay.collector.intake._decode import Codec
+from assay.collector.intake._decoders import Decoders
 from assay.collector.intake._errors import Permanent, RequestRefused, Retryable
 from assay.collector.intake._intake import Intake
 from assay.collector.intake._keep import Keeper, StoreKeeper
@@ -39,16 +40,20 @@ class Receiver:
         metrics: Metrics | None = None,
         limits: Limits | None = None,
         keepers: Sequence[Keeper] = (),
+        decoders: int = 0,
     ) -> None:
-        """`keepers` get what the store has, afterwards."""
+        """`keepers` get what the store has, afterwards. So many `decoders` at most help to decode."""
         metrics, self.limits = metrics or Metrics(), limits or Limits()
         self.beside, self.pending = Beside(), Pending(self.limits.pending_bytes)
         metrics.gauge("assay_pending_bytes", lambda: self.pending.size)
-        self.intake = Intake([StoreKeeper(store, self.beside), *keepers], self.beside, metrics, self.limits)
+        self.decoders = Decoders(decoders, store, self.beside, metrics, self.limits)
+        kept = [StoreKeeper(store, self.beside), *keepers]
+        self.intake = Intake(kept, self.beside, metrics, self.limits, self.decoders)
         self.routes: dict[str, Route[Any]] = {path: Route(self, signal) for path, signal in PATHS.items()}
 
     def close(self) -> None:
-        """End the thread for large bodies. Call it when no more requests come."""
+        """End the threads for large bodies, and the processes. Call it when no more requests come."""
+        self.decoders.close()
         self.beside.close()
 
 

@@ -12,6 +12,7 @@ from assay.collector.dialects import log_once
 from assay.collector.intake._beside import LARGE, Beside
 from assay.collector.intake._decode import decode
 from assay.collector.intake._decoded import Decoded
+from assay.collector.intake._decoders import Decoders
 from assay.collector.intake._errors import BesideRefused, Permanent, RequestRefused, from_store
 from assay.collector.intake._keep import Keeper, Refusals
 from assay.collector.intake._limits import Limits
@@ -27,22 +28,37 @@ class Intake:
     Errors are of two kinds, here as on the wire: `Permanent` and `Retryable`.
     """
 
-    def __init__(self, keepers: Sequence[Keeper], beside: Beside, metrics: Metrics, limits: Limits) -> None:
+    def __init__(
+        self,
+        keepers: Sequence[Keeper],
+        beside: Beside,
+        metrics: Metrics,
+        limits: Limits,
+        decoders: Decoders | None = None,
+    ) -> None:
         self._keepers, self._beside, self._metrics, self._limits = keepers, beside, metrics, limits
+        self._decoders = decoders
 
     async def take(self, request: Request[T]) -> Decoded[T]:
         """What became of a request that is now durable. Raises `Permanent` or `Retryable`, and nothing else."""
         start = time.perf_counter()
-        async with self._beside.turn(len(request.body)):
-            decoded = await self._decoded(request)
-            request.admit(decoded.values * VALUE)
-            self._count_received(request.signal, decoded)
-            try:
-                if decoded.items or not decoded.refused:  # with neither, it may hold what only passes through
-                    await self._kept(request, decoded)
-            finally:
-                self._count_refused(request.signal, decoded)
+        if len(request.body) < LARGE:  # which waits for nobody's turn
+            decoded = await self._taken(request)
+        else:
+            async with self._beside.turn(len(request.body)):
+                decoded = await self._taken(request)
         self._metrics.observe("assay_acknowledgement_seconds", time.perf_counter() - start)
+        return decoded
+
+    async def _taken(self, request: Request[T]) -> Decoded[T]:
+        decoded = await self._decoded(request)
+        request.admit(decoded.values * VALUE)
+        self._count_received(request.signal, decoded)
+        try:
+            if decoded.items or not decoded.refused:  # with neither, it may hold what only passes through
+                await self._kept(request, decoded)
+        finally:
+            self._count_refused(request.signal, decoded)
         return decoded
 
     def refused(self, signal: Signal[Any], reason: str) -> None:
@@ -52,7 +68,15 @@ class Intake:
     async def _decoded(self, request: Request[T]) -> Decoded[T]:
         args = request.codec, request.body, self._limits
         try:
-            return decode(*args) if len(request.body) < LARGE else await self._beside(decode, *args)
+            if self._decoders is not None and (elsewhere := await self._decoders(request)) is not None:
+                return elsewhere
+            if len(request.body) >= LARGE:
+                return await self._beside(decode, *args)
+            start = time.perf_counter()
+            decoded = decode(*args)
+            if self._decoders is not None:
+                self._decoders.worked(time.perf_counter() - start)
+            return decoded
         except RequestRefused:
             raise
         except Exception as error:  # the same bytes would meet it again
@@ -75,13 +99,13 @@ class Intake:
             decoded.refuse(refusal)
         self._metrics.observe("assay_commit_seconds", time.perf_counter() - start)
         lost = sum(not isinstance(refusal, BesideRefused) for refusal in refusals)
-        self._count(request.signal, "assay_stored_total", len(decoded.items) - lost)
+        self._count(request.signal, "assay_stored_total", decoded.count - lost)
         if decoded.also:
             kept = len(decoded.also) - (len(refusals) - lost)
             self._count(request.signal, "assay_beside_stored_total", kept)
 
     def _count_received(self, signal: Signal[Any], decoded: Decoded[Any]) -> None:
-        self._count(signal, "assay_received_total", len(decoded.items) + decoded.refused_count + decoded.passed)
+        self._count(signal, "assay_received_total", decoded.count + decoded.refused_count + decoded.passed)
         if decoded.passed:
             self._count(signal, "assay_passed_over_total", decoded.passed)
 

@@ -16,7 +16,7 @@ import msgspec
 from assay.collector.clocks import INT_MAX
 from assay.collector.dialects import Fault, RawLog, RawSpan, Whole
 from assay.collector.intake._cost import TEXT, check_json
-from assay.collector.intake._decode import Codec, Group
+from assay.collector.intake._decode import Codec, Group, Scope
 from assay.collector.intake._decoded import check_count, check_groups, check_ids
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._limits import Allowance
@@ -136,7 +136,8 @@ class JSONResource(Camel):
     attributes: list[KeyValue] | None = None
 
 
-NO_SCOPE = JSONScope()
+NO_SCOPE = Scope("", "")
+NO_STATUS = JSONStatus()
 
 
 _TOKEN = re.compile(TEXT + rb"|NaN|-?Infinity", re.DOTALL)  # a string, or a number that JSON does not have
@@ -168,31 +169,30 @@ def resource(message: JSONResource | None, limits: Allowance) -> dict[str, JSON]
     return attributes(message.attributes if message else None, limits)
 
 
-def raw_span(span: JSONSpan, resource: dict[str, JSON], scope: JSONScope, limits: Allowance) -> RawSpan:
+def raw_span(span: JSONSpan, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:
     """One span. Raises `ItemRefused`."""
     trace_id, span_id = hexadecimal(span.trace_id), hexadecimal(span.span_id)
-    status = span.status or JSONStatus()
+    status = span.status or NO_STATUS
     return RawSpan(
-        trace_id=trace_id,
-        span_id=span_id,
-        name=span.name or "",
-        parent_id=check_ids(trace_id, span_id, hexadecimal(span.parent_span_id)),
-        kind=_enum(span.kind, KINDS),
-        start_ns=integer(span.start_time_unix_nano),
-        end_ns=integer(span.end_time_unix_nano),
-        status=_enum(status.code, STATUSES),
-        message=status.message or "",
-        attributes=attributes(span.attributes, limits),
-        events=_events(span.events, limits) if span.events else (),
-        links=_links(span.links, limits) if span.links else (),
-        resource=resource,
-        scope=scope.name or "",
-        scope_version=scope.version or "",
-        trace_state=span.trace_state or "",
+        trace_id,
+        span_id,
+        span.name or "",
+        check_ids(trace_id, span_id, hexadecimal(span.parent_span_id)),
+        _enum(span.kind, KINDS),
+        integer(span.start_time_unix_nano),
+        integer(span.end_time_unix_nano),
+        _enum(status.code, STATUSES),
+        status.message or "",
+        attributes(span.attributes, limits),
+        _events(span.events, limits) if span.events else (),
+        _links(span.links, limits) if span.links else (),
+        resource,
+        *scope,
+        span.trace_state or "",
     )
 
 
-def raw_log(record: JSONRecord, resource: dict[str, JSON], scope: JSONScope, limits: Allowance) -> RawLog:
+def raw_log(record: JSONRecord, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawLog:
     """One log record, its ids unchecked: most records have none. Raises `ItemRefused`."""
     return RawLog(
         trace_id=hexadecimal(record.trace_id),
@@ -202,8 +202,8 @@ def raw_log(record: JSONRecord, resource: dict[str, JSON], scope: JSONScope, lim
         event_name=record.event_name or "",
         body=_body(record.body, limits),
         resource=resource,
-        scope=scope.name or "",
-        scope_version=scope.version or "",
+        scope=scope.name,
+        scope_version=scope.version,
     )
 
 
@@ -411,10 +411,14 @@ def _message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struct]:
 
 def _groups(request: Any) -> Iterable[Group]:
     return [
-        (whole.resource, part.scope or NO_SCOPE, part.items or ())
+        (whole.resource, _scope(part.scope), part.items or ())
         for whole in _few(request.wholes)
         for part in _few(whole.parts)
     ]
+
+
+def _scope(scope: JSONScope | None) -> Scope:
+    return Scope(scope.name or "", scope.version or "") if scope else NO_SCOPE
 
 
 def _few(groups: Sequence[Any] | None) -> Sequence[Any]:

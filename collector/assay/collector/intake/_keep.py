@@ -9,13 +9,15 @@ from typing import Any, Protocol
 
 from assay.collector.dialects import Also, Amendment, LogItem, via_of
 from assay.collector.errors import Closed, Refused
+from assay.collector.intake._apart import Rows
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import BesideRefused, ItemRefused
 from assay.collector.intake._held import held
+from assay.collector.intake._settled import Settled
 from assay.collector.intake._signal import Request
 from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
-from assay.collector.stores import SendsOn, Serving, Store
+from assay.collector.stores import SendsOn, Serving, Store, TakesRows
 
 # Runs, from which on they are encoded beside the event loop, and written in pieces; amendments in one commit
 MANY = 250
@@ -33,9 +35,10 @@ class StoreKeeper:
     """Keeps runs, feedback, amendments and what is said beside spans in a store."""
 
     def __init__(self, store: Store, beside: Beside) -> None:
-        self._store, self._beside = store, beside
+        self._store, self._beside, self._settled = store, beside, Settled()
         # Stores that write in a thread of their own need no second one to wait for it
         self._append = store.append_async if isinstance(store, Serving) else None
+        self._takes_rows = store if isinstance(store, TakesRows) else None
         self._sends_on = store if isinstance(store, SendsOn) else None
         self._kinds: dict[str, Callable[[Sequence[Any]], Awaitable[Refusals]]] = {
             "traces": self._runs,
@@ -54,13 +57,25 @@ class StoreKeeper:
         mine, refusals = await asyncio.to_thread(held, self._store, request.project, items)
         return [*refusals, *(await keep(mine) if mine else ())]
 
-    async def _runs(self, items: Sequence[Run | Also]) -> Refusals:
+    async def _runs(self, items: Sequence[Any]) -> Refusals:
+        if rows := [item for item in items if isinstance(item, Rows)]:
+            return await self._written(rows, items[len(rows) :])
         runs = [item for item in items if isinstance(item, Run)]
         if len(runs) == len(items):
             await self._appended(runs)
             return ()
         refusals = await asyncio.to_thread(self._amended, items)  # first, so that they wait for what comes with them
         await self._appended(runs, [item for item in items if isinstance(item, Feedback)])
+        return refusals
+
+    async def _written(self, rows: Sequence[Rows], also: Sequence[Also]) -> Refusals:
+        """As runs, of what another process made of them."""
+        assert self._takes_rows is not None, "rows are made for a store that takes them"
+        refusals = await asyncio.to_thread(self._amended, also) if also else ()
+        for one in rows[:-1]:
+            await self._settled(self._takes_rows.write(one.taken()))
+        feedback = [item for item in also if isinstance(item, Feedback)]
+        await self._settled(self._takes_rows.write(rows[-1].taken(), feedback))
         return refusals
 
     async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:
@@ -77,10 +92,10 @@ class StoreKeeper:
         Feedback goes with the last of them: nothing speaks of a run of this request that is not there.
         """
         while len(runs) >= MANY:
-            await asyncio.wrap_future(await self._beside(append, runs[:MANY]))
+            await self._settled(await self._beside(append, runs[:MANY]))
             runs = runs[MANY:]
         if runs or any(feedback):
-            await asyncio.wrap_future(append(runs, *feedback))
+            await self._settled(append(runs, *feedback))
 
     def _amended(self, items: Sequence[Run | Also]) -> Refusals:
         """Amend the runs of which something was said beside others; why that could not be."""

@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from assay.collector.clocks import INT_MAX
 from assay.collector.dialects import RawLog, RawSpan
 from assay.collector.intake import _salvage
-from assay.collector.intake._decode import Group
+from assay.collector.intake._decode import Group, Scope
 from assay.collector.intake._decoded import check_groups, check_ids
 from assay.collector.intake._errors import ItemRefused
 from assay.collector.intake._limits import Allowance
@@ -31,7 +31,7 @@ def split(body: bytes, most: int) -> Iterable[Group]:
     for resource, scope, items in _salvage.groups(body, most):
         _salvage.check_messages(resource, "attributed")
         _salvage.check_messages(scope, "attributed")
-        yield Resource.FromString(resource), InstrumentationScope.FromString(scope), items
+        yield Resource.FromString(resource), _scope(InstrumentationScope.FromString(scope)), items
 
 
 def parser(message: type[M], kind: str) -> Callable[[memoryview], M]:
@@ -47,7 +47,11 @@ def groups(wholes: Sequence[Any], parts: str, items: str) -> Iterable[Group]:
         found = getattr(whole, parts)
         check_groups(len(found))
         for part in found:
-            yield whole.resource, part.scope, getattr(part, items)
+            yield whole.resource, _scope(part.scope), getattr(part, items)
+
+
+def _scope(message: InstrumentationScope) -> Scope:
+    return Scope(message.name, message.version)
 
 
 def resource(message: Resource, limits: Allowance) -> dict[str, JSON]:
@@ -55,30 +59,29 @@ def resource(message: Resource, limits: Allowance) -> dict[str, JSON]:
     return attributes(message.attributes, limits)
 
 
-def raw_span(span: Span, resource: dict[str, JSON], scope: InstrumentationScope, limits: Allowance) -> RawSpan:
+def raw_span(span: Span, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:
     """One span. Raises `ItemRefused`."""
-    trace_id, span_id = span.trace_id.hex(), span.span_id.hex()
+    trace_id, span_id, status = span.trace_id.hex(), span.span_id.hex(), span.status
     return RawSpan(
-        trace_id=trace_id,
-        span_id=span_id,
-        name=span.name,
-        parent_id=check_ids(trace_id, span_id, span.parent_span_id.hex()),
-        kind=span.kind,
-        start_ns=span.start_time_unix_nano,
-        end_ns=span.end_time_unix_nano,
-        status=span.status.code,
-        message=span.status.message,
-        attributes=attributes(span.attributes, limits),
-        events=_events(span, limits) if span.events else (),
-        links=_links(span, limits) if span.links else (),
-        resource=resource,
-        scope=scope.name,
-        scope_version=scope.version,
-        trace_state=span.trace_state,
+        trace_id,
+        span_id,
+        span.name,
+        check_ids(trace_id, span_id, span.parent_span_id.hex()),
+        span.kind,
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+        status.code,
+        status.message,
+        attributes(span.attributes, limits),
+        _events(span, limits) if span.events else (),
+        _links(span, limits) if span.links else (),
+        resource,
+        *scope,
+        span.trace_state,
     )
 
 
-def raw_log(record: LogRecord, resource: dict[str, JSON], scope: InstrumentationScope, limits: Allowance) -> RawLog:
+def raw_log(record: LogRecord, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawLog:
     """One log record, its ids unchecked: most records have none. Raises `ItemRefused`."""
     return RawLog(
         trace_id=record.trace_id.hex(),
@@ -112,12 +115,13 @@ def attributes(pairs: Sequence[KeyValue], limits: Allowance) -> dict[str, JSON]:
     """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
     values: dict[str, JSON] = {}
     limits.use(len(pairs))
+    longest = limits.value_bytes
     for pair in pairs:
         value = pair.value
         # Reading the text first costs a third of asking which of the seven it is
         text = value.string_value
         if text:
-            if len(text) > limits.value_bytes:
+            if len(text) > longest:
                 raise _too_long(len(text), limits)
             values[pair.key] = text
         else:

@@ -41,4 +41,4 @@ class Request(Generic[T]):
 
 def hops(marks: str) -> tuple[str, ...]:
     """What that header says: the marks, the first collector's first."""
-    return tuple(mark.strip()[:64] for mark in marks.split(",")[:MOST_MARKS] if mark.strip())
+    return tuple(mark.strip()[:64] for mark in marks.split(",")[:MOST_MARKS] if mark.strip()) if marks else ()

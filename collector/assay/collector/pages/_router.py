@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeAlias
 
 from fastapi import APIRouter
@@ -10,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from assay.collector._access import store_of
-from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, Unavailable
+from assay.collector._lanes import Lanes
+from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
 from assay.collector.pages import _compare, _datasets, _experiments, _forms, _rules, _sessions, traces
 from assay.collector.pages.kit import render
 from assay.collector.stores import Store
@@ -35,6 +37,8 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/static/{name}", render.static, "open"),
 )
 
+WIDE = (traces.charts, _compare.compare)  # also without a condition
+
 # Every address of the pages: path, what an API key must allow, methods
 ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     *((path, scope, ("GET",)) for path, _, scope in VIEWS),
@@ -52,14 +56,21 @@ def router() -> APIRouter:
     return routes
 
 
-def _page(view: View) -> Callable[[Request], Response]:
-    def page(request: Request) -> Response:
+def _page(view: View) -> Callable[[Request], Awaitable[Response]]:
+    async def page(request: Request) -> Response:
+        lanes: Lanes = request.app.state.lanes
         try:
-            return view(store_of(request), request)
+            work = partial(view, store_of(request), request)
+            return await lanes.answer(request, work, wide=_is_wide(view, request))
         except StoreError as error:
             return failure(request, error)
 
     return page
+
+
+def _is_wide(view: View, request: Request) -> bool:
+    """Whether it may look at many traces: it sums up, or looks for those that pass."""
+    return view in WIDE or (not request.path_params and bool(request.url.query))
 
 
 def _target(form: _forms.Form) -> Callable[[Request], Awaitable[Response]]:
@@ -76,6 +87,7 @@ _STATUSES = (
     (NotFound, 404, "Not found"),
     (Forbidden, 403, "Not with this key"),
     (Closed, 503, "Not now"),
+    (TooSlow, 422, "That takes too long"),
     (Refused, 400, "That cannot work"),
     (Unavailable, 503, "Not now"),
     (StoreError, 500, "Something went wrong"),

@@ -11,7 +11,16 @@ from assay.collector.records._change import CHANGEABLE, changed
 from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
 from assay.collector.records._feedback import Feedback, Target, feedback_id, restored, scored
 from assay.collector.records._ids import canonical
-from assay.collector.records._lists import Bucket, FeedbackStats, Page, RunScores, SessionSummary, TraceSummary, paged
+from assay.collector.records._lists import (
+    Branch,
+    Bucket,
+    FeedbackStats,
+    Page,
+    RunScores,
+    SessionSummary,
+    TraceSummary,
+    paged,
+)
 from assay.collector.records._monitor import (
     Booked,
     Booking,
@@ -34,6 +43,7 @@ from assay.collector.records._monitor import (
 )
 from assay.collector.records._numbering import Numbering, distinct
 from assay.collector.records._process import Process, ProcessReport
+from assay.collector.records._quick import quick
 from assay.collector.records._run import Document, Event, Link, OpenRun, Run, Trace, Usage
 from assay.collector.records._values import (
     JSON,
@@ -53,6 +63,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "AuditEvent",
     "Booked",
     "Booking",
+    "Branch",
     "Bucket",
     "CHANGEABLE",
     "Case",
@@ -112,6 +123,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "example_id",
     "feedback_id",
     "paged",
+    "quick",
     "restored",
     "scored",
 ]

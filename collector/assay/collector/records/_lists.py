@@ -67,6 +67,29 @@ class TraceSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A run in the tree of its trace, without what it holds. `position` counts from 0, depth-first."""
+
+    span_id: str
+    parent_id: str | None
+    name: str
+    kind: str
+    status: Status
+    start_ns: int
+    end_ns: int
+    position: int
+    depth: int
+    lost_parent: bool  # it has one, which is not here: the run stands as a root
+    feedback: int = 0  # on the run and its documents
+    failed: int = 0  # of them
+
+    @property
+    def duration_ns(self) -> int:
+        """Wall time of the span, never negative."""
+        return max(0, self.end_ns - self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunScores:
     """What came of one run of an experiment, without what it holds: which example, how it ended, newest scores."""
 

@@ -9,19 +9,27 @@ from typing import Protocol
 
 from assay.collector.stores._checked import Checks, judgements, votes_of
 from assay.collector.stores._control import ControlStore
-from assay.collector.stores._serving import Said, SendsOn, Serving
+from assay.collector.stores._serving import Said, SendsOn, Serving, TakesRows
 from assay.collector.stores._summary import summary
 from assay.collector.stores._traces import TraceStore
+from assay.collector.stores._tree import Line, branch, in_order
 from assay.collector.stores._under_way import under_way
+from assay.collector.stores._unread import Streams, Unread
 
 __all__ = [
     "Checks",
     "ControlStore",
+    "Line",
     "Said",
     "SendsOn",
     "Serving",
     "Store",
+    "Streams",
+    "TakesRows",
     "TraceStore",
+    "Unread",
+    "branch",
+    "in_order",
     "judgements",
     "summary",
     "under_way",

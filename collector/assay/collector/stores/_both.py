@@ -98,11 +98,17 @@ class Both(Watched):
     def _forgotten(self, filter: Filter, going: list[int]) -> Iterator[Gone]:
         """What passes, lot by lot, each forgotten by the control half before it is given out to be removed. `going`
         takes how many traces each lot is that has been forgotten.
+
+        Each lot is looked for where the one before ended, and once all are through, from the beginning again, until
+        nothing passes: some may have begun to behind the look. What comes meanwhile stays, or it might never end.
         """
-        while gone := self._traces.passing(filter):
-            self._control.forget(gone)
-            going.append(len(gone.traces))
-            yield gone
+        upto = self._traces.newest()
+        while gone := self._traces.passing(filter, upto=upto):
+            while gone:
+                self._control.forget(gone)
+                going.append(len(gone.traces))
+                yield gone
+                gone = self._traces.passing(filter, gone.next, upto) if gone.next is not None else None
 
     def prune(self, rule: Retention) -> int:
         """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""

@@ -30,10 +30,11 @@ from assay.collector.records import (
 
 
 class Gone(NamedTuple):
-    """Traces that go, and the sessions of which none is left then."""
+    """Traces that go, the sessions of which none is left then, and where to look for more, if there may be any."""
 
     traces: Sequence[str]
     sessions: Sequence[str] = ()
+    next: str | None = None
 
 
 class Verdicts(NamedTuple):
@@ -91,8 +92,12 @@ class TraceHalf(Protocol):
         """Where it is, in words for people."""
         ...
 
-    def passing(self, filter: Filter) -> Gone | None:
-        """Some of the traces that pass, a transaction's worth; None if there are none."""
+    def newest(self) -> int:
+        """The number of the latest trace that has come; those that come later have higher ones."""
+        ...
+
+    def passing(self, filter: Filter, after: str | None = None, upto: int | None = None) -> Gone | None:
+        """Some of the traces that pass, from where an earlier look ended, up to a number; None if there are none."""
 
     def remove(self, gone: Iterable[Gone]) -> int:
         """Remove traces with spans, text index and feedback, each lot as it comes; returns how many traces."""

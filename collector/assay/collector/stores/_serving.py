@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from assay.collector.records import Feedback, Outlet, Run
 
@@ -34,6 +34,19 @@ class Serving(Protocol):
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """As `append`, without waiting: the future resolves when the runs are durable. Raises `Unavailable`."""
+        ...
+
+
+@runtime_checkable
+class TakesRows(Protocol):
+    """A store whose rows of runs may be made elsewhere than it is, in another process too."""
+
+    def encoder(self) -> Callable[[Sequence[Run]], Any]:
+        """What makes rows of runs, or of no runs: a function of a module, which needs no store and pickles."""
+        ...
+
+    def write(self, rows: Any, feedback: Sequence[Feedback] = ()) -> Future[None]:
+        """As `append_async`, of runs as the encoder made rows of them."""
         ...
 
 

@@ -9,6 +9,7 @@ from assay.collector.filters import Filter
 from assay.collector.records import (
     JSON,
     Amendment,
+    Branch,
     Bucket,
     Changes,
     Condition,
@@ -118,6 +119,24 @@ class TraceStore(Protocol):
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         """Several traces at once, in the order asked; those that are not there are left out."""
 
+    def tree(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Branch]:
+        """The runs of a trace without what they hold, children below their parents, page by page.
+
+        A cursor is a run's id: its page is the one of those of `limit` runs that holds it. Raises `NotFound`.
+        """
+        ...
+
+    def runs(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Run]:
+        """The runs of a trace by start time, page by page: what `trace` gives whole.
+
+        A cursor is the id of the run that comes next. Raises `NotFound`.
+        """
+        ...
+
+    def run(self, trace_id: str, span_id: str | None = None) -> Run:
+        """One run of a trace, its root if no other is named. Raises `NotFound`."""
+        ...
+
     def feedbacks(
         self,
         filter: Filter | None = None,
@@ -209,6 +228,7 @@ class TraceStore(Protocol):
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
+        What comes after this was asked for stays.
 
         For eight days nothing brings them back: what is appended of them, or said about them, is acknowledged, counted
         and not kept.

@@ -16,6 +16,7 @@ from assay.collector.filters import Filter, combined, deletable
 from assay.collector.records import (
     JSON,
     Amendment,
+    Branch,
     Changes,
     Condition,
     Experiment,
@@ -34,6 +35,7 @@ from assay.collector.records import (
 )
 from assay.collector.stores._control import ControlStore
 from assay.collector.stores._traces import TraceStore
+from assay.collector.stores._unread import Unread
 
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
 UNSAID = "default"  # the project of records that say nothing
@@ -176,13 +178,41 @@ class ProjectStore:
             raise NotFound(f"there is no trace {trace_id!r}")
         return trace
 
+    def tree(self, trace_id: str, **given: Any) -> Page[Branch]:
+        """As of `TraceStore`."""
+        self.check_there(trace_id)
+        page: Page[Branch] = self._store.tree(trace_id, **given)
+        return page
+
+    def runs(self, trace_id: str, **given: Any) -> Page[Run]:
+        """As of `TraceStore`."""
+        self.check_there(trace_id)
+        page: Page[Run] = self._store.runs(trace_id, **given)
+        return page
+
+    def run(self, trace_id: str, span_id: str | None = None) -> Run:
+        """As of `TraceStore`."""
+        self.check_there(trace_id)
+        run: Run = self._store.run(trace_id, span_id)
+        return run
+
+    def check_there(self, trace_id: str) -> None:
+        """Raises `NotFound` for a trace that is not there, or another project's."""
+        root: Run = self._store.run(trace_id)
+        if root.project != self.project:
+            raise NotFound(f"there is no trace {trace_id!r}")
+
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         """As of `TraceStore`."""
         return [trace for trace in self._store.many(trace_ids) if trace.root.project == self.project]
 
+    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
+        """As of `Streams`."""
+        return [trace for trace in self._store.unread(trace_ids) if trace.root.project == self.project]
+
     def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
         """As of `TraceStore`."""
-        self.trace(trace_id)
+        self.check_there(trace_id)
         conditions: list[Condition] = self._store.explain(trace_id, filter)
         return conditions
 
@@ -272,6 +302,6 @@ class ProjectStore:
 
     def why(self, trace_id: str) -> list[Why]:
         """As of `ControlStore`."""
-        self.trace(trace_id)
+        self.check_there(trace_id)
         found: list[Why] = self._store.why(trace_id)
         return found

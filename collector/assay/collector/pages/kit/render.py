@@ -67,7 +67,7 @@ def environment() -> Environment:
     }
     made.filters |= dict(getmembers(format, isfunction))  # each under its own name
     made.filters |= {"glimpse": payload.glimpse, "gist": payload.gist}
-    made.filters |= {"gaps": gaps.gaps, "dropped": gaps.dropped, "since": gaps.since}
+    made.filters |= {"dropped": gaps.dropped, "since": gaps.since}
     made.filters |= {"path": path, "breakable": breakable, "tame": dict}
     return made
 

@@ -66,16 +66,37 @@ async function show(address, push) {
   if (push) history.pushState({}, "", address);
   if (push && matchMedia("(max-width: 900px)").matches) document.getElementById("detail").scrollIntoView();
 }
+// The next spans of a long trace come below those that are there.
+async function more(link) {
+  const answer = await fetch(link.href);
+  if (!answer.ok) return location.assign(link.href);
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const rows = [...page.querySelectorAll(".tree li")].map((row) => document.adoptNode(row));
+  for (const row of rows) {
+    row.classList.remove("current");
+    row.firstElementChild.removeAttribute("aria-current");
+  }
+  document.querySelector(".tree ol").append(...rows);
+  const next = page.querySelector("[data-more]");
+  if (next) link.parentElement.replaceWith(document.adoptNode(next.parentElement));
+  else link.parentElement.remove();
+  rows[0]?.firstElementChild.focus();
+}
 if (detail) {
-  const links = [...document.querySelectorAll("a[data-run]")];
-  document.querySelector(".tree").addEventListener("click", (event) => {
-    const link = event.target.closest("a[data-run]");
+  const tree = document.querySelector(".tree");
+  const chosen = tree.querySelector(".current"); // which may be far down in a long tree
+  const below = chosen ? chosen.getBoundingClientRect().bottom - tree.getBoundingClientRect().bottom : 0;
+  if (below > 0) tree.scrollTop += below + tree.clientHeight / 2;
+  tree.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-run], a[data-more]");
     if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
     event.preventDefault();
-    show(link.href, true).catch(() => location.assign(link.href));
+    const shown = "more" in link.dataset ? more(link) : show(link.href, true);
+    shown.catch(() => location.assign(link.href));
   });
-  document.querySelector(".tree").addEventListener("keydown", (event) => {
+  tree.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const links = [...tree.querySelectorAll("a")];
     const next = step && links[links.indexOf(document.activeElement) + step];
     if (!next) return;
     event.preventDefault();

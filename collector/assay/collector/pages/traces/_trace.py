@@ -3,49 +3,122 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from assay.collector import verdicts
+from assay.collector import gaps, verdicts
 from assay.collector.errors import NotFound
 from assay.collector.pages._experiments import known_examples
 from assay.collector.pages.kit import chips, payload, render
 from assay.collector.pages.traces import _tree
-from assay.collector.records import JSON, Example, Experiment, Run, Trace, TraceSummary
+from assay.collector.records import JSON, Example, Experiment, Feedback, Run, Target, Trace, TraceSummary
 from assay.collector.stores import Store
 
 _PARTS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a page says of a trace: all of its runs as rows, or so many of a long one."""
+
+    root: Run
+    run: Run  # the chosen one
+    rows: Sequence[_tree.Row]
+    duration_ns: int
+    feedback: Sequence[Feedback]  # on the trace as a whole, and on the chosen run and its documents
+    missing: Sequence[str]
+    complete: bool
+    running: int
+    dropped: int
+    next: str | None = None  # the run with which the next rows begin
+
+    @property
+    def of_trace(self) -> list[Feedback]:
+        """What is said of the trace as a whole."""
+        return [feedback for feedback in self.feedback if feedback.target.span_id is None]
+
+    @property
+    def of_run(self) -> list[Feedback]:
+        """What is said of the chosen run, and of its documents."""
+        return [feedback for feedback in self.feedback if feedback.target.span_id == self.run.span_id]
+
+
 def trace(store: Store, request: Request) -> Response:
     """`GET /traces/{trace_id}?run={span_id}`; the root is shown if no run is named, open runs if none has ended."""
+    trace_id, span_id = request.path_params["trace_id"], request.query_params.get("run")
+    summed = summary(store, trace_id)
     try:
-        asked = store.trace(request.path_params["trace_id"])
+        long = summed is not None and summed.span_count > _tree.WHOLE
+        shown = in_parts(store, summed, span_id) if summed and long else whole(store.trace(trace_id), span_id)
     except NotFound:
+        if summed is not None:
+            raise
         return under_way(store, request)
-    run = chosen(asked, request.query_params.get("run"))
-    rows = _tree.rows(asked)
-    start, end = _tree.span_of(asked.runs)
-    experiment = experiment_of(store, asked)
+    experiment = experiment_of(store, shown.root)
     return render.html(
         request,
         "trace.html",
-        trace=asked,
-        run=run,
-        rows=rows[: _tree.SHOWN],
-        hidden=max(0, len(rows) - _tree.SHOWN),
-        summary=summary(store, asked),
-        duration_ns=end - start,
-        own=chips.voices(feedback for feedback in asked.feedback if feedback.target.span_id is None),
-        of_run=chips.voices(feedback for feedback in asked.feedback if feedback.target.span_id == run.span_id),
+        trace_id=trace_id,
+        shown=shown,
+        root=shown.root,
+        run=shown.run,
+        summary=summed,
+        count=summed.span_count if summed else len(shown.rows),
+        own=chips.voices(shown.of_trace),
+        of_run=chips.voices(shown.of_run),
         experiment=experiment,
-        example=example_of(store, asked, experiment),
-        why=store.why(asked.trace_id),
+        example=example_of(store, shown.root, experiment),
+        why=store.why(trace_id),
         verdicts=verdicts,
         now=time.time_ns(),
-        links=[link for link in run.links if link.trace_id != asked.trace_id],
+        links=[link for link in shown.run.links if link.trace_id != trace_id],
     )
+
+
+def whole(trace: Trace, span_id: str | None) -> Shown:
+    """All of a trace, from one reading. Raises `NotFound` for a run that is not there."""
+    start, end = _tree.span_of(trace.runs)
+    return Shown(
+        root=trace.root,
+        run=chosen(trace, span_id),
+        rows=_tree.rows(trace),
+        duration_ns=end - start,
+        feedback=trace.feedback,
+        missing=gaps.gaps(trace),
+        complete=trace.complete,
+        running=len(trace.running),
+        dropped=trace.dropped,
+    )
+
+
+def in_parts(store: Store, trace: TraceSummary, span_id: str | None) -> Shown:
+    """Those rows of a long trace among which the chosen run stands. Raises `NotFound` for a run that is not there."""
+    page = store.tree(trace.trace_id, limit=_tree.SHOWN, cursor=span_id)
+    root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
+    return Shown(
+        root=root,
+        run=run,
+        rows=_tree.on_clock(page.items, trace.start_ns, trace.start_ns + trace.duration_ns),
+        duration_ns=trace.duration_ns,
+        feedback=_said(store, run),
+        missing=gaps.known(trace.dropped, store.running(trace_id=trace.trace_id), complete=trace.complete),
+        complete=trace.complete,
+        running=trace.running,
+        dropped=trace.dropped,
+        next=page.next,
+    )
+
+
+def _said(store: Store, run: Run) -> list[Feedback]:
+    """Feedback on a run's trace, on the run, and on its documents as far as it is among the latest of the trace."""
+    aims = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
+    said = [feedback for aim in aims for feedback in store.feedbacks(target=aim)]
+    latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
+    said += [one for one in latest if one.target.span_id == run.span_id and one.target.document is not None]
+    return sorted(said, key=lambda feedback: feedback.created_ns)
 
 
 def under_way(store: Store, request: Request) -> Response:
@@ -63,24 +136,24 @@ def part(store: Store, request: Request) -> Response:
     name = request.path_params["part"]
     if name not in _PARTS:
         raise NotFound(f"a run has no part {name!r}; there are {', '.join(_PARTS)}")
-    run = chosen(store.trace(request.path_params["trace_id"]), request.path_params["span_id"])
+    run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
     value = _json(getattr(run, name))
     text = value if isinstance(value, str) else payload.as_json(value)
     return PlainTextResponse(text.encode("utf-8", "replace"), headers=render.HEADERS)
 
 
-def experiment_of(store: Store, trace: Trace) -> Experiment | None:
+def experiment_of(store: Store, root: Run) -> Experiment | None:
     """The experiment that the trace belongs to; None for live traffic, and when it is no longer there."""
     try:
-        return store.experiment(trace.root.experiment_id) if trace.root.experiment_id else None
+        return store.experiment(root.experiment_id) if root.experiment_id else None
     except NotFound:
         return None
 
 
-def example_of(store: Store, trace: Trace, experiment: Experiment | None) -> Example | None:
+def example_of(store: Store, root: Run, experiment: Experiment | None) -> Example | None:
     """The example that the trace answers, as the experiment saw it."""
     examples = known_examples(store, experiment) if experiment else {}
-    return examples.get(trace.root.example_id or "", (None, 0))[0]
+    return examples.get(root.example_id or "", (None, 0))[0]
 
 
 def chosen(trace: Trace, span_id: str | None) -> Run:
@@ -93,9 +166,9 @@ def chosen(trace: Trace, span_id: str | None) -> Run:
     return run
 
 
-def summary(store: Store, trace: Trace) -> TraceSummary | None:
-    """The same sums as in the list of traces; None while the trace is being deleted."""
-    return next(iter(store.traces(trace_ids=(trace.trace_id,), limit=1)), None)
+def summary(store: Store, trace_id: str) -> TraceSummary | None:
+    """The same sums as in the list of traces; None where the trace is not there."""
+    return next(iter(store.traces(trace_ids=(trace_id,), limit=1)), None)
 
 
 def _json(value: object) -> JSON:

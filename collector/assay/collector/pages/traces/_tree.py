@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from assay.collector.records import Run, Trace
+from assay.collector.records import Branch, Run, Trace
+from assay.collector.stores import Line, branch, in_order
 
-SHOWN = 2_000  # rows on a page
+WHOLE = 1_000  # runs of a trace that is shown in one piece
+SHOWN = 500  # rows at a time of one that has more
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One run in the tree. `left` and `width` are percent of the trace's length."""
 
-    run: Run
-    depth: int
+    run: Branch
     left: float
     width: float
-    feedback: int
-    failed: int
-    lost_parent: bool
 
 
 def span_of(runs: Sequence[Run]) -> tuple[int, int]:
@@ -32,20 +29,21 @@ def span_of(runs: Sequence[Run]) -> tuple[int, int]:
 
 def rows(trace: Trace) -> list[Row]:
     """All runs, children below their parents by start time. A run whose parent is not there stands as a root."""
-    start, end = span_of(trace.runs)
-    length = max(1, end - start)
-    marks = _feedback_by_run(trace)
-    known = {run.span_id for run in trace.runs}
+    marks, known = _feedback_by_run(trace), {run.span_id for run in trace.runs}
+    lines = [Line(*(getattr(run, name) for name in Line._fields)) for run in trace.runs]
+    branches = (
+        branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
+        for position, (depth, line) in enumerate(in_order(lines))
+    )
+    return on_clock(branches, *span_of(trace.runs))
+
+
+def on_clock(branches: Iterable[Branch], start_ns: int, end_ns: int) -> list[Row]:
+    """Runs as rows, of a trace between two moments."""
+    length = max(1, end_ns - start_ns)
     return [
-        Row(
-            run,
-            depth,
-            round(100 * (run.start_ns - start) / length, 2),
-            round(100 * run.duration_ns / length, 2),
-            *marks.get(run.span_id, (0, 0)),
-            lost_parent=run.parent_id is not None and run.parent_id not in known,
-        )
-        for run, depth in _walk(trace.runs)
+        Row(run, round(100 * (run.start_ns - start_ns) / length, 2), round(100 * run.duration_ns / length, 2))
+        for run in branches
     ]
 
 
@@ -56,21 +54,3 @@ def _feedback_by_run(trace: Trace) -> dict[str, tuple[int, int]]:
             n, failed = marks.get(item.target.span_id, (0, 0))
             marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
     return marks
-
-
-def _walk(runs: Sequence[Run]) -> Iterator[tuple[Run, int]]:
-    """Depth-first without recursion, each run once: parents that form a ring do not hide their runs."""
-    known = {run.span_id for run in runs}
-    children: dict[str | None, list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: (run.start_ns, run.end_ns), reverse=True):
-        children[run.parent_id if run.parent_id in known else None].append(run)
-    seen: set[str] = set()
-    for start in (children[None], sorted(runs, key=lambda run: run.start_ns, reverse=True)):
-        stack = [(run, 0) for run in start if run.span_id not in seen]
-        while stack:
-            run, depth = stack.pop()
-            if run.span_id in seen:
-                continue
-            seen.add(run.span_id)
-            yield run, depth
-            stack += [(child, depth + 1) for child in children[run.span_id]]

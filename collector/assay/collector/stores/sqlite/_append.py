@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from assay.collector.errors import Refused
@@ -13,47 +14,82 @@ from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
 from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
+from assay.collector.stores.sqlite._held import Held
+from assay.collector.stores.sqlite._known import BELOW, FLAGS, Drift, Fresh, Keeper, Known
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
-from assay.collector.stores.sqlite._rollup import RollUp, roll_up
+from assay.collector.stores.sqlite._rollup import RollUp
 from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._state import Adrift, Spans, State, summed
 from assay.collector.stores.sqlite._sums import Sums
 from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._waiting import ANY, NOBODY, Place, Waiting
 
-CACHED_SPANS = 20_000  # remembered at most
+CACHED_SPANS = 20_000  # remembered at most, or states of traces that take as much memory
+NOTED = 500  # spans that may come while their trace is summed up anew
 GROWN_BYTES = 32 * 1024 * 1024  # of a run, beyond which nothing more is said of it
 
-SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS])
+SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS], *BELOW)
 TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change", "changed_ns", *RollUp._fields)
 
 
 _KEYS = "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)"
+_COUNTS = "SELECT trace_id, id, span_count FROM traces WHERE trace_id IN (%s)"
+_ROW = "SELECT id FROM spans WHERE trace = ? AND span_id = ?"
 _OVERWRITE_SPAN = overwrite(SPAN_COLUMNS)
 _OVERWRITE_TRACE = overwrite(TRACE_COLUMNS)
 
 
-class Known:
-    """The spans of one trace as the file has them: facts and row ids, in order of arrival."""
-
-    __slots__ = ("facts", "key", "rows")
-
-    def __init__(self, key: int) -> None:
-        self.key = key
-        self.facts: dict[str, Fact] = {}
-        self.rows: dict[str, int] = {}
+_NOTHING: Mapping[str, Iterable[str]] = MappingProxyType({})
 
 
-class _Row(NamedTuple):
-    """A span on its way into the file."""
+class _Rows:
+    """Spans on their way into the file, as columns."""
 
-    id: int
-    trace: int
-    resource: int
+    __slots__ = ("facts", "flags", "ids", "payloads", "resources", "traces")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.traces: list[int] = []
+        self.resources: list[int] = []
+        self.facts: list[Fact] = []
+        self.payloads: list[bytes] = []  # as JSON
+        self.flags: list[tuple[int, int]] = []
+
+    def add(self, id: int, trace: int, came: _Came, below: int) -> None:
+        """Add one."""
+        self.ids.append(id)
+        self.traces.append(trace)
+        self.facts.append(came.fact)
+        self.payloads.append(came.payload)
+        self.resources.append(came.resource)
+        self.flags.append(FLAGS[below])
+
+
+class _Came(NamedTuple):
+    """A span on its way to its trace."""
+
     fact: Fact
-    payload: bytes  # as JSON
+    payload: bytes
+    resource: int
+
+
+class _Part(NamedTuple):
+    """What of a batch is of one trace."""
+
+    batch: Batch
+    positions: Sequence[int]
+    resources: Sequence[int]  # rows, by position in the batch's
+
+
+class _Change(NamedTuple):
+    """A span that is new to its trace, or takes the place of an old one, in a row."""
+
+    row: int
+    came: _Came
+    old: Fact | None
 
 
 class Written(NamedTuple):
@@ -73,9 +109,13 @@ class Appender:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
+        self.held = Held()
         self._compressor = Compressor(newest_dictionary(reader.db))
         self._cache: OrderedDict[str, Known] = OrderedDict()
+        self._weights: dict[str, int] = {}  # of these
         self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, GROWN_BYTES
+        self.keeper = Keeper(reader)
+        self.noted: dict[str, set[int] | None] = {}  # by trace that is summed up anew: rows since then, or too many
         self._resources: dict[str, int] = {}
         self._origins: dict[int, Origin | None] = {}  # by key of the resource
         self.running, self.processes = Running(self.db, clock), Processes(self.db, clock)
@@ -92,12 +132,15 @@ class Appender:
     def forget(self) -> None:
         """Drop what is remembered: after a rollback or a deletion it may be wrong."""
         self._cache.clear()
+        self._weights.clear()
         self._cached_spans = 0
+        self.noted.update(dict.fromkeys(self.noted))
         self._resources.clear()
         self._origins.clear()
         self.running.forget()
         self.waiting.forget()
         self.sums.forget()
+        self.held.undo()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
@@ -133,30 +176,98 @@ class Appender:
         self.running.evict(trace_ids)
         self.waiting.evict(trace_ids)
         for trace_id in trace_ids:
-            if state := self._cache.pop(trace_id, None):
-                self._cached_spans -= len(state.facts)
+            self._drop(trace_id)
+            self.noted.pop(trace_id, None)
 
     def write(self, batches: Sequence[Batch]) -> Written:
         """Insert or merge the runs of batches, all of them by the same few statements."""
         before, first = self._next_trace, self._next_span
-        known = self._known({trace_id: None for batch in batches for trace_id in batch.traces})
-        spans: list[_Row] = []
+        parts = self._parts(batches)
+        known = self._known(parts)
+        late = [some for trace_id, some in parts.items() if trace_id not in known]
+        self.tombstones.late += sum(len(part.positions) for some in late for part in some)
+        spans = _Rows()
         touched: dict[str, Known] = {}
-        for batch in batches:
-            resources = [self._resource(blob) for blob in batch.resource_blobs]
-            for trace_id, positions in batch.traces.items():
-                if trace_id not in known:
-                    self.tombstones.late += len(positions)
-                elif self._merge(trace_id, known[trace_id], batch, positions, resources, spans):
-                    touched[trace_id] = known[trace_id]
+        others: dict[str, dict[str, _Came]] = {}
+        for trace_id, state in known.items():
+            begin = len(spans.ids)
+            if self._whole(trace_id, state, parts[trace_id], spans):
+                touched[trace_id] = state
+                self._keep_text(trace_id, state.key, parts[trace_id], spans, begin, new=state.key >= before)
+            else:
+                others[trace_id] = _came(parts[trace_id])
+        here = self._look_up(known, others)
+        for trace_id, came in others.items():
+            begin = len(spans.ids)
+            if self._merge(trace_id, known[trace_id], came, here, spans):
+                state = touched[trace_id] = self._cache[trace_id]
+                self._keep_text(trace_id, state.key, parts[trace_id], spans, begin, new=state.key >= before)
         self._insert_spans(spans)
-        self._insert_traces(touched)
-        self._keep_values([row.fact for row in spans])
-        self._count([row for row in spans if row.id >= first])
-        _responses.put(self.db, [(row.id, row.fact.response_id) for row in spans if row.fact.response_id])
+        for one in here.values():
+            self.keeper.mark(one, first)
+        self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING)
+        self._keep_values(spans.facts)
+        self._count(spans, first)
+        answers = zip(spans.ids, spans.facts, strict=True)
+        _responses.put(self.db, [(row, fact.response_id) for row, fact in answers if fact.response_id])
         self._trim()
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
+
+    def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_Part]]:
+        """What has come, by trace."""
+        parts: dict[str, list[_Part]] = {}
+        for batch in batches:
+            resources = [self._resource(blob) for blob in batch.resource_blobs]
+            for trace_id, positions in batch.traces.items():
+                parts.setdefault(trace_id, []).append(_Part(batch, positions, resources))
+        return parts
+
+    def _whole(self, trace_id: str, state: Known, parts: Sequence[_Part], out: _Rows) -> bool:
+        """Take all that has come of a trace that is new, if it came in one piece, as most do; whether it did."""
+        [(batch, positions, resources), *more] = parts
+        if more or self.waiting or not isinstance(state, Fresh) or state.facts or len(positions) > self.keeper.small:
+            return False
+        facts = [batch.facts[position] for position in positions]
+        if len({fact.span_id for fact in facts}) < len(facts):
+            return False
+        rows = range(self._next_span, self._next_span + len(facts))
+        self._next_span = rows.stop
+        out.flags += state.take(rows, facts)
+        self._remember(trace_id, state)
+        out.ids += rows
+        out.traces += [state.key] * len(facts)
+        out.facts += facts
+        out.payloads += [batch.payloads[position] for position in positions]
+        out.resources += [resources[batch.resources[position]] for position in positions]
+        return True
+
+    def _keep_text(
+        self, trace_id: str, key: int, parts: Sequence[_Part], rows: _Rows, begin: int, *, new: bool
+    ) -> None:
+        """Have the text index know what was written of a trace, if it is all that was sent, as it was sent."""
+        facts, texts = rows.facts[begin:], [part.batch.texts.get(trace_id) for part in parts]
+        known = [text for text in texts if text is not None]
+        sent = sum(len(part.positions) for part in parts)
+        as_sent = len(facts) == sent and len(known) == len(texts) and key not in self.disturbed
+        self.held.add(key, "\n".join(known) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new)
+
+    def _look_up(self, known: dict[str, Known], incoming: Mapping[str, Mapping[str, _Came]]) -> dict[int, Spans]:
+        """The spans that are here of those that have come, and of their parents."""
+        wanted: dict[int, set[str]] = {}
+        here: dict[int, Spans] = {}
+        for trace_id in incoming:
+            state = known[trace_id]
+            if isinstance(state, Fresh) and state.facts:
+                state, here[state.key] = summed(state.key, list(zip(state.rows, state.facts, strict=True)))
+                here[state.key].marked = []
+                self._remember(trace_id, state)
+                known[trace_id] = state
+            elif not isinstance(state, Fresh):
+                came = incoming[trace_id]
+                parents = {one.fact.parent_id for one in came.values() if one.fact.parent_id is not None}
+                wanted[state.key] = parents.union(came)
+        return {**here, **self.keeper.look_up(wanted)} if wanted else here
 
     def move(self, keys: Iterable[int]) -> None:
         """Put traces at the end of the feed, as something but their runs has changed; those without runs stay out."""
@@ -170,7 +281,7 @@ class Appender:
     def amend(self, place: Place, fields: Mapping[str, JSON]) -> bool:
         """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted. Else they wait for it."""
         if place.trace_id == NOBODY:
-            found = _responses.find(self.db, place.span_id)
+            found = _responses.find(self.reader, place.span_id)
             places = [Place(trace_id, span_id, place.project) for trace_id, span_id in found]
             return any(self._amend(there, fields) for there in places) or self._wait(place, fields)
         if not find_many(self.db, _KEYS, [place.trace_id]) and self.tombstones.among([place.trace_id]):
@@ -184,33 +295,43 @@ class Appender:
 
     def _amend(self, place: Place, fields: Mapping[str, JSON]) -> bool:
         """Fill in fields of a run if it is here, and of the project; whether it is."""
-        if not find_many(self.db, _KEYS, [place.trace_id]):
+        found = find_many(self.db, _KEYS, [place.trace_id])
+        here = self.db.execute(_ROW, (found[0][1], place.span_id)).fetchone() if found else None
+        if here is None:
             return False
-        state = self._known([place.trace_id])[place.trace_id]
-        row = state.rows.get(place.span_id)
-        if row is None or place.project not in (ANY, state.facts[place.span_id].project):
-            return False
+        [row], key = here, found[0][1]
         stored = self.reader.stored(place.trace_id, row)
+        if place.project not in (ANY, stored.fact.project):
+            return False
         run = _amend.amended(stored.run, fields, stored.amended)
         every = _amend.together(stored.amended, fields)
         if (run, every) != (stored.run, stored.amended):
-            old = state.facts[place.span_id]
+            old = stored.fact
             fact, payload = encode_amended(run, every, old.size if old.sent is None else old.sent)
             if len(payload) > self.grown:
                 raise Refused(f"span {place.span_id!r} holds {len(payload):,} bytes then, at most {self.grown:,}")
-            self._disturb(state.key)
-            state.facts[place.span_id] = fact
-            self._insert_spans([_Row(row, state.key, stored.resource, fact, payload)])
-            self._insert_traces({place.trace_id: state})
+            self._disturb(key, row)
+            self._amended(place, _Change(row, _Came(fact, payload, stored.resource), old))
             self._keep_values([fact])
         self._trim()
         return True
 
+    def _amended(self, place: Place, change: _Change) -> None:
+        came = {place.trace_id: {place.span_id: change.came}}
+        known = self._known(came)
+        here = self._look_up(known, came)
+        rows = _Rows()
+        self._take(place.trace_id, known[place.trace_id], [change], here, rows)
+        self._insert_spans(rows)
+        for one in here.values():
+            self.keeper.mark(one)
+        self._insert_traces({place.trace_id: self._cache[place.trace_id]}, here)
+
     def sum_up(self, trace_ids: Sequence[str]) -> None:
         """Sum traces up anew from the runs that are stored."""
-        for start in range(0, len(trace_ids), 1000):
-            self._insert_traces(self._known(trace_ids[start : start + 1000]))
-            self._trim()
+        for trace_id, key in find_many(self.db, _KEYS, trace_ids):
+            state, here = self.keeper.again(trace_id, key, {})
+            self._insert_traces({trace_id: state}, {key: here}, {trace_id: here.known})
 
     def start(self, runs: Sequence[OpenRun]) -> None:
         """Keep that runs have started."""
@@ -219,80 +340,160 @@ class Appender:
         self.tombstones.late += sum(run.trace_id in gone for run in runs)
         stored = dict(find_many(self.db, _KEYS + " AND span_count > 0", begun | freed))
         self.move(stored[trace_id] for trace_id in begun - freed if trace_id in stored)
-        self._insert_traces(self._known([trace_id for trace_id in freed if trace_id in stored]))
+        self._insert_traces(self._known([trace_id for trace_id in freed if trace_id in stored]), {})
         self._trim()
 
-    def _insert_spans(self, rows: Sequence[_Row]) -> None:
-        payloads = self._compressor.all([row.payload for row in rows])
+    def _insert_spans(self, rows: _Rows) -> None:
+        payloads = self._compressor.all(rows.payloads)
+        columns = zip(rows.ids, rows.traces, rows.resources, payloads, rows.facts, rows.flags, strict=True)
         values = [
-            (row.id, row.trace, row.resource, payload, *row.fact[:COLUMNS])
-            for row, payload in zip(rows, payloads, strict=True)
+            (row, trace, resource, payload, *fact[:COLUMNS], *flags)
+            for row, trace, resource, payload, fact, flags in columns
         ]
         insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
-    def _insert_traces(self, touched: Mapping[str, Known]) -> None:
+    def _insert_traces(
+        self, touched: Mapping[str, Known], here: dict[int, Spans], came: Mapping[str, Iterable[str]] = _NOTHING
+    ) -> None:
         if not touched:
             return
         rows = []
         numbers, now = self._clock.take(self.db, len(touched))
         for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
-            rolled, root = roll_up(list(state.facts.values()))
-            if running := self.running.left(trace_id, state.facts, settled=rolled.complete == 1):
+            rolled, root = self._rolled(state, here)
+            if running := self.running.left(trace_id, state.key, came.get(trace_id, ()), settled=rolled.complete == 1):
                 rolled = rolled._replace(running=running, complete=0)
             change = (number, number, now)
-            rows.append((state.key, trace_id, now, list(state.rows.values())[root], *change, *rolled))
+            rows.append((state.key, trace_id, now, root, *change, *rolled))
         with self.sums.of_traces([row[0] for row in rows]):
             insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
+        self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
 
+    def _rolled(self, state: Known, here: dict[int, Spans]) -> tuple[RollUp, int]:
+        """What a trace sums up to, and the row of its root."""
+        if isinstance(state, State):
+            spans = here.get(state.key) or self.keeper.spans(state.key)
+            return state.rolled(spans), state.totals.root_row
+        return state.rolled, state.root
+
     def _merge(
-        self,
-        trace_id: str,
-        state: Known,
-        batch: Batch,
-        positions: Sequence[int],
-        resources: Sequence[int],
-        out: list[_Row],
+        self, trace_id: str, state: Known, came: Mapping[str, _Came], here: dict[int, Spans], out: _Rows
     ) -> bool:
         """Add rows for the runs that are new or fuller than what is known; whether there are any."""
-        before = len(out)
-        for position in positions:
-            fact, payload = batch.facts[position], batch.payloads[position]
-            old = state.facts.get(fact.span_id)
-            if old is None:
+        changes: list[_Change] = []
+        for span_id, one in came.items():
+            stored = None if isinstance(state, Fresh) else here[state.key].get(span_id)
+            if stored is None:
                 row, self._next_span = self._next_span, self._next_span + 1
-                self._cached_spans += 1
                 if self.waiting:
-                    fact, payload = self._awaited(trace_id, fact, payload)
-            elif _supersedes(fact, old):
-                row = state.rows[fact.span_id]
-                self._disturb(state.key)
-                if old.sent is not None:
-                    fact, payload = self._still_amended(row, fact, payload)
-            else:
-                continue
-            state.facts[fact.span_id] = fact
-            state.rows[fact.span_id] = row
-            out.append(_Row(row, state.key, resources[batch.resources[position]], fact, payload))
-        return len(out) > before
+                    one, as_it_came = self._awaited(trace_id, one), one
+                    if one is not as_it_came:
+                        self.disturbed.add(state.key)  # its words are others than the batch says
+                changes.append(_Change(row, one, None))
+            elif change := self._fuller(stored.row, one):
+                changes.append(change)
+        for change in changes:
+            if change.old:
+                self._disturb(state.key, change.row)
+        if changes:
+            self._take(trace_id, state, changes, here, out)
+        return bool(changes)
 
-    def _disturb(self, key: int) -> None:
-        """What must be done before a run of a trace is overwritten: its words are found by the old payloads."""
-        _words.remove(self.reader, [key])
+    def _fuller(self, row: int, came: _Came) -> _Change | None:
+        """A run that came before, in place of what is in its row; None if that is as full."""
+        old = self.reader.stored("", row).fact
+        if not _supersedes(came.fact, old):
+            return None
+        if old.sent is not None:
+            fact, payload = self._still_amended(row, came.fact, came.payload)
+            came = came._replace(fact=fact, payload=payload)
+        return _Change(row, came, old)
+
+    def _take(
+        self, trace_id: str, state: Known, changes: Sequence[_Change], here: dict[int, Spans], out: _Rows
+    ) -> None:
+        """Have a trace know of changes, and add their rows."""
+        if isinstance(state, Fresh):
+            state, here[state.key] = State(state.key, whole=self.keeper.whole), Spans()
+        state = self._told(trace_id, state, changes, here)
+        self._remember(trace_id, state)
+        known = here[state.key].known
+        for row, came, _ in changes:
+            one = known.get(came.fact.span_id)
+            out.add(row, state.key, came, one.below if one else 0)
+
+    def _told(
+        self, trace_id: str, state: State | Drift, changes: Sequence[_Change], here: dict[int, Spans]
+    ) -> State | Drift:
+        """The state after changes: the same, or another where these are not such as it can take in."""
+        spans = here[state.key]
+        try:
+            if isinstance(state, State) and all(_takes(state, change, spans) for change in changes):
+                return state
+            if isinstance(state, State) and state.totals.count <= self.keeper.small:
+                facts = {change.row: change.came.fact for change in changes}
+                state, here[state.key] = self.keeper.again(trace_id, state.key, facts)
+                return state
+        except Adrift:
+            spans.marked = []
+        drift = state if isinstance(state, Drift) else self.keeper.drift(state.key)
+        for row, came, old in changes:
+            if old is None:
+                drift.add(came.fact)
+            else:
+                drift.replace(row, old, came.fact)
+        if (noted := self.noted.get(trace_id)) is not None:
+            noted.update(change.row if change.old is None else -change.row for change in changes)
+            if len(noted) > NOTED:
+                self.noted[trace_id] = None
+        return drift
+
+    def install(self, trace_id: str, state: State, rows: Sequence[int]) -> bool:
+        """Go on from a state that was found out behind, and kept but for its totals; rows have come since. False where
+        it cannot be: the trace has gone, or changed otherwise.
+        """
+        counted = self.db.execute("SELECT span_count FROM traces WHERE id = ?", (state.key,)).fetchone()
+        new = self.reader.in_rows(trace_id, rows)
+        if counted != (state.totals.count + len(new),):
+            return False
+        state.kept = True
+        state.orphans.adopt(self.db, state.key)
+        state.local_roots.adopt(self.db, state.key)
+        ids = {id for one in new for id in (one.fact.span_id, one.fact.parent_id) if id is not None}
+        here = self.keeper.look_up({state.key: ids})
+        spans = here[state.key]
+        spans.known.update(dict.fromkeys(one.fact.span_id for one in new))
+        try:
+            state.advance([(one.row, one.fact) for one in new], spans)
+        except Adrift:
+            return False
+        spans.marked += [one for fact in new if (one := spans.known[fact.fact.span_id])]
+        self.keeper.mark(spans)
+        self._remember(trace_id, state)
+        self._insert_traces({trace_id: state}, here)
+        self._trim()
+        return True
+
+    def _disturb(self, key: int, row: int) -> None:
+        """What must be done before a run of a trace is overwritten: its words are found by the old payload."""
+        _words.replace(self.db, row)
+        self.held.drop(key)
         self.disturbed.add(key)
 
-    def _awaited(self, trace_id: str, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
+    def _awaited(self, trace_id: str, came: _Came) -> _Came:
         """A run that has come for the first time, with what was said of it before."""
+        fact = came.fact
         said = self.waiting.take(trace_id, fact.span_id, fact.project)
         if fact.response_id:
             said += self.waiting.take(NOBODY, fact.response_id, fact.project)
         if not said:
-            return fact, payload
-        run, every = decode("", fact, loads(payload), {}), dict[str, JSON]()
+            return came
+        run, every = decode("", fact, loads(came.payload), {}), dict[str, JSON]()
         for fields in said:
             run, every = _amend.amended(run, fields, every), _amend.together(every, fields)
-        return encode_amended(run, every, fact.size)
+        return _Came(*encode_amended(run, every, fact.size), came.resource)
 
     def _still_amended(self, row: int, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
         """A later version of a run that was amended, with what it does not bring itself."""
@@ -306,24 +507,27 @@ class Appender:
         for trace_id in known:
             self._cache.move_to_end(trace_id)
         missing = [trace_id for trace_id in trace_ids if trace_id not in known]
-        keys = dict(find_many(self.db, _KEYS, missing))
-        gone = self.tombstones.among(trace_id for trace_id in missing if trace_id not in keys)
+        stored = {trace_id: (key, count) for trace_id, key, count in find_many(self.db, _COUNTS, missing)}
+        gone = self.tombstones.among(trace_id for trace_id in missing if trace_id not in stored)
         for trace_id in missing:
             if trace_id in gone:
                 continue
-            key = keys.get(trace_id)
-            state = Known(self._take_trace()) if key is None else self._load(trace_id, key)
-            self._cached_spans += len(state.facts)
-            self._cache[trace_id] = known[trace_id] = state
+            if trace_id in stored:
+                known[trace_id] = self.keeper.load(trace_id, *stored[trace_id])
+                self._remember(trace_id, known[trace_id])
+            else:
+                known[trace_id] = Fresh(self._take_trace())
         return known
 
-    def _load(self, trace_id: str, key: int) -> Known:
-        """A trace as the file has it."""
-        known = Known(key)
-        for stored in self.reader.in_order(trace_id, key):
-            known.facts[stored.run.span_id] = stored.fact
-            known.rows[stored.run.span_id] = stored.row
-        return known
+    def _remember(self, trace_id: str, state: Known) -> None:
+        """Have a trace, or what it weighs now, in memory."""
+        weight = state.weight
+        self._cached_spans += weight - self._weights.get(trace_id, 0)
+        self._cache[trace_id], self._weights[trace_id] = state, weight
+
+    def _drop(self, trace_id: str) -> None:
+        self._cache.pop(trace_id, None)
+        self._cached_spans -= self._weights.pop(trace_id, 0)
 
     def _keep_values(self, facts: Sequence[Fact]) -> None:
         """Note values that menus offer and no index can list."""
@@ -334,11 +538,14 @@ class Appender:
             insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
             self._values |= new
 
-    def _count(self, rows: Sequence[_Row]) -> None:
-        """Count spans that have come for the first time with the processes that they are of."""
-        first = {row.resource: row.fact for row in reversed(rows)}  # a process is of one project
+    def _count(self, rows: _Rows, new: int) -> None:
+        """Count spans that have come for the first time (their rows are not below `new`) with the processes that they
+        are of.
+        """
+        came = [(rows.resources[at], rows.facts[at]) for at, row in enumerate(rows.ids) if row >= new]
+        first = dict(reversed(came))  # a process is of one project
         arrived: Counter[tuple[Origin, str, str]] = Counter()
-        for resource, count in Counter([row.resource for row in rows]).items():
+        for resource, count in Counter([resource for resource, _ in came]).items():
             if whose := self._origins.get(resource):
                 arrived[whose, first[resource].project, first[resource].environment] += count
         if arrived:
@@ -346,8 +553,7 @@ class Appender:
 
     def _trim(self) -> None:
         while self._cached_spans > self.bound and len(self._cache) > 1:
-            _, state = self._cache.popitem(last=False)
-            self._cached_spans -= len(state.facts)
+            self._drop(next(iter(self._cache)))
 
     def _resource(self, blob: str) -> int:
         key = self._resources.get(blob)
@@ -362,6 +568,34 @@ def newest_dictionary(db: sqlite3.Connection) -> bytes | None:
     """The dictionary that payloads are compressed with now."""
     row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
     return row[0] if row else None
+
+
+def _came(parts: Sequence[_Part]) -> dict[str, _Came]:
+    """What has come of a trace, by span; of one that came several times the last and fullest."""
+    came: dict[str, _Came] = {}
+    for batch, positions, resources in parts:
+        for position in positions:
+            fact = batch.facts[position]
+            earlier = came.get(fact.span_id)
+            if earlier is None or _supersedes(fact, earlier.fact):
+                came[fact.span_id] = _Came(fact, batch.payloads[position], resources[batch.resources[position]])
+    return came
+
+
+def _ids(parts: Mapping[str, Sequence[_Part]]) -> dict[str, list[str]]:
+    """The spans that have come, by trace."""
+    return {
+        trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
+        for trace_id, some in parts.items()
+    }
+
+
+def _takes(state: State, change: _Change, spans: Spans) -> bool:
+    """Have a state take in a change; False where it cannot."""
+    if change.old is not None:
+        return state.replace(change.row, change.old, change.came.fact, spans)
+    state.advance([(change.row, change.came.fact)], spans)
+    return True
 
 
 def _supersedes(new: Fact, old: Fact) -> bool:

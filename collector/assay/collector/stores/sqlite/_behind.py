@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: text index, sums, dictionaries, checkpoints, retention."""
+"""What happens behind the writer, in a thread of its own: text index, sums, dictionaries, retention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 
@@ -17,6 +17,7 @@ from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._recount import Recount
+from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._writer import Job
 
 log = logging.getLogger("assay.collector")
@@ -25,10 +26,10 @@ AFTER_FAILURE = 30  # seconds
 PAUSE = 0.25  # seconds between looks at what there is to do
 BUSY_RATE = 2_000  # spans a second
 PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
-TRAIN_AT = (1_000, 20_000, 500_000)  # spans stored when the first, second, third dictionary is made
-SAMPLES = 2_000
-SAMPLE_BYTES = 8_192  # a longer payload is no sample: dictionaries help short ones
-DICTIONARY_BYTES = 65_536
+# Spans stored when the first, second, third dictionary is made, and its bytes: the file holds it, too
+DICTIONARIES = ((1_000, 65_536), (20_000, 262_144), (500_000, 262_144))
+SAMPLES = 4_000
+SAMPLE_BYTES = 4_096  # a longer payload is no sample: dictionaries help short ones
 
 
 class Behind:
@@ -37,7 +38,7 @@ class Behind:
     def __init__(self, file: File, prune: Callable[[], None]) -> None:
         self._file, self._prune = file, prune
         self._appender, self._writer = file.appender, file.writer
-        self._checkpointer = Checkpointer(file.path, file.writer)
+        self._checkpointer = Checkpointer(file.path, file.writer, file.watch)
         self._looked, self._written, self._under_load = time.monotonic(), 0, False
         self._next_prune = time.monotonic() + PRUNE_AFTER
         self._stop = threading.Event()
@@ -45,6 +46,7 @@ class Behind:
         self._dictionaries: int | None = None
         self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
         self._recount = Recount(file, self._stop)
+        self._resummer = Resummer(file.appender, file.read, self._do, self._stop)
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -55,14 +57,18 @@ class Behind:
         self._checkpointer.close()
 
     def _run(self) -> None:
+        with self._file.aside():
+            self._until_stopped()
+
+    def _until_stopped(self) -> None:
         while not self._stop.is_set():
             try:
                 self._file.announce_again()
                 self._try_to_write_again()
                 busy = self.index_round()
                 busy = self._recount.round() or busy
+                busy = self._resummer.round() or busy
                 self.train_if_due()
-                self._checkpointer.run_if_due()
                 self._prune_if_due()
             except Unavailable:
                 busy = False
@@ -85,34 +91,48 @@ class Behind:
             disturbed = self._appender.disturbed
             if disturbed:
                 self._writer.call(lambda _: disturbed.clear())
+            held = self._appender.held
             with self._file.read() as reader:
-                keys = _words.waiting(reader, self._file.clock.now(), overdue_only=self._busy())
-                entries = _words.entries(reader, keys)
-            self._put_in_pieces(keys, entries)
-            return bool(keys)
+                later = self._busy() and not held.is_filling
+                due = _words.waiting(reader, self._file.clock.now(), overdue_only=later)
+                here = [one.trace for one in due if one.trace in held]
+                entries = list(_words.entries(reader, [one for one in due if one.trace not in held]))
+            self._put_in_pieces(here, entries)
+            return bool(due)
 
-    def _put_in_pieces(self, keys: Sequence[int], entries: Sequence[_words.Entry]) -> None:
+    def _put_in_pieces(self, here: Sequence[int], entries: Sequence[_words.Entry]) -> None:
         """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
         queued: list[Future[None]] = []
         try:
-            for some, words in _words.pieces(keys, entries, self._piece):
-                put = partial(self._put, some, words)
-                queued.append(self._writer.put(Job(weight=1 + len(some) // 2, action=put, patient=True)))
+            for weight, put in self._puts(here, entries):
+                action = partial(self._timed, put)
+                queued.append(self._writer.put(Job(weight=1 + weight // 2, action=action, patient=True)))
         finally:
             wait(queued)
         for future in queued:
             future.result()
 
-    def _put(self, keys: Sequence[int], entries: Sequence[_words.Entry], _: sqlite3.Connection) -> None:
+    def _puts(self, here: Sequence[int], entries: Sequence[_words.Entry]) -> Iterator[tuple[int, Callable[[], int]]]:
+        """Each piece: how many traces, and what writes them and says how many characters it wrote."""
+        held = self._appender.held
+        for keys in _words.pieces([(key, held.characters(key)) for key in here], self._piece):
+            yield len(keys), partial(_words.put_held, self._appender.reader, keys, held)
+        for some in _words.pieces([(entry, entry.characters) for entry in entries], self._piece):
+            yield len(some), partial(_words.put, self._appender.reader, some, self._appender.disturbed)
+
+    def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> None:
         began = time.perf_counter()
-        _words.put(self._appender.reader, keys, entries, self._appender.disturbed)
-        self._fit(sum(len(entry.text) for entry in entries), max(time.perf_counter() - began, 1e-6))
+        characters = put()
+        self._fit(characters, max(time.perf_counter() - began, 1e-6))
 
     def _fit(self, characters: int, took: float) -> None:
         """Have the next pieces take about a moment; what is far smaller than one says little of how long that is."""
         if 2 * characters >= self._piece:
             fitting = int(characters * _words.MOMENT / took)
             self._piece = min(max((self._piece + fitting) // 2, _words.PIECE), _words.MOST)
+
+    def _do(self, action: Callable[[sqlite3.Connection], bool]) -> bool:
+        return bool(self._writer.put(Job(weight=64, action=action, patient=True)).result())
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
@@ -128,9 +148,9 @@ class Behind:
             if self._dictionaries is None:
                 self._dictionaries = reader.db.execute("SELECT count(*) FROM dictionaries").fetchone()[0]
             stored = reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0]
-        if self._dictionaries < len(TRAIN_AT) and stored >= TRAIN_AT[self._dictionaries]:
+        if self._dictionaries < len(DICTIONARIES) and stored >= DICTIONARIES[self._dictionaries][0]:
             self._dictionaries += 1
-            self._train()
+            self._train(DICTIONARIES[self._dictionaries - 1][1])
 
     def _prune_if_due(self) -> None:
         if time.monotonic() >= self._next_prune:
@@ -141,7 +161,7 @@ class Behind:
             self._writer.call(lambda _: self._appender.waiting.trim())
             self._writer.call(_responses.prune)
 
-    def _train(self) -> None:
+    def _train(self, size: int) -> None:
         with self._file.read() as reader:
             blobs = reader.db.execute(
                 "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (SAMPLE_BYTES, SAMPLES)
@@ -151,7 +171,7 @@ class Behind:
             # payloads, which differ in their entropy tables, would share it and each spoil what the other compressed.
             number = reader.db.execute("SELECT coalesce(max(id), 0) + 1 FROM dictionaries").fetchone()[0]
         try:
-            trained = zstandard.train_dictionary(DICTIONARY_BYTES, samples, k=512, d=8, dict_id=number)
+            trained = zstandard.train_dictionary(size, samples, k=1024, d=8, dict_id=number)
         except zstandard.ZstdError as error:
             log.info("no dictionary from %d payloads: %s", len(samples), error)
             return

@@ -1,45 +1,86 @@
-"""Moving pages from the write-ahead log into the file, beside the writer.
+"""Moving pages from the write-ahead log into the file, beside the writer, in a thread of its own.
 
 SQLite would do it within a commit, and whoever waits for that commit would wait for the disk, too. Here another
 connection copies what is there while the writer goes on, and the writer copies the little that has come since, so that
-the log begins anew. Should this ever fall behind, SQLite does it as it always would (`_open.LAST_RESORT` pages).
+the log begins anew. It does so only when no reader looks into the log any more. The writer waits a moment for those who
+soon have done; for others the log grows, and is cut (`_open.LOG_KEPT`) when they have gone. Should this ever fall
+behind, SQLite does it as it always would (`_open.LAST_RESORT`).
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+import threading
 import time
 
+from assay.collector.errors import StoreError
 from assay.collector.stores.sqlite._fork import keep_in_forks
+from assay.collector.stores.sqlite._watch import Watch
 from assay.collector.stores.sqlite._writer import Writer
 
-DUE_SPANS = 4_000
-DUE_SECONDS = 30.0
+log = logging.getLogger("assay.collector")
+
+DUE_BYTES = 16 * 2**20  # of log
+REST_BYTES = 2 * 2**20  # that the writer copies itself: some milliseconds
+MOMENT_MS = 20  # that the writer waits for readers
+DUE_SECONDS = 30.0  # after which the little that has been written is copied, too
+LOOK, PATIENCE = 0.1, 2.0  # seconds between two looks; at most, where readers keep the log from beginning anew
 
 
 class Checkpointer:
-    """Has a connection of its own to the file at `path`. For one thread."""
+    """Of the file at `path`, until `close`. It has a connection of its own."""
 
-    def __init__(self, path: str, writer: Writer) -> None:
+    def __init__(self, path: str, writer: Writer, watch: Watch) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._writer = writer
+        self._writer, self._watch = writer, watch
         keep_in_forks(self)
-        self._written = self._commits = 0
-        self._last = time.monotonic()
-
-    def run_if_due(self) -> None:
-        """Copy if enough has been written, or if something has and some time has passed."""
-        late = time.monotonic() - self._last > DUE_SECONDS and self._writer.commits > self._commits
-        if late or self._writer.written - self._written > DUE_SPANS:
-            self._last = time.monotonic()
-            self._written, self._commits = self._writer.written, self._writer.commits
-            _copy(self._db)
-            self._writer.alone(_copy)
+        self._commits, self._last = 0, time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="assay-checkpoint", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Let go."""
+        """End after what is under way, and let go."""
+        self._stop.set()
+        self._thread.join()
         self._db.close()
+
+    def _run(self) -> None:
+        wait = LOOK
+        while not self._stop.wait(wait):
+            if not self._is_due():
+                wait = LOOK
+                continue
+            wait = min(PATIENCE, 2 * wait)
+            try:
+                self._move()
+            except (StoreError, sqlite3.Error) as error:  # a full disk, a damaged file: others say so
+                log.debug("the log could not be copied: %s", error)
+                self._commits = -1
+
+    def _is_due(self) -> bool:
+        """Whether anything has been committed since the last time, and enough of it, or some time has passed."""
+        late = time.monotonic() - self._last > DUE_SECONDS
+        return self._writer.commits > self._commits and (late or self._watch.log().bytes > DUE_BYTES)
+
+    def _move(self) -> None:
+        """Copy what can be copied. If that is all, and nobody looks into the log, the next commit begins it anew."""
+        self._last, self._commits = time.monotonic(), self._writer.commits
+        _copy(self._db)
+        if self._watch.log().waiting <= REST_BYTES:
+            self._writer.alone(_begin_anew)
 
 
 def _copy(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def _begin_anew(db: sqlite3.Connection) -> None:
+    """Copy the rest, and wait a moment for readers to leave the log."""
+    [patience] = db.execute("PRAGMA busy_timeout").fetchone()
+    db.execute(f"PRAGMA busy_timeout = {MOMENT_MS}").fetchall()
+    try:
+        db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+    finally:
+        db.execute(f"PRAGMA busy_timeout = {patience}").fetchall()

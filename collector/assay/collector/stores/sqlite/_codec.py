@@ -5,7 +5,8 @@ Encoding needs no database. It may run in any thread or process; a `Batch` is pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -13,6 +14,7 @@ import zstandard
 
 from assay.collector.records import JSON, Document, Event, Link, Run, Usage
 from assay.collector.stores.sqlite._said import Said, said
+from assay.collector.stores.sqlite._texts import joined, leaves_of
 from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 from assay.tracer import attributes as names
 
@@ -64,6 +66,8 @@ class Fact(NamedTuple):
 
 
 COLUMNS = 15  # of a Fact, how many are columns of `spans`
+# Of all fields in a tuple: what a call with so many arguments costs twice
+_fact: Callable[[Iterable[Any]], Fact] = partial(tuple.__new__, Fact)
 
 
 class Batch(NamedTuple):
@@ -75,19 +79,23 @@ class Batch(NamedTuple):
     resources: list[int]  # position in `resource_blobs`
     resource_blobs: list[str]
     feedback: Sequence[list[Any]] = ()  # rows, as `_feedback.rows` makes them
+    texts: Mapping[str, str] = {}  # by trace, for the text index, as `_texts.joined` makes them
 
 
 def encode(runs: Sequence[Run]) -> Batch:
     """The rows of these runs. Never raises for what a run holds: what SQLite or JSON cannot hold is mended."""
     batch = Batch({}, [], [], [], [])
     seen: dict[int, int] = {}
+    words: dict[str, dict[str, None]] = {}
     for position, run in enumerate(runs):
-        fact, payload = _encode(run)
-        batch.traces.setdefault(clean(run.trace_id), []).append(position)
+        stored, (fact, payload) = _encode(run)
+        trace_id = clean(run.trace_id)
+        batch.traces.setdefault(trace_id, []).append(position)
+        words.setdefault(trace_id, {}).update(dict.fromkeys(leaves_of(stored.inputs, stored.outputs, payload)))
         batch.facts.append(fact)
         batch.payloads.append(payload)
         batch.resources.append(_resource(run.resource, seen, batch.resource_blobs))
-    return batch
+    return batch._replace(texts={trace_id: joined(found) for trace_id, found in words.items()})
 
 
 class Compressor:
@@ -109,37 +117,38 @@ class Compressor:
 
 def facts(run: Run) -> Fact:
     """What columns and roll-ups need of a run."""
-    return _encode(run)[0]
+    return _encode(run)[1][0]
 
 
 def encode_amended(run: Run, fields: Mapping[str, JSON], sent: int) -> tuple[Fact, bytes]:
     """The row of a run with what was amended, which its payload keeps apart, too; `sent` is the size without it."""
-    fact, payload = _encode(run)
+    _, (fact, payload) = _encode(run)
     whole = payload[:-1] + b',"amended":' + dumps([sent, fields]).encode() + b"}"
     return fact._replace(size=len(whole), sent=sent), whole
 
 
-def _encode(run: Run) -> tuple[Fact, bytes]:
+def _encode(run: Run) -> tuple[Run, tuple[Fact, bytes]]:
+    """With the run as it is stored."""
     try:
-        return _fast(run)
+        return run, _fast(run)
     except (TypeError, ValueError, OverflowError, RecursionError, AttributeError):
-        return _fast(_mended(run))
+        mended = _mended(run)
+        return mended, _fast(mended)
 
 
 def _fast(run: Run) -> tuple[Fact, bytes]:
-    payload = orjson.dumps(_payload(run), option=orjson.OPT_NON_STR_KEYS)
-    usage = run.usage
-    attributes = run.attributes
+    payload = _written(_payload(run))
+    usage, attributes, start_ns, end_ns = run.usage, run.attributes, run.start_ns, run.end_ns
     _check(run)
-    return Fact(
+    fact = (
         run.span_id,
         run.parent_id,
         run.name,
         run.kind,
         run.status,
         run.error,
-        max(0, min(run.start_ns, INT_MAX)),
-        max(0, min(run.end_ns, INT_MAX)),
+        start_ns if 0 <= start_ns <= INT_MAX else max(0, min(start_ns, INT_MAX)),
+        end_ns if 0 <= end_ns <= INT_MAX else max(0, min(end_ns, INT_MAX)),
         run.model,
         max(0, min(usage.input_tokens, TOKENS_MAX)) if usage else None,
         max(0, min(usage.output_tokens, TOKENS_MAX)) if usage else None,
@@ -157,8 +166,17 @@ def _fast(run: Run) -> tuple[Fact, bytes]:
         *(_counts(attributes) if names.LOCAL_ROOT in attributes else _UNCOUNTED),
         said(attributes, run.resource),
         None,
-        response_id(attributes),
-    ), payload
+        response_id(attributes) if names.RESPONSE_ID in attributes else None,
+    )
+    return _fact(fact), payload
+
+
+def _written(payload: dict[str, JSON]) -> bytes:
+    """JSON. Keys that are no texts are looked for only where there are some."""
+    try:
+        return orjson.dumps(payload)
+    except TypeError:
+        return orjson.dumps(payload, option=orjson.OPT_NON_STR_KEYS)
 
 
 _UNCOUNTED = (None, None)
@@ -171,13 +189,9 @@ def response_id(attributes: Mapping[str, JSON]) -> str | None:
 
 
 def _check(run: Run) -> None:
-    """Raises `UnicodeEncodeError` if a column cannot hold its text; JSON's texts have been seen to by then."""
-    texts = (
-        f"{run.trace_id}{run.span_id}{run.parent_id}{run.name}{run.kind}{run.error}{run.model}{run.session_id}"
-        f"{run.user_id}{run.project}{run.environment}{run.experiment_id}{run.example_id}"
-    )
-    if not texts.isascii():
-        texts.encode()
+    """Raises `TypeError` if a column cannot hold its text; the payload's texts have been seen to by then."""
+    names = (run.name, run.kind, run.error, run.model, run.session_id, run.user_id, run.project, run.environment)
+    orjson.dumps((run.trace_id, run.span_id, run.parent_id, names, run.experiment_id, run.example_id))
 
 
 def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, Counts | None]:
@@ -188,7 +202,10 @@ def _counts(attributes: Mapping[str, JSON]) -> tuple[str | None, Counts | None]:
     if not isinstance(started, int) or not isinstance(still_open, int):
         return root, None
     return root, Counts(
-        started, still_open, _count(attributes, names.SPANS_DROPPED), _count(attributes, names.CALLS_SENT)
+        started if -COUNT_MAX < started < COUNT_MAX else COUNT_MAX,
+        still_open if -COUNT_MAX < still_open < COUNT_MAX else COUNT_MAX,
+        _count(attributes, names.SPANS_DROPPED),
+        _count(attributes, names.CALLS_SENT),
     )
 
 

@@ -53,7 +53,7 @@ NOTHING_WRITTEN = Written({}, set())
 
 def append(appender: Appender, batches: Sequence[Batch]) -> None:
     """Write batches for the one writer: their runs, then their feedback."""
-    written = appender.write(batches)
+    written = appender.write(batches) if any(batch.facts for batch in batches) else NOTHING_WRITTEN
     if rows := [row for batch in batches for row in batch.feedback]:
         write(appender, rows, written)
 
@@ -236,7 +236,8 @@ def settle(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
         standing = _standing(row, kinds, latest)
         if standing != row[4]:
             changes.append((standing, row[3]))
-    db.executemany("UPDATE feedback SET standing = ? WHERE rowid = ?", changes)
+    if changes:
+        db.executemany("UPDATE feedback SET standing = ? WHERE rowid = ?", changes)
 
 
 def _sharing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:

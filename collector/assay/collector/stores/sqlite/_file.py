@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from contextvars import ContextVar
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from assay.collector._names import named
 from assay.collector.errors import Halted, Refused
-from assay.collector.stores.sqlite import _feedback, _maintenance
+from assay.collector.stores.sqlite import _feedback, _maintenance, _words
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._beside import connect_read_only
 from assay.collector.stores.sqlite._clock import Clock
@@ -23,13 +23,16 @@ from assay.collector.stores.sqlite._errors import explained
 from assay.collector.stores.sqlite._fork import Origin, keep_in_forks
 from assay.collector.stores.sqlite._lock import Lock, real
 from assay.collector.stores.sqlite._open import open_writable
-from assay.collector.stores.sqlite._reader import Reader, Readers
+from assay.collector.stores.sqlite._pool import Readers
+from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._reserve import Reserve
 from assay.collector.stores.sqlite._watch import Watch
 from assay.collector.stores.sqlite._writer import Job, Writer
 
 T = TypeVar("T")
 _makes_room = ContextVar("makes_room", default=False)
+_aside = ContextVar("aside", default=False)
+ASIDE = 3  # readers that no question takes: work behind the writer, the numbers, and one more
 
 
 class File:
@@ -53,15 +56,16 @@ class File:
             with explained(self.name):
                 self.clock = Clock(self._db)
                 self._readers = opened.enter_context(closing(Readers(self.path, self.clock.now)))
+                self._aside = opened.enter_context(closing(Readers(self.path, self.clock.now, places=ASIDE)))
                 self.appender = Appender(Reader(self._db), self.clock)
-                self._watch = opened.enter_context(closing(Watch(self._db, self._lock)))
+                self.watch = opened.enter_context(closing(Watch(self._db, self._lock)))
             self._refuse_unreadable()
             opened.pop_all()
         self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
         self.writer = Writer(
-            self._db, self._watch, reserve, partial(_feedback.append, self.appender), self.appender.forget
+            self._db, self.watch, reserve, partial(_feedback.append, self.appender), self.appender.forget
         )
-        self._readers.damaged = self._halt
+        self._readers.damaged = self._aside.damaged = self._halt
         keep_in_forks(self)
 
     def _refuse_unreadable(self) -> None:
@@ -75,15 +79,30 @@ class File:
 
     def read(self) -> AbstractContextManager[Reader]:
         """A reader in one consistent snapshot of the file. Not to be asked for twice by one thread."""
-        return self._readers.one()
+        return self._aside.one() if _aside.get() else self._readers.one()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What this thread reads within it reads beside all questions, and waits for none of them."""
+        before = _aside.set(True)
+        try:
+            yield
+        finally:
+            _aside.reset(before)
 
     def put(self, job: Job) -> Future[Any]:
         """Queue a job for the writer. Raises `Unavailable`."""
         return self.writer.put(job)
 
-    def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """Do something on the writing connection and wait until it is durable. May raise `Unavailable`."""
-        return self.writer.call(action, frees=_makes_room.get())
+    def put_all(self, jobs: Sequence[Job]) -> list[Future[Any]]:
+        """Queue jobs for the writer, or none of them. Raises `Unavailable`."""
+        return self.writer.put_all(jobs)
+
+    def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
+        """Do something on the writing connection and wait until it is durable; `patient` shares the writer's time with
+        all others. May raise `Unavailable`.
+        """
+        return self.writer.call(action, frees=_makes_room.get(), patient=patient)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -105,8 +124,8 @@ class File:
 
     def health(self) -> dict[str, float]:
         """Numbers for whoever watches: what waits, how fast it is written, how far the text index is behind."""
-        with self.read() as reader:
-            waiting, since = reader.db.execute("SELECT count(*), min(since_ns) FROM unindexed").fetchone()
+        with self._aside.one() as reader:
+            waiting, since = reader.db.execute(_words.LAG).fetchone()
         return {
             "queued_spans": self.writer.depth,
             "commits": self.writer.commits,
@@ -119,6 +138,8 @@ class File:
             "amendments_waiting": len(self.appender.waiting),
             "amendments_given_up_total": self.appender.waiting.given_up,
             "file_bytes": _maintenance.size_of(self.path),
+            "log_bytes": _maintenance.size_of(self.path + "-wal"),
+            "log_waiting_bytes": self.watch.log().waiting,
         }
 
     def stats(self) -> dict[str, Any]:
@@ -158,8 +179,9 @@ class File:
             return
         self.writer.close()
         self._readers.close()
+        self._aside.close()
         self._db.close()
-        self._watch.close()
+        self.watch.close()
         if self._in_vain and self.writer.commits == 0:
             self._lock.undo()
         else:

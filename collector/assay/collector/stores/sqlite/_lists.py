@@ -13,9 +13,10 @@ from assay.collector.records import Feedback, Page, RunScores, SessionSummary, S
 from assay.collector.stores._halves import ScoresOf
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._counted import CHECKS
-from assay.collector.stores.sqlite._plan import plan
+from assay.collector.stores.sqlite._plan import FEW, plan
 from assay.collector.stores.sqlite._sql import find_many, page, position, text_position
-from assay.collector.stores.sqlite._where import SHOWN, visible
+from assay.collector.stores.sqlite._values import dumps
+from assay.collector.stores.sqlite._where import SHOWN, joined, visible
 
 
 def feedbacks(
@@ -69,10 +70,18 @@ def scored_by(db: sqlite3.Connection, asked: ScoresOf) -> Page[Feedback]:
 
 
 def _on_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
+    """Few traces are looked up; of many, each feedback is asked for its own."""
     if filter == Filter():
         return [], []
     chosen = plan(db, filter)
-    return [f"f.trace IN (SELECT t.id FROM {chosen.source} WHERE {chosen.where})"], list(chosen.values)
+    sql = f"SELECT t.id FROM {chosen.source} WHERE {chosen.where} LIMIT {FEW + 1}"
+    found = [row[0] for row in db.execute(sql, chosen.values)]
+    if not found:
+        return ["0"], []
+    if len(found) <= FEW:
+        return ["f.trace IN (SELECT value FROM json_each(?))"], [dumps(found)]
+    where, values = joined(visible(filter))
+    return [f"EXISTS (SELECT 1 FROM traces t WHERE t.id = f.trace AND {where})"], list(values)
 
 
 def _on_target(target: Target, where: list[str], values: list[Any]) -> None:

@@ -40,6 +40,7 @@ def stats(db: sqlite3.Connection, path: str) -> dict[str, Any]:
         "file_version": int(db.execute("PRAGMA user_version").fetchone()[0]),
         "file_bytes": size_of(path),
         "wal_bytes": size_of(path + "-wal"),
+        "page_bytes": int(db.execute("PRAGMA page_size").fetchone()[0]),
         "used_bytes": used_bytes(db),
         **{
             name: int(db.execute(f"SELECT count(*) FROM {name}").fetchone()[0])

@@ -10,7 +10,8 @@ from assay.collector.stores.sqlite._errors import explained
 from assay.collector.stores.sqlite._schema import MIGRATIONS, PAGE_SIZE, migrate
 
 OLDEST = (3, 35, 0)
-LAST_RESORT = 16_000  # pages (256 MB) in the log after which SQLite checkpoints within a commit: see `_checkpoint`
+LAST_RESORT = 256 * 2**20  # bytes of log after which SQLite checkpoints within a commit: see `_checkpoint`
+LOG_KEPT = 32 * 2**20  # bytes that the log's file keeps when it begins anew: to overwrite them is cheaper than to grow
 
 
 def open_writable(path: str, version: int = len(MIGRATIONS)) -> sqlite3.Connection:
@@ -48,7 +49,9 @@ def _configure(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")  # with group commit as fast as NORMAL, and an acknowledged span is on disk
-    db.execute(f"PRAGMA wal_autocheckpoint = {LAST_RESORT}")
+    [page] = db.execute("PRAGMA page_size").fetchone()  # an older file keeps its own
+    db.execute(f"PRAGMA wal_autocheckpoint = {LAST_RESORT // page}")
+    db.execute(f"PRAGMA journal_size_limit = {LOG_KEPT}")
     db.execute("PRAGMA cache_size = -65536")
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten, whatever SQLite was built with

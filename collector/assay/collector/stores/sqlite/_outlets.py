@@ -13,6 +13,7 @@ from assay.collector.records import Outlet
 from assay.collector.stores._serving import Said
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._clock import Clock
+from assay.collector.stores.sqlite._schema import AS_SAID
 from assay.collector.stores.sqlite._sql import find_many
 
 MOST = 1024 * 1024  # characters of one reading
@@ -33,6 +34,7 @@ def stored(db: sqlite3.Connection) -> list[Outlet]:
 def opened(db: sqlite3.Connection, clock: Clock, name: str, url: str) -> Outlet:
     """One, where it stands; a new one, or one with another address, stands behind all that was said so far."""
     now = clock.keep(db)
+    db.execute(AS_SAID)
     last = db.execute("SELECT coalesce(max(said), 0) FROM feedback").fetchone()[0]
     db.execute("DELETE FROM outlets WHERE name = ? AND url <> ?", (name, url))
     db.execute("INSERT OR IGNORE INTO outlets VALUES (?, ?, ?, 0, 0, NULL, ?)", (name, url, last, now))

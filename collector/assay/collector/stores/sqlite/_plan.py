@@ -1,19 +1,24 @@
 """Which way into the table of traces: SQLite keeps no statistics here that would let it choose well.
 
 A condition that has an index of its own (a score, words) is tried: if it holds for few traces, they are fetched by
-their ids; if for many, the traces are walked, latest first, and the condition is asked of each.
+their ids; if for many, the traces are walked, latest first, and the condition is asked of each. Where several hold for
+many traces, but all together for hardly any of the latest, the walk would be long: their indexes are cut with each
+other. What no run was ever called, or of, no walk looks for.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.collector.filters import EVALUATOR, Filter
+from assay.collector.stores.sqlite._values import INT_MAX
 from assay.collector.stores.sqlite._where import HERE, Condition, conditions, joined, visible
 
 FEW = 3000
+LATEST, PAGE = 5000, 50  # traces that are walked to see whether a list fills, and how many fill it
 BY_START = "INDEXED BY traces_by_start"
 SHOWN = "INDEXED BY traces_shown"
 
@@ -36,15 +41,26 @@ def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judge
     """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them. `judgements`:
     evaluators' own traces pass like all others.
     """
+    if nobodys(db, filter):
+        return Plan("traces t NOT INDEXED", "0", ())
     wanted = conditions(filter) if judgements else visible(filter)
-    fewest = _fewest(db, wanted)
-    if fewest is None:
-        index = _index(filter, shown=not judgements and filter.leaves_out_judgements)
-        whole = not in_order and index in (BY_START, SHOWN) and filter.since_ns is None and filter.until_ns is None
-        return Plan("traces t NOT INDEXED" if whole else f"traces t {index}", *joined(wanted))
-    assert fewest.ids is not None
-    driven = Condition(f"t.id IN ({fewest.ids})", fewest.ids_values)
-    others = (condition for condition in wanted if condition is not fewest)
+    counted = [(_count(db, one), one) for one in wanted if one.ids is not None]
+    few, fewest = min(counted, key=lambda pair: pair[0], default=(FEW + 1, None))
+    if fewest is not None and few <= FEW:
+        return _led(wanted, [fewest])
+    index = _index(filter, shown=not judgements and filter.leaves_out_judgements)
+    whole = not in_order and index in (BY_START, SHOWN) and filter.since_ns is None and filter.until_ns is None
+    walk = Plan("traces t NOT INDEXED" if whole else f"traces t {index}", *joined(wanted))
+    if len(counted) > 1 and not (in_order and _fills(db, walk, filter)):
+        return _led(wanted, [one for _, one in counted])
+    return walk
+
+
+def _led(wanted: Sequence[Condition], leading: Sequence[Condition]) -> Plan:
+    """Those traces that the indexes of some conditions have in common, as far as the others hold."""
+    common = " INTERSECT ".join(str(one.ids) for one in leading)
+    driven = Condition(f"t.id IN ({common})", tuple(value for one in leading for value in one.ids_values))
+    others = (one for one in wanted if not any(one is other for other in leading))
     return Plan("traces t NOT INDEXED", *joined([driven, *others]))
 
 
@@ -57,14 +73,35 @@ def lean(filter: Filter) -> Plan:
     return Plan(f"traces t {index}", where, values)
 
 
-def _fewest(db: sqlite3.Connection, wanted: list[Condition]) -> Condition | None:
-    counted = []
-    for condition in wanted:
-        if condition.ids is not None:
-            sql = f"SELECT count(*) FROM (SELECT 1 FROM ({condition.ids}) LIMIT {FEW + 1})"
-            counted.append((int(db.execute(sql, condition.ids_values).fetchone()[0]), condition))
-    few = [pair for pair in counted if pair[0] <= FEW]
-    return min(few, key=lambda pair: pair[0])[1] if few else None
+def _count(db: sqlite3.Connection, condition: Condition) -> int:
+    """For how many traces it holds, `FEW` and one at most; not looked at where that alone is as dear as the answer."""
+    if condition.is_dear:
+        return FEW + 1
+    sql = f"SELECT count(*) FROM (SELECT 1 FROM ({condition.ids}) LIMIT {FEW + 1})"
+    return int(db.execute(sql, condition.ids_values).fetchone()[0])
+
+
+def _fills(db: sqlite3.Connection, walk: Plan, filter: Filter) -> bool:
+    """Whether the latest traces fill a page, or are all there is to walk."""
+    sql = "SELECT start_ns FROM traces WHERE start_ns < ? ORDER BY start_ns DESC LIMIT 1 OFFSET ?"
+    last = db.execute(sql, (INT_MAX if filter.until_ns is None else filter.until_ns, LATEST)).fetchone()
+    if last is None or (filter.since_ns is not None and filter.since_ns >= last[0]):
+        return True
+    among = f"SELECT 1 FROM {walk.source} WHERE {walk.where} AND t.start_ns > ? LIMIT {PAGE}"
+    return bool(db.execute(f"SELECT count(*) FROM ({among})", (*walk.values, *last)).fetchone()[0] == PAGE)
+
+
+def nobodys(db: sqlite3.Connection, filter: Filter) -> bool:
+    """Whether a condition asks for a value that no run has had: `known` holds them all, and some of deleted ones."""
+    asked = (
+        ("environment", filter.environment),
+        ("kind", filter.kind),
+        ("kind", filter.any_kind),
+        ("model", filter.model),
+        *(("tag", tag) for tag in filter.tags),
+    )
+    sql = "SELECT 1 FROM known WHERE field = ? AND value = ?"
+    return any(value is not None and not db.execute(sql, (field, value)).fetchone() for field, value in asked)
 
 
 def _index(filter: Filter, *, shown: bool) -> str:

@@ -26,7 +26,7 @@ from assay.collector.stores.sqlite._salvage import Row, Table
 from assay.collector.stores.sqlite._schema import APPLICATION_ID, MIGRATIONS, count_anew, migrate
 from assay.collector.stores.sqlite._sql import delete_many, find_many
 
-MADE_AGAIN = ("indexed", "unindexed", "sums", "sums_said", "sums_hours")
+MADE_AGAIN = ("indexed", "replaced", "unindexed", "states", "orphans", "local_roots", "sums", "sums_said", "sums_hours")
 
 
 @dataclass(frozen=True, slots=True)

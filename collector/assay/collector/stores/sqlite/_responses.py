@@ -5,24 +5,29 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
+from assay.collector.stores.sqlite._numbers import number_of
+from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many
 
-MOST = 200_000  # some 100 bytes each; of the latest spans, as what belongs to them comes within minutes
+MOST = 200_000  # some 30 bytes each; of the latest spans, as what belongs to them comes within minutes
 CANDIDATES = 8  # of one id: a call that several instrumentations have seen
 
 
 def put(db: sqlite3.Connection, rows: Iterable[tuple[int, str]]) -> None:
     """Keep that spans (their rows) bear responses' ids."""
-    insert_many(db, "responses", ("span", "response_id"), list(rows), "ON CONFLICT DO NOTHING")
+    answers = [(span, number_of(response_id)) for span, response_id in rows]
+    insert_many(db, "responses", ("span", "answer"), answers, "ON CONFLICT DO NOTHING")
 
 
-def find(db: sqlite3.Connection, response_id: str) -> list[tuple[str, str]]:
-    """Trace and span of those that bear an id, the latest first."""
+def find(reader: Reader, response_id: str) -> list[tuple[str, str]]:
+    """Trace and span of those that bear an id, the latest first. Of another id with the same number none is given."""
     sql = (
-        "SELECT t.trace_id, s.span_id FROM responses r JOIN spans s ON s.id = r.span JOIN traces t ON t.id = s.trace"
-        " WHERE r.response_id = ? ORDER BY r.span DESC LIMIT ?"
+        "SELECT t.trace_id, s.id FROM responses r JOIN spans s ON s.id = r.span JOIN traces t ON t.id = s.trace"
+        " WHERE r.answer = ? ORDER BY r.span DESC LIMIT ?"
     )
-    return db.execute(sql, (response_id, CANDIDATES)).fetchall()
+    rows = reader.db.execute(sql, (number_of(response_id), CANDIDATES)).fetchall()
+    facts = [(trace_id, reader.stored(trace_id, row).fact) for trace_id, row in rows]
+    return [(trace_id, fact.span_id) for trace_id, fact in facts if fact.response_id == response_id]
 
 
 def remove(db: sqlite3.Connection, traces: Iterable[int]) -> None:

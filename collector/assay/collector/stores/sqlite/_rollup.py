@@ -6,6 +6,9 @@
 - Start and end span the whole trace; session, user and metadata are the root's, else the first that any span has.
 - Complete (`1`, `0`, or None where only a quiet period can tell), dropped, calls sent: see `_counted`. What was dropped
   counts as arrived there: such a trace is settled, and no list calls it complete.
+- Names, kinds, models and tags are listed in order of arrival, the first `LISTED` of each.
+
+This is the definition. `_state.State` reaches the same from the spans that are new alone.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from assay.collector.filters import EVALUATOR
 from assay.collector.stores.sqlite._codec import Counts, Fact
 from assay.collector.stores.sqlite._said import OURS
 from assay.collector.stores.sqlite._values import dumps
+
+LISTED = 256  # names, kinds, models and tags of a trace, each: their lists are written anew with every batch
+PICO = 10**12  # costs are added up as whole trillionths, so that the sum is the same in any order
+MOST_COST = 1e12  # of a run; what claims more (or is no number) counts as 0
 
 
 class RollUp(NamedTuple):
@@ -56,8 +63,21 @@ class RollUp(NamedTuple):
     running: int = 0  # open runs: no facts of theirs are here, see `_running`
 
 
-def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
-    """The roll-up of a trace, and the position of its root in `facts` (at least one).
+class Above(NamedTuple):
+    """Ids of spans with tokens, or a cost, somewhere below them."""
+
+    tokens: set[str]
+    cost: set[str]
+
+
+def pico(cost: float) -> int:
+    """A cost in trillionths."""
+    return round(cost * PICO) if -MOST_COST < cost < MOST_COST else 0
+
+
+def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int, Above]:
+    """The roll-up of a trace, the position of its root in `facts` (at least one, in order of arrival), and whose
+    tokens and cost are not to be counted.
 
     Once per trace and request: one loop over the facts, and nothing looked into that no fact has.
     """
@@ -89,7 +109,8 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
     position = _root(facts, by_id)
     root = facts[position]
     experiment_id = root.experiment_id or next((f.experiment_id for f in facts if f.experiment_id), None)
-    tokens, costs = _lowest(with_tokens, by_id), _lowest(with_cost, by_id)
+    above = Above(_above(with_tokens, by_id), _above(with_cost, by_id))
+    tokens, costs = _lowest(with_tokens, above.tokens), _lowest(with_cost, above.cost)
     complete, dropped, calls_sent = _counted(facts, by_id) if counted else (None, 0, 0)
     rolled = RollUp(
         span_count=len(facts),
@@ -104,17 +125,17 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
         end_ns=end_ns,
         input_tokens=sum([fact.input_tokens or 0 for fact in tokens]),
         output_tokens=sum([fact.output_tokens or 0 for fact in tokens]),
-        cost=sum([fact.cost or 0.0 for fact in costs]) if costs else None,
+        cost=sum([pico(fact.cost or 0.0) for fact in costs]) / PICO if costs else None,
         session_id=root.session_id or next((fact.session_id for fact in facts if fact.session_id), None),
         user_id=root.user_id or next((fact.user_id for fact in facts if fact.user_id), None),
         experiment_id=experiment_id,
         example_id=root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
         repetition=root.repetition,
         complete=complete,
-        names=dumps(list(names)),
-        kinds=dumps(list(kinds)),
+        names=dumps(list(names)[:LISTED]),
+        kinds=dumps(list(kinds)[:LISTED]),
         models=_models(with_model, tokens, costs) if with_model else None,
-        tags=dumps(list(dict.fromkeys(tag for fact in facts for tag in fact.tags))) if tagged else None,
+        tags=dumps(list(dict.fromkeys(tag for fact in facts for tag in fact.tags))[:LISTED]) if tagged else None,
         metadata=root.metadata or next((fact.metadata for fact in facts if fact.metadata), None),
         size=size,
         probability=root.said.probability,
@@ -124,7 +145,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int]:
         dropped=dropped,
         calls_sent=calls_sent,
     )
-    return rolled, position
+    return rolled, position, above
 
 
 def _root(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int:
@@ -135,55 +156,66 @@ def _root(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int:
     return min(tops or range(len(facts)), key=lambda i: (facts[i].start_ns, facts[i].span_id))
 
 
-def _lowest(facts: list[Fact], by_id: Mapping[str, Fact]) -> list[Fact]:
-    """Those of the facts that have none of the others below them."""
-    if len(facts) < 2:
-        return facts
+def _above(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> set[str]:
+    """Ids of the spans above these."""
     above: set[str] = set()
     for fact in facts:
         parent = fact.parent_id
         while parent is not None and parent not in above and parent in by_id:
             above.add(parent)
             parent = by_id[parent].parent_id
-    return [fact for fact in facts if fact.span_id not in above] or facts[:1]
+    return above
+
+
+def _lowest(facts: list[Fact], above: set[str]) -> list[Fact]:
+    """Those of the facts that have none of the others below them; the first where parents go in a circle."""
+    return ([fact for fact in facts if fact.span_id not in above] or facts[:1]) if above else facts
 
 
 def _models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[Fact]) -> str:
     """`{model: [calls, input tokens, output tokens, cost]}`; tokens and cost that were counted, under their model."""
-    by_model: dict[str | None, list[float]] = {}
+    by_model: dict[str | None, list[int]] = {}
     for fact in facts:
-        by_model.setdefault(fact.model, [0, 0, 0, 0.0])[0] += 1
+        if fact.model in by_model or len(by_model) < LISTED:
+            by_model.setdefault(fact.model, [0, 0, 0, 0])[0] += 1
     for fact in tokens:
-        if fact.model is not None:
+        if fact.model in by_model:
             by_model[fact.model][1] += fact.input_tokens or 0
             by_model[fact.model][2] += fact.output_tokens or 0
     for fact in costs:
-        if fact.model is not None:
-            by_model[fact.model][3] += fact.cost or 0.0
-    return dumps(by_model)
+        if fact.model in by_model:
+            by_model[fact.model][3] += pico(fact.cost or 0.0)
+    return models_text(by_model)
+
+
+def models_text(by_model: Mapping[str | None, Sequence[int]]) -> str:
+    """The column: cost, which is in trillionths here, as it was said."""
+    return dumps({model: [calls, sent, got, cost / PICO] for model, (calls, sent, got, cost) in by_model.items()})
 
 
 def _counted(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> tuple[int | None, int, int]:
     """Whether every span that was started has arrived or was dropped; how many were dropped; how many calls went out.
 
     Every local root says how many spans were started below it and are still open; a span that ends after its local
-    root says it anew. 1: for each local root the latest counts have arrived, nothing is open and as many spans are
-    here. 0: some are known to be missing. None: no counts tell, as in foreign traces, below a parent that has not
-    arrived, or where calls went out of which nothing has come (a service that traces nothing, or one that is on its
-    way); then only a quiet period can.
+    root says it anew. 1: for each local root the latest counts have arrived, nothing is open and as many spans that
+    name it are here. 0: some are known to be missing. None: no counts tell, as in foreign traces, where a parent has
+    not arrived, or where calls went out of which nothing has come (a service that traces nothing, or one that is on
+    its way); then only a quiet period can.
     """
-    groups = _groups(facts, by_id)
-    named = [members for root, members in groups.items() if root is not None]
-    latest = [_latest(members) for members in named]
+    named: dict[str, list[Fact]] = {}
+    for fact in facts:
+        if fact.local_root is not None:
+            named.setdefault(fact.local_root, []).append(fact)
+    latest = [_latest(members) for members in named.values()]
     dropped, calls_sent = sum([counts.dropped for counts in latest]), sum([counts.calls_sent for counts in latest])
-    if not all(map(_has_arrived, named, latest)):
+    if not all(map(_has_arrived, named.values(), latest)):
         return 0, dropped, calls_sent
-    untold = None in groups or any(fact.parent_id is not None and fact.parent_id not in by_id for fact in facts)
-    untold = untold or (calls_sent > 0 and _waits_for_calls(facts, named, latest))
+    untold = any(f.local_root is None if f.parent_id is None else f.parent_id not in by_id for f in facts)
+    untold = untold or (calls_sent > 0 and _waits_for_calls(facts, list(named.values()), latest))
     return None if untold else 1, dropped, calls_sent
 
 
-_NOT_SAID = Counts(started=0, open=1)
+NOT_SAID = Counts(started=0, open=1)
 
 
 def _latest(members: Sequence[Fact]) -> Counts:
@@ -191,7 +223,12 @@ def _latest(members: Sequence[Fact]) -> Counts:
     counts = [fact.counts for fact in members if fact.counts is not None]
     if len(counts) == 1:
         return counts[0]
-    return max(counts, key=lambda c: (c.started, -c.open, c.dropped, c.calls_sent)) if counts else _NOT_SAID
+    return max(counts, key=lateness) if counts else NOT_SAID
+
+
+def lateness(counts: Counts) -> tuple[int, int, int, int]:
+    """By what of two counts the later is told."""
+    return counts.started, -counts.open, counts.dropped, counts.calls_sent
 
 
 def _has_arrived(members: Sequence[Fact], counts: Counts) -> bool:
@@ -207,20 +244,3 @@ def _waits_for_calls(facts: Sequence[Fact], named: Sequence[Sequence[Fact]], lat
             if sum(caller in ours for caller in callers) < counts.calls_sent:
                 return True
     return False
-
-
-def _groups(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> dict[str | None, list[Fact]]:
-    """Facts by local root: the one that they name, else that of the nearest span above that names one."""
-    groups: dict[str | None, list[Fact]] = {}
-    for fact in facts:
-        groups.setdefault(_local_root(fact, by_id), []).append(fact)
-    return groups
-
-
-def _local_root(fact: Fact, by_id: Mapping[str, Fact]) -> str | None:
-    seen: set[str] = set()
-    current: Fact | None = fact
-    while current is not None and current.local_root is None and current.span_id not in seen:
-        seen.add(current.span_id)
-        current = by_id.get(current.parent_id) if current.parent_id is not None else None
-    return current.local_root if current is not None else None

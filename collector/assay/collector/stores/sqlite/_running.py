@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -30,6 +30,10 @@ class Running:
         self._next_look = 0.0  # for old ones
         self.forget()
 
+    def __bool__(self) -> bool:
+        """Whether any is open."""
+        return bool(self._of)
+
     def forget(self) -> None:
         """Read the table again: after a rollback what is remembered may be wrong."""
         self._of.clear()
@@ -41,15 +45,20 @@ class Running:
         for trace_id in trace_ids:
             self._of.pop(trace_id, None)
 
-    def left(self, trace_id: str, spans: Collection[str], *, settled: bool) -> int:
-        """How many runs of a trace are open beside these spans; those that have ended are removed.
+    def left(self, trace_id: str, key: int, new: Iterable[str], *, settled: bool) -> int:
+        """How many runs of a trace are open, now that these spans have come; those that have ended are removed.
 
         Where a trace is settled, a run below a local root that has arrived has been dropped by its process.
         """
         still_open = self._of.get(trace_id)
         if still_open is None:
             return 0
-        ended = [span for span, root in still_open.items() if span in spans or (settled and root in spans)]
+        ended = {span for span in new if span in still_open}
+        if settled:
+            roots = {root for root in still_open.values() if root is not None}
+            sql = "SELECT span_id FROM spans WHERE trace = ? AND span_id IN (%s)"
+            here = {row[0] for row in find_many(self._db, sql, roots, (key,))}
+            ended |= {span for span, root in still_open.items() if root in here}
         self._remove([(trace_id, span) for span in ended])
         return len(still_open)
 

@@ -8,14 +8,18 @@ A random trace id stands in `traces` once; everything else refers to the trace b
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from assay.collector.errors import Refused
 from assay.collector.stores.sqlite._codec import Decoder
+from assay.collector.stores.sqlite._numbers import number_of
+from assay.collector.stores.sqlite._progress import TICK, Progress, Report
 from assay.collector.stores.sqlite._said import said
 
 APPLICATION_ID = 0x41535359  # "ASSY"
-PAGE_SIZE = 16384  # measured: half the CPU time and four fifths of the disk of 4 KiB pages
+# Of a new file. Measured at a million spans (`benchmarks/file.py pages`): with 16 KiB a span writes 1.7 times the log
+# and costs a fifth more CPU; with 4 KiB the file is 3 % larger
+PAGE_SIZE = 8192
 
 _VERSION_1 = """
 CREATE TABLE traces (
@@ -118,10 +122,15 @@ CREATE INDEX queue_in_order ON queue (queue, status, created_ns);
 """
 
 
-def _create(db: sqlite3.Connection) -> None:
-    """Version 1: the tables."""
-    for statement in _VERSION_1.split(";\n"):
+def _do(db: sqlite3.Connection, report: Report, statements: Sequence[str]) -> None:
+    for number, statement in enumerate(statements):
+        report(number, len(statements))
         db.execute(statement)
+
+
+def _create(db: sqlite3.Connection, report: Report) -> None:
+    """Version 1: the tables."""
+    _do(db, report, _VERSION_1.split(";\n"))
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
@@ -138,10 +147,9 @@ INSERT INTO known SELECT DISTINCT 'tag', value FROM traces, json_each(tags);
 """
 
 
-def _add_known_values(db: sqlite3.Connection) -> None:
+def _add_known_values(db: sqlite3.Connection, report: Report) -> None:
     """Version 2: values for menus, retention by size, and since when a trace waits for its index."""
-    for statement in _VERSION_2.split(";\n"):
-        db.execute(statement)
+    _do(db, report, _VERSION_2.split(";\n"))
 
 
 _VERSION_3 = """
@@ -152,15 +160,14 @@ CREATE INDEX traces_of_evaluators ON traces (start_ns) WHERE kind = 'evaluator';
 """
 
 
-def _tell_judgements_apart(db: sqlite3.Connection) -> None:
+def _tell_judgements_apart(db: sqlite3.Connection, report: Report) -> None:
     """Version 3: lists without evaluators' own traces, of which there may be many times as many, and lists of these."""
-    for statement in _VERSION_3.split(";\n"):
-        db.execute(statement)
+    _do(db, report, _VERSION_3.split(";\n"))
 
 
-def _lead_to_votes(db: sqlite3.Connection) -> None:
+def _lead_to_votes(db: sqlite3.Connection, report: Report) -> None:
     """Version 4: people's votes, of which there are few among all that judges have said under the same key."""
-    db.execute("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'")
+    _do(db, report, ("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'",))
 
 
 # Settled traces that are not whole, open runs, and what processes say of themselves. What was dropped of traces that
@@ -262,17 +269,21 @@ def _reading(db: sqlite3.Connection) -> Callable[[bytes], float | None]:
     return probability
 
 
-def _watch(db: sqlite3.Connection) -> None:
+def _watch(db: sqlite3.Connection, report: Report) -> None:
     """Version 5: what tells that nothing is missing, and what monitors keep."""
     db.create_function("said_probability", 1, _reading(db))
-    for statement in (*_COMPLETENESS, *_MONITOR):
-        db.execute(statement)
+    _do(db, report, (*_COMPLETENESS, *_MONITOR))
 
 
-def _audit(db: sqlite3.Connection) -> None:
+_AUDIT = (
+    "CREATE TABLE audit (id INTEGER PRIMARY KEY, of_keys INTEGER NOT NULL, data TEXT NOT NULL)",
+    "CREATE INDEX audit_by_kind ON audit (of_keys, id)",
+)
+
+
+def _audit(db: sqlite3.Connection, report: Report) -> None:
     """Version 6: what was deleted, and who changed keys."""
-    db.execute("CREATE TABLE audit (id INTEGER PRIMARY KEY, of_keys INTEGER NOT NULL, data TEXT NOT NULL)")
-    db.execute("CREATE INDEX audit_by_kind ON audit (of_keys, id)")
+    _do(db, report, _AUDIT)
 
 
 # What was said of runs that are not here yet, and by which response of a model a run is found
@@ -285,17 +296,18 @@ _AMENDMENTS: tuple[str, ...] = (
 )
 
 
-def _wait(db: sqlite3.Connection) -> None:
+def _wait(db: sqlite3.Connection, report: Report) -> None:
     """Version 7: amendments that wait for their run."""
-    for statement in _AMENDMENTS:
-        db.execute(statement)
+    _do(db, report, _AMENDMENTS)
 
+
+AS_SAID = "CREATE INDEX IF NOT EXISTS feedback_as_said ON feedback (said) WHERE said IS NOT NULL"
 
 # Feedback by the order in which it was said, or said anew, and where it is sent on to. What was there before has no
 # number. `identity` is the file's, for collectors that send to each other.
 _OUTLETS: tuple[str, ...] = (
     "ALTER TABLE feedback ADD COLUMN said INTEGER",
-    "CREATE INDEX feedback_as_said ON feedback (said) WHERE said IS NOT NULL",
+    AS_SAID,
     "ALTER TABLE feed ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
     "UPDATE feed SET identity = lower(hex(randomblob(8)))",
     "CREATE TABLE outlets (name TEXT PRIMARY KEY, url TEXT NOT NULL, cursor INTEGER NOT NULL,"
@@ -303,10 +315,63 @@ _OUTLETS: tuple[str, ...] = (
 )
 
 
-def _send_on(db: sqlite3.Connection) -> None:
+def _send_on(db: sqlite3.Connection, report: Report) -> None:
     """Version 8: feedback can be sent on."""
-    for statement in _OUTLETS:
-        db.execute(statement)
+    _do(db, report, _OUTLETS)
+
+
+# Who sends nothing on needs no order of what was said; see `_outlets.opened`
+_THINNER: tuple[str, ...] = (
+    "ALTER TABLE responses RENAME TO answers",
+    "DROP INDEX responses_by_id",
+    "CREATE TABLE responses (span INTEGER PRIMARY KEY, answer INTEGER NOT NULL)",
+    "INSERT INTO responses SELECT span, number_of_answer(response_id) FROM answers",
+    "CREATE INDEX responses_by_answer ON responses (answer)",
+    "DROP TABLE answers",
+    "DROP INDEX feedback_as_said",
+)
+
+
+def _thin(db: sqlite3.Connection, report: Report) -> None:
+    """Ids of models' answers as numbers, the order of what was said only where it is sent on."""
+    db.create_function("number_of_answer", 1, number_of)
+    _do(db, report, _THINNER)
+    if db.execute("SELECT 1 FROM outlets").fetchone():
+        db.execute(AS_SAID)
+
+
+# An entry of the text index is made anew when its trace has so many bytes, and taken out by what it was made of
+_WORDS: tuple[str, ...] = (
+    "ALTER TABLE indexed ADD COLUMN again INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE replaced (trace INTEGER NOT NULL, span INTEGER NOT NULL, payload BLOB NOT NULL,"
+    " PRIMARY KEY (trace, span)) WITHOUT ROWID",
+)
+
+
+def _index_growing(db: sqlite3.Connection, report: Report) -> None:
+    """The text index of traces that grow for long, and labels."""
+    _do(db, report, _WORDS)
+
+
+# What keeps the sums of a trace at the cost of what comes. `data` is None while they are found out behind the writer; a
+# trace of many spans that stands in no row here is one of an older file. See `_state`, `_ledger`.
+_SUMMED_UP: tuple[str, ...] = (
+    "ALTER TABLE spans ADD COLUMN tokens_below INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE spans ADD COLUMN cost_below INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE states (trace INTEGER PRIMARY KEY, data BLOB)",
+    "CREATE INDEX states_due ON states (trace) WHERE data IS NULL",
+    "CREATE TABLE orphans (trace INTEGER NOT NULL, id TEXT NOT NULL, start_ns INTEGER NOT NULL, span_id TEXT NOT NULL,"
+    " row INTEGER NOT NULL, below INTEGER NOT NULL, callers INTEGER NOT NULL, PRIMARY KEY (trace, id)) WITHOUT ROWID",
+    "CREATE INDEX orphans_by_start ON orphans (trace, start_ns, span_id)",
+    "CREATE TABLE local_roots (trace INTEGER NOT NULL, id TEXT NOT NULL, members INTEGER NOT NULL, started INTEGER,"
+    " open INTEGER NOT NULL, dropped INTEGER NOT NULL, calls_sent INTEGER NOT NULL, answered INTEGER NOT NULL,"
+    " PRIMARY KEY (trace, id)) WITHOUT ROWID",
+)
+
+
+def _roll(db: sqlite3.Connection, report: Report) -> None:
+    """Sums of growing traces."""
+    _do(db, report, _SUMMED_UP)
 
 
 # What is added up of the traces of an hour: see `_sums`. `exact` has the amounts as integers
@@ -328,10 +393,9 @@ _SUMS: tuple[str, ...] = (
 )
 
 
-def _add_up(db: sqlite3.Connection) -> None:
-    """Version 9: hourly sums. Those of what is here are made once the file is open, hour by hour."""
-    for statement in _SUMS:
-        db.execute(statement)
+def _add_up(db: sqlite3.Connection, report: Report) -> None:
+    """Hourly sums. Those of what is here are made once the file is open, hour by hour."""
+    _do(db, report, _SUMS)
     count_anew(db)
 
 
@@ -345,7 +409,8 @@ def count_anew(db: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+# What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
+MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
     _add_known_values,
     _tell_judgements_apart,
@@ -354,25 +419,40 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _audit,
     _wait,
     _send_on,
+    _thin,
+    _index_growing,
+    _roll,
     _add_up,
 )
 
 
 def migrate(db: sqlite3.Connection, path: str, upto: int = len(MIGRATIONS)) -> None:
-    """Bring a file to the newest version (or to an older one), each step in a transaction of its own.
+    """Bring a file to the newest version (or to an older one), each step in a transaction of its own: killed in the
+    middle it goes on from the last whole one. How far it is `_progress` says.
 
     Raises `Refused` for a file that is newer than this Assay or that is not Assay's.
     """
     version = version_of(db, path)
-    for step in range(version, upto):
-        db.execute("BEGIN IMMEDIATE")
+    with Progress(path, version, upto) as progress:
+        db.set_progress_handler(progress.tick, TICK)
         try:
-            MIGRATIONS[step](db)
-            db.execute(f"PRAGMA user_version = {step + 1}")
-        except BaseException:
+            for step in range(version, upto):
+                progress.begin(step)
+                _step(db, step, progress.of(step))
+        finally:
+            db.set_progress_handler(None, 0)
+
+
+def _step(db: sqlite3.Connection, step: int, report: Report) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        MIGRATIONS[step](db, report)
+        db.execute(f"PRAGMA user_version = {step + 1}")
+    except BaseException:
+        if db.in_transaction:  # on a full disk SQLite has ended it
             db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
+        raise
+    db.execute("COMMIT")
 
 
 def version_of(db: sqlite3.Connection, path: str) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.records import JSON, Feedback, Page, Trace, TraceSummary
+from assay.collector.records import JSON, Feedback, OpenRun, Page, Trace, TraceSummary
 from assay.collector.stores.sqlite import _feedback, _lists, _running, _sql
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._reader import Reader
@@ -116,29 +116,37 @@ def one(reader: Reader, trace_id: str) -> Trace:
 
 def many(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
     """Several traces in the order asked."""
+    around = beside_runs(reader, trace_ids)
+    runs = reader.runs_of({one.key: trace_id for trace_id, one in around.items()})
+    return [
+        Trace(next(run for run in runs[one.key] if run.span_id == one.root), tuple(runs[one.key]), *one.rest)
+        for one in around.values()
+    ]
+
+
+class Around(NamedTuple):
+    """What there is of a trace beside its runs: its key, its root's id, and what follows the runs in a `Trace`."""
+
+    key: int
+    root: str
+    rest: tuple[tuple[Feedback, ...], bool, int, int, tuple[OpenRun, ...]]
+
+
+def beside_runs(reader: Reader, trace_ids: Sequence[str]) -> dict[str, Around]:
+    """Of those traces that are there, in the order asked."""
     columns = f"t.trace_id, t.id, t.root, {complete_sql()}, t.dropped, t.calls_sent"
     sql = f"SELECT {columns} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
-    rows = {row[0]: row[1:] for row in find_many(reader.db, sql, dict.fromkeys(trace_ids))}
-    runs = reader.runs_of({row[0]: trace_id for trace_id, row in rows.items()})
+    asked = dict.fromkeys(trace_ids)
+    rows = {row[0]: row[1:] for row in find_many(reader.db, sql, asked)}
     roots = dict(find_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [r[1] for r in rows.values()]))
     feedback = _feedback_of(reader, [row[0] for row in rows.values()])
     running = _running.of_traces(reader.db, rows)
-    traces = []
-    for trace_id in dict.fromkeys(trace_ids):
-        if trace_id in rows:
-            key, root, complete, dropped, calls_sent = rows[trace_id]
-            traces.append(
-                Trace(
-                    next(run for run in runs[key] if run.span_id == roots[root]),
-                    tuple(runs[key]),
-                    tuple(feedback.get(key, ())),
-                    bool(complete),
-                    dropped,
-                    calls_sent,
-                    tuple(running.get(trace_id, ())),
-                )
-            )
-    return traces
+    return {
+        trace_id: Around(key, roots[root], (tuple(feedback.get(key, ())), bool(complete), dropped, calls, tuple(open_)))
+        for trace_id, (key, root, complete, dropped, calls), open_ in (
+            (trace_id, rows[trace_id], running.get(trace_id, ())) for trace_id in asked if trace_id in rows
+        )
+    }
 
 
 def _feedback_of(reader: Reader, keys: Sequence[int]) -> dict[int, list[Feedback]]:

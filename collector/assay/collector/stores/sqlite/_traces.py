@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 
 from assay.collector.errors import Unavailable
@@ -12,6 +12,7 @@ from assay.collector.filters import Filter, combined
 from assay.collector.records import (
     JSON,
     Amendment,
+    Branch,
     Bucket,
     Changes,
     Condition,
@@ -34,15 +35,18 @@ from assay.collector.records import (
 from assay.collector.stores import _amend
 from assay.collector.stores._halves import Gone, ScoresOf, Verdicts
 from assay.collector.stores._serving import Said
+from assay.collector.stores._unread import Unread
 from assay.collector.stores.sqlite import (
     _aggregate,
     _changes,
     _delete,
     _explain,
     _feedback,
+    _large,
     _lists,
     _maintenance,
     _outlets,
+    _parts,
     _processes,
     _running,
     _summaries,
@@ -52,7 +56,7 @@ from assay.collector.stores.sqlite._codec import Batch, encode
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._waiting import Place, place_of
-from assay.collector.stores.sqlite._writer import Job
+from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, Job
 
 
 class SQLiteTraces(Half):
@@ -60,14 +64,18 @@ class SQLiteTraces(Half):
 
     # runs
 
-    def write(self, batch: Batch) -> Future[None]:
+    def encoder(self) -> Callable[[Sequence[Run]], Batch]:
+        return encode
+
+    def write(self, batch: Batch, feedback: Sequence[Feedback] = ()) -> Future[None]:
         """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
+        if feedback:
+            batch = batch._replace(feedback=_feedback.rows(feedback))
         return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
         """As `append`, without waiting. Raises `Unavailable` if too much waits."""
-        batch = encode(runs)
-        return self.write(batch._replace(feedback=_feedback.rows(feedback)) if feedback else batch)
+        return self.write(encode(runs), feedback)
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
@@ -88,7 +96,13 @@ class SQLiteTraces(Half):
     # feedback
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        self.append((), feedback)
+        # All of it is taken or none, but much of it goes into several transactions, between which others have theirs
+        parts = [feedback[start : start + HEAVY_WEIGHT] for start in range(0, len(feedback), HEAVY_WEIGHT)]
+        nothing = encode(())
+        jobs = [Job(weight=len(part), batch=nothing._replace(feedback=_feedback.rows(part))) for part in parts]
+        kept, _ = wait(self._file.put_all(jobs))
+        for one in kept:
+            one.result()
 
     def feedback(
         self,
@@ -133,6 +147,23 @@ class SQLiteTraces(Half):
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         with self._file.read() as reader:
             return _summaries.many(reader, trace_ids)
+
+    def tree(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Branch]:
+        with self._file.read() as reader:
+            return _parts.tree(reader, trace_id, limit, cursor)
+
+    def runs(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Run]:
+        with self._file.read() as reader:
+            return _parts.runs(reader, trace_id, limit, cursor)
+
+    def run(self, trace_id: str, span_id: str | None = None) -> Run:
+        with self._file.read() as reader:
+            return _parts.run(reader, trace_id, span_id)
+
+    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
+        """As of `Streams`."""
+        with self._file.read() as reader:
+            return _large.unread(reader, trace_ids)
 
     @reads
     def feedbacks(
@@ -291,28 +322,42 @@ class SQLiteTraces(Half):
     # deletion
 
     @reads
-    def passing(self, db: sqlite3.Connection, /, filter: Filter) -> Gone | None:
-        return _delete.passing(db, filter)
+    def newest(self, db: sqlite3.Connection, /) -> int:
+        return int(db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()[0])
+
+    @reads
+    def passing(
+        self, db: sqlite3.Connection, /, filter: Filter, after: str | None = None, upto: int | None = None
+    ) -> Gone | None:
+        return _delete.passing(db, filter, after, upto)
 
     def remove(self, gone: Iterable[Gone]) -> int:
-        total, tags = 0, set[str]()
+        total, tags, pace = 0, set[str](), _delete.Pace()
         for lot in gone:
-            count, theirs = self._taken_out(lot)
-            total, tags = total + count, tags | theirs
+            for piece in self._pieces(lot, pace):
+                count, theirs = self._taken_out(piece, pace)
+                total, tags = total + count, tags | theirs
         if tags:
-            self._file.write(lambda _: _delete.forget_tags(self._file.appender, tags))
+            with self._file.read() as reader:
+                unused = _delete.unused(reader.db, tags)
+            self._file.write(lambda _: _delete.forget_tags(self._file.appender, unused))
         return total
 
-    def _taken_out(self, lot: Gone) -> tuple[int, set[str]]:
-        """How many traces of a lot, and their tags. On a full disk the lot goes in small pieces."""
+    def _pieces(self, lot: Gone, pace: _delete.Pace) -> list[Gone]:
+        with self._file.read() as reader:
+            return [Gone(piece, lot.sessions) for piece in pace.pieces(reader.db, lot.traces)]
+
+    def _taken_out(self, piece: Gone, pace: _delete.Pace) -> tuple[int, set[str]]:
+        """How many traces of a piece, and their tags. On a full disk it goes in smaller ones."""
         try:
-            return self._file.write(partial(_delete.remove, self._file.appender, lot))
+            return self._file.write(partial(_delete.remove, self._file.appender, piece, pace), patient=True)
         except Unavailable:
-            if len(lot.traces) <= _delete.FEW or not self._file.is_full:
+            if len(piece.traces) <= _delete.FEW or not self._file.is_full:
                 raise
         total, tags = 0, set[str]()
-        for start in range(0, len(lot.traces), _delete.FEW):
-            count, theirs = self._taken_out(Gone(lot.traces[start : start + _delete.FEW], lot.sessions))
+        for start in range(0, len(piece.traces), _delete.FEW):
+            few = Gone(piece.traces[start : start + _delete.FEW], piece.sessions)
+            count, theirs = self._taken_out(few, pace)
             total, tags = total + count, tags | theirs
         return total, tags
 
@@ -324,8 +369,15 @@ class SQLiteTraces(Half):
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
             self._file.write(lambda _: self._file.appender.waiting.expire(before, rule.project))
             if rule.project is None:
-                self._file.write(lambda db: _delete.feedback_without_trace(db, before))
+                self._remove_feedback_without_trace(before)
         return [filter for filter in (expired, ahead) if filter is not None]
+
+    def _remove_feedback_without_trace(self, before_ns: int) -> None:
+        with self._file.read() as reader:
+            keys = _delete.without_trace(reader.db, before_ns)
+        for start in range(0, len(keys), _delete.LOT):
+            some = keys[start : start + _delete.LOT]
+            self._file.write(partial(_delete.feedback_without_trace, keys=some, before_ns=before_ns), patient=True)
 
     def vacuum(self) -> int:
         return self._file.vacuum()

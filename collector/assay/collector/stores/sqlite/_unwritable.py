@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +17,7 @@ from assay.collector.stores.sqlite._errors import explained
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._lock import real
-from assay.collector.stores.sqlite._reader import Readers
+from assay.collector.stores.sqlite._pool import Readers
 from assay.collector.stores.sqlite._schema import MIGRATIONS, version_of
 from assay.collector.stores.sqlite._writer import Job
 
@@ -49,7 +49,10 @@ class Unwritable(File):
     def put(self, job: Job) -> Future[Any]:
         raise self._refusal()
 
-    def write(self, action: Callable[[sqlite3.Connection], T]) -> T:
+    def put_all(self, jobs: Sequence[Job]) -> list[Future[Any]]:
+        raise self._refusal()
+
+    def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
         raise self._refusal()
 
     def checkpoint(self) -> None:

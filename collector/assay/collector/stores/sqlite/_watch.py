@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+from typing import NamedTuple
 
 from assay.collector.errors import Halted
 from assay.collector.stores.sqlite._lock import Lock, identity
@@ -17,11 +18,20 @@ from assay.collector.stores.sqlite._lock import Lock, identity
 MOVED = "the database file was removed or replaced while it was open"
 LOG = "the database's write-ahead log was removed or replaced while it was open"
 FOREIGN = "another program has written to the database while it was open"
-_COUNT = slice(8, 12)  # of the log's index: its counter of transactions (sqlite.org/walformat.html)
+# Of the log's index (sqlite.org/walformat.html): its counter of transactions, its frames, and those copied already
+_COUNT, _FRAMES, _COPIED = slice(8, 12), slice(16, 20), slice(96, 100)
+_FRAME = 24  # bytes before each page in the log
+
+
+class Log(NamedTuple):
+    """The write-ahead log, in bytes: all of it, and what is not copied into the database yet."""
+
+    bytes: int
+    waiting: int
 
 
 class Watch:
-    """Over the writing connection of a locked file. For the writer's thread.
+    """Over the writing connection of a locked file. For the writer's thread, but for `log`.
 
     `PRAGMA data_version` changes when another program writes, and when it only empties the log; of the two the index
     of the log counts the first alone.
@@ -34,6 +44,13 @@ class Watch:
         # Not closed before the database is: with it this process would lose the locks that SQLite has on that file
         self._index = os.open(lock.path + "-shm", os.O_RDONLY)
         self._version, self._count = self._seen(), self._counted()
+        self._frame = _FRAME + int(db.execute("PRAGMA page_size").fetchone()[0])
+
+    def log(self) -> Log:
+        """How much is in the log. From any thread."""
+        index = os.pread(self._index, 100, 0)
+        frames, copied = (int.from_bytes(index[place], sys.byteorder) for place in (_FRAMES, _COPIED))
+        return Log(frames * self._frame, max(0, frames - copied) * self._frame)
 
     def begun(self) -> None:
         """Within a transaction, before it writes. Raises `Halted` if anybody else has written since the last one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -9,16 +10,20 @@ from typing import Any, NamedTuple
 from assay.collector.errors import Refused
 from assay.collector.filters import EVALUATOR, OPERATORS, Filter, words
 from assay.collector.readings import as_text
+from assay.collector.stores.sqlite._rollup import LISTED
 from assay.collector.stores.sqlite._values import dumps
 
 
 class Condition(NamedTuple):
-    """SQL that holds for a row `t`; `ids` is a statement that yields the ids of all such rows, where an index can."""
+    """SQL that holds for a row `t`; `ids` is a statement that yields the ids of all such rows, where an index can.
+    `is_dear`: it cannot begin to before it has found them all.
+    """
 
     sql: str
     values: tuple[Any, ...] = ()
     ids: str | None = None
     ids_values: tuple[Any, ...] = ()
+    is_dear: bool = False
 
 
 _NOTHING = Filter()
@@ -71,8 +76,20 @@ def _equals(column: str) -> Callable[[Any], list[Condition]]:
 
 def _element(column: str) -> Callable[[Any], list[Condition]]:
     """The JSON array in a column has the value; `instr` first, because it is cheap and nearly always right."""
-    sql = f"instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?)"
+    sql = f"(instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?))"
     return lambda value: [Condition(sql, (dumps(value), value))]
+
+
+def _listed(column: str, of_spans: str) -> Callable[[Any], list[Condition]]:
+    """As `_element`; where the list is full, the spans are asked."""
+    full = f"t.span_count >= {LISTED} AND (SELECT count(*) FROM json_each(t.{column})) >= {LISTED}"
+    more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.{of_spans} = ?))"
+
+    def write(value: Any) -> list[Condition]:
+        [listed] = _element(column)(value)
+        return [Condition(f"({listed.sql} OR {more})", (*listed.values, value))]
+
+    return write
 
 
 COMPARED = {operator: "<>" if operator == "!=" else operator for operator in OPERATORS}
@@ -112,8 +129,10 @@ def _escaped(word: str) -> str:
 
 
 def _model(value: str) -> list[Condition]:
-    sql = "instr(t.models, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.models) WHERE key = ?)"
-    return [Condition(sql, (dumps(value), value))]
+    sql = "(instr(t.models, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.models) WHERE key = ?))"
+    full = f"t.span_count >= {LISTED} AND (SELECT count(*) FROM json_each(t.models)) >= {LISTED}"
+    more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.model = ?))"
+    return [Condition(f"({sql} OR {more})", (dumps(value), value, value))]
 
 
 # Of a value `m` out of JSON
@@ -121,8 +140,23 @@ AS_TEXT = "CASE m.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CA
 
 
 def _metadata(wanted: Any) -> list[Condition]:
-    sql = f"EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {AS_TEXT} = ?)"
-    return [Condition(sql, (str(key), as_text(value))) for key, value in wanted.items()]
+    """What stands in the JSON of every trace that has it first, because to look for that is cheap."""
+    sql = (
+        f"instr(t.metadata, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {AS_TEXT} = ?)"
+    )
+    asked = [(str(key), as_text(value)) for key, value in wanted.items()]
+    return [Condition(sql, (_in_json(key, text), key, text)) for key, text in asked]
+
+
+def _in_json(key: str, text: str) -> str:
+    """How a key begins, with its value where that can only be a text: a number is written in more than one way."""
+    if text in ("true", "false", ""):
+        return dumps(key) + ":"
+    try:
+        float(text)
+    except ValueError:
+        return f"{dumps(key)}:{dumps(text)}"
+    return dumps(key) + ":"
 
 
 # Named, because SQLite would take the index over scores and look through all traces' scores for every single trace.
@@ -140,7 +174,7 @@ def _scored(key: str, operator: str, value: float | str) -> Condition:
     return Condition(
         f"EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND {holds})",
         values,
-        f"SELECT f.trace FROM feedback f INDEXED BY feedback_by_score WHERE {holds}" if column == "score" else None,
+        f"SELECT f.trace FROM feedback f INDEXED BY feedback_by_{column} WHERE {holds}",
         values,
     )
 
@@ -171,7 +205,10 @@ def _text(value: str) -> list[Condition]:
     if match.count('"*') > BEGINNINGS:
         raise Refused(f"text asks for more than {BEGINNINGS} beginnings of words; write some words out, without `*`")
     ids = "SELECT rowid FROM words WHERE words MATCH ?"
-    return [Condition(f"t.id IN ({ids})", (match,), ids, (match,))]
+    return [Condition(f"t.id IN ({ids})", (match,), ids, (match,), is_dear=_SHORT.fullmatch(match) is not None)]
+
+
+_SHORT = re.compile(r'"[\x00-\x7f]{1,2}"\*')  # a beginning that so many words have that FTS5 takes 0.1 s to gather them
 
 
 def matching(text: str) -> str:
@@ -219,8 +256,8 @@ WRITERS: dict[str, Callable[[Any], list[Condition]]] = {
     "until_ns": lambda value: [Condition("t.start_ns < ?", (value,))],
     "name": _equals("name"),
     "kind": lambda value: [Condition(OF_EVALUATORS)] if value == EVALUATOR else _equals("kind")(value),
-    "any_name": _element("names"),
-    "any_kind": _element("kinds"),
+    "any_name": _listed("names", "name"),
+    "any_kind": _listed("kinds", "kind"),
     "status": lambda value: [Condition(_STATUSES[value])],
     "error": _error,
     "model": _model,

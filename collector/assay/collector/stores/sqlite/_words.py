@@ -4,129 +4,233 @@ One entry per trace, in an FTS5 table that keeps only which word is in which tra
 searched for, alone, together or by their beginning (`pay*`), phrases not. Entries are made behind the writer: `append`
 leaves the trace's key in `unindexed`, in the same transaction, so that what is to be done survives a crash.
 
+Texts come from memory (`_held`) where a trace is new, else from its payloads, read beside the writer. An entry that is
+there is made anew as a whole, hence seldom: when the trace has grown by `GROWTH`, or rests for the longer the larger it
+is. So each character is read and written a few times at most, however long a trace goes on.
+
 SQLite 3.40 cannot delete from such a table by key alone: it wants the text that was indexed. That text is made again
-from the payloads: `indexed.upto` says up to which row the spans were in. Hence whoever deletes a trace, or overwrites
-a run, calls `remove` first, while the old payloads are still there.
+from the payloads: `indexed.upto` says up to which row the spans were in, `replaced` has the payloads that were
+overwritten since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from assay.collector.records import JSON
+from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._reader import Reader
-from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many
+from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._texts import CHARACTERS, leaves
 
-CHARACTERS = 200_000  # of one trace that are indexed, counted from its first span
-ROUND = 100  # traces that are read together
-PIECE, MOST = 25_000, 500_000  # characters of one transaction, if no single trace has more: appends wait for it
+T = TypeVar("T")
+
+ROUND = 400  # traces that are looked at together
+READ = 2_000_000  # characters that are read back in one round, if no single trace has more
+ROWS = 50  # payloads that are read together
+PIECE, MOST = 100_000, 500_000  # characters of one transaction, if no single trace has more: appends wait for it
 MOMENT = 0.01  # seconds that it may take, within these bounds
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
+GROWTH = 2  # times as many bytes as when it was indexed, and it is indexed anew
+RESTED_NS = 10_000_000_000  # or when nothing has come for this long,
+RESTED_NS_A_BYTE = 125_000  # or for a second for each 8 KB of its payloads
+FULL = 2**62  # bytes at which a trace of `CHARACTERS` is indexed anew
+
+# How many wait, and since when; not of those that are in the index already, which grow and have no time promised
+LAG = (
+    "SELECT count(*), min(CASE WHEN NOT EXISTS (SELECT 1 FROM indexed i WHERE i.trace = u.trace) THEN since_ns END)"
+    " FROM unindexed u"
+)
+
+
+class Waiting(NamedTuple):
+    """A trace whose time it is."""
+
+    trace: int
+    upto: int | None  # row up to which it is in the index
+    again: int | None  # `traces.size` from which on it is indexed anew
+    size: int
+    runs_change: int | None
 
 
 class Entry(NamedTuple):
-    """What the index holds of a trace, or shall hold."""
+    """What the index holds of a trace, None for nothing, and what it shall hold."""
 
     trace: int
-    upto: int
-    text: str
+    old: str | None
+    text: str | None
+    upto: int = 0
+    again: int = 0
+    runs_change: int | None = None  # of the trace as it was read
+
+    @property
+    def characters(self) -> int:
+        """That are to be written, in the worst case."""
+        return len(self.old or "") + len(self.text or "")
 
 
-def waiting(reader: Reader, now: int, *, overdue_only: bool = False) -> list[int]:
-    """Keys of traces whose time it is, by the store's clock."""
+def waiting(reader: Reader, now: int, *, overdue_only: bool = False) -> list[Waiting]:
+    """Traces whose time it is, by the store's clock."""
     settled = 0 if overdue_only else now - SETTLED_NS
-    sql = (
-        "SELECT u.trace FROM unindexed u LEFT JOIN traces t ON t.id = u.trace"
-        " WHERE t.updated_ns IS NULL OR t.updated_ns < ? OR u.since_ns < ? ORDER BY u.trace LIMIT ?"
-    )
-    return [row[0] for row in reader.db.execute(sql, (settled, now - OVERDUE_NS, ROUND))]
+    return [Waiting(*row) for row in reader.db.execute(_WAITING, (settled, now - OVERDUE_NS, now, ROUND))]
 
 
-def entries(reader: Reader, keys: Sequence[int]) -> list[Entry]:
-    """Entries of traces as they are now."""
-    return list(_entries(reader, dict.fromkeys(keys, 2**62)))
+_SETTLED = "(t.updated_ns < ?1 OR u.since_ns < ?2)"
+_WAITING = (
+    "SELECT u.trace, i.upto, i.again, coalesce(t.size, 0), t.runs_change FROM unindexed u"
+    " LEFT JOIN traces t ON t.id = u.trace LEFT JOIN indexed i ON i.trace = u.trace"
+    f" WHERE t.updated_ns IS NULL OR (coalesce(i.again, 0) <= t.size AND {_SETTLED})"
+    f" OR t.updated_ns < ?3 - min({RESTED_NS}, max({SETTLED_NS}, t.size * {RESTED_NS_A_BYTE}))"
+    f" OR (i.again = {FULL} AND NOT EXISTS (SELECT 1 FROM replaced r WHERE r.trace = u.trace))"
+    " ORDER BY u.trace LIMIT ?4"
+)
 
 
-def _entries(reader: Reader, upto: dict[int, int]) -> Iterator[Entry]:
-    rows: dict[int, list[tuple[int, bytes]]] = {}
-    for trace, row, payload in find_many(reader.db, "SELECT trace, id, payload FROM spans WHERE trace IN (%s)", upto):
-        if row <= upto[trace]:
-            rows.setdefault(trace, []).append((row, payload))
-    for trace, stored in rows.items():
-        stored.sort()
-        yield Entry(trace, stored[-1][0], _text(reader, [payload for _, payload in stored]))
+def entries(reader: Reader, due: Iterable[Waiting]) -> Iterator[Entry]:
+    """Entries of traces as they are now, read from their payloads; fewer than asked for if they are long."""
+    left = READ
+    for one in due:
+        if left <= 0:
+            return
+        entry = _entry(reader, one)
+        left -= entry.characters
+        yield entry
 
 
-def _text(reader: Reader, payloads: Iterable[bytes]) -> str:
-    """Every text and number of inputs and outputs once, in order."""
+def _entry(reader: Reader, one: Waiting) -> Entry:
+    replaced = _replaced(reader.db, one.trace)
+    if one.again == FULL and not replaced:  # nothing of it changes any more
+        return Entry(one.trace, None, None, runs_change=one.runs_change)
+    rows = _rows(reader.db, one.trace)
+    if not rows:
+        return Entry(one.trace, None, None, runs_change=one.runs_change)
+    text, old = _text(reader, rows, upto=one.upto)
+    if replaced and one.upto is not None:
+        old, _ = _text(reader, [row for row in rows if row <= one.upto], replaced)
+    again = FULL if len(text) >= CHARACTERS else int(one.size * GROWTH)
+    return Entry(one.trace, old, text, rows[-1], again, one.runs_change)
+
+
+def _rows(db: sqlite3.Connection, trace: int) -> list[int]:
+    return sorted(row[0] for row in db.execute("SELECT id FROM spans WHERE trace = ?", (trace,)))
+
+
+def _replaced(db: sqlite3.Connection, trace: int) -> dict[int, bytes]:
+    return dict(db.execute("SELECT span, payload FROM replaced WHERE trace = ?", (trace,)).fetchall())
+
+
+def _text(
+    reader: Reader, rows: Sequence[int], instead: Mapping[int, bytes] = MappingProxyType({}), upto: int | None = None
+) -> tuple[str, str | None]:
+    """Every text and number of inputs and outputs once, in order, of so many rows as it takes; and how much of that
+    the rows up to one have, None for none.
+    """
     seen: dict[str, None] = {}
-    size = 0
-    for blob in payloads:
-        payload = reader.payload(blob)
-        for text in _leaves((payload.get("inputs"), payload.get("outputs"))):
+    size = before = 0
+    for row, payload in _payloads(reader, rows, instead):
+        for text in leaves((payload.get("inputs"), payload.get("outputs"))):
             if text not in seen:
                 seen[text] = None
                 size += len(text) + 1
+        if upto is not None and row <= upto:
+            before = size
         if size > CHARACTERS:
             break
-    return "\n".join(seen)[:CHARACTERS]
+    whole = "\n".join(seen)[:CHARACTERS]
+    return whole, None if upto is None else whole[: max(0, before - 1)]
 
 
-def _leaves(value: JSON) -> Iterator[str]:
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, dict):
-            stack.extend(reversed(item.values()))
-        elif isinstance(item, (list, tuple)):
-            stack.extend(reversed(item))
-        elif isinstance(item, (int, float)) and not isinstance(item, bool):
-            yield str(item)
+def _payloads(
+    reader: Reader, rows: Sequence[int], instead: Mapping[int, bytes]
+) -> Iterator[tuple[int, dict[str, JSON]]]:
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        found = dict(find_many(reader.db, "SELECT id, payload FROM spans WHERE id IN (%s)", some))
+        for row in some:
+            yield row, reader.payload(instead.get(row) or found[row])
 
 
-def pieces(keys: Sequence[int], entries: Sequence[Entry], size: int) -> Iterator[tuple[list[int], list[Entry]]]:
-    """What to `put` in one transaction each, of so many characters at most: keys, and the entries of these; first all
-    that have none.
-    """
-    without = set(keys).difference(entry.trace for entry in entries)
-    if without:
-        yield sorted(without), []
-    some, characters = list[Entry](), 0
-    for entry in entries:
-        if some and characters + len(entry.text) > size:
-            yield [one.trace for one in some], some
+def pieces(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
+    """What to write in one transaction each: of so many characters at most, unless a single one has more."""
+    some, characters = list[T](), 0
+    for one, size in sized:
+        if some and characters + size > most:
+            yield some
             some, characters = [], 0
-        some.append(entry)
-        characters += len(entry.text)
+        some.append(one)
+        characters += size
     if some:
-        yield [one.trace for one in some], some
+        yield some
 
 
-def put(writer: Reader, keys: Sequence[int], new: Sequence[Entry], disturbed: set[int]) -> None:
-    """Write the entries of traces, on the writer's connection, and take the traces off the list of those that wait.
+def put(writer: Reader, entries: Sequence[Entry], disturbed: set[int]) -> int:
+    """Write the entries of traces, on the writer's connection, and take the traces off the list of those that wait;
+    returns how many characters.
 
     Traces in `disturbed` have changed since the entries were made; their turn comes again. So does that of traces to
     which spans have been added.
     """
-    new = [entry for entry in new if entry.trace not in disturbed]
-    remove(writer, [entry.trace for entry in new])
-    insert_many(writer.db, "words", ("rowid", "text"), [(entry.trace, entry.text) for entry in new])
-    insert_many(writer.db, "indexed", ("trace", "upto"), [entry[:2] for entry in new])
-    last = dict(find_many(writer.db, "SELECT trace, max(id) FROM spans WHERE trace IN (%s) GROUP BY trace", keys))
-    upto = {entry.trace: entry.upto for entry in new}
-    done = [key for key in keys if key not in disturbed and last.get(key, 0) <= upto.get(key, 0)]
+    made = [entry for entry in entries if entry.trace not in disturbed]
+    written = [entry for entry in made if entry.text is not None]
+    for entry in written:  # each out and in at once: FTS5 begins a segment for a key that is lower than the last
+        if entry.old is not None and entry.old != entry.text:
+            _forget(writer.db, [(entry.trace, entry.old)])
+            _add(writer.db, [(entry.trace, entry.text)])
+    _add(writer.db, [(entry.trace, entry.text) for entry in written if entry.old is None])
+    delete_many(writer.db, "replaced", "trace", [entry.trace for entry in written if entry.old is not None])
+    _note(writer.db, [(entry.trace, entry.upto, entry.again) for entry in written])
+    now = dict(find_many(writer.db, "SELECT id, runs_change FROM traces WHERE id IN (%s)", [one.trace for one in made]))
+    done = [entry.trace for entry in made if now.get(entry.trace) == entry.runs_change]
     delete_many(writer.db, "unindexed", "trace", done)
+    return sum(entry.characters for entry in written)
+
+
+def put_held(writer: Reader, keys: Sequence[int], held: Held) -> int:
+    """As `put`, for new traces whose texts are in memory still; returns how many characters. In a transaction of its
+    own, so that all that is in memory has been committed.
+    """
+    held.settle()
+    found = {key: taken for key in keys if (taken := held.take(key)) is not None}
+    _add(writer.db, [(key, taken.text) for key, taken in found.items()])
+    _note(writer.db, [(key, taken.upto, int(taken.size * GROWTH)) for key, taken in found.items()])
+    delete_many(writer.db, "unindexed", "trace", found)
+    return sum(len(taken.text) for taken in found.values())
+
+
+def _add(db: sqlite3.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
+    insert_many(db, "words", ("rowid", "text"), rows)
+
+
+def _forget(db: sqlite3.Connection, rows: Sequence[tuple[int, str]]) -> None:
+    db.executemany("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", rows)
+
+
+def _note(db: sqlite3.Connection, rows: Sequence[tuple[int, int, int]]) -> None:
+    insert_many(db, "indexed", _INDEXED, rows, overwrite(_INDEXED))
+
+
+_INDEXED = ("trace", "upto", "again")
+
+
+def replace(db: sqlite3.Connection, row: int) -> None:
+    """Keep the payload of a span that is about to be overwritten, if it is in the index, so that its words can go."""
+    db.execute(
+        "INSERT OR IGNORE INTO replaced (trace, span, payload) SELECT s.trace, s.id, s.payload FROM spans s"
+        " JOIN indexed i ON i.trace = s.trace WHERE s.id = ? AND s.id <= i.upto",
+        (row,),
+    )
 
 
 def remove(writer: Reader, keys: Iterable[int]) -> None:
-    """Take traces out of the index. Their payloads must still be as they were when they were put in."""
+    """Take traces out of the index, before their payloads go."""
     upto = dict(find_many(writer.db, "SELECT trace, upto FROM indexed WHERE trace IN (%s)", keys))
-    gone = list(_entries(writer, upto)) if upto else []
-    writer.db.executemany(
-        "INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", [(entry.trace, entry.text) for entry in gone]
-    )
+    for trace in sorted(upto):
+        rows = [row for row in _rows(writer.db, trace) if row <= upto[trace]]
+        text, _ = _text(writer, rows, _replaced(writer.db, trace))
+        _forget(writer.db, [(trace, text)])
     delete_many(writer.db, "indexed", "trace", upto)
+    delete_many(writer.db, "replaced", "trace", upto)

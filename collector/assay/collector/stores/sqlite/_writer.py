@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from assay.collector.stores.sqlite._codec import Batch
 from assay.collector.stores.sqlite._errors import is_full, translate
 from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._reserve import Reserve
-from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from assay.collector.stores.sqlite._watch import Watch
 
 T = TypeVar("T")
@@ -99,25 +98,34 @@ class Writer:
 
     def put(self, job: Job) -> Future[Any]:
         """Queue a job. Raises `Unavailable` if too much waits already, `Halted`, and `Closed` once the store is."""
+        return self.put_all([job])[0]
+
+    def put_all(self, jobs: Sequence[Job]) -> list[Future[Any]]:
+        """Queue jobs that are done in turn, each in a transaction of its own if it is patient or heavy; or none."""
         self._origin.check()
         with self._ready:
-            if self._closing:
-                raise Closed("the store is closed")
-            if self.halted:
-                raise Halted(str(self.halted))
-            if not self.reserve.held and not job.frees:
-                raise Unavailable(FULL, retry_after=5.0)
-            if self._weight and self._weight + job.weight > QUEUED_WEIGHT:
-                raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
-            (self._patient if job.lets_pass else self._jobs).append(job)
-            self._weight += job.weight
-            if len(self._jobs) + len(self._patient) == 1 or self._is_enough():
+            self._admit(sum(job.weight for job in jobs), frees=all(job.frees for job in jobs))
+            for job in jobs:
+                (self._patient if job.lets_pass else self._jobs).append(job)
+                self._weight += job.weight
+            if len(self._jobs) + len(self._patient) <= len(jobs) or self._is_enough():
                 self._ready.notify()
-        return job.future
+        return [job.future for job in jobs]
 
-    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False) -> T:
+    def _admit(self, weight: int, *, frees: bool) -> None:
+        """What makes room is never too much: there is one of it for each caller."""
+        if self._closing:
+            raise Closed("the store is closed")
+        if self.halted:
+            raise Halted(str(self.halted))
+        if not self.reserve.held and not frees:
+            raise Unavailable(FULL, retry_after=5.0)
+        if self._weight and self._weight + weight > QUEUED_WEIGHT and not frees:
+            raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
+
+    def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False, patient: bool = False) -> T:
         """Do something on the writing connection and wait until it is durable."""
-        result: T = self.put(Job(weight=64, action=action, frees=frees)).result()
+        result: T = self.put(Job(weight=64, action=action, frees=frees, patient=patient)).result()
         return result
 
     def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
@@ -207,7 +215,8 @@ class Writer:
     def _empty_log(self) -> None:
         """Give the log's room back to a disk that is full."""
         with contextlib.suppress(sqlite3.Error, OSError):
-            if self.reserve.has_room_for(self._db.execute("PRAGMA page_count").fetchone()[0], PAGE_SIZE):
+            pages, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+            if self.reserve.has_room_for(pages, size):
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _do(self, jobs: list[Job]) -> None:

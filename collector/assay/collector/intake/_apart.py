@@ -1,0 +1,52 @@
+"""What goes between the server and a process that decodes for it: a request's bytes there, an answer in pieces back."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from assay.collector.intake._decoded import Decoded
+from assay.collector.intake._limits import Limits
+from assay.collector.intake._logs import LOGS
+from assay.collector.intake._metrics_signal import METRICS
+from assay.collector.intake._traces import TRACES
+
+CODECS = tuple(codec for signal in (TRACES, LOGS, METRICS) for codec in (signal.protobuf, signal.json))
+REQUEST = struct.Struct("<QB?")  # bytes of the body, which follows; place in `CODECS`; whether rows are wanted
+SIZE = struct.Struct("<Q")  # bytes of what follows
+READY = b"\x01"
+
+
+class Start(NamedTuple):
+    """What a process is told first."""
+
+    limits: Limits
+    encode: Callable[[Sequence[Any]], Any] | None  # runs → rows of the store, which `Rows` carry
+    nice: int
+    seconds: float  # of one request, after which the process ends itself
+    memory: int  # bytes of data that it may have
+
+
+class Answer(NamedTuple):
+    """What came of a request; its items follow in pieces, of the sizes told here."""
+
+    decoded: Decoded[Any] | None  # without its items
+    refused: tuple[str, str] | None  # reason and words of a `Permanent`
+    sizes: list[int]
+    seconds: float  # of CPU
+    told: list[str]  # for the log
+
+
+@dataclass(slots=True)
+class Rows:
+    """Runs of a request as rows of the store, pickled until they are written."""
+
+    pickled: bytes | bytearray
+
+    def taken(self) -> Any:
+        """What the store's encoder made; to be asked for once, as it is let go here."""
+        pickled, self.pickled = self.pickled, b""
+        return pickle.loads(pickled)

@@ -1,0 +1,189 @@
+"""One process that decodes, as the server sees it: started, asked, and ended when it is of no use any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from assay.collector.intake._apart import READY, REQUEST, SIZE, Answer, Start
+from assay.collector.intake._errors import Retryable
+
+MODULE = "assay.collector.intake._decoder"
+PATIENCE = 1.5, 1.0  # times what a process allows itself for a request, and seconds more: then it is killed
+ENDING = 5.0  # seconds until a process that has closed its socket must be gone
+STARTING = 60.0  # seconds until it must be ready, on a machine that has much else to do
+
+
+class Job(NamedTuple):
+    """A request under way in a process, and whoever waits for what comes of it."""
+
+    codec: int
+    body: bytes
+    rows: bool
+    done: asyncio.Future[tuple[Answer, list[bytearray]]]
+
+
+class Process:
+    """Answers requests in the order in which they are asked. Belongs to the loop in which it was made."""
+
+    def __init__(self, start: Start, died: Callable[[Process, str, Job | None], object]) -> None:
+        """`died` is told how it ended on its own, and what it was at. Raises `OSError`: there can be no process."""
+        self._loop, self._died, self._seconds = (
+            asyncio.get_running_loop(),
+            died,
+            start.seconds * PATIENCE[0] + PATIENCE[1],
+        )
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.cpu = 0.0  # seconds, of all requests
+        self._jobs: deque[Job] = deque()
+        self._queue: asyncio.Queue[Job] = asyncio.Queue()
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._socket.setblocking(False)
+            self._popen = _started(theirs)
+            if start.nice:  # from here, as importing is work, too
+                os.setpriority(os.PRIO_PROCESS, self._popen.pid, start.nice)
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+        self._slow = False
+        self._watch = self._loop.call_later(STARTING, self._too_slow)
+        self._tasks = [self._loop.create_task(self._write(start)), self._loop.create_task(self._read())]
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._popen.pid
+
+    @property
+    def waiting(self) -> int:
+        """Requests that it has not answered yet."""
+        return len(self._jobs)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers by now."""
+        return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+
+    async def ask(self, codec: int, body: bytes, rows: bool) -> tuple[Answer, list[bytearray]]:
+        """What came of a request, and its items in pieces. Raises `Retryable` if the process ends before."""
+        job = Job(codec, body, rows, self._loop.create_future())
+        if not self._jobs and self.is_ready:
+            self._watch = self._loop.call_later(self._seconds, self._too_slow)
+        self._jobs.append(job)
+        self._queue.put_nowait(job)
+        return await job.done
+
+    def end(self) -> None:
+        """Let it end, which is no fault of its own; from any thread once the loop has ended."""
+        self._watch.cancel()
+        for task in self._tasks:
+            if not self._loop.is_closed():
+                task.cancel()
+        self._socket.close()
+
+    def wait(self, seconds: float) -> int:
+        """Its exit status; killed if it takes longer."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(seconds)
+        self._popen.kill()
+        return self._popen.wait()
+
+    async def _write(self, start: Start) -> None:
+        told = pickle.dumps(start, pickle.HIGHEST_PROTOCOL)
+        with contextlib.suppress(OSError):  # it has ended, as the reading side finds, too
+            await self._loop.sock_sendall(self._socket, SIZE.pack(len(told)) + told)
+            while True:
+                job = await self._queue.get()
+                head = REQUEST.pack(len(job.body), job.codec, job.rows)
+                await self._loop.sock_sendall(self._socket, head)
+                await self._loop.sock_sendall(self._socket, job.body)
+
+    async def _read(self) -> None:
+        try:
+            await self._exactly(len(READY))
+            self._watch.cancel()
+            self.ready.set_result(None)
+            if self._jobs:
+                self._watch = self._loop.call_later(self._seconds, self._too_slow)
+            while True:
+                found = await self._answer()
+                self._answered(found)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            await self._ended()
+
+    async def _answer(self) -> tuple[Answer, list[bytearray]]:
+        [size] = SIZE.unpack(await self._exactly(SIZE.size))
+        answer: Answer = pickle.loads(await self._exactly(size))
+        return answer, [await self._exactly(size) for size in answer.sizes]
+
+    def _answered(self, found: tuple[Answer, list[bytearray]]) -> None:
+        self._watch.cancel()
+        self.cpu += found[0].seconds
+        job = self._jobs.popleft()
+        if not job.done.done():  # whoever asked may be gone
+            job.done.set_result(found)
+        if self._jobs:
+            self._watch = self._loop.call_later(self._seconds, self._too_slow)
+
+    async def _exactly(self, size: int) -> bytearray:
+        """So many bytes. Raises `EOFError` if they do not come."""
+        received = bytearray(size)
+        with memoryview(received) as view:
+            while size:
+                got = await self._loop.sock_recv_into(self._socket, view[len(view) - size :])
+                if not got:
+                    raise EOFError
+                size -= got
+        return received
+
+    def _too_slow(self) -> None:
+        """End one that hangs, or is stopped; the reading side finds that it has ended."""
+        self._slow = True
+        self._popen.kill()
+
+    async def _ended(self) -> None:
+        self._watch.cancel()
+        self._tasks[0].cancel()
+        self._socket.close()
+        status = await asyncio.to_thread(self.wait, ENDING)
+        how = "too slow" if self._slow or status == -signal.SIGALRM else _named(status)
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        error = Retryable("decoder", f"the process that decoded this has ended ({how}): send it again")
+        self._died(self, how, jobs[0] if jobs else None)
+        waiting: list[asyncio.Future[Any]] = [job.done for job in jobs]
+        for future in [self.ready, *waiting]:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # that nobody waits for it is no mistake
+
+
+def _named(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"
+
+
+def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """The same interpreter on the module alone: nothing of the program that serves is imported, or run again. What can
+    be imported here can be imported there.
+    """
+    if not sys.executable:
+        raise FileNotFoundError("Python does not know its own executable")
+    command = [sys.executable, "-P", "-m", MODULE]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment)

@@ -1,0 +1,39 @@
+"""Traces for one answer: small ones whole, large ones unread, so that neither their runs nor a connection wait in
+memory for somebody who reads slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from assay.collector.errors import TooLarge
+from assay.collector.records import Trace
+from assay.collector.stores._unread import Unread
+from assay.collector.stores.sqlite import _summaries
+from assay.collector.stores.sqlite._reader import Reader
+from assay.collector.stores.sqlite._sql import find_many
+
+LARGE, MOST = 1024 * 1024, 512 * 1024 * 1024  # bytes of payloads before compression
+ROW = 500  # bytes of a row beside its payload
+_SIZES = "SELECT size FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
+
+
+def unread(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
+    """Traces in the order asked."""
+    size = sum(row[0] for row in find_many(reader.db, _SIZES, dict.fromkeys(trace_ids)))
+    if size <= LARGE:
+        return _summaries.many(reader, trace_ids)
+    if size > MOST:
+        told = f"{size:,} bytes of runs are more than one answer holds, {MOST:,}: ask for fewer traces at once"
+        raise TooLarge(f"{told}, or for the runs of one page by page")
+    around = _summaries.beside_runs(reader, trace_ids)
+    rows = reader.rows_of([one.key for one in around.values()])
+    apart = reader.apart([row for some in rows.values() for row in some])
+    return [_unread(apart, trace_id, one, rows[one.key]) for trace_id, one in around.items()]
+
+
+def _unread(apart: Reader, trace_id: str, around: _summaries.Around, rows: Sequence[Any]) -> Unread:
+    root = next(row for row in rows if row[3] == around.root)
+    sizes = [len(row[2]) + ROW for row in rows]
+    return Unread(apart.run(trace_id, root), rows, sizes, lambda row: apart.run(trace_id, row), *around.rest)

@@ -1,0 +1,508 @@
+"""The roll-up of a trace, kept so that spans which are new cost what they are, however many are there before them.
+
+`_rollup.roll_up` over all facts is the definition. Who carries tokens (or a cost) marks the spans above it, up to the
+first that is marked; these marks are columns of `spans`, and what must reach a parent that is not here waits with the
+trace's orphans. A run that takes the place of another is taken in where that changes sums alone; else `replace` says
+that the trace must be summed up anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from assay.collector.filters import EVALUATOR
+from assay.collector.stores.sqlite._codec import Counts, Fact
+from assay.collector.stores.sqlite._ledger import WHOLE, Ledger, LocalRoot, Orphans
+from assay.collector.stores.sqlite._rollup import LISTED, PICO, RollUp, lateness, models_text, pico
+from assay.collector.stores.sqlite._values import dumps
+
+TOKENS, COST = 1, 2  # flags: somewhere below a span are such as have some
+
+UNREAD = object()  # in place of a local root that stands in a payload
+
+
+class Adrift(Exception):
+    """To say what a trace sums up to now would take longer than a batch may; it is found out behind the writer."""
+
+
+class Node:
+    """A span that is here, as far as its children and its marks ask for it."""
+
+    __slots__ = ("below", "cost", "input_tokens", "local_root", "model", "output_tokens", "parent_id", "row")
+
+    def __init__(
+        self,
+        row: int,
+        parent_id: str | None,
+        model: str | None,
+        input_tokens: int | None,
+        output_tokens: int | None,
+        cost: float | None,
+        below: int = 0,
+        local_root: Any = UNREAD,
+    ) -> None:
+        self.row, self.parent_id, self.model, self.cost = row, parent_id, model, cost
+        self.input_tokens, self.output_tokens = input_tokens, output_tokens
+        self.below, self.local_root = below, local_root
+
+    @property
+    def carries(self) -> int:
+        """Flags of what the span has itself."""
+        return (self.input_tokens is not None) * TOKENS | (self.cost is not None) * COST
+
+
+def node(row: int, fact: Fact, below: int = 0) -> Node:
+    """The node of a fact."""
+    return Node(
+        row, fact.parent_id, fact.model, fact.input_tokens, fact.output_tokens, fact.cost, below, fact.local_root
+    )
+
+
+class Spans:
+    """The spans of a trace that are here: those that were looked up, others by `find`. `read` gives a row's fact."""
+
+    def __init__(
+        self,
+        known: dict[str, Node | None] | None = None,
+        find: Callable[[str], Node | None] = lambda _: None,
+        read: Callable[[int], Fact] | None = None,
+        steps: int = 2**62,
+    ) -> None:
+        self.known = {} if known is None else known
+        self.facts: dict[int, Fact] = {}
+        self.marked: list[Node] = []  # whose flags have changed
+        self._find, self._read, self.steps = find, read, steps
+
+    def get(self, span_id: str) -> Node | None:
+        """The span, None if it is not here."""
+        if span_id not in self.known:
+            self.known[span_id] = self._find(span_id)
+        return self.known[span_id]
+
+    def fact(self, row: int) -> Fact:
+        """The fact of a row."""
+        if row not in self.facts:
+            assert self._read is not None
+            self.facts[row] = self._read(row)
+        return self.facts[row]
+
+    def local_root(self, of: Node) -> str | None:
+        """The local root that a span names."""
+        if of.local_root is UNREAD:
+            of.local_root = self.fact(of.row).local_root
+        found: str | None = of.local_root
+        return found
+
+    def mark(self, one: Node, flags: int) -> None:
+        """Set flags of a span. Raises `Adrift` where these are more than a batch may set."""
+        one.below |= flags
+        self.marked.append(one)
+        self.steps -= 1
+        if self.steps < 0:
+            raise Adrift
+
+
+FIRSTS = ("session_id", "user_id", "experiment_id", "example_id", "metadata")
+
+
+class Carrier(msgspec.Struct, array_like=True):
+    """The first span with tokens, or with a cost: it counts where parents go in a circle, so that none would."""
+
+    row: int
+    model: str | None
+    amounts: tuple[int, ...]
+
+
+class Totals(msgspec.Struct, array_like=True):
+    """All of a state that does not grow with its trace."""
+
+    count: int = 0
+    errors: int = 0
+    size: int = 0
+    start_ns: int = 2**63 - 1
+    end_ns: int = 0
+    names: dict[str, int] = {}  # as a list that is searched, in order of arrival
+    kinds: dict[str, int] = {}
+    tags: dict[str, int] = {}
+    models: dict[str, list[int]] = {}  # calls, input tokens, output tokens, cost in trillionths
+    firsts: dict[str, tuple[int, str]] = {}  # of `FIRSTS`: row and value
+    top: tuple[int, str, int] | None = None  # start, span, row of the earliest without a parent
+    first: tuple[int, str, int] | None = None  # the earliest of all
+    orphan: tuple[int, str, int, str] | None = None  # with its parent; None where it must be looked for
+    missing: int = 0  # parents that are not here
+    root: Fact | None = None
+    root_row: int = 0
+    marked: bool = False  # a monitor's
+    with_tokens: int = 0  # spans whose tokens count
+    tokens: tuple[int, int] = (0, 0)
+    with_cost: int = 0
+    cost: int = 0
+    first_tokens: Carrier | None = None
+    first_cost: Carrier | None = None
+    untold: int = 0  # spans without a parent that name no local root
+    local_roots: int = 0
+    not_arrived: int = 0  # of these
+    waiting: int = 0  # of these, for calls
+    dropped: int = 0
+    calls_sent: int = 0
+
+
+class State:
+    """What a trace of this key sums up to, so far."""
+
+    __slots__ = ("facts", "kept", "key", "local_roots", "orphans", "totals")
+
+    def __init__(self, key: int, totals: Totals | None = None, whole: int = WHOLE) -> None:
+        self.key, self.totals = key, totals or Totals()
+        self.orphans, self.local_roots = Ledger(Orphans, whole), Ledger(LocalRoot, whole)
+        self.kept = False  # in the file
+
+    @property
+    def weight(self) -> int:
+        """Memory that it takes, in spans."""
+        totals = self.totals
+        listed = len(totals.names) + len(totals.tags) + len(totals.models) + len(self.orphans) + len(self.local_roots)
+        return 2 + listed // 4
+
+    def advance(self, new: Sequence[tuple[int, Fact]], spans: Spans) -> None:
+        """Take in spans, and their rows, that come after all before. Raises `Adrift`; it is of no use then."""
+        for row, fact in new:
+            self._add(row, fact, spans)
+
+    def _add(self, row: int, fact: Fact, spans: Spans) -> None:
+        spans.facts[row] = fact
+        one = spans.known[fact.span_id] = node(row, fact)
+        self._sum(row, fact)
+        if fact.local_root is not None:
+            self._member(fact.local_root, fact.counts)
+        below, callers = self._adopt(fact.span_id)
+        one.below = below
+        if callers and fact.local_root is not None:
+            self._answer(fact.local_root, callers)
+        self._count(one, one.carries & ~below, 1)
+        self._place(row, fact, below | one.carries, spans)
+
+    def _sum(self, row: int, fact: Fact) -> None:
+        totals = self.totals
+        totals.count += 1
+        totals.errors += fact.status == "error"
+        totals.size += fact.size
+        totals.start_ns = min(totals.start_ns, fact.start_ns)
+        totals.end_ns = max(totals.end_ns, fact.end_ns)
+        totals.marked = totals.marked or fact.said.judgement
+        for known, value in ((totals.names, fact.name), (totals.kinds, fact.kind)):
+            if value not in known and len(known) < LISTED:
+                known[value] = 1
+        self._tag(fact)
+        if fact.model is not None:
+            self._call(fact.model)
+        for name in FIRSTS:
+            self._first(name, row, getattr(fact, name))
+        if totals.first is None or (fact.start_ns, fact.span_id) < totals.first:
+            totals.first = (fact.start_ns, fact.span_id, row)
+        if fact.input_tokens is not None and totals.first_tokens is None:
+            totals.first_tokens = Carrier(row, fact.model, (fact.input_tokens, fact.output_tokens or 0))
+        if fact.cost is not None and totals.first_cost is None:
+            totals.first_cost = Carrier(row, fact.model, (pico(fact.cost),))
+
+    def _tag(self, fact: Fact) -> None:
+        for tag in fact.tags:
+            if tag not in self.totals.tags and len(self.totals.tags) < LISTED:
+                self.totals.tags[tag] = 1
+
+    def _call(self, model: str) -> None:
+        models = self.totals.models
+        if model in models:
+            models[model][0] += 1
+        elif len(models) < LISTED:
+            models[model] = [1, 0, 0, 0]
+
+    def _first(self, name: str, row: int, value: str | None) -> None:
+        firsts = self.totals.firsts
+        if value and (name not in firsts or row < firsts[name][0]):
+            firsts[name] = (row, value)
+
+    def _adopt(self, span_id: str) -> tuple[int, int]:
+        """The children of a span that has come: flags of what is below it, and how many of them are callers."""
+        totals = self.totals
+        if not totals.missing or (children := self.orphans.get(span_id)) is None:
+            return 0, 0
+        self.orphans.put(span_id, None)
+        totals.missing -= 1
+        if totals.orphan is not None and totals.orphan[3] == span_id:
+            totals.orphan = None
+        return children.below, children.callers
+
+    def _place(self, row: int, fact: Fact, flags: int, spans: Spans) -> None:
+        totals, parent_id = self.totals, fact.parent_id
+        if parent_id is None:
+            totals.untold += fact.local_root is None
+            if totals.top is None or (fact.start_ns, fact.span_id) < totals.top:
+                totals.top = (fact.start_ns, fact.span_id, row)
+            return
+        is_caller, parent = fact.local_root == fact.span_id, spans.get(parent_id)
+        if parent is None:
+            self._orphan(parent_id, Orphans(fact.start_ns, fact.span_id, row, flags, int(is_caller)))
+            return
+        if is_caller and (called := spans.local_root(parent)) is not None:
+            self._answer(called, 1)
+        self._mark(parent, flags, spans)
+
+    def _orphan(self, parent_id: str, child: Orphans) -> None:
+        totals, known = self.totals, self.orphans.get(parent_id)
+        if known is not None:
+            first = min(known, child)
+            child = Orphans(*first[:3], known.below | child.below, known.callers + child.callers)
+        elif not totals.missing:
+            totals.orphan = (*child[:3], parent_id)
+        self.orphans.put(parent_id, child)
+        totals.missing += known is None
+        if totals.orphan is not None and child[:2] < totals.orphan[:2]:
+            totals.orphan = (*child[:3], parent_id)
+
+    def _mark(self, one: Node, flags: int, spans: Spans) -> None:
+        """Mark a span, and all above it, as having something below them."""
+        while flags := flags & ~one.below:
+            spans.mark(one, flags)
+            self._count(one, one.carries & flags, -1)
+            if one.parent_id is None:
+                return
+            parent = spans.get(one.parent_id)
+            if parent is None:
+                children = self.orphans.get(one.parent_id)
+                assert children is not None
+                self.orphans.put(one.parent_id, children._replace(below=children.below | flags))
+                return
+            one = parent
+
+    def _count(self, one: Node, flags: int, times: int) -> None:
+        """Count what a span carries, or no longer."""
+        totals, model = self.totals, self.totals.models.get(one.model or "") if one.model is not None else None
+        if flags & TOKENS:
+            sent, got = times * (one.input_tokens or 0), times * (one.output_tokens or 0)
+            totals.with_tokens += times
+            totals.tokens = (totals.tokens[0] + sent, totals.tokens[1] + got)
+            if model is not None:
+                model[1] += sent
+                model[2] += got
+        if flags & COST:
+            cost = times * pico(one.cost or 0.0)
+            totals.with_cost += times
+            totals.cost += cost
+            if model is not None:
+                model[3] += cost
+
+    def _member(self, root: str, counts: Counts | None) -> None:
+        known = self.local_roots.get(root)
+        now = LocalRoot(1, None, 0, 0, 0, 0) if known is None else known._replace(members=known.members + 1)
+        self._settle(root, known, _told(now, counts))
+
+    def _answer(self, root: str, calls: int) -> None:
+        known = self.local_roots.get(root)
+        assert known is not None  # a span that is here names it
+        self._settle(root, known, known._replace(answered=known.answered + calls))
+
+    def _settle(self, root: str, known: LocalRoot | None, now: LocalRoot) -> None:
+        totals = self.totals
+        if known is None:
+            totals.local_roots += 1
+        for one, times in ((known, -1), (now, 1)):
+            if one is not None:
+                totals.not_arrived += times * (not one.has_arrived)
+                totals.waiting += times * one.waits
+                totals.dropped += times * one.dropped
+                totals.calls_sent += times * one.calls_sent
+        self.local_roots.put(root, now)
+
+    def replace(self, row: int, old: Fact, new: Fact, spans: Spans) -> bool:
+        """Take in a span in place of what it was; False where that takes summing up anew, with nothing done."""
+        one = spans.get(new.span_id)
+        assert one is not None
+        if not self._can_replace(old, new):
+            return False
+        if new.local_root is not None and new.counts is not None and new.counts != old.counts:
+            known = self.local_roots.get(new.local_root)
+            assert known is not None
+            self._settle(new.local_root, known, _told(known, new.counts))
+        counted = one.carries & ~one.below
+        self._count(one, counted, -1)
+        self._amounts(one, row, old, new)
+        gained = one.carries & ~(node(row, old).carries)
+        self._count(one, counted | (gained & ~one.below), 1)
+        self._sums_again(row, old, new)
+        if gained := gained & ~one.below:
+            self._carry(one, gained, spans)
+        spans.facts[row] = new
+        if self.totals.root_row == row:
+            self.totals.root = new
+        return True
+
+    def _can_replace(self, old: Fact, new: Fact) -> bool:
+        totals = self.totals
+        if any(getattr(old, name) != getattr(new, name) for name in _FIXED) or old.said.judgement > new.said.judgement:
+            return False
+        if any(getattr(old, name) not in (None, getattr(new, name)) for name in (*FIRSTS, "model")):
+            return False
+        if any(getattr(old, name) is not None and getattr(new, name) is None for name in ("input_tokens", "cost")):
+            return False
+        if old.counts is not None and (new.counts is None or lateness(new.counts) < lateness(old.counts)):
+            return False
+        listed = max(len(totals.tags) + len(new.tags), len(totals.models) + 1)
+        return set(old.tags) <= set(new.tags) and listed < LISTED and new.end_ns >= old.end_ns
+
+    def _amounts(self, one: Node, row: int, old: Fact, new: Fact) -> None:
+        """Have the span's node, and who is first of those that carry, say what the new one does."""
+        totals = self.totals
+        one.model, one.cost = new.model, new.cost
+        one.input_tokens, one.output_tokens = new.input_tokens, new.output_tokens
+        if old.model is None and new.model is not None:
+            self._call(new.model)
+        if new.input_tokens is not None and (totals.first_tokens is None or row <= totals.first_tokens.row):
+            totals.first_tokens = Carrier(row, new.model, (new.input_tokens, new.output_tokens or 0))
+        if new.cost is not None and (totals.first_cost is None or row <= totals.first_cost.row):
+            totals.first_cost = Carrier(row, new.model, (pico(new.cost),))
+
+    def _sums_again(self, row: int, old: Fact, new: Fact) -> None:
+        totals = self.totals
+        totals.errors += (new.status == "error") - (old.status == "error")
+        totals.size += new.size - old.size
+        totals.end_ns = max(totals.end_ns, new.end_ns)
+        totals.marked = totals.marked or new.said.judgement
+        self._tag(new)
+        for name in FIRSTS:
+            self._first(name, row, getattr(new, name))
+
+    def _carry(self, one: Node, flags: int, spans: Spans) -> None:
+        """Tell those above a span that is here what it has got."""
+        if one.parent_id is None:
+            return
+        parent = spans.get(one.parent_id)
+        if parent is not None:
+            self._mark(parent, flags, spans)
+        elif children := self.orphans.get(one.parent_id):
+            self.orphans.put(one.parent_id, children._replace(below=children.below | flags))
+
+    def root_row(self) -> int:
+        """The row of the root: the earliest without a parent, else whose parent is not here, else of all."""
+        totals = self.totals
+        if totals.top is None and totals.missing and totals.orphan is None:
+            totals.orphan = self.orphans.earliest()
+        found = totals.top or (totals.orphan if totals.missing else totals.first)
+        assert found is not None
+        return found[2]
+
+    def rolled(self, spans: Spans) -> RollUp:
+        """What a list shows of the trace."""
+        totals, row = self.totals, self.root_row()
+        if totals.root is None or totals.root_row != row:
+            totals.root, totals.root_row = spans.fact(row), row
+        root = totals.root
+        experiment_id = self._root_or_first("experiment_id", root)
+        tokens, cost = self._tokens(), self._cost()
+        return RollUp(
+            span_count=totals.count,
+            error_count=totals.errors,
+            project=root.project,
+            environment=root.environment,
+            name=root.name,
+            kind=root.kind,
+            status=root.status,
+            error=root.error,
+            start_ns=totals.start_ns,
+            end_ns=totals.end_ns,
+            input_tokens=tokens[0],
+            output_tokens=tokens[1],
+            cost=cost,
+            session_id=self._root_or_first("session_id", root),
+            user_id=self._root_or_first("user_id", root),
+            experiment_id=experiment_id,
+            example_id=self._root_or_first("example_id", root),
+            repetition=root.repetition,
+            complete=self._complete(),
+            names=dumps(list(totals.names)),
+            kinds=dumps(list(totals.kinds)),
+            models=self._models() if totals.models else None,
+            tags=dumps(list(totals.tags)) if totals.tags else None,
+            metadata=self._root_or_first("metadata", root),
+            size=totals.size,
+            probability=root.said.probability,
+            partial=root.said.partial,
+            rooted=root.parent_id is None,
+            judgement=totals.marked or (root.kind == EVALUATOR and experiment_id is None),
+            dropped=totals.dropped,
+            calls_sent=totals.calls_sent,
+        )
+
+    def _root_or_first(self, name: str, root: Fact) -> str | None:
+        first = self.totals.firsts.get(name)
+        found: str | None = getattr(root, name) or (first[1] if first else None)
+        return found
+
+    def _tokens(self) -> Sequence[int]:
+        first = self.totals.first_tokens
+        return first.amounts if first is not None and not self.totals.with_tokens else self.totals.tokens
+
+    def _cost(self) -> float | None:
+        first, totals = self.totals.first_cost, self.totals
+        if first is None:
+            return None
+        return (totals.cost if totals.with_cost else first.amounts[0]) / PICO
+
+    def _models(self) -> str:
+        """Of the models; where parents go in a circle, with what the first span carries."""
+        totals = self.totals
+        models: dict[str | None, Sequence[int]] = dict(totals.models.items())
+        for first, counted, place in (
+            (totals.first_tokens, totals.with_tokens, 1),
+            (totals.first_cost, totals.with_cost, 3),
+        ):
+            if first is not None and not counted and first.model in models:
+                found = [*models[first.model]]
+                found[place : place + len(first.amounts)] = first.amounts
+                models[first.model] = found
+        return models_text(models)
+
+    def _complete(self) -> int | None:
+        totals = self.totals
+        if not totals.local_roots:
+            return None
+        if totals.not_arrived:
+            return 0
+        return None if totals.missing or totals.untold or totals.waiting else 1
+
+
+_FIXED = ("parent_id", "name", "kind", "start_ns", "local_root")
+
+
+def _told(known: LocalRoot, counts: Counts | None) -> LocalRoot:
+    """With the later of two counts."""
+    if counts is None:
+        return known
+    before = Counts(known.started or 0, known.open, known.dropped, known.calls_sent)
+    if known.started is not None and lateness(counts) <= lateness(before):
+        return known
+    return LocalRoot(known.members, *counts, known.answered)
+
+
+def summed(key: int, facts: Sequence[tuple[int, Fact]]) -> tuple[State, Spans]:
+    """The state of a trace from all of its spans, with their rows, in order of arrival; and these, with their flags."""
+    state, spans = State(key), Spans()
+    state.advance(facts, spans)
+    return state, spans
+
+
+_encoder = msgspec.json.Encoder()  # its integers have no bounds, as sums of costs ask for
+_decoder = msgspec.json.Decoder(Totals)
+
+
+def pack(totals: Totals) -> bytes:
+    """As a column holds them."""
+    return _encoder.encode(totals)
+
+
+def unpack(data: bytes) -> Totals:
+    """What `pack` has made. Raises `msgspec.DecodeError`, also for what another version has made."""
+    return _decoder.decode(data)

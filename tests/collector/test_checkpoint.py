@@ -1,0 +1,111 @@
+"""The write-ahead log: that it stays small, who keeps it from it, and what happens when they have gone."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._checkpoint import DUE_BYTES
+from assay.collector.stores.sqlite._open import LOG_KEPT
+from assay.collector.stores.sqlite._schema import PAGE_SIZE
+from collector import version_1
+from collector.conformance_traces import eventually
+from collector.making import run
+
+MUCH = 400_000  # bytes of a span
+
+
+def size(file: Path) -> int:
+    return os.path.getsize(f"{file}-wal")
+
+
+def write(store: SQLiteStore, total: int) -> None:
+    for _ in range(total // MUCH // 10):
+        store.append([run(attributes={"x": os.urandom(MUCH // 2).hex()}) for _ in range(20)])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "assay.db"
+
+
+@contextmanager
+def looking(file: Path) -> Iterator[None]:
+    """A reader of another program that stays in one snapshot."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        db.execute("SELECT count(*) FROM traces").fetchone()
+        yield
+
+
+def test_what_is_written_is_copied_by_its_bytes(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        write(store, 2 * DUE_BYTES)  # by few jobs, of little weight
+        assert eventually(lambda: store.health()["log_waiting_bytes"] <= DUE_BYTES)
+
+
+def test_a_reader_that_stays_is_seen_and_when_it_goes_the_log_shrinks(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.append([run()])
+        with looking(file):
+            write(store, LOG_KEPT + DUE_BYTES)
+            assert store.health()["log_waiting_bytes"] > LOG_KEPT
+            assert store.health()["log_bytes"] == size(file) > LOG_KEPT
+
+        def shrunk() -> bool:
+            store.append([run()])
+            return size(file) <= LOG_KEPT
+
+        assert eventually(shrunk)
+        assert store.health()["log_waiting_bytes"] <= LOG_KEPT
+
+
+def test_readers_that_stay_keep_nobody_from_writing(file: Path) -> None:
+    with SQLiteStore(file) as store, looking(file):
+        write(store, 2 * DUE_BYTES)
+        before = store.health()["commits"]
+        store.append([run()])
+        assert store.health()["commits"] > before
+
+
+def test_a_new_file_has_pages_as_measured_and_an_older_one_keeps_its_own(file: Path, tmp_path: Path) -> None:
+    version_1.build(older := tmp_path / "older.db")
+    for path, pages in ((file, PAGE_SIZE), (older, 16384)):
+        with SQLiteStore(path) as store:
+            store.append([run()])
+            assert store.stats()["page_bytes"] == pages
+            assert store.vacuum() >= 0
+            assert store.stats()["page_bytes"] == pages
+            assert store.check() == []
+
+
+def test_readers_that_come_and_go_all_the_time_do_not_keep_the_log_from_beginning_anew(file: Path) -> None:
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            with looking(file):
+                done.wait(0.005)
+
+    with SQLiteStore(file) as store, ThreadPoolExecutor(3) as pool:
+        store.append([run()])
+        for _ in range(3):
+            pool.submit(look)
+        try:
+            write(store, 2 * DUE_BYTES)
+
+            def small() -> bool:
+                store.append([run()])
+                return store._file.watch.log().bytes < DUE_BYTES
+
+            assert eventually(small)
+        finally:
+            done.set()

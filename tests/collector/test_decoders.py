@@ -1,0 +1,274 @@
+"""Decoding in processes of their own: as in the server's, whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from assay.collector._metrics import Metrics
+from assay.collector.intake import Limits, automatic_decoders
+from assay.collector.intake._apart import Start
+from assay.collector.intake._decoders import Bodies, Pool
+from assay.collector.intake._errors import Retryable
+from assay.collector.intake._process import Process
+from assay.collector.server import Server
+from assay.collector.stores.sqlite import SQLiteStore
+from collector.otlp import attribute, log_record, logs_request, request, span
+
+LARGE_TEXT = attribute("input.value", "words " * 100_000)  # 600 KB: decoded in a process at once
+PROTOBUF = {"content-type": "application/x-protobuf"}
+MEMORY = 512 * 2**20
+
+
+def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
+    """What `holds` finds, once it finds something."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+    return found
+
+
+def processes() -> list[int]:
+    """The decoders of this process."""
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        found += map(int, (thread / "children").read_text().split())
+    return [pid for pid in found if b"_decoder" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def post(url: str, body: bytes, path: str = "/v1/traces", **headers: str) -> httpx.Response:
+    return httpx.post(url + path, content=body, headers=PROTOBUF | headers, timeout=120)
+
+
+def numbers(url: str, name: str) -> list[float]:
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with SQLiteStore(tmp_path / "a.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def server(store: SQLiteStore) -> Iterator[Server]:
+    with Server(store, decoders=1, limits=Limits(decode_seconds=2)) as started:
+        yield started
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+def stopped(server: Server) -> int:
+    """Its one decoder, which has answered a request, and is stopped."""
+    assert post(server.url, request(span(attributes=[LARGE_TEXT]))).status_code == 200
+    [pid] = processes()
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def in_flight(server: Server, aside: ThreadPoolExecutor, body: bytes) -> Future[httpx.Response]:
+    sent = aside.submit(post, server.url, body)
+    until(lambda: numbers(server.url, "assay_pending_bytes")[0] >= len(body))
+    return sent
+
+
+# what comes of a request
+
+
+def test_a_process_makes_of_a_request_what_the_server_would(tmp_path):
+    spans = [span("whole", attributes=[LARGE_TEXT]), span("bad", trace_id=b""), *(span(f"{n}") for n in range(600))]
+    found = []
+    for decoders in (0, 1):
+        with SQLiteStore(tmp_path / f"{decoders}.db") as store, Server(store, decoders=decoders) as server:
+            answer = post(server.url, request(*spans))
+            told = httpx.get(f"{server.url}/metrics").text.splitlines()
+            counted = [line for line in told if line.startswith(("assay_received", "assay_stored", "assay_refused"))]
+            runs = [run for one in store.each() for run in store.trace(one.trace_id).runs]
+            found.append((answer.content, counted, sorted(runs, key=lambda run: run.span_id)))
+            assert (len(runs), bool(numbers(server.url, "assay_decoder_requests_total"))) == (601, bool(decoders))
+    assert found[0] == found[1]
+
+
+def test_a_request_that_is_none_is_refused_alike(server):
+    answer = post(server.url, b"\xff" * 600_000)
+    assert answer.status_code == 400
+    assert b"not an OTLP request" in answer.content
+    assert numbers(server.url, "assay_decoder_requests_total") == [1.0]
+
+
+def test_large_logs_go_the_same_way(server, store):
+    kept = log_record("1" * 32, "2" * 16, event_name="gen_ai.evaluation.result")
+    kept.attributes.extend(
+        [
+            attribute("gen_ai.evaluation.name", "ok"),
+            attribute("gen_ai.evaluation.score.label", "good"),
+            attribute("x", "y" * 600_000),
+        ]
+    )
+    assert post(server.url, logs_request(kept), "/v1/logs").status_code == 200
+    assert [one.key for one in store.feedbacks()] == ["ok"]
+    assert numbers(server.url, "assay_decoder_requests_total") == [1.0]
+
+
+# what becomes of processes
+
+
+def test_one_that_is_killed_costs_what_it_was_at_a_503_and_nothing_else(server, store, aside):
+    pid, body = stopped(server), request(*(span(attributes=[LARGE_TEXT]) for _ in range(3)))
+    answer = in_flight(server, aside, body)
+    os.kill(pid, signal.SIGKILL)
+    assert (answer.result().status_code, answer.result().headers["retry-after"]) == (503, "1")
+    assert b"SIGKILL" in answer.result().content
+    assert store.count()["spans"] == 1
+    until(lambda: post(server.url, body).status_code == 200)
+    assert store.count()["spans"] == 4
+    assert numbers(server.url, 'assay_decoder_deaths_total{reason="SIGKILL"}') == [1.0]
+
+
+def test_one_that_is_stopped_is_ended(store, aside):
+    with Server(store, decoders=1, limits=Limits(decode_seconds=0.1)) as server:
+        pid = stopped(server)
+        answer = in_flight(server, aside, request(span(attributes=[LARGE_TEXT])))
+        assert (answer.result().status_code, b"too slow" in answer.result().content) == (503, True)
+        assert pid not in processes()
+
+
+def test_one_that_died_while_it_had_nothing_to_do_costs_nobody_anything(server):
+    pid = stopped(server)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: numbers(server.url, "assay_decoder_deaths_total"))
+    assert post(server.url, request(span(attributes=[LARGE_TEXT]))).status_code == 200
+
+
+def test_a_server_that_ends_leaves_none_behind(store):
+    with Server(store, decoders=1) as server:
+        stopped(server)  # it does not even see that it is to end
+    assert processes() == []
+
+
+def test_two_servers_have_their_own(tmp_path):
+    with (
+        SQLiteStore(tmp_path / "1.db") as one,
+        SQLiteStore(tmp_path / "2.db") as other,
+        Server(one, decoders=1) as first,
+        Server(other, decoders=1) as second,
+    ):
+        os.kill(stopped(first), signal.SIGKILL)
+        assert post(second.url, request(span(attributes=[LARGE_TEXT]))).status_code == 200
+        until(lambda: numbers(first.url, "assay_decoder_deaths_total"))
+        assert numbers(second.url, "assay_decoder_deaths_total") == []
+
+
+def test_without_any_the_server_decodes_alone(server, store, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert post(server.url, request(span(attributes=[LARGE_TEXT]))).status_code == 200
+    assert store.count()["spans"] == 1
+    assert numbers(server.url, 'assay_decoder_deaths_total{reason="start"}') == [1.0]
+
+
+def test_small_requests_are_handed_over_under_load(server):
+    body = request(*(span(attributes=[attribute("input.value", "w" * 400)]) for _ in range(1000)))
+    until(lambda: post(server.url, body).status_code == 200 and numbers(server.url, "assay_decoder_requests_total"))
+    assert len(processes()) == 1
+
+
+def test_with_one_core_there_are_none():
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(mine)})
+        assert automatic_decoders() == 0
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+# one process
+
+
+def exits(runs: Any) -> Any:
+    raise SystemExit(3)
+
+
+def runs_out_of_memory(runs: Any) -> Any:
+    return bytearray(2 * MEMORY)
+
+
+def nests(runs: Any) -> Any:
+    return nests(runs)
+
+
+def hangs(runs: Any) -> Any:
+    while True:
+        pass
+
+
+def asked(encode: Any, seconds: float = 60) -> Any:
+    """What comes of one request in a process with this encoder; how the process ended, if it did."""
+    ended: list[str] = []
+
+    async def ask() -> Any:
+        process = Process(Start(Limits(), encode, 0, seconds, MEMORY), lambda one, how, job: ended.append(how))
+        try:
+            return (await process.ask(0, request(span()), True))[0].refused
+        except Retryable as error:
+            return str(error)
+        finally:
+            process.end()
+            await asyncio.to_thread(process.wait, 30)
+
+    return asyncio.run(ask()), ended
+
+
+def test_a_process_that_has_too_little_memory_says_so_and_lives():
+    found, ended = asked(runs_out_of_memory)
+    assert (found, ended) == (("too_large", f"decoding this takes more than {MEMORY:,} bytes: send less at once"), [])
+
+
+def test_a_process_that_fails_on_a_request_says_so_and_lives():
+    (reason, told), ended = asked(nests)
+    assert (reason, "RecursionError" in told, ended) == ("decoding", True, [])
+
+
+@pytest.mark.parametrize(("encode", "seconds", "how"), [(exits, 60, "exit status 3"), (hangs, 0.2, "too slow")])
+def test_a_process_that_ends_is_told(encode, seconds, how):
+    found, ended = asked(encode, seconds)
+    assert (how in found, ended) == (True, [how])
+
+
+def test_a_body_over_which_processes_end_is_kept_out_after_a_while():
+    bodies, body = Bodies(), b"poison"
+    assert not bodies.check(body)
+    for _ in range(3):
+        bodies.ended(body)
+    assert not bodies.check(b"another")
+    with pytest.raises(Retryable, match="3 processes have ended") as refused:
+        bodies.check(body)
+    assert refused.value.retry_after > 30
+
+
+def test_deaths_in_a_row_are_followed_by_longer_pauses():
+    async def died() -> list[int]:
+        pool = Pool(1, Start(Limits(), None, 0, 60, MEMORY), Metrics())
+        process = pool.any()
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await asyncio.wait([process.ready])
+        found = [len(pool), pool.any() is None]
+        pool.close()
+        return found
+
+    assert asyncio.run(died()) == [0, True]
