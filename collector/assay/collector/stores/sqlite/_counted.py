@@ -28,7 +28,8 @@ Cell: TypeAlias = tuple[int, str, str, str, int, str]
 
 _ROW = (
     f"t.id, t.start_ns / {HOUR_NS}, t.project, t.environment, t.name, {SHOWN.format('t')},"
-    " max(0, t.end_ns - t.start_ns), t.status = 'error', t.input_tokens, t.output_tokens, t.cost, t.models"
+    " max(0, t.end_ns - t.start_ns), t.status = 'error', coalesce(t.input_tokens, 0), coalesce(t.output_tokens, 0),"
+    " t.cost, t.models"
 )
 _OF_KEYS = f"SELECT {_ROW} FROM traces t WHERE t.span_count > 0 AND t.id IN (%s)"
 # Of a row `f` on a trace: whether it is a person's, under a key under which a judge has spoken on the same trace

@@ -18,7 +18,7 @@ from assay.collector.stores.sqlite._sums import STALE, Sums
 
 PAUSE = 0.002  # seconds: others compute, too
 REST = 20  # times as long as it took, an hour is left alone before it is counted again
-HOURS = 50  # of one round
+ROUND = 0.5  # seconds after which no other hour is begun before what else there is to do
 
 
 class Recount:
@@ -29,12 +29,12 @@ class Recount:
         self._not_before: dict[int, float] = {}
 
     def round(self) -> bool:
-        """Count what is due, `HOURS` hours at most; whether there was any."""
-        due = self._due()
+        """Count what is due, for about `ROUND` seconds; whether there was any."""
+        due, start = self._due(), time.monotonic()
         for hour, state in due:
-            if self._stop.is_set():
-                break
             began = time.monotonic()
+            if self._stop.is_set() or began > start + ROUND:
+                break
             if state == STALE:
                 self.ended(hour, self.begun(hour))
             else:
@@ -49,7 +49,7 @@ class Recount:
         with self._file.read() as reader:
             # One that is wild is only emptied
             sql = "SELECT hour, state FROM sums_hours WHERE state > 0 AND (state = 1 OR rows <> 0) ORDER BY hour DESC"
-            return [row for row in reader.db.execute(sql) if row[0] not in self._not_before][:HOURS]
+            return [row for row in reader.db.execute(sql) if row[0] not in self._not_before]
 
     def begun(self, hour: int) -> Delta | None:
         """What the rows of an hour add up to, from when on its changes are noted."""
