@@ -444,5 +444,5 @@ def test_pages_say_that_percentiles_of_many_are_approximate(tmp_path):
         page = httpx.get(f"{server.url}/charts", params=hours, timeout=60).text
         answer = httpx.get(f"{server.url}/api/aggregate", timeout=60).json()
     assert "≈ " in page
-    assert re.search(r"\(±1\W%\)", page)
+    assert re.search(r"\(±1\.0\W%\)", page)
     assert answer[0]["latency_error"] == 0.01
