@@ -54,7 +54,7 @@ MODULES = {
     "collector/assay/collector/statistics/_paired.py": "collector: paired contrast statistics",
     "collector/assay/collector/statistics/_tally.py": "collector: tally statistics standing",
     "collector/assay/collector/stores/sqlite/_rollup.py": "collector: rollup append conformance",
-    "collector/assay/collector/stores/sqlite/_append.py": "collector: append rollup sqlite conformance",
+    "collector/assay/collector/stores/sqlite/_append.py": "collector: append growing rollup sqlite conformance",
     "collector/assay/collector/intake/_body.py": "collector: receiver_body receiver receiver_intake",
     "tracer/assay/tracer/_span.py": "tracer: spans finish values context privacy",
     "tracer/assay/tracer/_spool.py": "tracer: spool delivery",

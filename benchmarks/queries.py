@@ -3,6 +3,7 @@
 python benchmarks/store.py --spans 1000000 --keep big.db    make the file (some minutes)
 python benchmarks/queries.py big.db                         the API; with --pages the pages, too
 python benchmarks/queries.py big.db --only text             those whose name has "text" in it
+python benchmarks/queries.py big.db --busy 10               what is cheap, while ten ask for aggregates over everything
 
 Every question is asked with other arguments each time: names, ids, words, thresholds, moments and pages are drawn at
 random. The budget is for the 95th percentile.
@@ -14,7 +15,9 @@ import argparse
 import http.client
 import json
 import random
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -229,6 +232,45 @@ class Questions:
         }
 
 
+class Busy:
+    """So many at once that ask for sums over everything by the minute, each again as soon as it is answered."""
+
+    def __init__(self, port: int, callers: int) -> None:
+        self.statuses: Counter[int] = Counter()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(port, n), daemon=True) for n in range(callers)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, port: int, n: int) -> None:
+        asker = http.client.HTTPConnection("127.0.0.1", port)
+        while not self._stop.is_set():
+            asker.request("GET", _address("/api/aggregate", bucket_ns=(60 + n) * 10**9))
+            answer = asker.getresponse()
+            answer.read()
+            self.statuses[answer.status] += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def _busy(port: int, questions: Questions, callers: int) -> None:
+    """What is cheap, alone and beside aggregates."""
+    asked = questions.api()
+    cheap = {"/readyz": lambda: "/readyz", "/metrics": lambda: "/metrics"}
+    cheap |= {name: asked[name] for name in ("latest 50", "one trace with its spans")}
+    for name, address in cheap.items():
+        _measure(Connection(port), f"{name}, alone", address, 200)
+    for name, address in cheap.items():
+        busy = Busy(port, callers)
+        time.sleep(1.0)
+        _measure(Connection(port), f"{name}, beside {callers}", address, 200, pause=0.02)
+        busy.stop()
+        print(f"{'':40} aggregates by status: {dict(busy.statuses)}")
+
+
 def main() -> None:
     options = _options()
     collector = Collector(options.path, [])
@@ -238,6 +280,8 @@ def main() -> None:
         questions = Questions(connection, options.seed)
         asked = questions.api() | questions.rare() | (questions.pages() if options.pages else {})
         print(f"{'question':40} {'p50 ms':>8} {'p95 ms':>8} {'most':>8} {'KB':>6}")
+        if options.busy:
+            return _busy(collector.port, questions, options.busy)
         for name, address in asked.items():
             if options.only in name:
                 _measure(connection, name, address, options.rounds)
@@ -252,13 +296,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=100, help="times that each question is asked")
     parser.add_argument("--pages", action="store_true", help="the pages, too")
     parser.add_argument("--only", default="", help="only questions whose name has this in it")
+    parser.add_argument("--busy", type=int, default=0, help="callers beside which what is cheap is asked")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
 
-def _measure(connection: Connection, name: str, address: Callable[[], str], rounds: int) -> None:
+def _measure(connection: Connection, name: str, address: Callable[[], str], rounds: int, pause: float = 0.0) -> None:
     took, size = [], 0
     while len(took) < rounds and sum(took) < LONGEST * 1e3:
+        time.sleep(pause)
         asked = address()
         begun = time.perf_counter()
         size += len(connection.get(asked))

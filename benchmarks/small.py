@@ -239,11 +239,11 @@ def statements(store: SQLiteStore, bodies: Sequence[bytes], company: int) -> flo
 
 def stages(asked: argparse.Namespace) -> None:
     """One line for each stage of a request of five spans."""
-    made = templates(1, False)
+    made, connections = templates(1, False), asked.connections[:2][-1]
     bodies = [made[number % len(made)].fresh()[0] for number in range(SAMPLES)]
     whole, bare = (
-        measured("collector", asked.connections, asked.requests),
-        measured("silent", asked.connections, 20_000),
+        measured("collector", connections, asked.requests),
+        measured("silent", connections, 20_000),
     )
     company = max(1, round(1 / whole["commits"]))
     with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "a.db") as store:
@@ -269,7 +269,7 @@ def stages(asked: argparse.Namespace) -> None:
         "text index and housekeeping": whole.get("behind", 0.0),
         "(with gzip: inflating, in the loop)": cpu(lambda body: zlib.decompressobj(31).decompress(body), packed),
     }
-    print(f"{asked.connections} connections: {whole['rate']:,.0f} requests/s; CPU µs a request of 5 spans\n")
+    print(f"{connections} connections: {whole['rate']:,.0f} requests/s; CPU µs a request of 5 spans\n")
     for name, value in rows.items():
         print(f"{name:66} {value:7.1f}")
 
@@ -280,7 +280,7 @@ def stages(asked: argparse.Namespace) -> None:
 def raw(asked: argparse.Namespace) -> None:
     """Rates and CPU of both, in alternating pairs."""
     print(f"{'connections':12} {'collector':>10} {'bare':>10} {'ratio':>6}   {'loop':>6} {'writer':>6}  µs, of bare")
-    for connections in (4, 8, 32):
+    for connections in asked.connections:
         ours: list[dict[str, float]] = []
         bare: list[dict[str, float]] = []
         for number in range(asked.pairs):
@@ -301,7 +301,9 @@ def main() -> None:
     parser.add_argument("part", choices=("stages", "raw"))
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--requests", type=int, default=4000)
-    parser.add_argument("--connections", type=int, default=8, help="of the stages")
+    parser.add_argument(
+        "--connections", type=int, nargs="+", default=[4, 8, 32], help="raw; stages: the second of them"
+    )
     asked = parser.parse_args()
     {"stages": stages, "raw": raw}[asked.part](asked)
 

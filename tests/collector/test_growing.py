@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,86 +16,17 @@ from hypothesis import strategies as st
 
 from assay.collector.records import JSON, Run, Usage
 from assay.collector.stores._halves import Gone
-from assay.collector.stores.sqlite._append import NOTED, Appender
-from assay.collector.stores.sqlite._clock import Clock
-from assay.collector.stores.sqlite._codec import encode
+from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._append import NOTED
 from assay.collector.stores.sqlite._delete import remove
 from assay.collector.stores.sqlite._open import open_writable
-from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._resum import Resummer
-from assay.collector.stores.sqlite._rollup import LISTED, RollUp, roll_up
+from assay.collector.stores.sqlite._rollup import LISTED
 from assay.collector.stores.sqlite._schema import migrate
-from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._waiting import ANY, Place
+from collector.growing import TRACE, Traces
 from collector.making import START, run
 
 T = TypeVar("T")
-TRACE = "a" * 32
-
-
-class Traces:
-    """What writes, and what sums up behind it, on one connection, as one thread would have it."""
-
-    def __init__(self, db: sqlite3.Connection, small: int = 64, steps: int = 1000, whole: int = 512) -> None:
-        self.db, self.appender = db, Appender(Reader(db), Clock(db))
-        keeper = self.appender.keeper
-        keeper.small, keeper.steps, keeper.whole = small, steps, whole
-        self.resummer = Resummer(self.appender, self.read, self.do, threading.Event())
-
-    @contextmanager
-    def read(self) -> Iterator[Reader]:
-        yield self.appender.reader
-
-    def do(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        self.db.execute("BEGIN IMMEDIATE")
-        result = action(self.db)
-        self.db.execute("COMMIT")
-        return result
-
-    def append(self, *runs: Run) -> None:
-        self.do(lambda _: self.appender.write([encode(runs)]))
-
-    def amend(self, span_id: str, fields: dict[str, JSON]) -> None:
-        self.do(lambda _: self.appender.amend(Place(TRACE, span_id, ANY), fields))
-
-    def forget(self) -> None:
-        self.appender.forget()
-
-    def due(self) -> int:
-        found: int = self.db.execute("SELECT count(*) FROM states WHERE data IS NULL").fetchone()[0]
-        return found
-
-    def settle(self) -> None:
-        """Have all summed up that is left to be."""
-        for (key,) in self.db.execute("SELECT trace FROM states WHERE data IS NULL").fetchall():
-            assert self.resummer.sum_up(key, self.trace_id(key))
-
-    def trace_id(self, key: int) -> str:
-        return str(self.db.execute("SELECT trace_id FROM traces WHERE id = ?", (key,)).fetchone()[0])
-
-    def said(self, trace_id: str = TRACE) -> tuple[dict[str, Any], int, dict[str, int]]:
-        """What the file says of a trace: its roll-up, its root, and what spans have below them."""
-        row = self.db.execute(
-            f"SELECT id, root, {','.join(RollUp._fields)} FROM traces WHERE trace_id = ?", (trace_id,)
-        )
-        key, root, *values = row.fetchone()
-        flags = "SELECT span_id, tokens_below + 2 * cost_below FROM spans WHERE trace = ?"
-        return plain(RollUp(*values)), root, dict(self.db.execute(flags, (key,)).fetchall())
-
-    def true(self, trace_id: str = TRACE) -> tuple[dict[str, Any], int, dict[str, int]]:
-        """The same from all of its spans."""
-        [key] = self.db.execute("SELECT id FROM traces WHERE trace_id = ?", (trace_id,)).fetchone()
-        stored = self.appender.reader.in_order(trace_id, key)
-        rolled, root, (tokens, cost) = roll_up([one.fact for one in stored])
-        flags = {one.run.span_id: (one.run.span_id in tokens) + 2 * (one.run.span_id in cost) for one in stored}
-        return plain(rolled), stored[root].row, flags
-
-
-def plain(rolled: RollUp) -> dict[str, Any]:
-    """With JSON as what it says; what was told of a run later may stand at the end of a list."""
-    columns = {name: loads(value) for name in ("models", "metadata") if (value := getattr(rolled, name))}
-    lists = {name: sorted(loads(value)) for name in ("names", "kinds", "tags") if (value := getattr(rolled, name))}
-    return {**rolled._asdict(), **columns, **lists}
 
 
 @pytest.fixture
@@ -155,25 +86,32 @@ steps = st.one_of(
     st.tuples(st.just("amend"), st.tuples(ids, told)),
     st.tuples(st.sampled_from(["forget", "settle"]), st.just(())),
 )
-LIMITS = [(64, 1000, 512), (0, 1000, 512), (2, 1, 1), (0, 1000, 0), (3, 0, 512)]
+limits = st.sampled_from([(64, 1000, 512), (0, 1000, 512), (2, 1, 1), (0, 1000, 0), (3, 0, 512), (4, 1000, 1)])
+doings = st.lists(steps, min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize(("small", "most", "whole"), LIMITS)
-@given(done=st.lists(steps, min_size=1, max_size=8))
-@settings(max_examples=40, deadline=None)
-def test_what_is_new_adds_up_to_what_all_adds_up_to(
-    small: int, most: int, whole: int, done: list[tuple[str, Any]]
-) -> None:
+def check(limits: tuple[int, int, int], done: list[tuple[str, Any]]) -> None:
+    """Raises unless the file says after each step what is true, as far as it is summed up."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db, "memory")
-        traces = Traces(db, small, most, whole)
-        for what, of in done:
+        traces = Traces(db, *limits)
+        for what, of in [*done, ("settle", ())]:
             getattr(traces, what)(*of)
             if db.execute("SELECT 1 FROM spans").fetchone() and not traces.due():
                 assert traces.said() == traces.true()
-        if db.execute("SELECT 1 FROM spans").fetchone():
-            traces.settle()
-            assert traces.said() == traces.true()
+
+
+@given(limits=limits, done=doings)
+@settings(max_examples=60, deadline=None)
+def test_what_is_new_adds_up_to_what_all_adds_up_to(limits: tuple[int, int, int], done: list[tuple[str, Any]]) -> None:
+    check(limits, done)
+
+
+@pytest.mark.slow
+@given(limits=limits, done=doings)
+@settings(max_examples=600, deadline=None)
+def test_what_is_new_adds_up_in_many_ways(limits: tuple[int, int, int], done: list[tuple[str, Any]]) -> None:
+    check(limits, done)
 
 
 # attacks: each a trace that would be long to sum up, and what comes to it next costs the writer little
@@ -396,3 +334,15 @@ def test_a_state_that_does_not_fit_its_trace_is_found_out_anew(traces: Traces) -
         traces.append(replace(spans[0], span_id=f"f{data.hex()[:15]:0>15}"))
         traces.settle()
         assert traces.said() == traces.true()
+
+
+def test_what_no_list_has_room_for_is_found_by_its_span(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append(
+            [replace(one, name=f"n{n}", model=f"m{n}", kind=f"k{n}") for n, one in enumerate(many(LISTED + 9))]
+        )
+        store.append([run("n999", model="m999", kind="k999")])
+        for wanted in ({"any_name": "n260"}, {"model": "m260"}, {"any_kind": "k260"}, {"any_name": "n1"}):
+            assert [one.trace_id for one in store.traces(**wanted)] == [TRACE]
+        for absent in ({"any_name": "n998"}, {"model": "m998"}, {"any_kind": "k998"}):
+            assert list(store.traces(**absent)) == []

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -20,40 +18,10 @@ from starlette.requests import Request
 from assay.collector._lanes import WIDE, Lane, _Caller
 from assay.collector.client import HTTPStore
 from assay.collector.errors import TooSlow
-from assay.collector.records import Bucket
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
+from collector.endless import Slow
 from collector.making import run
-
-ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT sum(x) FROM n"
-
-
-class Slow:
-    """A real store whose aggregates never end; `inside` is how many run."""
-
-    def __init__(self, store: SQLiteStore) -> None:
-        self._store, self._lock, self.inside, self.most = store, threading.Lock(), 0, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def aggregate(self, *_: Any, **__: Any) -> list[Bucket]:
-        with self._store._file.read() as reader, self._running():
-            reader.db.execute(ENDLESS).fetchall()
-        return []
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self._add(1)
-        try:
-            yield
-        finally:
-            self._add(-1)
-
-    def _add(self, n: int) -> None:
-        with self._lock:
-            self.inside += n
-            self.most = max(self.most, self.inside)
 
 
 @pytest.fixture

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from assay.collector.client import HTTPStore
+from assay.collector.stores.sqlite._open import open_writable
+from collector.growing import Traces
 from collector.otlp import PROTOBUF, attribute, request, span
 from integration.serving import Process
 
@@ -100,6 +104,97 @@ def test_three_kills_under_load_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_thirty_kills_under_load_lose_nothing(tmp_path: Path) -> None:
     killed_again_and_again(tmp_path, 30)
+
+
+class Agents:
+    """Threads that have three traces open each, which grow by ten spans a request, until the server goes away."""
+
+    def __init__(self, url: str, seed: int, threads: int = 3) -> None:
+        self.url, self.acknowledged, self.answers = url, set[tuple[str, str]](), 0
+        self.threads = [threading.Thread(target=self._send, args=(random.Random(seed + n),)) for n in range(threads)]
+        for thread in self.threads:
+            thread.start()
+
+    def _send(self, random_: random.Random) -> None:
+        traces = [(random_.randbytes(16), random_.randbytes(8)) for _ in range(3)]
+        with httpx.Client(timeout=30) as client:
+            while True:
+                spans = [one for trace_id, root in traces for one in steps(random_, trace_id, root)]
+                try:
+                    response = client.post(f"{self.url}/v1/traces", content=request(*spans), headers=HEADERS)
+                except httpx.TransportError:
+                    return
+                if response.status_code == 200:
+                    self.acknowledged |= {(one.trace_id.hex(), one.span_id.hex()) for one in spans}
+                    self.answers += 1
+
+    def join(self) -> set[tuple[str, str]]:
+        for thread in self.threads:
+            thread.join()
+        return self.acknowledged
+
+
+def steps(random_: random.Random, trace_id: bytes, root: bytes) -> list[Span]:
+    """A step of an agent, as its spans end: what it called, then itself; its root has not ended."""
+    step = random_.randbytes(8)
+    used = KeyValue(key="gen_ai.usage.input_tokens", value=AnyValue(int_value=random_.randint(1, 9)))
+    inner = [
+        span(trace_id=trace_id, span_id=random_.randbytes(8), parent_span_id=step, attributes=[used]) for _ in range(9)
+    ]
+    return [*inner, span(trace_id=trace_id, span_id=step, parent_span_id=root)]
+
+
+def not_as_they_add_up(path: Path) -> list[str]:
+    """Traces of which the file says something else than all of their spans add up to."""
+    with closing(open_writable(str(path))) as db:
+        traces = Traces(db)
+        traces.settle()
+        ids = [row[0] for row in db.execute("SELECT trace_id FROM traces WHERE span_count > 0")]
+        return [trace_id for trace_id in ids if traces.said(trace_id) != traces.true(trace_id)]
+
+
+def stored(path: Path) -> set[tuple[str, str]]:
+    with closing(sqlite3.connect(path)) as db:
+        return set(db.execute("SELECT t.trace_id, s.span_id FROM spans s JOIN traces t ON t.id = s.trace"))
+
+
+def test_traces_that_grow_when_the_server_is_killed_add_up(tmp_path: Path) -> None:
+    path, random_ = tmp_path / "assay.db", random.Random(7)
+    acknowledged: set[tuple[str, str]] = set()
+    for round_ in range(2):
+        with Process(path) as server:
+            agents = Agents(server.url, round_ * 100)
+            wanted = random_.randint(30, 60)  # some have more spans by then than are read at once
+            until(lambda agents=agents, wanted=wanted: agents.answers >= wanted)
+            server.kill()
+        acknowledged |= agents.join()
+        assert acknowledged <= stored(path)
+        assert not_as_they_add_up(path) == []
+
+
+def test_what_is_summed_up_behind_when_the_server_is_killed_is_found_again(tmp_path: Path) -> None:
+    path, trace_id = tmp_path / "assay.db", b"t" * 16
+    ids = [number.to_bytes(8, "big") for number in range(1, 3002)]
+    chain = [
+        span(trace_id=trace_id, span_id=one, parent_span_id=above) for above, one in zip([b"", *ids], ids, strict=False)
+    ]
+    used = KeyValue(key="gen_ai.usage.input_tokens", value=AnyValue(int_value=3))
+    chain[-1].attributes.append(used)  # all above it must be told
+    with Process(path) as server:
+        for some in (chain[:-1], chain[-1:]):
+            told = httpx.post(f"{server.url}/v1/traces", content=request(*some), headers=HEADERS, timeout=60)
+            assert told.status_code == 200
+    with Process(path) as again:
+        until(lambda: due(path) == 0)
+        again.stop()
+    with closing(open_writable(str(path))) as db:
+        assert Traces(db).said(trace_id.hex()) == Traces(db).true(trace_id.hex())
+
+
+def due(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        found: int = db.execute("SELECT count(*) FROM states WHERE data IS NULL").fetchone()[0]
+        return found
 
 
 def test_a_server_that_is_told_to_stop_loses_nothing(tmp_path: Path) -> None:

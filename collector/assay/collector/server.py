@@ -39,9 +39,9 @@ class Server:
 
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
     port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
-    whose pages may send telemetry and feedback. `query_seconds` is how long a question may run. `decoders` are processes
-    that help to decode under load: so many at most, and one for large bodies. Raises `Refused`: a port is taken, or the
-    server would be open to others without a key.
+    whose pages may send telemetry and feedback. `query_seconds` is how long a question may run. `decoders` are
+    processes that help to decode under load: so many at most, and one for large bodies. Raises `Refused`: a port is
+    taken, or the server would be open to others without a key.
     """
 
     def __init__(

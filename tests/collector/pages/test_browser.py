@@ -15,6 +15,7 @@ from assay.collector.records import OpenRun
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.chromium import chromium
+from collector.endless import Slow
 from collector.making import child, run
 from collector.pages.scene import experiment, outcomes, rag
 from collector.ruled import monitored
@@ -137,6 +138,15 @@ def test_pages_are_accessible_and_fit_the_screen(open_page, name, size, scheme):
     found = Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
+
+
+def test_charts_that_take_too_long_say_so(browser, tmp_path):
+    with SQLiteStore(tmp_path / "assay.db") as store, Server(Slow(store), query_seconds=0.5) as server:
+        store.append([run()])
+        with browser.new_context() as context:
+            page = context.new_page()
+            page.goto(f"{server.url}/?since=2025-01-01")
+            page.get_by_text("/charts took longer than 0.5 seconds").wait_for(timeout=120_000)
 
 
 def test_more_spans_come_below_without_losing_the_place(open_page):

@@ -181,6 +181,7 @@ def overview(store: Store, since: Since = "7d") -> dict[str, Any]:
         errors=whole.errors if whole else 0,
         p50_ms=whole.p50_ms if whole else None,
         p95_ms=whole.p95_ms if whole else None,
+        latency_error=whole.latency_error if whole else 0.0,
         cost_usd=whole.cost if whole else None,
         feedback=shown.within(keys),
         rules=shown.within(map(_rule, store.status()[:100])),

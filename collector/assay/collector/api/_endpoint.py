@@ -18,12 +18,12 @@ from assay.collector._verbs import LONGEST, Call, Change, Sent, given, kinds
 from assay.collector._verbs._forms import REQUIRED
 from assay.collector.api._bounds import check_limit, few
 from assay.collector.api._http import Body, Limit, Number, conditions, reply
-from assay.collector.api._streamed import STREAMED
-from assay.collector.stores import Streams
+from assay.collector.api._streamed import STREAMED, streams
+from assay.collector.stores import TraceStore
 
 IDS = ("trace_id", "span_id")  # which are kept in lower case
-WIDE = frozenset(("aggregate", "many"))  # questions about many traces, also without a condition
-ENDLESS = frozenset(("changes",))  # what rules follow, in pages of so many rows: stopped, they would never come by
+WIDE = (TraceStore.aggregate, TraceStore.many)  # questions about many traces, also without a condition
+ENDLESS = (TraceStore.changes,)  # what rules follow, in pages of so many rows: stopped, they would never come by
 
 
 class Endpoint:
@@ -39,7 +39,7 @@ class Endpoint:
         if not self._asks:
             return await run_in_threadpool(work)
         lanes: Lanes = request.app.state.lanes
-        return await lanes.answer(request, work, wide=self._is_wide(request), endless=self.call.name in ENDLESS)
+        return await lanes.answer(request, work, wide=self._is_wide(request), endless=self.call.function in ENDLESS)
 
     @property
     def _asks(self) -> bool:
@@ -48,8 +48,8 @@ class Endpoint:
 
     def _is_wide(self, request: Request) -> bool:
         """Whether it may look at many traces: it sums up, or looks for those that pass."""
-        if self.call.name in WIDE or self._conditions is None:
-            return self.call.name in WIDE
+        if self.call.function in WIDE or self._conditions is None:
+            return self.call.function in WIDE
         return any(name not in self._conditions for name in request.query_params)
 
     @cached_property
@@ -67,7 +67,7 @@ class Endpoint:
             few(len(values[self.call.listed.name]), self._most)
         bound = inspect.BoundArguments(self.call.signature, values)
         store = store_of(request)
-        if isinstance(store, Streams) and (write := STREAMED.get(self.call.name)):
+        if (write := STREAMED.get(self.call.function)) and streams(store):
             return write(request.app.state.lanes, store, *bound.args, **bound.kwargs)
         run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
         return reply(self._answer(run(*bound.args, **bound.kwargs), body))

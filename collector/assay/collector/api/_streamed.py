@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeGuard
 
 from fastapi import Response
 from starlette.concurrency import iterate_in_threadpool
@@ -17,8 +17,7 @@ from assay.collector import _wire
 from assay.collector._lanes import Lanes
 from assay.collector.api._http import reply
 from assay.collector.errors import NotFound
-from assay.collector.records import Trace
-from assay.collector.stores import Streams, Unread
+from assay.collector.stores import Streams, TraceStore, Unread
 
 AT_ONCE = 512 * 1024  # bytes of an answer that is given whole
 PATIENCE, RATE = 60.0, 16 * 1024  # seconds that a piece may wait to be taken, and a second more for so many bytes
@@ -30,20 +29,22 @@ def trace(lanes: Lanes, store: Streams, trace_id: str) -> Response:
     found = store.unread([trace_id])
     if not found:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
-    return answer(lanes, _trace(found[0]), _held(found))
+    return answer(lanes, _trace(found[0]), found[0].size) if isinstance(found[0], Unread) else reply(found[0])
 
 
 def many(lanes: Lanes, store: Streams, trace_ids: Sequence[str]) -> Response:
     """Traces in a list."""
     found = store.unread(trace_ids)
-    return answer(lanes, _list(map(_trace, found)), _held(found))
+    large = [one for one in found if isinstance(one, Unread)]
+    return answer(lanes, _list(map(_trace, large)), sum(one.size for one in large)) if large else reply(found)
 
 
-STREAMED: dict[str, Callable[..., Response]] = {"trace": trace, "many": many}
+STREAMED: dict[Callable[..., Any], Callable[..., Response]] = {TraceStore.trace: trace, TraceStore.many: many}
 
 
-def _held(traces: Sequence[Trace | Unread]) -> int:
-    return sum(trace.size for trace in traces if isinstance(trace, Unread))
+def streams(store: object) -> TypeGuard[Streams]:
+    """Whether a store is one of these; `isinstance` would take as long as a small query."""
+    return hasattr(store, "unread")
 
 
 def answer(lanes: Lanes, pieces: Iterator[bytes], held: int) -> Response:
@@ -57,12 +58,11 @@ def answer(lanes: Lanes, pieces: Iterator[bytes], held: int) -> Response:
     return Response(b"".join(first), media_type="application/json")
 
 
-def _trace(trace: Trace | Unread) -> Iterator[bytes]:
+def _trace(trace: Unread) -> Iterator[bytes]:
     """The bytes of a `Trace` as `_wire.encode` writes it."""
-    runs = trace.batches() if isinstance(trace, Unread) else [trace.runs]
     feedback = [trace.feedback[start : start + FEEDBACK] for start in range(0, len(trace.feedback), FEEDBACK)]
     yield b'{"root":' + _wire.encode(trace.root) + b',"runs":'
-    yield from _list(_inside(runs))
+    yield from _list(_inside(trace.batches()))
     yield b',"feedback":'
     yield from _list(_inside(feedback))
     rest = {name: getattr(trace, name) for name in ("complete", "dropped", "calls_sent", "running")}

@@ -153,8 +153,12 @@ def details(value: Mapping[str, JSON]) -> dict[str, int]:
     """The finer counts of such an object, nested in it or beside the sums, under OpenTelemetry's names."""
     parts = [(value, FLAT)]
     parts += [(inner, table) for name, table in NESTED.items() if isinstance(inner := value.get(name), dict)]
-    said = ((detail, count(part.get(name))) for part, table in parts for name, detail in table.items())
-    return {detail: tokens for detail, tokens in said if tokens is not None}
+    found: dict[str, int] = {}
+    for part, table in parts:
+        for name in () if part.keys().isdisjoint(table) else table:
+            if name in part and (tokens := count(part[name])) is not None:
+                found[table[name]] = tokens
+    return found
 
 
 def take_cost(draft: Draft, name: str) -> None:

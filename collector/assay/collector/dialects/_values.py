@@ -47,7 +47,7 @@ def count(value: JSON) -> int | None:
     """A whole number that is not negative, or None."""
     if value.__class__ is int and 0 <= value < 2**53:
         return value
-    parsed = number(value)
+    parsed = None if value is None else number(value)
     return int(parsed) if parsed is not None and 0 <= parsed < 2**53 and parsed.is_integer() else None
 
 

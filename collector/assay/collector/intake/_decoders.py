@@ -180,13 +180,13 @@ class Decoders:
         answer, pieces = await process.ask(codec, request.body, rows and request.signal.name == "traces")
         return await self._decoded(answer, pieces, rows and request.signal.name == "traces")
 
-    def worked(self, seconds: float) -> None:
-        """Told of decoding in this process: when it is much, help is called."""
+    def worked(self, seconds: float, size: int = LITTLE) -> None:
+        """Told of decoding a body of so many bytes in this process: when it is much, help is called, if that helps."""
         now = time.monotonic()
         if now - self._began > 1.0:
             self._began, self._spent = now, 0.0
         self._spent += seconds
-        if self._spent > BUSY:
+        if self._spent > BUSY and size >= LITTLE:
             self._began, self._spent = now, 0.0
             self._usual.grow()
 

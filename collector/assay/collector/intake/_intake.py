@@ -75,7 +75,7 @@ class Intake:
             start = time.perf_counter()
             decoded = decode(*args)
             if self._decoders is not None:
-                self._decoders.worked(time.perf_counter() - start)
+                self._decoders.worked(time.perf_counter() - start, len(request.body))
             return decoded
         except RequestRefused:
             raise

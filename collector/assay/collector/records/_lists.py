@@ -155,7 +155,8 @@ class FeedbackStats:
 class Bucket:
     """Aggregate over the traces that start in [start_ns, start_ns + width_ns).
 
-    Percentiles are the nearest rank (`statistics.percentile`); feedback counts once per place (`statistics.newest`).
+    Percentiles are the nearest rank (`statistics.percentile`), or within a share `latency_error` of it: of many traces
+    they come from a sketch. Feedback counts once per place (`statistics.newest`).
     """
 
     start_ns: int
@@ -165,6 +166,7 @@ class Bucket:
     errors: int = 0
     p50_ms: float | None = None
     p95_ms: float | None = None
+    latency_error: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0

@@ -20,8 +20,11 @@ addEventListener("pageshow", () => {
 // Charts over a long time come when they are ready; the list does not wait for them.
 function charts() {
   for (const place of document.querySelectorAll("[data-charts]")) {
-    fetch(place.dataset.charts).then((answer) => (answer.ok ? answer.text() : Promise.reject(answer))).then((text) => {
-      place.replaceWith(...new DOMParser().parseFromString(text, "text/html").body.childNodes);
+    fetch(place.dataset.charts).then(async (answer) => {
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const why = answer.ok ? null : page.querySelector(".said"); // charts that take too long say so
+      if (why) why.className = "muted";
+      place.replaceWith(...(answer.ok ? page.body.childNodes : why ? [why] : []));
     }).catch(() => place.remove());
   }
 }

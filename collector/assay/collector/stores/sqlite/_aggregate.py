@@ -1,19 +1,31 @@
 """Counts, latency, tokens, cost and feedback over time.
 
-SQL sums what is said per key and label; means and percentiles are those of `assay.collector.statistics`, as everywhere.
+Hourly sums answer what they can (`_summed`), rows the rest: the ends of the time asked for, hours that are not counted
+now, and all that is not grouped and filtered as the sums are. Means are those of `statistics`, as everywhere, and
+percentiles, too, of up to `EXACT` traces; of more they come from the bins of the sums, and say how far they may be off.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
+
+import orjson
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Bucket, FeedbackStats
 from assay.collector.statistics import Tally, percentile
-from assay.collector.stores.sqlite._feedback import CHECKS
-from assay.collector.stores.sqlite._plan import Plan, plan
+from assay.collector.stores.sqlite import _latencies, _summed
+from assay.collector.stores.sqlite._counted import CHECKS, stretch
+from assay.collector.stores.sqlite._plan import Plan, lean, plan
+from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
+
+EXACT = 10_000  # traces, of which a percentile is one of their latencies
+FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
 
 _GROUPS = {
     "project": "t.project",
@@ -25,74 +37,211 @@ _GROUPS = {
     "model": "m.key",
 }
 
+# Of an array SQLite makes JSON far faster than a text of its own
 _TRACES = """
-SELECT {bucket} AS b, {group} AS g, count(*), sum(t.status = 'error'), sum({tokens_in}), sum({tokens_out}),
-  sum({cost}), min(t.start_ns), max(t.start_ns), group_concat(max(0, t.end_ns - t.start_ns))
-FROM {source} WHERE {where} GROUP BY b, g ORDER BY b, g
+SELECT {bucket} AS b, {group} AS g, count(*), sum(t.status = 'error'), total({tokens_in}), total({tokens_out}),
+  total({cost}), min(t.start_ns), max(t.start_ns), json_group_array(max(0, t.end_ns - t.start_ns))
+FROM {source} WHERE {where} GROUP BY b, g
 """
+_LATENCIES = """
+SELECT {bucket} AS b, {group} AS g, json_group_array(max(0, t.end_ns - t.start_ns))
+FROM {source} WHERE {where} GROUP BY b, g
+"""
+_LATENCIES_OF_ONE = "SELECT json_group_array(max(0, t.end_ns - t.start_ns)) FROM {source} WHERE {where}"
 
 # Each label has a row of its own: a tally puts the parts of a key together
 _FEEDBACK = """
-SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.outcome = 'score'), count(f.score), sum(f.score),
+SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.outcome = 'score'), count(f.score), total(f.score),
   min(f.score), max(f.score), sum(f.outcome = 'error'), sum(f.outcome = 'skip')
 FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1 AND NOT {checks}
 GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label
 """
 
 
+class _Total:
+    """One bucket of a group, while its parts are put together."""
+
+    def __init__(self) -> None:
+        self.traces = self.summed = self.errors = 0
+        self.input_tokens = self.output_tokens = self.cost = 0.0
+        self.first: int | None = None  # hours of the sums
+        self.last: int | None = None
+        self.starts: list[int] = []
+        self.latencies: list[int] = []
+        self.bins: Counter[int] = Counter()
+        self.tallies: dict[str, Tally] = {}
+
+    def add(self, traces: int, errors: int, input_tokens: float, output_tokens: float, cost: float) -> None:
+        self.traces += traces
+        self.errors += errors
+        self.input_tokens += input_tokens
+        self.output_tokens += output_tokens
+        self.cost += cost
+
+    def tally(self, key: str) -> Tally:
+        return self.tallies.setdefault(key, Tally())
+
+
 def buckets(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None) -> list[Bucket]:
     """Buckets in order of time, then group; those without traces are left out."""
     if bucket_ns is not None and bucket_ns <= 0:
         raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
-    chosen = plan(db, filter, in_order=False)
-    parts = _parts(chosen, bucket_ns, group_by)
-    rows = db.execute(_TRACES.format(**parts), chosen.values).fetchall()
-    stats = _stats(db, chosen, parts)
-    return [_bucket(row, filter, bucket_ns, stats.get(row[:2], ())) for row in rows]
-
-
-def _parts(chosen: Plan, bucket_ns: int | None, group_by: str | None) -> dict[str, str]:
     if group_by is not None and group_by not in _GROUPS:
         raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_GROUPS)}")
-    by_model = group_by == "model"
-    return {
-        "bucket": f"t.start_ns / {bucket_ns} * {bucket_ns}" if bucket_ns else "0",
-        "group": _GROUPS[group_by] if group_by else "NULL",
-        "source": f"{chosen.source} CROSS JOIN json_each(t.models) m" if by_model else chosen.source,
-        "where": chosen.where,
-        "checks": CHECKS,
-        "tokens_in": "json_extract(m.value, '$[1]')" if by_model else "t.input_tokens",
-        "tokens_out": "json_extract(m.value, '$[2]')" if by_model else "t.output_tokens",
-        "cost": "json_extract(m.value, '$[3]')" if by_model else "t.cost",
-    }
+    return _Aggregate(db, filter, bucket_ns, group_by).buckets(_summed.asked(filter, bucket_ns, group_by))
 
 
-def _bucket(row: Any, filter: Filter, bucket_ns: int | None, stats: tuple[FeedbackStats, ...]) -> Bucket:
-    start, width, latencies = row[0], bucket_ns, sorted(map(int, row[9].split(",")))
-    if width is None:
-        start = filter.since_ns if filter.since_ns is not None else row[7]
-        width = (filter.until_ns if filter.until_ns is not None else row[8] + 1) - start
-    return Bucket(
-        start_ns=start,
-        width_ns=width,
-        group=row[1],
-        traces=row[2],
-        errors=row[3],
-        p50_ms=percentile(latencies, 50) / 1e6,
-        p95_ms=percentile(latencies, 95) / 1e6,
-        input_tokens=row[4] or 0,
-        output_tokens=row[5] or 0,
-        cost=row[6] or 0.0,
-        feedback=stats,
-    )
+class _Aggregate:
+    """An aggregate under way."""
+
+    def __init__(self, db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None) -> None:
+        self._db, self._filter, self._bucket_ns, self._group_by = db, filter, bucket_ns, group_by
+        self._totals: dict[Place, _Total] = {}
+
+    def buckets(self, question: Question | None) -> list[Bucket]:
+        """All of it, with the sums' help if they can."""
+        if question is not None:
+            self._add_sums(question)
+        for stretch_ in _summed.from_rows(self._db, question) if question is not None else [EVERYTHING]:
+            self._add_rows(stretch_)
+        if question is not None:
+            self._add_latencies(question)
+            self._find_ends()
+        places = sorted(self._totals, key=lambda place: (place[0], place[1] is not None, place[1] or ""))
+        return [self._bucket(place, self._totals[place]) for place in places]
+
+    def _of(self, place: Place) -> _Total:
+        return self._totals.setdefault(place, _Total())
+
+    def _add_sums(self, question: Question) -> None:
+        for start, group, *counts, first, last in question.counts(self._db):
+            total = self._of((start, group))
+            total.add(*counts)
+            total.summed, total.first, total.last = counts[0], first, last
+        self._count(question.said(self._db))
+
+    def _add_rows(self, within: Stretch) -> None:
+        filter = self._filter if within == EVERYTHING else replace(self._filter, since_ns=within[0], until_ns=within[1])
+        chosen = plan(self._db, filter, in_order=False)
+        for start, group, *counts, first, last, latencies in self._ask(_TRACES, chosen):
+            total = self._of((start, group))
+            total.add(*counts)
+            total.starts += [first, last]
+            total.latencies += orjson.loads(latencies)
+        self._count(self._ask(_FEEDBACK, chosen))
+
+    def _count(self, rows: Iterable[Sequence[Any]]) -> None:
+        for start, group, key, *row in rows:
+            _count(self._of((start, group)).tally(key), row)
+
+    def _ask(self, sql: str, chosen: Plan, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[Any]:
+        by_model = self._group_by == "model"
+        parts = {
+            "bucket": f"t.start_ns / {self._bucket_ns} * {self._bucket_ns}" if self._bucket_ns else "0",
+            "group": _GROUPS[self._group_by] if self._group_by else "NULL",
+            "source": f"{chosen.source} CROSS JOIN json_each(t.models) m" if by_model else chosen.source,
+            "where": chosen.where + where,
+            "checks": CHECKS,
+            "tokens_in": "json_extract(m.value, '$[1]')" if by_model else "t.input_tokens",
+            "tokens_out": "json_extract(m.value, '$[2]')" if by_model else "t.output_tokens",
+            "cost": "json_extract(m.value, '$[3]')" if by_model else "t.cost",
+        }
+        return self._db.execute(sql.format(**parts), (*chosen.values, *values))
+
+    def _add_latencies(self, question: Question) -> None:
+        """Of few traces from their rows, of many from the sums."""
+        summed = {place: total for place, total in self._totals.items() if total.summed}
+        few = {place for place, total in summed.items() if total.traces <= EXACT}
+        many = summed.keys() - few
+        if few:
+            self._add_exact(few)
+        for place, bins in question.latencies(self._db, set(many)).items() if many else ():
+            bins.update(map(_latencies.bin_of, self._totals[place].latencies))
+            self._totals[place].bins = bins
+
+    def _add_exact(self, few: set[Place]) -> None:
+        for place in few:
+            self._totals[place].latencies.clear()
+        if self._bucket_ns and not self._group_by and self._are_full(few):
+            for start, group in few:
+                [found] = self._exact(_LATENCIES_OF_ONE, stretch(start // self._bucket_ns, self._bucket_ns), "", ())
+                self._totals[start, group].latencies = orjson.loads(found[0])
+            return
+        where, values = self._in_groups({group for _, group in few})
+        for within in self._stretches({start for start, _ in few}):
+            for start, group, latencies in self._exact(_LATENCIES, within, where, values):
+                if (start, group) in few:
+                    self._totals[start, group].latencies += orjson.loads(latencies)
+
+    def _are_full(self, places: set[Place]) -> bool:
+        return sum(self._totals[place].traces for place in places) > FULL * len(places)
+
+    def _exact(self, sql: str, within: Stretch, where: str, values: tuple[Any, ...]) -> Iterator[Any]:
+        """Latencies of traces that start within a stretch, and when they are asked for."""
+        since, until = _latest(within[0], self._filter.since_ns), _earliest(within[1], self._filter.until_ns)
+        chosen = lean(replace(self._filter, since_ns=since, until_ns=until))
+        return self._ask(sql, chosen, where, values)
+
+    def _in_groups(self, groups: set[str | None]) -> tuple[str, tuple[Any, ...]]:
+        """A condition that leaves out groups of which no latencies are wanted, if there are any."""
+        if not self._group_by or len(groups) == len({group for _, group in self._totals}):
+            return "", ()
+        sql = f" AND {_GROUPS[self._group_by]} IN (SELECT value FROM json_each(?))"
+        return sql, (orjson.dumps(list(groups)).decode(),)
+
+    def _stretches(self, starts: set[int]) -> Iterable[Stretch]:
+        """The time that buckets take; those that touch in one."""
+        if not self._bucket_ns or len(starts) == len({start for start, _ in self._totals}):
+            return [EVERYTHING]
+        width = self._bucket_ns
+        return _summed.joined([stretch(start // width, width) for start in sorted(starts)])
+
+    def _find_ends(self) -> None:
+        """When the first and the last trace of each group began, where nothing else says from when to when it goes."""
+        if self._bucket_ns or (self._filter.since_ns is not None and self._filter.until_ns is not None):
+            return
+        for (_, group), total in self._totals.items():
+            if total.first is not None and total.last is not None:
+                total.starts += [self._end(group, total.first, "ASC"), self._end(group, total.last, "DESC")]
+
+    def _end(self, group: str | None, hour: int, order: str) -> int:
+        since, until = stretch(hour)
+        theirs: dict[str, Any] = {self._group_by: group} if self._group_by else {}
+        chosen = plan(self._db, replace(self._filter, since_ns=since, until_ns=until, **theirs))
+        sql = f"SELECT t.start_ns FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns {order} LIMIT 1"
+        return int(self._db.execute(sql, chosen.values).fetchone()[0])
+
+    def _bucket(self, place: Place, total: _Total) -> Bucket:
+        start, width = place[0], self._bucket_ns
+        if width is None:
+            since, until = self._filter.since_ns, self._filter.until_ns
+            start = since if since is not None else min(total.starts)
+            width = (until if until is not None else max(total.starts) + 1) - start
+        latencies = sorted(total.latencies) if not total.bins else []
+        return Bucket(
+            start_ns=start,
+            width_ns=width,
+            group=place[1],
+            traces=total.traces,
+            errors=total.errors,
+            p50_ms=_percentile(latencies, total.bins, 50),
+            p95_ms=_percentile(latencies, total.bins, 95),
+            latency_error=_latencies.ERROR if total.bins else 0.0,
+            input_tokens=int(total.input_tokens),
+            output_tokens=int(total.output_tokens),
+            cost=total.cost,
+            feedback=_stats(total.tallies),
+        )
 
 
-def _stats(db: sqlite3.Connection, chosen: Plan, parts: dict[str, str]) -> dict[Any, tuple[FeedbackStats, ...]]:
-    """By (bucket, group): its keys, by name."""
-    tallies: dict[Any, dict[str, Tally]] = {}
-    for bucket, group, key, *row in db.execute(_FEEDBACK.format(**parts), chosen.values):
-        _count(tallies.setdefault((bucket, group), {}).setdefault(key, Tally()), row)
-    return {place: tuple(tally.stats(key) for key, tally in keys.items()) for place, keys in tallies.items()}
+def _percentile(latencies: list[int], bins: Counter[int], percent: int) -> float:
+    found = _latencies.percentile(bins, percent) if bins else percentile(latencies, percent)
+    return found / 1e6
+
+
+def _stats(tallies: dict[str, Tally]) -> tuple[FeedbackStats, ...]:
+    """By name."""
+    return tuple(tallies[key].stats(key) for key in sorted(tallies))
 
 
 def _count(tally: Tally, row: list[Any]) -> None:
@@ -101,3 +250,11 @@ def _count(tally: Tally, row: list[Any]) -> None:
     scores = {"total": total, "minimum": minimum, "maximum": maximum} if n else {}
     labels = {} if label is None else {label: said}
     tally.add_counts(n=n, **scores, labelled=said - n, labels=labels, failed=failed, skipped=skipped)
+
+
+def _latest(one: int | None, other: int | None) -> int | None:
+    return max((time for time in (one, other) if time is not None), default=None)
+
+
+def _earliest(one: int | None, other: int | None) -> int | None:
+    return min((time for time in (one, other) if time is not None), default=None)

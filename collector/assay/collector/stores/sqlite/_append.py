@@ -22,6 +22,7 @@ from assay.collector.stores.sqlite._rollup import RollUp
 from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._state import Adrift, Spans, State, summed
+from assay.collector.stores.sqlite._sums import Sums
 from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._waiting import ANY, NOBODY, Place, Waiting
@@ -119,6 +120,7 @@ class Appender:
         self._origins: dict[int, Origin | None] = {}  # by key of the resource
         self.running, self.processes = Running(self.db, clock), Processes(self.db, clock)
         self.waiting = Waiting(self.db, clock)
+        self.sums = Sums(self.db)
         self._values: set[tuple[str, str]] = set()
         self._next_trace = self._next_span = 1
         self.forget()
@@ -138,6 +140,7 @@ class Appender:
         self.running.forget()
         self.waiting.forget()
         self.held.undo()
+        self.sums.forget()
         self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
         self.tombstones.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
@@ -362,7 +365,8 @@ class Appender:
                 rolled = rolled._replace(running=running, complete=0)
             change = (number, number, now)
             rows.append((state.key, trace_id, now, root, *change, *rolled))
-        insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
+        with self.sums.of_traces([row[0] for row in rows]):
+            insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")

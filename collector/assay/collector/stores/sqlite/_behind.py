@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: text index, dictionaries, retention."""
+"""What happens behind the writer, in a thread of its own: text index, sums, dictionaries, retention."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from assay.collector.errors import Unavailable
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._recount import Recount
 from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._writer import Job
 
@@ -45,6 +46,7 @@ class Behind:
         self._dictionaries: int | None = None
         self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
         self._resummer = Resummer(file.appender, file.read, self._do, self._stop)
+        self._recount = Recount(file, self._stop)
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -65,6 +67,7 @@ class Behind:
                 self._try_to_write_again()
                 busy = self.index_round()
                 busy = self._resummer.round() or busy
+                busy = self._recount.round() or busy
                 self.train_if_due()
                 self._prune_if_due()
             except Unavailable:

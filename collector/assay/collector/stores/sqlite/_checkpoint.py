@@ -23,6 +23,8 @@ log = logging.getLogger("assay.collector")
 
 DUE_BYTES = 16 * 2**20  # of log
 REST_BYTES = 2 * 2**20  # that the writer copies itself: some milliseconds
+MUCH_BYTES = 8 * 2**20  # the same where the log has become large, as the writer was faster than the copying
+ROUNDS = 4  # of copying, in each of which less comes
 MOMENT_MS = 20  # that the writer waits for readers
 DUE_SECONDS = 30.0  # after which the little that has been written is copied, too
 LOOK, PATIENCE = 0.1, 2.0  # seconds between two looks; at most, where readers keep the log from beginning anew
@@ -35,7 +37,7 @@ class Checkpointer:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._writer, self._watch = writer, watch
         keep_in_forks(self)
-        self._commits, self._last = 0, time.monotonic()
+        self._last = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="assay-checkpoint", daemon=True)
         self._thread.start()
@@ -57,19 +59,21 @@ class Checkpointer:
                 self._move()
             except (StoreError, sqlite3.Error) as error:  # a full disk, a damaged file: others say so
                 log.debug("the log could not be copied: %s", error)
-                self._commits = -1
 
     def _is_due(self) -> bool:
-        """Whether anything has been committed since the last time, and enough of it, or some time has passed."""
-        late = time.monotonic() - self._last > DUE_SECONDS
-        return self._writer.commits > self._commits and (late or self._watch.log().bytes > DUE_BYTES)
+        """Whether anything waits to be copied, and the log has grown, or some time has passed."""
+        now = self._watch.log()
+        return now.waiting > 0 and (now.bytes > DUE_BYTES or time.monotonic() - self._last > DUE_SECONDS)
 
     def _move(self) -> None:
         """Copy what can be copied. If that is all, and nobody looks into the log, the next commit begins it anew."""
-        self._last, self._commits = time.monotonic(), self._writer.commits
-        _copy(self._db)
-        if self._watch.log().waiting <= REST_BYTES:
-            self._writer.alone(_begin_anew)
+        self._last = time.monotonic()
+        for _ in range(ROUNDS):
+            _copy(self._db)
+            now = self._watch.log()
+            if now.waiting <= (REST_BYTES if now.bytes < 2 * DUE_BYTES else MUCH_BYTES):
+                self._writer.alone(_begin_anew)
+                return
 
 
 def _copy(db: sqlite3.Connection) -> None:

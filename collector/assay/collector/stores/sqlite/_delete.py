@@ -103,6 +103,7 @@ def judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -
 
 
 def _take_out(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]) -> None:
+    appender.sums.gone(keys)
     appender.disturbed.update(keys)
     for key in keys:
         appender.held.drop(key)

@@ -44,11 +44,6 @@ _SAID_AGAIN = "said = CASE WHEN {} THEN feedback.said ELSE excluded.said END".fo
 _OVERWRITE = f"{overwrite(COLUMNS[:_SAID])}, {_SAID_AGAIN} WHERE " + " AND ".join(
     f"feedback.{name} IS excluded.{name}" for name in ("trace", *_OTHERS)
 )
-# Of a row `f` on a trace: whether it is a person's, under a key under which a judge has spoken on the same trace
-CHECKS = (
-    "(f.source = 'human' AND EXISTS (SELECT 1 FROM feedback j INDEXED BY feedback_by_trace"
-    " WHERE j.trace = f.trace AND j.key = f.key AND j.source = 'model'))"
-)
 SAID = _SAID
 SELECT = "SELECT " + ",".join(f"f.{name}" for name in COLUMNS) + " FROM feedback f"
 
@@ -82,10 +77,11 @@ def write(appender: Appender, rows: Sequence[list[Any]], written: Written = NOTH
     replaced = _judgements(db, [id for id, row in by_id.items() if row[_SOURCE] == "model"])
     for number, row in zip(appender.numbers(len(by_id)), by_id.values(), strict=True):
         row[_SAID] = number
-    if not _insert(db, by_id.values()):
-        _remove(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
-        _insert(db, by_id.values())
-    _settle_all(db, list(_unsettled(by_id.values(), set(new.values()))))
+    with appender.sums.of_feedback(_under(db, by_id), set(new.values())):
+        if not _insert(db, by_id.values()):
+            _remove(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
+            _insert(db, by_id.values())
+        _settle_all(db, list(_unsettled(by_id.values(), set(new.values()))))
     appender.move(moved)
     if overtaken:
         delete(db, appender, list(overtaken))
@@ -290,11 +286,21 @@ def change(db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Map
 
 def delete(db: sqlite3.Connection, appender: Appender, ids: Sequence[str]) -> int:
     """Remove by id, and judgements that nothing leads to then; what they stood in front of takes their place."""
-    gone = _remove(db, ids)
+    with appender.sums.of_feedback(_stored_under(db, ids)):
+        gone = _remove(db, ids)
     appender.move(_of_traces(gone))
     if judged := {row[_JUDGE] for row in gone} - {None}:
         let_go(appender, judged, {row[_TRACE] for row in gone})
     return len(gone)
+
+
+def _under(db: sqlite3.Connection, by_id: Mapping[str, Sequence[Any]]) -> set[tuple[int | None, str]]:
+    """The traces and keys of rows, and of what stands under their ids now."""
+    return {(row[_TRACE], row[_KEY]) for row in by_id.values()}.union(_stored_under(db, by_id))
+
+
+def _stored_under(db: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[int | None, str]]:
+    return find_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)
 
 
 def _remove(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:

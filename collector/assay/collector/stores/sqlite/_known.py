@@ -49,7 +49,9 @@ class Fresh:
         self.root = rows[root]
         if not tokens and not cost:
             return [FLAGS[0]] * len(facts)
-        return [(int(one.span_id in tokens), int(one.span_id in cost)) for one in facts]
+        if tokens == cost:
+            return [FLAGS[3] if one.span_id in tokens else FLAGS[0] for one in facts]
+        return [FLAGS[(one.span_id in tokens) + 2 * (one.span_id in cost)] for one in facts]
 
 
 class Drift:

@@ -20,7 +20,7 @@ _SIZES = "SELECT size FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
 
 
 def unread(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
-    """Traces in the order asked."""
+    """Traces in the order asked, either all of them whole or none."""
     size = sum(row[0] for row in find_many(reader.db, _SIZES, dict.fromkeys(trace_ids)))
     if size <= LARGE:
         return _summaries.many(reader, trace_ids)

@@ -12,6 +12,7 @@ from assay.collector.filters import Filter
 from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from assay.collector.stores._halves import ScoresOf
 from assay.collector.stores.sqlite import _feedback
+from assay.collector.stores.sqlite._counted import CHECKS
 from assay.collector.stores.sqlite._plan import FEW, plan
 from assay.collector.stores.sqlite._sql import find_many, page, position, text_position
 from assay.collector.stores.sqlite._values import dumps
@@ -102,7 +103,7 @@ _NEWEST = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND 
 # A judge's rather than a vote on it, which may be newer
 _COUNTED = (
     "SELECT f.trace, f.key, f.score, f.label FROM feedback f WHERE f.standing >= 1 AND f.document IS NULL"
-    f" AND f.trace IN (%s) AND NOT {_feedback.CHECKS} ORDER BY f.key, f.created_ns, f.rowid"
+    f" AND f.trace IN (%s) AND NOT {CHECKS} ORDER BY f.key, f.created_ns, f.rowid"
 )
 
 

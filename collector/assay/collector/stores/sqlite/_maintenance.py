@@ -12,6 +12,7 @@ from typing import Any
 from assay.collector.clocks import DAY_NS
 from assay.collector.filters import Filter
 from assay.collector.records import Retention
+from assay.collector.stores.sqlite import _cells
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._where import Condition, conditions
 
@@ -159,11 +160,35 @@ _SINCE_VERSION_8 = (
 )
 
 
+_SINCE_VERSION_9 = (
+    (
+        "states of traces that are not here",
+        "SELECT count(*) FROM"
+        " (SELECT trace FROM states UNION SELECT trace FROM orphans UNION SELECT trace FROM local_roots)"
+        " WHERE trace NOT IN (SELECT id FROM traces)",
+    ),
+)
+
+
 def check(reader: Reader, deep: bool) -> list[str]:
     """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
     problems = list(_damage(reader.db))
     problems += [said for name, sql in _invariants(reader.db) if (said := _found(reader.db, name, sql))]
+    problems += _sums(reader.db)
     return problems + (_unreadable(reader) if deep else [])
+
+
+def _sums(db: sqlite3.Connection) -> Iterator[str]:
+    """What is wrong with the hourly sums of a file that has them."""
+    if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_hours'").fetchone():
+        return
+    try:
+        bad = _cells.wrong(db)
+    except sqlite3.Error as error:
+        yield f"whether the hourly sums are right cannot be seen: {error}"
+        return
+    if bad:
+        yield f"{bad} hours whose sums are not those of their traces"
 
 
 def _damage(db: sqlite3.Connection) -> Iterator[str]:
@@ -200,6 +225,8 @@ def _invariants(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
         yield from _SINCE_VERSION_5
     if version >= 8:
         yield from _SINCE_VERSION_8
+    if version >= 9:
+        yield from _SINCE_VERSION_9
 
 
 def _found(db: sqlite3.Connection, name: str, sql: str) -> str | None:
@@ -234,6 +261,7 @@ def drop_unused(db: sqlite3.Connection) -> None:
     A word that was deleted stays in the index, marked as deleted, until its parts are merged.
     """
     db.execute("INSERT INTO words (words) VALUES ('optimize')")
+    db.execute("UPDATE sums_hours SET state = 1 WHERE state > 0")  # what there was too much of may be gone
     # The last one stays, whoever has it: SQLite would give its id out again, and readers may still hold what it was
     db.execute(
         "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"

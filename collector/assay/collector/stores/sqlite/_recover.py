@@ -23,10 +23,14 @@ from assay.collector.stores.sqlite._maintenance import check
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._salvage import Row, Table
-from assay.collector.stores.sqlite._schema import APPLICATION_ID, KNOW_VALUES, MIGRATIONS, migrate
+from assay.collector.stores.sqlite._schema import APPLICATION_ID, KNOW_VALUES, MIGRATIONS, count_anew, migrate
 from assay.collector.stores.sqlite._sql import delete_many, find_many
 
-MADE_AGAIN = ("indexed", "replaced", "unindexed", "states", "orphans", "local_roots")
+MADE_AGAIN = (
+    *("indexed", "replaced", "unindexed"),
+    *("states", "orphans", "local_roots"),
+    *("sums", "sums_said", "sums_hours"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ def _recover(source: sqlite3.Connection, db: sqlite3.Connection) -> Recovered:
     _have_a_feed(db)
     notes = list(_mended(source, db))
     _index_again(db)
+    count_anew(db)
     return Recovered(tables, notes, check(Reader(db), deep=True))
 
 

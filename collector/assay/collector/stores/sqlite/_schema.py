@@ -379,6 +379,41 @@ def _roll(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _SUMMED_UP)
 
 
+# What is added up of the traces of an hour: see `_sums`. `exact` has the amounts as integers
+_SUMS: tuple[str, ...] = (
+    "CREATE TABLE sums_hours (hour INTEGER PRIMARY KEY, rows INTEGER NOT NULL, state INTEGER NOT NULL)",
+    "CREATE INDEX sums_hours_to_count ON sums_hours (hour) WHERE state > 0",
+    "CREATE TABLE sums (id INTEGER PRIMARY KEY, hour INTEGER NOT NULL, project TEXT NOT NULL,"
+    " environment TEXT NOT NULL, name TEXT NOT NULL, shown INTEGER NOT NULL, model TEXT NOT NULL, n INTEGER NOT NULL,"
+    " errors INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, cost REAL NOT NULL,"
+    " exact TEXT NOT NULL, latencies BLOB NOT NULL)",
+    "CREATE UNIQUE INDEX sums_by_hour ON sums (hour, project, environment, name, shown, model)",
+    "CREATE TABLE sums_said (cell INTEGER NOT NULL, key TEXT NOT NULL, label TEXT NOT NULL, said INTEGER NOT NULL,"
+    " n INTEGER NOT NULL, total REAL NOT NULL, exact TEXT NOT NULL, minimum REAL, minimum_n INTEGER NOT NULL,"
+    " maximum REAL, maximum_n INTEGER NOT NULL, failed INTEGER NOT NULL, skipped INTEGER NOT NULL,"
+    " PRIMARY KEY (cell, key, label)) WITHOUT ROWID",
+    # With the end of a trace in them, they give latencies without a look at the trace
+    "DROP INDEX traces_shown",
+    "CREATE INDEX traces_shown ON traces (start_ns, end_ns) WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL",
+)
+
+
+def _add_up(db: sqlite3.Connection, report: Report) -> None:
+    """Hourly sums. Those of what is here are made once the file is open, hour by hour."""
+    _do(db, report, _SUMS)
+    count_anew(db)
+
+
+def count_anew(db: sqlite3.Connection) -> None:
+    """Have the sums of all hours be counted from rows; until then those are read."""
+    for table in ("sums", "sums_said", "sums_hours"):
+        db.execute(f"DELETE FROM {table}")
+    db.execute(
+        "INSERT INTO sums_hours (hour, rows, state) SELECT DISTINCT start_ns / 3600000000000, -1, 1 FROM traces"
+        " WHERE start_ns IS NOT NULL"
+    )
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -392,6 +427,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _thin,
     _index_growing,
     _roll,
+    _add_up,
 )
 
 

@@ -27,12 +27,12 @@ class Condition(NamedTuple):
 
 
 _NOTHING = Filter()
-_HERE = Condition("t.span_count > 0")
+HERE = Condition("t.span_count > 0")
 
 
 def conditions(filter: Filter) -> list[Condition]:
     """What must hold, all of it. Traces of which only feedback has arrived never pass."""
-    return [_HERE, *(condition for part in parts(filter, WRITERS) for condition in part.conditions)]
+    return [HERE, *(condition for part in parts(filter, WRITERS) for condition in part.conditions)]
 
 
 class Part(NamedTuple):

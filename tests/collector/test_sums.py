@@ -1,0 +1,432 @@
+"""Hourly sums answer as the rows do, whatever was written, changed, and deleted, and in whichever order."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from assay.collector.errors import NotFound, Refused
+from assay.collector.filters import Filter
+from assay.collector.records import Bucket, Feedback, Run, Target, Usage
+from assay.collector.stores.sqlite import SQLiteStore, _cells
+from assay.collector.stores.sqlite._aggregate import _Aggregate
+from assay.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
+from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._open import open_writable
+from assay.collector.stores.sqlite._recount import Recount
+from assay.collector.stores.sqlite._schema import MIGRATIONS, _add_up
+from assay.collector.stores.sqlite._summed import asked
+from assay.collector.stores.sqlite._traces import SQLiteTraces
+
+NOW = 486_000 * HOUR_NS + 1
+GROUPS = (None, "project", "environment", "name", "model")
+
+
+class Held:
+    """A file without the thread behind its writer: hours are counted anew when a test says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.open()
+
+    def open(self) -> None:
+        self.file = File(self.path)
+        self.traces = SQLiteTraces(self.file)
+        self.recount = Recount(self.file, threading.Event())
+
+    def again(self) -> None:
+        self.file.close()
+        self.open()
+
+    def count(self) -> None:
+        self.recount._not_before.clear()
+        self.recount.round()
+
+
+@contextmanager
+def held() -> Iterator[Held]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Held(Path(folder) / "assay.db")
+        try:
+            yield made
+        finally:
+            made.file.close()
+
+
+def both(
+    db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None
+) -> tuple[list[Bucket], list[Bucket]]:
+    """Through sums, and through rows."""
+    question = asked(filter, bucket_ns, group_by)
+    return _Aggregate(db, filter, bucket_ns, group_by).buckets(question), _Aggregate(
+        db, filter, bucket_ns, group_by
+    ).buckets(None)
+
+
+FILTERS = (
+    Filter(),
+    Filter(project="p"),
+    Filter(name="b", environment="prod"),
+    Filter(since_ns=NOW + HOUR_NS // 2),
+    Filter(since_ns=NOW - HOUR_NS, until_ns=NOW + HOUR_NS + 5, name="a"),
+)
+
+
+def assert_right(here: Held) -> None:
+    with here.file.read() as reader:
+        assert _cells.wrong(reader.db) == 0
+
+
+def assert_same(here: Held) -> None:
+    with here.file.read() as reader:
+        for filter in FILTERS:
+            for group_by in GROUPS:
+                for bucket_ns in (None, HOUR_NS, 24 * HOUR_NS):
+                    through_sums, through_rows = both(reader.db, filter, bucket_ns, group_by)
+                    assert through_sums == through_rows
+
+
+TRACES, SPANS, KEYS = st.sampled_from("1234"), st.sampled_from("123"), st.sampled_from(["k", "l"])
+EIGHTHS = st.integers(-16, 16).map(lambda n: n / 8)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    span = draw(SPANS)
+    start = NOW + draw(st.sampled_from([-2, 0, 1])) * HOUR_NS + draw(st.integers(0, 5)) * 10**9
+    return Run(
+        trace_id=draw(TRACES) * 32,
+        span_id=span * 16,
+        parent_id=None if span == "1" else "1" * 16,
+        name=draw(st.sampled_from("ab")),
+        kind=draw(st.sampled_from(["llm", "chain", "evaluator"])),
+        project=draw(st.sampled_from("pq")),
+        environment=draw(st.sampled_from(["prod", "dev"])),
+        start_ns=start,
+        end_ns=start + draw(st.integers(0, 3)) * 10**9,
+        status=draw(st.sampled_from(["ok", "error"])),
+        model=draw(st.sampled_from([None, "m", "n"])),
+        usage=draw(st.sampled_from([None, Usage(input_tokens=7), Usage(input_tokens=1, output_tokens=2)])),
+        cost=draw(st.sampled_from([None, 0.25, 0.5])),
+    )
+
+
+@st.composite
+def feedbacks(draw: st.DrawFn) -> Feedback:
+    outcome = draw(st.sampled_from(["score", "score", "label", "both", "error", "skip"]))
+    source = draw(st.sampled_from(["human", "model", "code"]))
+    return Feedback(
+        id=draw(st.sampled_from("abcdef")) * 8,
+        target=Target(trace_id=draw(TRACES) * 32, span_id=draw(st.sampled_from([None, "1" * 16]))),
+        key=draw(KEYS),
+        score=draw(st.one_of(st.booleans(), EIGHTHS)) if outcome in ("score", "both") else None,
+        label=draw(st.sampled_from(["good", ""])) if outcome in ("label", "both") else None,
+        outcome="score" if outcome in ("label", "both") else outcome,
+        error="it broke" if outcome == "error" else None,
+        source=source,
+        author=draw(st.sampled_from([None, "ann"])) if source == "human" else None,
+        rule=draw(st.sampled_from([None, "r"])) if source == "model" else None,
+        created_ns=NOW + draw(st.integers(0, 3)),
+    )
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("append"), st.lists(runs(), min_size=1, max_size=4), st.lists(feedbacks(), max_size=2)),
+    st.tuples(st.just("say"), st.lists(feedbacks(), min_size=1, max_size=3), st.none()),
+    st.tuples(st.just("amend"), TRACES, st.sampled_from([{"cost": 1.5}, {"model": "n"}, {"name": "b"}])),
+    st.tuples(st.just("change"), st.sampled_from("abcdef"), EIGHTHS),
+    st.tuples(st.just("unsay"), st.sampled_from("abcdef"), st.none()),
+    st.tuples(
+        st.just("delete"), st.sampled_from([Filter(name="a"), Filter(project="p"), Filter(model="n")]), st.none()
+    ),
+    st.tuples(st.just("restart"), st.none(), st.none()),
+    st.tuples(st.just("count"), st.none(), st.none()),
+    st.tuples(st.just("begin"), st.sampled_from([-2, 0, 1]), st.none()),
+    st.tuples(st.just("end"), st.none(), st.none()),
+)
+
+
+def play(here: Held, steps: Sequence[tuple]) -> None:
+    under_way = None  # an hour that is being counted, while the others write
+    for what, one, two in steps:
+        if what == "append":
+            here.traces.append(one, two)
+        elif what == "say":
+            here.traces.add_feedback(one)
+        elif what == "amend":
+            with suppress(Refused):
+                here.traces.amend(one * 32, "1" * 16, two)
+        elif what == "change":
+            with suppress(NotFound, Refused):
+                here.traces.change_feedback({one * 8: {"score": two}})
+        elif what == "unsay":
+            here.traces.delete_feedback([one * 8])
+        elif what == "delete" and (gone := here.traces.passing(one)):
+            here.traces.remove([gone])
+        elif what == "restart" and under_way is None:
+            here.again()
+        elif what == "count" and under_way is None:
+            here.count()
+        elif what == "begin" and under_way is None:
+            under_way = counting(here, NOW // HOUR_NS + one)
+            next(under_way)
+        elif what == "end" and under_way is not None:
+            under_way = next(under_way, None)
+        assert_right(here)
+    if under_way is not None:
+        next(under_way, None)
+    assert_right(here)
+    assert_same(here)
+
+
+def counting(here: Held, hour: int) -> Iterator[None]:
+    """Count an hour anew in two steps, between which others write."""
+    here.file.write(lambda _: here.file.appender.sums.mark(hour, 1))
+    counted = here.recount.begun(hour)
+    yield
+    here.recount.ended(hour, counted)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEPS, max_size=10))
+def test_sums_answer_as_rows_do(steps):
+    with held() as here:
+        play(here, steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEPS, max_size=30))
+def test_sums_answer_as_rows_do_after_many_changes(steps):
+    with held() as here:
+        play(here, steps)
+
+
+def later(index: int, **fields) -> Run:
+    """The only run of a trace, some milliseconds after the one before it, and each a little longer."""
+    start = NOW + index * 10**6
+    given = {"trace_id": f"{index + 1:032x}", "span_id": "1" * 16, "name": "a", "start_ns": start}
+    return Run(**{**given, "end_ns": start + (index + 1) * 10**6, **fields})
+
+
+def said_of(run: Run, key: str = "k", score: float = 0.5, **fields) -> Feedback:
+    return Feedback(target=Target(trace_id=run.trace_id), key=key, score=score, **fields)
+
+
+def state(here: Held) -> int | None:
+    with here.file.read() as reader:
+        row = reader.db.execute("SELECT max(state) FROM sums_hours").fetchone()
+    return row[0]
+
+
+@pytest.fixture
+def here() -> Iterator[Held]:
+    with held() as made:
+        yield made
+
+
+def test_percentiles_of_many_are_within_the_error_that_they_say(here):
+    here.traces.append([later(i) for i in range(10_001)])
+    with here.file.read() as reader:
+        [summed], [exact] = both(reader.db, Filter(), None, None)
+    assert (summed.latency_error, exact.latency_error) == (0.01, 0.0)
+    assert summed.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
+    assert summed.p50_ms == pytest.approx(exact.p50_ms, rel=0.01)
+
+
+def test_percentiles_of_10000_are_one_of_their_latencies(here):
+    here.traces.append([later(i) for i in range(10_000)])
+    with here.file.read() as reader:
+        summed, exact = both(reader.db, Filter(), None, None)
+    assert summed == exact
+
+
+def test_a_name_for_each_trace_is_read_from_rows_and_costs_no_more(here):
+    for start in range(0, MOST_ROWS + 2_000, 1_000):
+        here.traces.append([later(i, name=f"n{i}") for i in range(start, start + 1_000)])
+    assert state(here) == 2
+    here.count()
+    with here.file.read() as reader:
+        assert reader.db.execute("SELECT count(*) FROM sums").fetchone() == (0,)
+        summed, exact = both(reader.db, Filter(), HOUR_NS, "name")
+    assert summed == exact
+    assert len(exact) == MOST_ROWS + 2_000
+
+
+def test_an_hour_that_was_too_much_is_counted_again_after_a_vacuum(here):
+    here.traces.append([later(0), *(later(1, span_id=f"{i + 1:016x}", model=f"m{i}") for i in range(120))])
+    here.traces.remove([here.traces.passing(Filter(trace_ids=(later(1).trace_id,)))])
+    assert state(here) == 2
+    here.traces.vacuum()
+    here.count()
+    assert state(here) == 0
+    assert_right(here)
+
+
+def test_a_trace_of_very_many_models_is_read_from_rows(here):
+    runs = [later(0, span_id=f"{i + 1:016x}", model=f"m{i}") for i in range(120)]
+    here.traces.append(runs)
+    assert state(here) == 2
+    assert_same(here)
+
+
+def test_much_said_of_a_trace_does_not_move_with_each_of_its_spans(here):
+    run = later(0)
+    here.traces.append([run], [said_of(run, f"k{i}") for i in range(1_001)])
+    here.traces.append([replace(run, name="b", end_ns=run.end_ns + 1)])
+    assert state(here) == 1
+    [named] = here.traces.aggregate(group_by="name")
+    assert (named.group, len(named.feedback)) == ("b", 1_001)
+    here.count()
+    assert state(here) == 0
+    assert_right(here)
+
+
+def test_a_machine_that_dies_while_an_hour_is_counted(here, tmp_path):
+    here.traces.append([later(i) for i in range(3)])
+    under_way = counting(here, NOW // HOUR_NS)
+    next(under_way)
+    here.traces.append([later(3)])
+    for end in ("", "-wal"):
+        shutil.copy(f"{here.path}{end}", f"{tmp_path}/copy.db{end}")
+    next(under_way, None)
+    with SQLiteStore(tmp_path / "copy.db") as store:
+        assert store.aggregate()[0].traces == 4
+        until(lambda: counted(store))
+        assert store._file.check() == []
+
+
+def test_the_best_score_is_taken_away(here):
+    runs = [later(i) for i in range(3)]
+    scores = [said_of(run, score=i / 2) for i, run in enumerate(runs)]
+    here.traces.append(runs, scores)
+    here.traces.delete_feedback([scores[2].id])
+    assert state(here) == 1
+    assert_same(here)
+    here.count()
+    assert state(here) == 0
+    assert_same(here)
+
+
+def test_one_of_two_best_scores_is_taken_away_without_counting_anew(here):
+    runs = [later(i) for i in range(2)]
+    scores = [said_of(run, score=True) for run in runs]
+    here.traces.append(runs, scores)
+    here.traces.delete_feedback([scores[1].id])
+    assert state(here) == 0
+    assert_same(here)
+
+
+@pytest.mark.parametrize("score", [1e300, -1e308, 5e-324, 1e18])
+def test_scores_of_any_size_come_and_go(here, score):
+    runs = [later(i) for i in range(3)]
+    large = [said_of(runs[0], score=score), said_of(runs[1], score=score)]
+    here.traces.append(runs, [*large, said_of(runs[2], score=0.1)])
+    here.traces.delete_feedback([large[0].id, large[1].id])
+    here.count()
+    [whole] = here.traces.aggregate()
+    assert whole.feedback[0].mean == 0.1
+
+
+def test_more_than_a_float_can_hold_is_read_from_rows(here):
+    runs = [later(i) for i in range(2)]
+    here.traces.append(runs, [said_of(run, score=1.7e308) for run in runs])
+    assert state(here) == 2
+    assert here.traces.aggregate()[0].feedback[0].mean == math.inf
+
+
+@pytest.mark.parametrize("start", [-5 * HOUR_NS - 1, -HOUR_NS, -1, 0, 1, HOUR_NS, 2**62])
+def test_hours_of_wrong_clocks(here, start):
+    here.traces.append([later(0, start_ns=start, end_ns=start + 5), later(1)])
+    assert_right(here)
+    with here.file.read() as reader:
+        for filter in (Filter(), Filter(since_ns=start), Filter(until_ns=start + 1), Filter(since_ns=-7, until_ns=9)):
+            for bucket_ns in (None, HOUR_NS, 5 * HOUR_NS):
+                summed, exact = both(reader.db, filter, bucket_ns, None)
+                assert summed == exact
+
+
+def test_an_empty_store(here):
+    assert_same(here)
+    here.count()
+    assert here.traces.aggregate() == []
+
+
+def test_what_is_refused_in_a_group_leaves_the_sums(here):
+    here.traces.append([later(0)])
+    with pytest.raises(Refused):
+        here.file.write(refused_after_writing(here))
+    here.traces.append([later(1)])
+    assert_right(here)
+    assert_same(here)
+
+
+def refused_after_writing(here: Held):
+    def write(db: sqlite3.Connection) -> None:
+        here.file.appender.sums.gone([1])
+        raise Refused("no")
+
+    return write
+
+
+def test_a_rollback_while_an_hour_is_counted_has_it_counted_once_more(here):
+    here.traces.append([later(0)])
+    under_way = counting(here, NOW // HOUR_NS)
+    next(under_way)
+    with pytest.raises(Refused):
+        here.file.write(refused_after_writing(here))
+    next(under_way, None)
+    assert state(here) == 1
+    here.count()
+    assert state(here) == 0
+    assert_right(here)
+
+
+def test_a_trace_deleted_twice_counts_once(here):
+    here.traces.append([later(i) for i in range(3)])
+    gone = here.traces.passing(Filter(trace_ids=(later(0).trace_id,)))
+    assert gone is not None
+    assert here.traces.remove([gone, gone]) == 1
+    assert_right(here)
+    assert here.traces.aggregate()[0].traces == 2
+
+
+def test_an_older_file_answers_at_once_and_is_counted_behind(tmp_path):
+    with closing(open_writable(str(tmp_path / "assay.db"), MIGRATIONS.index(_add_up))) as db:
+        names = "trace_id, span_count, project, environment, name, kind, status, start_ns, end_ns"
+        rows = [(f"{i:032x}", 1, "p", "e", "a", "llm", "ok", NOW + i * HOUR_NS, NOW + i * HOUR_NS) for i in range(20)]
+        db.executemany(f"INSERT INTO traces ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        assert store.aggregate()[0].traces == 20
+        until(lambda: counted(store))
+        assert store.aggregate()[0].traces == 20
+
+
+def counted(store: SQLiteStore) -> bool:
+    with store._file.read() as reader:
+        return reader.db.execute("SELECT count(*) FROM sums_hours WHERE state > 0").fetchone() == (0,)
+
+
+def until(holds, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_check_finds_sums_that_are_wrong(here):
+    here.traces.append([later(0)])
+    here.file.write(lambda db: db.execute("UPDATE sums SET n = 2"))
+    assert here.file.check() == ["1 hours whose sums are not those of their traces"]
