@@ -6,10 +6,10 @@ import pytest
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
-from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore, encode
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._where import conditions, matching
-from collector.making import run
+from collector.making import child, run
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,62 @@ def test_many_judgements_slow_no_list_down(tmp_path, conditions, index):
         way, *_ = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", found.values)]
         db.close()
     assert way.endswith(f"USING INDEX {index}")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with SQLiteStore(tmp_path / "assay.db") as made:
+        yield made
+
+
+def ids(store, **conditions):
+    return [one.trace_id for one in store.traces(**conditions)]
+
+
+def test_what_no_run_has_is_not_looked_for(store):
+    store.append([run(model="m", environment="e", tags=("t",))])
+    for absent in ({"model": "x"}, {"environment": "x"}, {"kind": "x"}, {"any_kind": "x"}, {"tags": ("t", "x")}):
+        db = sqlite3.connect(store.path)
+        assert plan(db, Filter(**absent)).where == "0"
+        db.close()
+        assert ids(store, **absent) == []
+
+
+def test_a_value_that_came_in_whichever_way_is_found(store):
+    long, other = run(environment="e"), run()
+    store.append([long, *(child(long, model=f"m{n}") for n in range(300)), other])
+    store.amend(other.trace_id, other.span_id, {"model": "amended", "tags": ["said"]})
+    assert ids(store, model="m299") == ids(store, environment="e") == [long.trace_id]
+    assert ids(store, model="amended") == ids(store, tags=("said",)) == [other.trace_id]
+
+
+def test_a_tag_that_came_again_after_it_was_forgotten_is_found(store):
+    for _ in range(2):
+        store.append([root := run(tags=("ann",))])
+        assert ids(store, tags=("ann",)) == [root.trace_id]
+        store.delete(trace_ids=(root.trace_id,))
+        assert "ann" not in store.values("tag")
+
+
+def test_a_value_of_a_request_that_failed_is_noted_by_the_next(store):
+    batch = encode([run(environment="late")])
+    broken = batch._replace(resource_blobs=[object()])
+    with pytest.raises(Exception, match="object"):
+        store.write(broken).result(60)
+    store.append([root := run(environment="late")])
+    assert ids(store, environment="late") == [root.trace_id]
+
+
+def test_conditions_on_one_key_are_asked_of_its_newest_score_together(store):
+    roots = [run() for _ in range(4)]
+    store.append(roots)
+    for root, scores in zip(roots, ((0.2,), (0.2, 0.6), (0.9,), ("good", 0.5)), strict=True):
+        for score in scores:
+            named = {"label": score} if isinstance(score, str) else {"score": score}
+            store.feedback(root.trace_id, "concise", **named, author=str(score))
+    assert ids(store, feedback=(("concise", ">", 0.4), ("concise", "<", 0.8))) == [roots[3].trace_id, roots[1].trace_id]
+    assert ids(store, feedback=(("concise", "<", 0.5), ("concise", ">", 0.5))) == []
+    assert ids(store, feedback=(("concise", "=", "good"), ("concise", ">", 0.1))) == []
+    db = sqlite3.connect(store.path)
+    assert plan(db, Filter(feedback=(("concise", "<", 0.5), ("concise", ">", 0.5)))).where.count("SELECT") == 1
+    db.close()

@@ -164,13 +164,17 @@ OF_TRACE = "INDEXED BY feedback_by_trace WHERE f.trace = t.id"
 
 
 def _feedback(wanted: Any) -> list[Condition]:
-    return [_scored(*condition) for condition in wanted]
+    """One for each key and column: of a key only the newest counts, so what is asked of it is asked of one row."""
+    asked: dict[tuple[str, str], list[tuple[str, float | str]]] = {}
+    for key, operator, value in wanted:
+        asked.setdefault((key, "label" if isinstance(value, str) else "score"), []).append((operator, value))
+    return [_scored(key, column, compared) for (key, column), compared in asked.items()]
 
 
-def _scored(key: str, operator: str, value: float | str) -> Condition:
-    column = "label" if isinstance(value, str) else "score"
-    holds = f"f.key = ? AND f.standing = 2 AND f.{column} {_operator(operator)} ?"
-    values = (key, value)
+def _scored(key: str, column: str, compared: Sequence[tuple[str, float | str]]) -> Condition:
+    each = "".join(f" AND f.{column} {_operator(operator)} ?" for operator, _ in compared)
+    holds = f"f.key = ? AND f.standing = 2{each}"
+    values = (key, *(value for _, value in compared))
     return Condition(
         f"EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND {holds})",
         values,
