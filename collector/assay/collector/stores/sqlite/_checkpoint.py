@@ -67,7 +67,7 @@ class Checkpointer:
         return now.waiting > 0 and (now.bytes > DUE_BYTES or time.monotonic() - self._last > DUE_SECONDS)
 
     def _move(self) -> bool:
-        """Copy what can be copied; whether that is all. If nobody looks into the log, the next commit begins it anew."""
+        """Copy what can be; whether that is all. If nobody looks into the log, the next commit begins it anew."""
         self._last = time.monotonic()
         for _ in range(ROUNDS):
             _copy(self._db)
