@@ -64,7 +64,7 @@ def test_a_server_that_ends_leaves_no_process(tmp_path, number, answer):
         server.process.send_signal(number)
         until(lambda: gone([pid]) if number == signal.SIGKILL else os.kill(pid, signal.SIGCONT) is None)
         assert sent.result() == answer
-        server.process.wait(60)
+        server.process.communicate(timeout=60)
         until(lambda: gone([pid]))
 
 
