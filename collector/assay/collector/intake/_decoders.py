@@ -38,9 +38,11 @@ OFTEN = 3  # deaths over the same body, after which it is not tried again for a 
 
 
 def automatic_decoders() -> int:
-    """How many processes help on this machine: none on one core, one on two or three, two on more."""
+    """How many processes help on this machine: two on four cores or more, none on fewer, where they take from the server
+    what they give it.
+    """
     cores = _cores()
-    return 0 if cores < 2 else 1 if cores < 4 else 2
+    return 0 if cores < 4 else 2
 
 
 def _cores() -> float:
