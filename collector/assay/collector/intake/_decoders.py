@@ -38,8 +38,8 @@ OFTEN = 3  # deaths over the same body, after which it is not tried again for a 
 
 
 def automatic_decoders() -> int:
-    """How many processes help on this machine: two on four cores or more, none on fewer, where they take from the server
-    what they give it.
+    """How many processes help on this machine: two on four cores or more, none on fewer, where they take from the
+    server what they give it.
     """
     cores = _cores()
     return 0 if cores < 4 else 2
