@@ -25,7 +25,7 @@ from assay.collector.stores import Store, TakesRows
 T = TypeVar("T")
 log = logging.getLogger("assay.collector")
 
-LITTLE = 16 * 1024  # bytes of a body, below which handing it over costs more than it saves
+LITTLE = 16 * 1024  # bytes of a body, below which it is not handed over: an estimate, not measured
 DEPTH = 2  # requests under way in one process: the next is there when one is done
 BUSY = 0.2  # seconds of decoding within one, from which on the server's own process is helped
 IDLE = 10.0  # seconds, after which it is asked again whether a process has enough to do
