@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from resource import RLIMIT_NOFILE
 from typing import Any
 
 import httpx
@@ -63,7 +65,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 @pytest.fixture
 def server(store: SQLiteStore) -> Iterator[Server]:
-    with Server(store, decoders=1, limits=Limits(decode_seconds=2)) as started:
+    with Server(store, decoders=1, limits=Limits(decode_seconds=15)) as started:
         yield started
 
 
@@ -140,6 +142,7 @@ def test_one_that_is_killed_costs_what_it_was_at_a_503_and_nothing_else(server, 
     assert numbers(server.url, 'assay_decoder_deaths_total{reason="SIGKILL"}') == [1.0]
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_is_ended(store, aside):
     with Server(store, decoders=1, limits=Limits(decode_seconds=0.1)) as server:
         pid = stopped(server)
@@ -155,12 +158,14 @@ def test_one_that_died_while_it_had_nothing_to_do_costs_nobody_anything(server):
     assert post(server.url, request(span(attributes=[LARGE_TEXT]))).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_leaves_none_behind(store):
     with Server(store, decoders=1) as server:
         stopped(server)  # it does not even see that it is to end
     assert processes() == []
 
 
+@pytest.mark.slow
 def test_two_servers_have_their_own(tmp_path):
     with (
         SQLiteStore(tmp_path / "1.db") as one,
@@ -221,7 +226,7 @@ def asked(encode: Any, seconds: float = 60) -> Any:
     ended: list[str] = []
 
     async def ask() -> Any:
-        process = Process(Start(Limits(), encode, 0, seconds, MEMORY), lambda one, how, job: ended.append(how))
+        process = Process(Start(Limits(), encode, 0, seconds, 120, MEMORY), lambda one, how, job: ended.append(how))
         try:
             return (await process.ask(0, request(span()), True))[0].refused
         except Retryable as error:
@@ -260,9 +265,38 @@ def test_a_body_over_which_processes_end_is_kept_out_after_a_while():
     assert refused.value.retry_after > 30
 
 
+def test_one_with_little_to_do_is_ended_and_another_comes_when_there_is_more():
+    async def comes_and_goes() -> list[int]:
+        pool, pids = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY), Metrics(), idle=0.1), list[int]()
+        for _ in range(2):
+            process = pool.any()
+            assert process is not None
+            pids.append(process.pid)
+            await process.ask(0, request(span()), False)
+            await asyncio.to_thread(until, lambda: not len(pool))
+        pool.close()
+        return pids
+
+    first, second = asyncio.run(asyncio.wait_for(comes_and_goes(), 120))
+    assert first != second
+    until(lambda: not processes())
+
+
+def test_where_no_file_may_be_opened_there_is_no_process_and_no_error():
+    async def starved() -> list[int]:
+        pool, before = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY), Metrics()), resource.getrlimit(RLIMIT_NOFILE)
+        resource.setrlimit(RLIMIT_NOFILE, (3, before[1]))
+        try:
+            return [pool.any() is None, len(pool)]
+        finally:
+            resource.setrlimit(RLIMIT_NOFILE, before)
+
+    assert asyncio.run(starved()) == [True, 0]
+
+
 def test_deaths_in_a_row_are_followed_by_longer_pauses():
     async def died() -> list[int]:
-        pool = Pool(1, Start(Limits(), None, 0, 60, MEMORY), Metrics())
+        pool = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY), Metrics())
         process = pool.any()
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)

@@ -50,8 +50,8 @@ Decoders = Annotated[
     str,
     typer.Option(
         metavar="N|auto",
-        help="Processes that help to decode under load; 0 for none at any time. By itself: one on two or three cores,"
-        " two on more.",
+        help="Processes that help to decode under load; 0 for none at any time. By itself two on four cores or more,"
+        " and none on fewer.",
     ),
 ]
 Forward = Annotated[

@@ -26,7 +26,8 @@ class Start(NamedTuple):
     limits: Limits
     encode: Callable[[Sequence[Any]], Any] | None  # runs → rows of the store, which `Rows` carry
     nice: int
-    seconds: float  # of one request, after which the process ends itself
+    seconds: float  # of CPU for one request, after which the process ends itself
+    patience: float  # seconds after which the server ends it
     memory: int  # bytes of data that it may have
 
 

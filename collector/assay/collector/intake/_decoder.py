@@ -41,9 +41,9 @@ def main() -> None:
     while True:
         size, codec, rows = REQUEST.unpack(_exactly(connection, REQUEST.size))
         body = _exactly(connection, size)
-        signal.setitimer(signal.ITIMER_REAL, start.seconds)  # whatever it is at then, even in C, the process ends
+        signal.setitimer(signal.ITIMER_PROF, start.seconds)  # whatever it is at then, even in C, the process ends
         answer, pieces = _answered(start, codec, body, rows, told)
-        signal.setitimer(signal.ITIMER_REAL, NO_LIMIT)
+        signal.setitimer(signal.ITIMER_PROF, NO_LIMIT)
         _send(connection, answer, pieces)
         del body, answer, pieces
         if size >= HUGE:

@@ -25,22 +25,24 @@ from assay.collector.stores import Store, TakesRows
 T = TypeVar("T")
 log = logging.getLogger("assay.collector")
 
-LITTLE = 16 * 1024  # bytes of a body, below which handing it over costs more than it saves
+LITTLE = 16 * 1024  # bytes of a body, below which it is not handed over: an estimate, not measured
 DEPTH = 2  # requests under way in one process: the next is there when one is done
 BUSY = 0.2  # seconds of decoding within one, from which on the server's own process is helped
-IDLE = 10.0  # seconds after which it is asked whether a process had to do
+IDLE = 10.0  # seconds, after which it is asked again whether a process has enough to do
 HARDLY = 0.05  # of that time: less is done without it
-POLITE = 10  # of nice(2), for large bodies
-PATIENT = 8  # times as long as others a large body may take, as all else goes first
+POLITE = 5  # of nice(2), for large bodies
+PATIENT = 8  # times as long as others a large body may take, as much else goes first
 PAUSE, LONGEST = 1.0, 60.0  # seconds without a process after one has died, doubled each time
 MOST_DECODERS = 16
 OFTEN = 3  # deaths over the same body, after which it is not tried again for a while
 
 
 def automatic_decoders() -> int:
-    """How many processes help on this machine: none on one core, one on two or three, two on more."""
+    """How many processes help on this machine: two on four cores or more, none on fewer, where they take from the
+    server what they give it.
+    """
     cores = _cores()
-    return 0 if cores < 2 else 1 if cores < 4 else 2
+    return 0 if cores < 4 else 2
 
 
 def _cores() -> float:
@@ -55,8 +57,9 @@ def _cores() -> float:
 class Pool:
     """Processes of one kind, `most` of them."""
 
-    def __init__(self, most: int, start: Start, metrics: Metrics) -> None:
-        self._most, self._start, self._metrics = most, start, metrics
+    def __init__(self, most: int, start: Start, metrics: Metrics, idle: float = IDLE) -> None:
+        """`idle` seconds are between looks whether there is enough to do."""
+        self._most, self._start, self._metrics, self._idle = most, start, metrics, idle
         self._processes: list[Process] = []
         self._deaths, self._again = 0, 0.0  # in a row; when the next may start
         self.bodies = Bodies()
@@ -82,11 +85,11 @@ class Pool:
             return
         try:
             process = Process(self._start, self._died)
-        except OSError as error:
+        except Exception as error:  # whatever it is: this process can do without
             self._failed(f"no process for decoding can be started: {error}")
             return
         self._processes.append(process)
-        asyncio.get_running_loop().call_later(IDLE, self._look, process, 0.0)
+        asyncio.get_running_loop().call_later(self._idle, self._look, process, 0.0)
 
     def close(self) -> None:
         """End all, and wait for them."""
@@ -107,10 +110,10 @@ class Pool:
             return
         if process.cpu > before:
             self._deaths = 0
-        asyncio.get_running_loop().call_later(IDLE, self._look, process, process.cpu)
+        asyncio.get_running_loop().call_later(self._idle, self._look, process, process.cpu)
 
     def _enough(self) -> float:
-        return 0.0 if self._start.nice else HARDLY * IDLE
+        return 0.0 if self._start.nice else HARDLY * self._idle
 
     def _died(self, process: Process, how: str, job: Job | None) -> None:
         if process in self._processes:
@@ -156,9 +159,9 @@ class Decoders:
         self._beside, self._metrics = beside, metrics
         self._began, self._spent = 0.0, 0.0
         self._told: set[str] = set()
-        memory = 256 * MIB + 8 * limits.request_bytes
-        usual = Start(limits, self._encode, 0, limits.decode_seconds, memory)
-        polite = Start(limits, self._encode, POLITE, PATIENT * limits.decode_seconds, memory)
+        seconds, memory = limits.decode_seconds, 256 * MIB + 8 * limits.request_bytes
+        usual = Start(limits, self._encode, 0, seconds, 2 * seconds, memory)
+        polite = Start(limits, self._encode, POLITE, seconds, PATIENT * seconds, memory)
         self._usual = Pool(most if self._encode else 0, usual, metrics)
         self._polite = Pool(1 if most else 0, polite, metrics)  # the lanes let one large and one huge body in
         self._pools = (self._usual, self._polite)

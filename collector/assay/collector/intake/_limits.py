@@ -18,7 +18,7 @@ class Limits:
     request_bytes: int = 32 * MIB  # of a body, as sent and as inflated
     pending_bytes: int = 48 * MIB  # of all bodies, OTLP's and the API's, that are read, decoded or written
     stall_seconds: float = 30.0  # for the next piece of a body that has begun: what is pending may hold up others
-    decode_seconds: float = 15.0  # of one body in a process of its own, which then ends; of a large one more
+    decode_seconds: float = 15.0  # of CPU for one body in a process of its own, which then ends
     spans: int = 50_000  # or log records, per request
     values: int = 500_000  # attributes, elements of lists and maps, events, links: of all spans of a request together
     attributes: int = 10_000  # per span, event, link or resource

@@ -18,7 +18,6 @@ from assay.collector.intake._apart import READY, REQUEST, SIZE, Answer, Start
 from assay.collector.intake._errors import Retryable
 
 MODULE = "assay.collector.intake._decoder"
-PATIENCE = 1.5, 1.0  # times what a process allows itself for a request, and seconds more: then it is killed
 ENDING = 5.0  # seconds until a process that has closed its socket must be gone
 STARTING = 60.0  # seconds until it must be ready, on a machine that has much else to do
 
@@ -37,11 +36,7 @@ class Process:
 
     def __init__(self, start: Start, died: Callable[[Process, str, Job | None], object]) -> None:
         """`died` is told how it ended on its own, and what it was at. Raises `OSError`: there can be no process."""
-        self._loop, self._died, self._seconds = (
-            asyncio.get_running_loop(),
-            died,
-            start.seconds * PATIENCE[0] + PATIENCE[1],
-        )
+        self._loop, self._died, self._seconds = asyncio.get_running_loop(), died, start.patience
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.cpu = 0.0  # seconds, of all requests
         self._jobs: deque[Job] = deque()
@@ -158,7 +153,7 @@ class Process:
         self._tasks[0].cancel()
         self._socket.close()
         status = await asyncio.to_thread(self.wait, ENDING)
-        how = "too slow" if self._slow or status == -signal.SIGALRM else _named(status)
+        how = "too slow" if self._slow or status == -signal.SIGPROF else _named(status)
         jobs = list(self._jobs)
         self._jobs.clear()
         error = Retryable("decoder", f"the process that decoded this has ended ({how}): send it again")
