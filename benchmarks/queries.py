@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -164,6 +165,18 @@ class Questions:
             "aggregate: a day by hour": lambda: _address("/api/aggregate", bucket_ns=HOUR, **self._within(24)),
             "aggregate: a day by name": lambda: _address("/api/aggregate", group_by="name", **self._within(24)),
             "aggregate: a day by model": lambda: _address("/api/aggregate", group_by="model", **self._within(24)),
+            "aggregate: a day by quarter of an hour": lambda: _address(
+                "/api/aggregate", bucket_ns=HOUR // 4, **self._within(24)
+            ),
+            "aggregate: all": lambda: _address("/api/aggregate"),
+            "aggregate: all before a moment": lambda: _address("/api/aggregate", until_ns=self._moment()),
+            "aggregate: all since a moment, by 12 hours": lambda: _address(
+                "/api/aggregate", bucket_ns=12 * HOUR, since_ns=self._moment()
+            ),
+            **{
+                f"aggregate: all by {group}": partial(_address, "/api/aggregate", group_by=group)
+                for group in ("project", "environment", "model", "user", "session", "experiment")
+            },
             f"aggregate: {days} days by day": lambda: _address("/api/aggregate", bucket_ns=24 * HOUR),
             f"aggregate: {days} days by name": lambda: _address("/api/aggregate", group_by="name"),
             f"aggregate: a name's {days} days": lambda: _address(

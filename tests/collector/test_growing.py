@@ -346,3 +346,17 @@ def test_what_no_list_has_room_for_is_found_by_its_span(tmp_path: Path) -> None:
             assert [one.trace_id for one in store.traces(**wanted)] == [TRACE]
         for absent in ({"any_name": "n998"}, {"model": "m998"}, {"any_kind": "k998"}):
             assert list(store.traces(**absent)) == []
+
+
+def test_a_damaged_span_keeps_nothing_else_behind_the_writer_waiting(traces: Traces) -> None:
+    adrift(traces)
+    traces.db.execute("UPDATE spans SET payload = x'00' WHERE id = 7")
+    assert traces.resummer.round()
+    assert not traces.resummer.round()
+    assert traces.due()
+
+
+def test_what_waits_for_others_keeps_no_trace_from_the_short_way(traces: Traces) -> None:
+    traces.amend("f" * 16, {"session_id": "s"})
+    traces.append(run(trace_id="b" * 32), run(trace_id="c" * 32))
+    assert [type(one).__name__ for one in traces.appender._cache.values()] == ["Fresh", "Fresh"]

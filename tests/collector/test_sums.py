@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -13,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Bucket, Feedback, Run, Target, Usage
+from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore, _cells
 from assay.collector.stores.sqlite._aggregate import _Aggregate
 from assay.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
@@ -78,6 +81,7 @@ def both(
 FILTERS = (
     Filter(),
     Filter(project="p"),
+    Filter(experiment=""),
     Filter(name="b", environment="prod"),
     Filter(since_ns=NOW + HOUR_NS // 2),
     Filter(since_ns=NOW - HOUR_NS, until_ns=NOW + HOUR_NS + 5, name="a"),
@@ -119,6 +123,7 @@ def runs(draw: st.DrawFn) -> Run:
         status=draw(st.sampled_from(["ok", "error"])),
         model=draw(st.sampled_from([None, "m", "n"])),
         usage=draw(st.sampled_from([None, Usage(input_tokens=7), Usage(input_tokens=1, output_tokens=2)])),
+        experiment_id=draw(st.sampled_from([None, None, "x"])),
         cost=draw(st.sampled_from([None, 0.25, 0.5])),
     )
 
@@ -430,3 +435,14 @@ def test_a_check_finds_sums_that_are_wrong(here):
     here.traces.append([later(0)])
     here.file.write(lambda db: db.execute("UPDATE sums SET n = 2"))
     assert here.file.check() == ["1 hours whose sums are not those of their traces"]
+
+
+def test_pages_say_that_percentiles_of_many_are_approximate(tmp_path):
+    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as server:
+        store.append([later(i) for i in range(10_001)])
+        hours = {"since": NOW - 46 * HOUR_NS, "until": NOW + HOUR_NS}
+        page = httpx.get(f"{server.url}/charts", params=hours, timeout=60).text
+        answer = httpx.get(f"{server.url}/api/aggregate", timeout=60).json()
+    assert "≈ " in page
+    assert re.search(r"\(±1\.0\W%\)", page)
+    assert answer[0]["latency_error"] == 0.01

@@ -165,7 +165,7 @@ def test_traces_that_grow_when_the_server_is_killed_add_up(tmp_path: Path) -> No
         with Process(path) as server:
             agents = Agents(server.url, round_ * 100)
             wanted = random_.randint(30, 60)  # some have more spans by then than are read at once
-            until(lambda agents=agents, wanted=wanted: agents.answers >= wanted)
+            until(lambda agents=agents, wanted=wanted: agents.answers >= wanted, 240)
             server.kill()
         acknowledged |= agents.join()
         assert acknowledged <= stored(path)
@@ -185,7 +185,7 @@ def test_what_is_summed_up_behind_when_the_server_is_killed_is_found_again(tmp_p
             told = httpx.post(f"{server.url}/v1/traces", content=request(*some), headers=HEADERS, timeout=60)
             assert told.status_code == 200
     with Process(path) as again:
-        until(lambda: due(path) == 0)
+        until(lambda: due(path) == 0, 240)
         again.stop()
     with closing(open_writable(str(path))) as db:
         assert Traces(db).said(trace_id.hex()) == Traces(db).true(trace_id.hex())

@@ -60,7 +60,7 @@ class Lanes:
             if not await lane.enter(caller):
                 return Response(status_code=LEFT)
             try:
-                question = Question(f"{request.method} {request.url.path}", None if endless else self.seconds)
+                question = Question(f"{request.method} {request.scope['path']}", None if endless else self.seconds)
                 return await _run(work, question, caller)
             finally:
                 lane.leave()

@@ -70,7 +70,7 @@ def _page(view: View) -> Callable[[Request], Awaitable[Response]]:
 
 def _is_wide(view: View, request: Request) -> bool:
     """Whether it may look at many traces: it sums up, or looks for those that pass."""
-    return view in WIDE or (not request.path_params and bool(request.url.query))
+    return view in WIDE or (not request.path_params and bool(request.scope["query_string"]))
 
 
 def _target(form: _forms.Form) -> Callable[[Request], Awaitable[Response]]:

@@ -48,5 +48,5 @@ class Streams(Protocol):
     """A store that gives large traces so that they can be written out piece by piece."""
 
     def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
-        """As `TraceStore.many`: whole, all of them, if they are small. Raises `TooLarge` for more than one answer holds."""
+        """As `TraceStore.many`: all whole if small. Raises `TooLarge` beyond what an answer holds."""
         ...

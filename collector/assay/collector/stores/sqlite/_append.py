@@ -226,10 +226,10 @@ class Appender:
     def _whole(self, trace_id: str, state: Known, parts: Sequence[_Part], out: _Rows) -> bool:
         """Take all that has come of a trace that is new, if it came in one piece, as most do; whether it did."""
         [(batch, positions, resources), *more] = parts
-        if more or self.waiting or not isinstance(state, Fresh) or state.facts or len(positions) > self.keeper.small:
+        if more or not isinstance(state, Fresh) or state.facts or len(positions) > self.keeper.small:
             return False
         facts = [batch.facts[position] for position in positions]
-        if len({fact.span_id for fact in facts}) < len(facts):
+        if len({fact.span_id for fact in facts}) < len(facts) or self.waiting.concerns(trace_id, facts):
             return False
         rows = range(self._next_span, self._next_span + len(facts))
         self._next_span = rows.stop

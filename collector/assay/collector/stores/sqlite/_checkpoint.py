@@ -56,7 +56,8 @@ class Checkpointer:
                 continue
             wait = min(PATIENCE, 2 * wait)
             try:
-                self._move()
+                if self._move():  # but for readers who were in the log: they may have left by then
+                    wait = LOOK
             except (StoreError, sqlite3.Error) as error:  # a full disk, a damaged file: others say so
                 log.debug("the log could not be copied: %s", error)
 
@@ -65,15 +66,16 @@ class Checkpointer:
         now = self._watch.log()
         return now.waiting > 0 and (now.bytes > DUE_BYTES or time.monotonic() - self._last > DUE_SECONDS)
 
-    def _move(self) -> None:
-        """Copy what can be copied. If that is all, and nobody looks into the log, the next commit begins it anew."""
+    def _move(self) -> bool:
+        """Copy what can be; whether that is all. If nobody looks into the log, the next commit begins it anew."""
         self._last = time.monotonic()
         for _ in range(ROUNDS):
             _copy(self._db)
             now = self._watch.log()
             if now.waiting <= (REST_BYTES if now.bytes < 2 * DUE_BYTES else MUCH_BYTES):
                 self._writer.alone(_begin_anew)
-                return
+                return self._watch.log().waiting == 0
+        return False
 
 
 def _copy(db: sqlite3.Connection) -> None:

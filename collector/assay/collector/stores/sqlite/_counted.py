@@ -12,22 +12,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from assay.collector.filters import EVALUATOR
 from assay.collector.stores.sqlite._latencies import bin_of
 from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._where import SHOWN
 
 HOUR_NS = 3_600 * 10**9
 FINE = 80  # binary digits of an amount behind the point
 AT_ONCE = 500  # traces between two pauses
 MOST_ROWS = 4_000  # of an hour; who sends another name with each trace costs no more
 MANY_MODELS, LONG_MODELS = 100, 50_000  # of one trace, and characters of them: beyond, its hour is read from rows
+OWN, LIVE, OF_EXPERIMENT = 0, 1, 2
 WHOLE = ""  # in place of a model: the cell of traces as such
 # Hour (start_ns // HOUR_NS, towards zero, as SQL divides), project, environment, name, shown, model
 Cell: TypeAlias = tuple[int, str, str, str, int, str]
 
+# Of an evaluator's own, which no list shows; live; of an experiment
+_KIND = f"CASE WHEN t.experiment_id IS NOT NULL THEN {OF_EXPERIMENT} ELSE t.kind <> '{EVALUATOR}' END"
 _ROW = (
-    f"t.id, t.start_ns / {HOUR_NS}, t.project, t.environment, t.name, {SHOWN.format('t')},"
+    f"t.id, t.start_ns / {HOUR_NS}, t.project, t.environment, t.name, {_KIND},"
     " max(0, t.end_ns - t.start_ns), t.status = 'error', coalesce(t.input_tokens, 0), coalesce(t.output_tokens, 0),"
     " t.cost, t.models"
 )

@@ -12,22 +12,20 @@ from assay.collector.records import Trace
 from assay.collector.stores._unread import Unread
 from assay.collector.stores.sqlite import _summaries
 from assay.collector.stores.sqlite._reader import Reader
-from assay.collector.stores.sqlite._sql import find_many
 
 LARGE, MOST = 1024 * 1024, 512 * 1024 * 1024  # bytes of payloads before compression
 ROW = 500  # bytes of a row beside its payload
-_SIZES = "SELECT size FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
 
 
 def unread(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
     """Traces in the order asked, either all of them whole or none."""
-    size = sum(row[0] for row in find_many(reader.db, _SIZES, dict.fromkeys(trace_ids)))
+    around = _summaries.beside_runs(reader, trace_ids)
+    size = sum(one.size for one in around.values())
     if size <= LARGE:
-        return _summaries.many(reader, trace_ids)
+        return _summaries.whole(reader, around)
     if size > MOST:
         told = f"{size:,} bytes of runs are more than one answer holds, {MOST:,}: ask for fewer traces at once"
         raise TooLarge(f"{told}, or for the runs of one page by page")
-    around = _summaries.beside_runs(reader, trace_ids)
     rows = reader.rows_of([one.key for one in around.values()])
     apart = reader.apart([row for some in rows.values() for row in some])
     return [_unread(apart, trace_id, one, rows[one.key]) for trace_id, one in around.items()]

@@ -6,6 +6,7 @@ of what was read, it is tried again. The mark (`states.data` is None) stays unti
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -14,16 +15,20 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from assay.collector.errors import StoreError, Unavailable
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._known import MOST, flags_of
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._state import COST, TOKENS, Spans, State
+
+log = logging.getLogger("assay.collector")
 
 T = TypeVar("T")
 Read = Callable[[], AbstractContextManager[Reader]]
 Do = Callable[[Callable[[sqlite3.Connection], bool]], bool]
 
 PIECE = 500  # spans, flags or records that are read, or written, at once
+AFTER_FAILURE = 30  # seconds
 REST = 4  # times as long as it took nothing is summed up then
 _DUE = (
     "SELECT s.trace, t.trace_id FROM states s JOIN traces t ON t.id = s.trace"
@@ -66,8 +71,12 @@ class Resummer:
         self._last = due[0]
         try:
             self.sum_up(*due)
-        finally:
-            self._next = time.monotonic() + REST * (time.monotonic() - began)
+        except Unavailable:
+            raise
+        except StoreError as error:
+            log.warning("trace %s cannot be summed up anew: %s; it is tried again", due[1], error)
+            began -= AFTER_FAILURE / REST
+        self._next = time.monotonic() + REST * (time.monotonic() - began)
         return True
 
     def _due(self) -> tuple[int, str] | None:

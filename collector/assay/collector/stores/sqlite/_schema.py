@@ -392,9 +392,10 @@ _SUMS: tuple[str, ...] = (
     " n INTEGER NOT NULL, total REAL NOT NULL, exact TEXT NOT NULL, minimum REAL, minimum_n INTEGER NOT NULL,"
     " maximum REAL, maximum_n INTEGER NOT NULL, failed INTEGER NOT NULL, skipped INTEGER NOT NULL,"
     " PRIMARY KEY (cell, key, label)) WITHOUT ROWID",
-    # With the end of a trace in them, they give latencies without a look at the trace
+    # It gives latencies without a look at the trace
     "DROP INDEX traces_shown",
-    "CREATE INDEX traces_shown ON traces (start_ns, end_ns) WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL",
+    "CREATE INDEX traces_shown ON traces (start_ns, end_ns, experiment_id)"
+    " WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL",
 )
 
 

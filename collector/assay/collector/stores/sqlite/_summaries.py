@@ -116,7 +116,11 @@ def one(reader: Reader, trace_id: str) -> Trace:
 
 def many(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
     """Several traces in the order asked."""
-    around = beside_runs(reader, trace_ids)
+    return whole(reader, beside_runs(reader, trace_ids))
+
+
+def whole(reader: Reader, around: Mapping[str, Around]) -> list[Trace]:
+    """Traces with their runs."""
     runs = reader.runs_of({one.key: trace_id for trace_id, one in around.items()})
     return [
         Trace(next(run for run in runs[one.key] if run.span_id == one.root), tuple(runs[one.key]), *one.rest)
@@ -125,28 +129,31 @@ def many(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
 
 
 class Around(NamedTuple):
-    """What there is of a trace beside its runs: its key, its root's id, and what follows the runs in a `Trace`."""
+    """What there is of a trace beside its runs: its key, its root's id, bytes of all payloads before compression, and
+    what follows the runs in a `Trace`.
+    """
 
     key: int
     root: str
+    size: int
     rest: tuple[tuple[Feedback, ...], bool, int, int, tuple[OpenRun, ...]]
 
 
 def beside_runs(reader: Reader, trace_ids: Sequence[str]) -> dict[str, Around]:
     """Of those traces that are there, in the order asked."""
-    columns = f"t.trace_id, t.id, t.root, {complete_sql()}, t.dropped, t.calls_sent"
+    columns = f"t.trace_id, t.id, t.root, t.size, {complete_sql()}, t.dropped, t.calls_sent"
     sql = f"SELECT {columns} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
     asked = dict.fromkeys(trace_ids)
     rows = {row[0]: row[1:] for row in find_many(reader.db, sql, asked)}
     roots = dict(find_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [r[1] for r in rows.values()]))
     feedback = _feedback_of(reader, [row[0] for row in rows.values()])
     running = _running.of_traces(reader.db, rows)
-    return {
-        trace_id: Around(key, roots[root], (tuple(feedback.get(key, ())), bool(complete), dropped, calls, tuple(open_)))
-        for trace_id, (key, root, complete, dropped, calls), open_ in (
-            (trace_id, rows[trace_id], running.get(trace_id, ())) for trace_id in asked if trace_id in rows
-        )
-    }
+    found = {}
+    for trace_id in (one for one in asked if one in rows):
+        key, root, size, complete, dropped, calls_sent = rows[trace_id]
+        rest = tuple(feedback.get(key, ())), bool(complete), dropped, calls_sent, tuple(running.get(trace_id, ()))
+        found[trace_id] = Around(key, roots[root], size, rest)
+    return found
 
 
 def _feedback_of(reader: Reader, keys: Sequence[int]) -> dict[int, list[Feedback]]:

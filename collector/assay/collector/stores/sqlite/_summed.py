@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from assay.collector.filters import Filter
-from assay.collector.stores.sqlite._counted import HOUR_NS, WHOLE, stretch
+from assay.collector.stores.sqlite._counted import HOUR_NS, OF_EXPERIMENT, OWN, WHOLE, stretch
 from assay.collector.stores.sqlite._latencies import unpacked
 
 Place: TypeAlias = tuple[int, str | None]  # start of a bucket, group
@@ -69,11 +69,11 @@ class Question:
 
     def _where(self) -> tuple[str, list[Any]]:
         kept = f"s.model {'<>' if self.group_by == 'model' else '='} '{WHOLE}'"
-        wanted = [
-            kept,
-            "s.hour NOT IN (SELECT hour FROM sums_hours WHERE state > 0)",
-            *(["s.shown"] if self.filter.leaves_out_judgements else []),
-        ]
+        wanted = [kept, "s.hour NOT IN (SELECT hour FROM sums_hours WHERE state > 0)"]
+        if self.filter.leaves_out_judgements:
+            wanted.append(f"s.shown > {OWN}")
+        if self.filter.experiment is not None:
+            wanted.append(f"s.shown < {OF_EXPERIMENT}")
         values: list[Any] = []
         for sql, value in (
             ("s.hour >= ?", self.first),
@@ -91,8 +91,8 @@ def asked(filter: Filter, bucket_ns: int | None, group_by: str | None) -> Questi
     if group_by not in _GROUPS or (bucket_ns is not None and bucket_ns % HOUR_NS):
         return None
     since, until = filter.since_ns, filter.until_ns
-    answered: dict[str, Any] = dict.fromkeys(("since_ns", "until_ns", *_ANSWERED))
-    if replace(filter, **answered) != _NOTHING:
+    answered: dict[str, Any] = dict.fromkeys(("since_ns", "until_ns", "experiment", *_ANSWERED))
+    if filter.experiment or replace(filter, **answered) != _NOTHING:  # "" is of no experiment
         return None
     if (since is not None and since < 0) or (until is not None and until < HOUR_NS):
         return None  # before 1970: hours are not cut as they are later

@@ -11,6 +11,7 @@ from assay.collector.errors import Refused
 from assay.collector.records import JSON, Amendment
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite._clock import Clock
+from assay.collector.stores.sqlite._codec import Fact
 from assay.collector.stores.sqlite._sql import delete_many
 from assay.collector.stores.sqlite._values import clean, dumps, loads
 
@@ -54,6 +55,10 @@ class Waiting:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def concerns(self, trace_id: str, facts: Iterable[Fact]) -> bool:
+        """Whether anything may have been said of a run of a trace, or of a response of these."""
+        return trace_id in self._of or (NOBODY in self._of and any(fact.response_id for fact in facts))
 
     def forget(self) -> None:
         """Read the table again: after a rollback what is remembered may be wrong."""
