@@ -292,12 +292,12 @@ def main() -> None:
         print(", ".join(f"{count:,} {what}" for what, count in connection.json("/api/count").items()))
         questions = Questions(connection, options.seed)
         asked = questions.api() | questions.rare() | (questions.pages() if options.pages else {})
-        print(f"{'question':40} {'p50 ms':>8} {'p95 ms':>8} {'most':>8} {'KB':>6}")
+        print(f"{'question':40} {'p50 ms':>8} {'p95 ms':>8} {'most':>8} {'KB':>6} {'CPU ms':>7}")
         if options.busy:
             return _busy(collector.port, questions, options.busy)
         for name, address in asked.items():
             if options.only in name:
-                _measure(connection, name, address, options.rounds)
+                _measure(connection, name, address, options.rounds, cpu_s=collector.cpu_s)
         print(f"memory {collector.memory_mb():.0f} MB")
     finally:
         collector.stop()
@@ -314,8 +314,16 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(connection: Connection, name: str, address: Callable[[], str], rounds: int, pause: float = 0.0) -> None:
-    took, size = [], 0
+def _measure(
+    connection: Connection,
+    name: str,
+    address: Callable[[], str],
+    rounds: int,
+    pause: float = 0.0,
+    cpu_s: Callable[[], float] = lambda: 0.0,
+) -> None:
+    """`cpu_s`: of the server so far; of a question it says something where the machine is busy."""
+    took, size, before = [], 0, cpu_s()
     while len(took) < rounds and sum(took) < LONGEST * 1e3:
         time.sleep(pause)
         asked = address()
@@ -325,7 +333,9 @@ def _measure(connection: Connection, name: str, address: Callable[[], str], roun
     ordered = sorted(took)
     p50, p95 = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.95))
     over = "  over budget" if p95 > (TEXT_BUDGET if "text" in name else BUDGET) else ""
-    print(f"{name:40} {p50:8.1f} {p95:8.1f} {ordered[-1]:8.1f} {size / len(took) / 1024:6.0f}{over}", flush=True)
+    cpu_ms = 1e3 * (cpu_s() - before) / len(took)
+    measured = f"{p50:8.1f} {p95:8.1f} {ordered[-1]:8.1f} {size / len(took) / 1024:6.0f} {cpu_ms:7.1f}"
+    print(f"{name:40} {measured}{over}", flush=True)
 
 
 if __name__ == "__main__":

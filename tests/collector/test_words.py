@@ -260,6 +260,7 @@ def still(store: SQLiteStore) -> SQLiteStore:
 def made(store: SQLiteStore, after_ns: int = 10**9) -> int:
     """How many characters are written for the traces whose time it is, so long after the last span."""
     file = store._behind._file
+    file.write(lambda _: file.appender.disturbed.clear())
     with file.read() as reader:
         due = _words.waiting(reader, file.clock.now() + after_ns)
         entries = list(_words.entries(reader, due))
@@ -314,7 +315,7 @@ def test_a_trace_with_all_that_is_indexed_of_it_costs_no_more(still: SQLiteStore
 
 def test_of_a_long_trace_no_more_is_read_than_is_indexed(still: SQLiteStore) -> None:
     root, read = run(), list[Any]()
-    still.append([child(root, inputs="word " * 2_000) for _ in range(400)])
+    still.append([child(root, inputs=f"{number} " + "word " * 2_000) for number in range(400)])
     with still._behind._file.read() as reader:
         reader.payload = noting(reader.payload, read)  # type: ignore[method-assign]
         [_] = _words.entries(reader, _words.waiting(reader, still._behind._file.clock.now() + 10**9))
