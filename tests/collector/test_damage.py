@@ -19,8 +19,6 @@ from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from collector import version_1
 from collector.making import child, run
 
-PAGE = PAGE_SIZE
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -51,8 +49,8 @@ def roots(file: Path, *names: str) -> list[int]:
 def overwrite(file: Path, *pages: int) -> None:
     with file.open("r+b") as opened:
         for page in pages:
-            opened.seek(page * PAGE)
-            opened.write(os.urandom(PAGE))
+            opened.seek(page * PAGE_SIZE)
+            opened.write(os.urandom(PAGE_SIZE))
 
 
 def damage(file: Path) -> None:
@@ -161,7 +159,7 @@ def test_a_file_that_was_cut_off_gives_what_stands_before_the_cut(file: Path) ->
     with SQLiteStore(file) as store:
         for lot in range(30):
             store.append([run(f"r{lot}", inputs=os.urandom(1500).hex()) for _ in range(20)])
-    os.truncate(file, file.stat().st_size // PAGE * 2 // 3 * PAGE)
+    os.truncate(file, file.stat().st_size // PAGE_SIZE * 2 // 3 * PAGE_SIZE)
     saved, tables, _ = recovered(file)
     assert tables["spans"].saved > 100
     assert len(found_in(saved)) > 50
