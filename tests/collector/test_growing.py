@@ -18,7 +18,7 @@ from assay.collector.records import JSON, Run, Usage
 from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._append import NOTED
-from assay.collector.stores.sqlite._delete import remove
+from assay.collector.stores.sqlite._delete import Pace, remove
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._rollup import LISTED
@@ -255,7 +255,7 @@ def test_a_span_replaced_while_its_trace_is_summed_up_has_it_tried_again(tmp_pat
 
 def test_a_trace_deleted_while_it_is_summed_up_leaves_nothing(tmp_path: Path) -> None:
     def delete(traces: Traces) -> None:
-        traces.do(lambda db: remove(traces.appender, Gone([TRACE], []), db))
+        traces.do(lambda db: remove(traces.appender, Gone([TRACE], []), Pace(), db))
 
     for traces in meanwhile(tmp_path, delete):
         key, _ = adrift(traces)

@@ -428,16 +428,15 @@ class Appender:
         self, trace_id: str, state: State | Drift, changes: Sequence[_Change], here: dict[int, Spans]
     ) -> State | Drift:
         """The state after changes: the same, or another where these are not such as it can take in."""
-        spans = here[state.key]
-        try:
-            if isinstance(state, State) and all(_takes(state, change, spans) for change in changes):
+        if isinstance(state, State):
+            before = state.totals.count
+            if _takes(state, changes, here[state.key]):
                 return state
-            if isinstance(state, State) and state.totals.count <= self.keeper.small:
+            if before <= self.keeper.small:
                 facts = {change.row: change.came.fact for change in changes}
                 state, here[state.key] = self.keeper.again(trace_id, state.key, facts)
                 return state
-        except Adrift:
-            spans.marked = []
+            here[state.key].marked = []
         drift = state if isinstance(state, Drift) else self.keeper.drift(state.key)
         for row, came, old in changes:
             if old is None:
@@ -590,12 +589,14 @@ def _ids(parts: Mapping[str, Sequence[_Part]]) -> dict[str, list[str]]:
     }
 
 
-def _takes(state: State, change: _Change, spans: Spans) -> bool:
-    """Have a state take in a change; False where it cannot."""
-    if change.old is not None:
-        return state.replace(change.row, change.old, change.came.fact, spans)
-    state.advance([(change.row, change.came.fact)], spans)
-    return True
+def _takes(state: State, changes: Sequence[_Change], spans: Spans) -> bool:
+    """Have a state take in changes; False where it cannot, and is of no use."""
+    try:
+        state.advance([(change.row, change.came.fact) for change in changes if change.old is None], spans)
+        replaced = [(change.row, change.old, change.came.fact) for change in changes if change.old is not None]
+        return all(state.replace(row, old, new, spans) for row, old, new in replaced)
+    except Adrift:
+        return False
 
 
 def _supersedes(new: Fact, old: Fact) -> bool:

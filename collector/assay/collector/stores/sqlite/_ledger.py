@@ -21,11 +21,12 @@ class Orphans(NamedTuple):
     span_id: str
     row: int
     below: int  # flags, see `_state`
-    callers: int  # local roots among them
+    callers: int  # of what is below it and not below a local root: local roots of other processes
+    members: int  # and spans
 
 
 class LocalRoot(NamedTuple):
-    """What is known of a local root, a key of the ledger, from the spans that name it."""
+    """What is known of a local root, a key of the ledger, from the spans that name it or are below it."""
 
     members: int
     started: int | None  # of the latest counts, None where none has come

@@ -19,7 +19,7 @@ from assay.collector.errors import StoreError, Unavailable
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._known import MOST, flags_of
 from assay.collector.stores.sqlite._reader import Reader
-from assay.collector.stores.sqlite._state import COST, TOKENS, Spans, State
+from assay.collector.stores.sqlite._state import COST, TOKENS, Due, Spans, State
 
 log = logging.getLogger("assay.collector")
 
@@ -114,13 +114,15 @@ class Resummer:
     def _read(self, reader: Reader, key: int) -> Whole:
         rows = [row[0] for row in reader.db.execute("SELECT id FROM spans WHERE trace = ? ORDER BY id", (key,))]
         read = Whole(State(key), Spans(), {}, rows[-1] if rows else 0)
+        due: list[Due] = []
         for some in _pieces(rows):
             began = time.monotonic()
-            read.state.advance([(one.row, one.fact) for one in reader.in_rows("", some)], read.spans)
+            due += read.state.gather([(one.row, one.fact) for one in reader.in_rows("", some)], read.spans)
             read.flags.update(flags_of(reader.db, some))
             read.spans.facts.clear()
             if self._stop.wait(min(time.monotonic() - began, 0.1)):  # the writer's turn
                 raise Overtaken
+        read.state.settle(due, read.spans)
         return read
 
     def _steps(self, key: int, read: Whole) -> Iterator[Callable[[sqlite3.Connection], object]]:

@@ -13,7 +13,8 @@ This is the definition. `_state.State` reaches the same from the spans that are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from assay.collector.filters import EVALUATOR
@@ -197,22 +198,41 @@ def _counted(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> tuple[int | No
     """Whether every span that was started has arrived or was dropped; how many were dropped; how many calls went out.
 
     Every local root says how many spans were started below it and are still open; a span that ends after its local
-    root says it anew. 1: for each local root the latest counts have arrived, nothing is open and as many spans that
-    name it are here. 0: some are known to be missing. None: no counts tell, as in foreign traces, where a parent has
-    not arrived, or where calls went out of which nothing has come (a service that traces nothing, or one that is on
-    its way); then only a quiet period can.
+    root says it anew, and names it. 1: for each local root the latest counts have arrived, nothing is open and as many
+    spans are here that name it, or name none and are below it. 0: some are known to be missing. None: no counts tell,
+    as in foreign traces, below a parent that has not arrived, or where calls went out of which nothing has come (a
+    service that traces nothing, or one that is on its way); then only a quiet period can.
     """
     named: dict[str, list[Fact]] = {}
     for fact in facts:
         if fact.local_root is not None:
             named.setdefault(fact.local_root, []).append(fact)
-    latest = [_latest(members) for members in named.values()]
-    dropped, calls_sent = sum([counts.dropped for counts in latest]), sum([counts.calls_sent for counts in latest])
-    if not all(map(_has_arrived, named.values(), latest)):
+    nearest = _local_roots(facts, by_id, named)
+    members = Counter([fact.local_root or nearest[fact.span_id] for fact in facts])
+    latest = {root: _latest(those) for root, those in named.items()}
+    dropped = sum([counts.dropped for counts in latest.values()])
+    calls_sent = sum([counts.calls_sent for counts in latest.values()])
+    if not all(_has_arrived(members[root], counts) for root, counts in latest.items()):
         return 0, dropped, calls_sent
-    untold = any(f.local_root is None if f.parent_id is None else f.parent_id not in by_id for f in facts)
-    untold = untold or (calls_sent > 0 and _waits_for_calls(facts, list(named.values()), latest))
+    untold = None in members or any(f.parent_id is not None and f.parent_id not in by_id for f in facts)
+    untold = untold or (calls_sent > 0 and _waits_for_calls(facts, nearest, latest))
     return None if untold else 1, dropped, calls_sent
+
+
+def _local_roots(
+    facts: Sequence[Fact], by_id: Mapping[str, Fact], named: Collection[str]
+) -> dict[str | None, str | None]:
+    """Of each span the nearest local root from it on upwards, None where there is none."""
+    found: dict[str | None, str | None] = {root: root for root in named if root in by_id}
+    for fact in facts:
+        path: list[str] = []
+        current: str | None = fact.span_id
+        while current is not None and current in by_id and current not in found:
+            path.append(current)
+            found[current] = None
+            current = by_id[current].parent_id
+        found.update(dict.fromkeys(path, found.get(current)))
+    return found
 
 
 NOT_SAID = Counts(started=0, open=1)
@@ -231,16 +251,14 @@ def lateness(counts: Counts) -> tuple[int, int, int, int]:
     return counts.started, -counts.open, counts.dropped, counts.calls_sent
 
 
-def _has_arrived(members: Sequence[Fact], counts: Counts) -> bool:
-    return counts.open == 0 and len(members) + counts.dropped >= counts.started
+def _has_arrived(members: int, counts: Counts) -> bool:
+    return counts.open == 0 and members + counts.dropped >= counts.started
 
 
-def _waits_for_calls(facts: Sequence[Fact], named: Sequence[Sequence[Fact]], latest: Sequence[Counts]) -> bool:
+def _waits_for_calls(
+    facts: Sequence[Fact], nearest: Mapping[str | None, str | None], latest: Mapping[str, Counts]
+) -> bool:
     """Whether some local root has sent out more calls than local roots of other processes have arrived below it."""
     callers = [fact.parent_id for fact in facts if fact.local_root == fact.span_id and fact.parent_id is not None]
-    for members, counts in zip(named, latest, strict=True):
-        if counts.calls_sent:
-            ours = {fact.span_id for fact in members}
-            if sum(caller in ours for caller in callers) < counts.calls_sent:
-                return True
-    return False
+    answered = Counter([nearest.get(caller) for caller in callers])
+    return any(answered[root] < counts.calls_sent for root, counts in latest.items())

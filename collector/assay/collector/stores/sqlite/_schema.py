@@ -366,7 +366,8 @@ _SUMMED_UP: tuple[str, ...] = (
     "CREATE TABLE states (trace INTEGER PRIMARY KEY, data BLOB)",
     "CREATE INDEX states_due ON states (trace) WHERE data IS NULL",
     "CREATE TABLE orphans (trace INTEGER NOT NULL, id TEXT NOT NULL, start_ns INTEGER NOT NULL, span_id TEXT NOT NULL,"
-    " row INTEGER NOT NULL, below INTEGER NOT NULL, callers INTEGER NOT NULL, PRIMARY KEY (trace, id)) WITHOUT ROWID",
+    " row INTEGER NOT NULL, below INTEGER NOT NULL, callers INTEGER NOT NULL, members INTEGER NOT NULL,"
+    " PRIMARY KEY (trace, id)) WITHOUT ROWID",
     "CREATE INDEX orphans_by_start ON orphans (trace, start_ns, span_id)",
     "CREATE TABLE local_roots (trace INTEGER NOT NULL, id TEXT NOT NULL, members INTEGER NOT NULL, started INTEGER,"
     " open INTEGER NOT NULL, dropped INTEGER NOT NULL, calls_sent INTEGER NOT NULL, answered INTEGER NOT NULL,"

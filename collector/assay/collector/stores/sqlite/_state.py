@@ -8,8 +8,8 @@ that the trace must be summed up anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,8 +21,6 @@ from assay.collector.stores.sqlite._values import dumps
 
 TOKENS, COST = 1, 2  # flags: somewhere below a span are such as have some
 
-UNREAD = object()  # in place of a local root that stands in a payload
-
 
 class Adrift(Exception):
     """To say what a trace sums up to now would take longer than a batch may; it is found out behind the writer."""
@@ -31,7 +29,7 @@ class Adrift(Exception):
 class Node:
     """A span that is here, as far as its children and its marks ask for it."""
 
-    __slots__ = ("below", "cost", "input_tokens", "local_root", "model", "output_tokens", "parent_id", "row")
+    __slots__ = ("below", "cost", "further", "input_tokens", "model", "output_tokens", "parent_id", "row")
 
     def __init__(
         self,
@@ -42,11 +40,11 @@ class Node:
         output_tokens: int | None,
         cost: float | None,
         below: int = 0,
-        local_root: Any = UNREAD,
     ) -> None:
         self.row, self.parent_id, self.model, self.cost = row, parent_id, model, cost
         self.input_tokens, self.output_tokens = input_tokens, output_tokens
-        self.below, self.local_root = below, local_root
+        self.below = below
+        self.further: str | None = None  # a span above it, up to which nothing is a local root
 
     @property
     def carries(self) -> int:
@@ -56,9 +54,7 @@ class Node:
 
 def node(row: int, fact: Fact, below: int = 0) -> Node:
     """The node of a fact."""
-    return Node(
-        row, fact.parent_id, fact.model, fact.input_tokens, fact.output_tokens, fact.cost, below, fact.local_root
-    )
+    return Node(row, fact.parent_id, fact.model, fact.input_tokens, fact.output_tokens, fact.cost, below)
 
 
 class Spans:
@@ -89,17 +85,14 @@ class Spans:
             self.facts[row] = self._read(row)
         return self.facts[row]
 
-    def local_root(self, of: Node) -> str | None:
-        """The local root that a span names."""
-        if of.local_root is UNREAD:
-            of.local_root = self.fact(of.row).local_root
-        found: str | None = of.local_root
-        return found
-
     def mark(self, one: Node, flags: int) -> None:
         """Set flags of a span. Raises `Adrift` where these are more than a batch may set."""
         one.below |= flags
         self.marked.append(one)
+        self.step()
+
+    def step(self) -> None:
+        """Go one span up. Raises `Adrift` where a batch has gone too far."""
         self.steps -= 1
         if self.steps < 0:
             raise Adrift
@@ -142,12 +135,21 @@ class Totals(msgspec.Struct, array_like=True):
     cost: int = 0
     first_tokens: Carrier | None = None
     first_cost: Carrier | None = None
-    untold: int = 0  # spans without a parent that name no local root
+    untold: int = 0  # spans without a local root, of which no parent is missing
+    unwalked: bool = False  # some have come for which no local root was looked, as there was none
     local_roots: int = 0
     not_arrived: int = 0  # of these
     waiting: int = 0  # of these, for calls
     dropped: int = 0
     calls_sent: int = 0
+
+
+class Due(NamedTuple):
+    """Spans, and local roots of other processes, that are to count for the local root of a span."""
+
+    span_id: str
+    members: int
+    calls: int
 
 
 class State:
@@ -169,21 +171,38 @@ class State:
 
     def advance(self, new: Sequence[tuple[int, Fact]], spans: Spans) -> None:
         """Take in spans, and their rows, that come after all before. Raises `Adrift`; it is of no use then."""
-        for row, fact in new:
-            self._add(row, fact, spans)
+        named = {fact.local_root: None for _, fact in new if fact.local_root is not None}
+        for root in named:
+            if self.local_roots.get(root) is None and (self.totals.unwalked or spans.get(root) is not None):
+                raise Adrift  # below a local root that is new there may be spans already
+        self.settle(self.gather(new, spans), spans)
 
-    def _add(self, row: int, fact: Fact, spans: Spans) -> None:
+    def gather(self, new: Sequence[tuple[int, Fact]], spans: Spans) -> list[Due]:
+        """Take in spans but for their local roots: what `settle` does, once all that come together are here."""
+        for root in {fact.local_root: None for _, fact in new if fact.local_root is not None}:
+            if self.local_roots.get(root) is None:
+                self._settle(root, None, LocalRoot(0, None, 0, 0, 0, 0))
+        return [due for row, fact in new for due in self._add(row, fact, spans)]
+
+    def settle(self, due: Iterable[Due], spans: Spans) -> None:
+        """Count spans, and calls that were answered, for the local roots that they are below."""
+        for one in due:
+            self._belong(one, spans)
+
+    def _add(self, row: int, fact: Fact, spans: Spans) -> Iterator[Due]:
         spans.facts[row] = fact
         one = spans.known[fact.span_id] = node(row, fact)
         self._sum(row, fact)
         if fact.local_root is not None:
             self._member(fact.local_root, fact.counts)
-        below, callers = self._adopt(fact.span_id)
+        below, callers, members = self._adopt(fact.span_id)
         one.below = below
-        if callers and fact.local_root is not None:
-            self._answer(fact.local_root, callers)
         self._count(one, one.carries & ~below, 1)
         self._place(row, fact, below | one.carries, spans)
+        if callers or members or fact.local_root is None:
+            yield Due(fact.span_id, members + (fact.local_root is None), callers)
+        if fact.local_root == fact.span_id and fact.parent_id is not None:
+            yield Due(fact.parent_id, 0, 1)
 
     def _sum(self, row: int, fact: Fact) -> None:
         totals = self.totals
@@ -225,37 +244,72 @@ class State:
         if value and (name not in firsts or row < firsts[name][0]):
             firsts[name] = (row, value)
 
-    def _adopt(self, span_id: str) -> tuple[int, int]:
-        """The children of a span that has come: flags of what is below it, and how many of them are callers."""
+    def _adopt(self, span_id: str) -> tuple[int, int, int]:
+        """Of what is below a span that has come: flags, and how many calls and spans wait for a local root."""
         totals = self.totals
         if not totals.missing or (children := self.orphans.get(span_id)) is None:
-            return 0, 0
+            return 0, 0, 0
         self.orphans.put(span_id, None)
         totals.missing -= 1
         if totals.orphan is not None and totals.orphan[3] == span_id:
             totals.orphan = None
-        return children.below, children.callers
+        return children.below, children.callers, children.members
 
     def _place(self, row: int, fact: Fact, flags: int, spans: Spans) -> None:
         totals, parent_id = self.totals, fact.parent_id
         if parent_id is None:
-            totals.untold += fact.local_root is None
             if totals.top is None or (fact.start_ns, fact.span_id) < totals.top:
                 totals.top = (fact.start_ns, fact.span_id, row)
             return
-        is_caller, parent = fact.local_root == fact.span_id, spans.get(parent_id)
+        parent = spans.get(parent_id)
         if parent is None:
-            self._orphan(parent_id, Orphans(fact.start_ns, fact.span_id, row, flags, int(is_caller)))
-            return
-        if is_caller and (called := spans.local_root(parent)) is not None:
-            self._answer(called, 1)
-        self._mark(parent, flags, spans)
+            self._orphan(parent_id, Orphans(fact.start_ns, fact.span_id, row, flags, 0, 0))
+        else:
+            self._mark(parent, flags, spans)
+
+    def _belong(self, due: Due, spans: Spans) -> None:
+        span_id, members, calls = due
+        root, missing = self._local_root(span_id, spans)
+        if root is not None and (known := self.local_roots.get(root)) is not None:
+            now = known._replace(members=known.members + members, answered=known.answered + calls)
+            self._settle(root, known, now)
+        elif missing is not None and (waiting := self.orphans.get(missing)) is not None:
+            now_waiting = waiting._replace(members=waiting.members + members, callers=waiting.callers + calls)
+            self.orphans.put(missing, now_waiting)
+        else:
+            self.totals.untold += members
+
+    def _local_root(self, span_id: str, spans: Spans) -> tuple[str | None, str | None]:
+        """The nearest local root from a span on upwards; else the parent that is missing on the way, if one is."""
+        current, path, seen = span_id, dict[str, Node](), set[str]()
+        found: tuple[str | None, str | None] = (None, None)
+        while current not in seen:
+            seen.add(current)
+            if (one := spans.get(current)) is None:
+                found = (None, current)
+                break
+            if self.local_roots.get(current) is not None:
+                found = (current, None)
+                break
+            above = one.further or one.parent_id
+            if above is None:
+                break
+            if not self.totals.local_roots and spans.get(above) is not None:
+                self.totals.unwalked = True
+                break
+            path[current] = one
+            current = above
+            spans.step()
+        highest = found[0] or next(reversed(path), None)
+        for id, one in path.items():
+            one.further = highest if id != highest else None
+        return found
 
     def _orphan(self, parent_id: str, child: Orphans) -> None:
         totals, known = self.totals, self.orphans.get(parent_id)
         if known is not None:
             first = min(known, child)
-            child = Orphans(*first[:3], known.below | child.below, known.callers + child.callers)
+            child = Orphans(*first[:3], known.below | child.below, known.callers, known.members)
         elif not totals.missing:
             totals.orphan = (*child[:3], parent_id)
         self.orphans.put(parent_id, child)
@@ -299,11 +353,6 @@ class State:
         known = self.local_roots.get(root)
         now = LocalRoot(1, None, 0, 0, 0, 0) if known is None else known._replace(members=known.members + 1)
         self._settle(root, known, _told(now, counts))
-
-    def _answer(self, root: str, calls: int) -> None:
-        known = self.local_roots.get(root)
-        assert known is not None  # a span that is here names it
-        self._settle(root, known, known._replace(answered=known.answered + calls))
 
     def _settle(self, root: str, known: LocalRoot | None, now: LocalRoot) -> None:
         totals = self.totals
@@ -490,7 +539,7 @@ def _told(known: LocalRoot, counts: Counts | None) -> LocalRoot:
 def summed(key: int, facts: Sequence[tuple[int, Fact]]) -> tuple[State, Spans]:
     """The state of a trace from all of its spans, with their rows, in order of arrival; and these, with their flags."""
     state, spans = State(key), Spans()
-    state.advance(facts, spans)
+    state.settle(state.gather(facts, spans), spans)
     return state, spans
 
 
