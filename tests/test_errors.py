@@ -16,6 +16,10 @@ from assay.collector.errors import AssayError
 
 DOCS = (Path(__file__).parent.parent / "docs" / "errors.md").read_text()
 NOT_OURS = {
+    "Adrift",
+    "Overtaken",
+    "TooMuch",
+    "Unsure",
     "Skip",
     "Disconnected",
     "Malformed",

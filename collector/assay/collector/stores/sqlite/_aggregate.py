@@ -23,6 +23,7 @@ from assay.collector.stores.sqlite import _latencies, _summed
 from assay.collector.stores.sqlite._counted import CHECKS, stretch
 from assay.collector.stores.sqlite._plan import Plan, lean, plan
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
+from assay.collector.stores.sqlite._values import INT_MAX
 
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
 FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
@@ -205,7 +206,8 @@ class _Aggregate:
                 total.starts += [self._end(group, total.first, "ASC"), self._end(group, total.last, "DESC")]
 
     def _end(self, group: str | None, hour: int, order: str) -> int:
-        since, until = stretch(hour)
+        since, end = stretch(hour)
+        until = end if end <= INT_MAX else None  # of the last hour that a column can hold
         theirs: dict[str, Any] = {self._group_by: group} if self._group_by else {}
         chosen = plan(self._db, replace(self._filter, since_ns=since, until_ns=until, **theirs))
         sql = f"SELECT t.start_ns FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns {order} LIMIT 1"
