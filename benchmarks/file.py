@@ -160,6 +160,8 @@ def migrate(source: Path, folder: Path, kills: int) -> None:
         process.kill()
         process.wait()
     with SQLiteStore(path) as store, SQLiteStore(whole) as other:
+        until_counted(store)
+        until_counted(other)  # hours read from rows give exact percentiles, and means with other last digits
         print(f"killed {kills} times, then opened: {store.check() or 'sound'}")
         same = all(answers(store)[name] == answer for name, answer in answers(other).items())
         print("the same answers as in one go" if same else "OTHER ANSWERS than in one go")
@@ -180,6 +182,15 @@ def opened(folder: Path, source: Path) -> tuple[float, Path]:
 def version(path: Path) -> int:
     with closing(sqlite3.connect(path)) as db:
         return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def until_counted(store: SQLiteStore) -> None:
+    """Wait until the hourly sums of an older file have been made behind the writer."""
+    while True:
+        with store._file.read() as reader:
+            if not reader.db.execute("SELECT count(*) FROM sums_hours WHERE state = 1").fetchone()[0]:
+                return
+        time.sleep(0.1)
 
 
 def answers(store: SQLiteStore) -> dict[str, object]:
