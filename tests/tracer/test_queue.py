@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -98,3 +102,45 @@ def test_what_is_taken_away_are_the_oldest_leaves() -> None:
     assert [item.name for item in queue.take_some(2)] == ["a", "d"]  # type: ignore[union-attr]
     assert [item.name for item in queue.take_some(2)] == ["e", "c"]  # type: ignore[union-attr]
     assert (queue.is_high, len(queue), names(queue)) == (False, 1, ["b"])
+
+
+def interrupted(work: Callable[[], Any], line: int, handler: Callable[[], Any]) -> Any:
+    """Do some work and, before the n-th line that it runs of the queue, something else, as a signal handler would."""
+    ran = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal ran
+        if frame.f_globals is not vars(sys.modules[Queue.__module__]):
+            return None
+        ran += event == "line"
+        if event == "line" and ran == line:
+            handler()  # is not traced itself
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return work()
+    finally:
+        sys.settrace(before)
+
+
+def do(what: str, queue: Queue, account: Counter[str]) -> None:
+    if what == "put":
+        queue.put(made("new", "leaf", "x" * 60))
+        account["put"] += 1
+    else:
+        taken = queue.take() if what == "take" else queue.take_some(2)
+        account["taken"] += len(taken)
+
+
+@pytest.mark.parametrize("handler", ["put", "take", "take_some"])
+@pytest.mark.parametrize("work", ["put", "take", "take_some"])
+def test_whatever_a_signal_handler_does_in_between_each_item_is_taken_once(work: str, handler: str) -> None:
+    for line in range(1, 60):
+        queue, account = Queue(max_bytes=2 * 1_560), Counter(put=2)
+        for name in "ab":
+            queue.put(made(name, "leaf"))
+        interrupted(lambda: do(work, queue, account), line, lambda: do(handler, queue, account))  # noqa: B023
+        left = len(queue.take()) + queue.dropped["queue_full"]
+        assert (account["taken"] + left, len(queue), queue._bytes) == (account["put"], 0, 0), line

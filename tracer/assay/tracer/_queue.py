@@ -7,8 +7,10 @@ parent a tree.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -18,6 +20,7 @@ from assay.tracer._settings import MIB
 from assay.tracer._span import LiveSpan, count_dropped
 
 Item: TypeAlias = ReadableSpan | FeedbackEvent
+Entry: TypeAlias = tuple[Item, int]  # and its weight, in bytes
 HIGH_BYTES = 64 * MIB  # from here on to the disk
 _HELD_UP_BYTES = MIB  # the same while nothing gets on: what is left when the process ends then is soon written
 MAX_BYTES = 256 * MIB  # dropped beyond
@@ -34,9 +37,10 @@ class Queue:
         self.is_held_up = False
         self._max = max_bytes
         # Whoever holds a lock of ours may be interrupted by a signal handler, or by the garbage collector that ends a
-        # generator: what is traced there passes here a second time, in the same thread.
+        # generator: what is traced there passes here a second time, in the same thread. So nothing rests on what was
+        # looked at a line before, and counts are added to, never set.
         self._lock = threading.RLock()
-        self._ranks: tuple[deque[tuple[Item, int]], ...] = (deque(), deque(), deque())
+        self._ranks: tuple[deque[Entry], ...] = (deque(), deque(), deque())
         self._count = self._bytes = 0
 
     def __len__(self) -> int:
@@ -60,35 +64,40 @@ class Queue:
 
     def take_some(self, most: int) -> list[Item]:
         """The oldest items, those without children first."""
-        taken: list[Item] = []
-        with self._lock:
-            for rank in reversed(self._ranks):
-                while rank and len(taken) < most:
-                    item, weight = rank.popleft()
-                    taken.append(item)
-                    self._bytes -= weight
-            self._count -= len(taken)
-        return taken
+        return self._take(reversed(self._ranks), most)
 
     def take(self) -> list[Item]:
         """Everything queued, in the order of the ranks."""
+        return self._take(self._ranks, sys.maxsize)
+
+    def _take(self, ranks: Iterable[deque[Entry]], most: int) -> list[Item]:
+        taken: list[Item] = []
         with self._lock:
-            items = [item for rank in self._ranks for item, _ in rank]
-            for rank in self._ranks:
-                rank.clear()
-            self._count = self._bytes = 0
-        return items
+            for rank in ranks:
+                while len(taken) < most and (entry := _popped(rank.popleft)):
+                    taken.append(entry[0])
+                    self._count -= 1
+                    self._bytes -= entry[1]
+        return taken
 
     def _evict(self) -> None:
         """The newest of the lowest rank goes, so that what is dropped is what the overload brought."""
-        while self._bytes > self._max:
-            rank = next(r for r in reversed(self._ranks) if r)
-            item, weight = rank.pop()
-            self._count -= 1
-            self._bytes -= weight
-            self.dropped["queue_full"] += 1
-            if isinstance(item, LiveSpan):
-                count_dropped(item)
+        for rank in reversed(self._ranks):
+            while self._bytes > self._max and (entry := _popped(rank.pop)):
+                item, weight = entry
+                self._count -= 1
+                self._bytes -= weight
+                self.dropped["queue_full"] += 1
+                if isinstance(item, LiveSpan):
+                    count_dropped(item)
+
+
+def _popped(pop: Callable[[], Entry]) -> Entry | None:
+    """An entry, or None where there is none (any more: a signal handler may come between looking and taking)."""
+    try:
+        return pop()
+    except IndexError:
+        return None
 
 
 def _rank(item: Any) -> int:
