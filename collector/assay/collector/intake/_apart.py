@@ -6,7 +6,7 @@ import pickle
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from assay.collector.intake._decoded import Decoded
 from assay.collector.intake._limits import Limits
@@ -16,15 +16,19 @@ from assay.collector.intake._traces import TRACES
 
 CODECS = tuple(codec for signal in (TRACES, LOGS, METRICS) for codec in (signal.protobuf, signal.json))
 REQUEST = struct.Struct("<QB?")  # bytes of the body, which follows; place in `CODECS`; whether rows are wanted
+ENCODER = 255  # in the place of a codec: the body is the encoder of all requests that follow, which is not answered
 SIZE = struct.Struct("<Q")  # bytes of what follows
 READY = b"\x01"
+
+
+Encode: TypeAlias = Callable[[Sequence[Any]], Any]  # runs → rows of the store, which `Rows` carry
 
 
 class Start(NamedTuple):
     """What a process is told first."""
 
     limits: Limits
-    encode: Callable[[Sequence[Any]], Any] | None  # runs → rows of the store, which `Rows` carry
+    encode: Encode | None
     nice: int
     seconds: float  # of CPU for one request, after which the process ends itself
     patience: float  # seconds after which the server ends it

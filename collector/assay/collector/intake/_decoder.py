@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from assay.collector.dialects import log_once
-from assay.collector.intake._apart import CODECS, READY, REQUEST, SIZE, Answer, Start
+from assay.collector.intake._apart import CODECS, ENCODER, READY, REQUEST, SIZE, Answer, Start
 from assay.collector.intake._beside import HUGE, give_back
 from assay.collector.intake._decode import decode
 from assay.collector.intake._decoded import Decoded
@@ -41,6 +41,9 @@ def main() -> None:
     while True:
         size, codec, rows = REQUEST.unpack(_exactly(connection, REQUEST.size))
         body = _exactly(connection, size)
+        if codec == ENCODER:
+            start = start._replace(encode=pickle.loads(body))
+            continue
         signal.setitimer(signal.ITIMER_PROF, start.seconds)  # whatever it is at then, even in C, the process ends
         answer, pieces = _answered(start, codec, body, rows, told)
         signal.setitimer(signal.ITIMER_PROF, NO_LIMIT)

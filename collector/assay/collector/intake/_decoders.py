@@ -155,21 +155,22 @@ class Decoders:
     """The processes of one server: `most` for usual requests, and one of low priority for large ones."""
 
     def __init__(self, most: int, store: Store, beside: Beside, metrics: Metrics, limits: Limits) -> None:
-        self._encode = store.encoder() if isinstance(store, TakesRows) else None
+        self._takes_rows = store if isinstance(store, TakesRows) else None
+        encode = None if self._takes_rows is None else self._takes_rows.encoder()
         self._beside, self._metrics = beside, metrics
         self._began, self._spent = 0.0, 0.0
         self._told: set[str] = set()
         seconds, memory = limits.decode_seconds, 256 * MIB + 8 * limits.request_bytes
-        usual = Start(limits, self._encode, 0, seconds, 2 * seconds, memory)
-        polite = Start(limits, self._encode, POLITE, seconds, PATIENT * seconds, memory)
-        self._usual = Pool(most if self._encode else 0, usual, metrics)
+        usual = Start(limits, encode, 0, seconds, 2 * seconds, memory)
+        polite = Start(limits, encode, POLITE, seconds, PATIENT * seconds, memory)
+        self._usual = Pool(most if encode else 0, usual, metrics)
         self._polite = Pool(1 if most else 0, polite, metrics)  # the lanes let one large and one huge body in
         self._pools = (self._usual, self._polite)
         metrics.gauge("assay_decoders", lambda: sum(map(len, self._pools)))
 
     async def __call__(self, request: Request[T]) -> Decoded[T] | None:
         """What came of a request; None if it is to be decoded here. Raises `Permanent` or `Retryable`."""
-        size, rows = len(request.body), self._encode is not None and request.project is None
+        size, rows = len(request.body), self._takes_rows is not None and request.project is None
         pool = self._usual if size < LARGE else self._polite
         codec = _place(request)
         if codec is None or (size < LARGE and (size < LITTLE or not rows or request.signal.name != "traces")):
@@ -180,8 +181,11 @@ class Decoders:
             if suspect:
                 raise Retryable("decoder", "the process that decoded this has ended: send it again")
             return None
-        answer, pieces = await process.ask(codec, request.body, rows and request.signal.name == "traces")
-        return await self._decoded(answer, pieces, rows and request.signal.name == "traces")
+        rows = rows and request.signal.name == "traces"
+        if rows and self._takes_rows is not None:
+            process.use(self._takes_rows.encoder())
+        answer, pieces = await process.ask(codec, request.body, rows)
+        return await self._decoded(answer, pieces, rows)
 
     def worked(self, seconds: float, size: int = LITTLE) -> None:
         """Told of decoding a body of so many bytes in this process: when it is much, help is called, if that helps."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from assay.collector.intake._apart import READY, REQUEST, SIZE, Answer, Start
+from assay.collector.intake._apart import ENCODER, READY, REQUEST, SIZE, Answer, Encode, Start
 from assay.collector.intake._errors import Retryable
 
 MODULE = "assay.collector.intake._decoder"
@@ -40,7 +40,8 @@ class Process:
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.cpu = 0.0  # seconds, of all requests
         self._jobs: deque[Job] = deque()
-        self._queue: asyncio.Queue[Job] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        self._encode = start.encode
         self._socket, theirs = socket.socketpair()
         try:
             self._socket.setblocking(False)
@@ -77,8 +78,14 @@ class Process:
         if not self._jobs and self.is_ready:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
         self._jobs.append(job)
-        self._queue.put_nowait(job)
+        self._queue.put_nowait((REQUEST.pack(len(body), codec, rows), body))
         return await job.done
+
+    def use(self, encode: Encode | None) -> None:
+        """Have the requests that are asked from now on encoded so."""
+        if encode is not self._encode:
+            self._encode, told = encode, pickle.dumps(encode, pickle.HIGHEST_PROTOCOL)
+            self._queue.put_nowait((REQUEST.pack(len(told), ENCODER, False), told))
 
     def end(self) -> None:
         """Let it end, which is no fault of its own; from any thread once the loop has ended."""
@@ -100,10 +107,9 @@ class Process:
         with contextlib.suppress(OSError):  # it has ended, as the reading side finds, too
             await self._loop.sock_sendall(self._socket, SIZE.pack(len(told)) + told)
             while True:
-                job = await self._queue.get()
-                head = REQUEST.pack(len(job.body), job.codec, job.rows)
+                head, body = await self._queue.get()
                 await self._loop.sock_sendall(self._socket, head)
-                await self._loop.sock_sendall(self._socket, job.body)
+                await self._loop.sock_sendall(self._socket, body)
 
     async def _read(self) -> None:
         try:

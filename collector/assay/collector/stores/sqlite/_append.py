@@ -8,12 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from assay.collector.errors import Refused
+from assay.collector.errors import Refused, Unavailable
 from assay.collector.records import JSON, OpenRun
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
 from assay.collector.stores.sqlite._clock import Clock
-from assay.collector.stores.sqlite._codec import COLUMNS, Batch, Compressor, Fact, decode, encode_amended
+from assay.collector.stores.sqlite._codec import (
+    COLUMNS,
+    FRAME,
+    Batch,
+    Compressor,
+    Encoder,
+    Fact,
+    decode,
+    dictionary_of,
+    encode_amended,
+)
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._known import BELOW, FLAGS, Drift, Fresh, Keeper, Known
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
@@ -55,7 +65,7 @@ class _Rows:
         self.traces: list[int] = []
         self.resources: list[int] = []
         self.facts: list[Fact] = []
-        self.payloads: list[bytes] = []  # as JSON
+        self.payloads: list[bytes] = []  # as JSON, or compressed
         self.flags: list[tuple[int, int]] = []
 
     def add(self, id: int, trace: int, came: _Came, below: int) -> None:
@@ -110,7 +120,9 @@ class Appender:
         self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
         self.held = Held()
-        self._compressor = Compressor(newest_dictionary(reader.db))
+        newest = newest_dictionary(reader.db)
+        self._compressor, self.encoder = Compressor(newest), Encoder(newest)
+        self._dictionaries = {0, *(number for (number,) in reader.db.execute("SELECT id FROM dictionaries"))}
         self._cache: OrderedDict[str, Known] = OrderedDict()
         self._weights: dict[str, int] = {}  # of these
         self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, GROWN_BYTES
@@ -147,9 +159,15 @@ class Appender:
         self._next_trace = max(self._next_trace, self._highest("traces") + 1)
         self._next_span = max(self._next_span, self._highest("spans") + 1)
 
-    def adopt(self, dictionary: bytes) -> None:
-        """Compress with this dictionary from now on. From any thread."""
-        self._compressor = Compressor(dictionary)
+    def adopt(self, number: int, dictionary: bytes) -> None:
+        """Compress with this dictionary, which the file has by now, from now on. From any thread."""
+        self._dictionaries.add(number)
+        self._compressor, self.encoder = Compressor(dictionary), Encoder(dictionary)
+
+    def check(self, batch: Batch) -> None:
+        """Raises `Unavailable` if the file could not read what another encoder has compressed. From any thread."""
+        if (number := dictionary_of(batch.payloads)) not in self._dictionaries:
+            raise Unavailable(f"rows are compressed by dictionary {number}, which the file does not have; send again")
 
     def _highest(self, table: str) -> int:
         return int(self.db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
@@ -489,7 +507,7 @@ class Appender:
             said += self.waiting.take(NOBODY, fact.response_id, fact.project)
         if not said:
             return came
-        run, every = decode("", fact, loads(came.payload), {}), dict[str, JSON]()
+        run, every = decode("", fact, self._read(came.payload), {}), dict[str, JSON]()
         for fields in said:
             run, every = _amend.amended(run, fields, every), _amend.together(every, fields)
         return _Came(*encode_amended(run, every, fact.size), came.resource)
@@ -497,8 +515,11 @@ class Appender:
     def _still_amended(self, row: int, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
         """A later version of a run that was amended, with what it does not bring itself."""
         fields = self.reader.stored("", row).amended
-        run = _amend.kept(decode("", fact, loads(payload), {}), fields)
+        run = _amend.kept(decode("", fact, self._read(payload), {}), fields)
         return encode_amended(run, fields, fact.size)
+
+    def _read(self, payload: bytes) -> dict[str, JSON]:
+        return self.reader.payload(payload) if payload.startswith(FRAME) else loads(payload)
 
     def _known(self, trace_ids: Iterable[str]) -> dict[str, Known]:
         """What is known of these traces: remembered, read from the file, or new; nothing of those that were deleted."""

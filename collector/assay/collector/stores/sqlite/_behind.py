@@ -177,7 +177,7 @@ class Behind:
             return
         data = trained.as_bytes()
         self._writer.call(lambda db: _keep(db, number, data))
-        self._appender.adopt(data)
+        self._appender.adopt(number, data)
 
 
 def _touch(db: sqlite3.Connection) -> None:

@@ -22,6 +22,7 @@ LEVEL = 3  # measured with a dictionary: a sixth smaller than level 1, 2 us a sp
 TOKENS_MAX = 2**40  # of one run; no model has it, and sums over many traces still fit into 64 bits
 COUNT_MAX = 2**31
 ID_MAX = 200  # characters of a response's id
+FRAME = zstandard.FRAME_HEADER  # with which what is compressed begins, and no JSON
 
 
 class Counts(NamedTuple):
@@ -75,7 +76,7 @@ class Batch(NamedTuple):
 
     traces: dict[str, list[int]]  # trace id: positions in what follows
     facts: list[Fact]
-    payloads: list[bytes]  # as JSON
+    payloads: list[bytes]  # as JSON, or compressed, as `FRAME` in front says
     resources: list[int]  # position in `resource_blobs`
     resource_blobs: list[str]
     feedback: Sequence[list[Any]] = ()  # rows, as `_feedback.rows` makes them
@@ -108,11 +109,44 @@ class Compressor:
         self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=data)
 
     def all(self, payloads: Sequence[bytes]) -> list[bytes]:
-        """One call into C for all, so that the interpreter's lock is given up once and not per payload."""
+        """One call into C for all, so that the interpreter's lock is given up once and not per payload. What is
+        compressed stays as it is.
+        """
+        plain = [payload for payload in payloads if not payload.startswith(FRAME)]
+        if len(plain) == len(payloads):
+            return self._all(plain)
+        compressed = iter(self._all(plain))
+        return [payload if payload.startswith(FRAME) else next(compressed) for payload in payloads]
+
+    def _all(self, payloads: list[bytes]) -> list[bytes]:
         if len(payloads) < 4:
             return [self._compressor.compress(payload) for payload in payloads]
         compressed = self._compressor.multi_compress_to_buffer(list[bytes | bytearray | memoryview](payloads))
         return [compressed[i].tobytes() for i in range(len(compressed))]
+
+
+class Encoder:
+    """As `encode`, with payloads compressed by a dictionary, if there is one. Pickles; for one thread."""
+
+    def __init__(self, dictionary: bytes | None = None) -> None:
+        self._dictionary = dictionary
+        self._compressor: Compressor | None = None  # made where it is used, which is elsewhere
+
+    def __call__(self, runs: Sequence[Run]) -> Batch:
+        """The rows of these runs."""
+        if self._compressor is None:
+            self._compressor = Compressor(self._dictionary)
+        batch = encode(runs)
+        return batch._replace(payloads=self._compressor.all(batch.payloads))
+
+    def __reduce__(self) -> tuple[type[Encoder], tuple[bytes | None]]:
+        return Encoder, (self._dictionary,)
+
+
+def dictionary_of(payloads: Sequence[bytes]) -> int:
+    """The number of the dictionary by which payloads of one batch are compressed; 0 if they are not, or by none."""
+    frame = next((payload for payload in payloads if payload.startswith(FRAME)), None)
+    return 0 if frame is None else zstandard.get_frame_parameters(frame).dict_id
 
 
 def facts(run: Run) -> Fact:
@@ -333,4 +367,18 @@ class Decoder:
         return self._by_id[number]
 
 
-__all__ = ["COLUMNS", "Batch", "Compressor", "Counts", "Decoder", "Fact", "decode", "encode", "encode_amended", "facts"]
+__all__ = [
+    "COLUMNS",
+    "FRAME",
+    "Batch",
+    "Compressor",
+    "Counts",
+    "Decoder",
+    "Encoder",
+    "Fact",
+    "decode",
+    "dictionary_of",
+    "encode",
+    "encode_amended",
+    "facts",
+]

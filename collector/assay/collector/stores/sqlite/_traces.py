@@ -65,10 +65,11 @@ class SQLiteTraces(Half):
     # runs
 
     def encoder(self) -> Callable[[Sequence[Run]], Batch]:
-        return encode
+        return self._file.appender.encoder
 
     def write(self, batch: Batch, feedback: Sequence[Feedback] = ()) -> Future[None]:
-        """Queue what `encode` made; the future resolves once it is durable. May raise `Unavailable`."""
+        """Queue what an encoder made; the future resolves once it is durable. May raise `Unavailable`."""
+        self._file.appender.check(batch)
         if feedback:
             batch = batch._replace(feedback=_feedback.rows(feedback))
         return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
