@@ -26,7 +26,7 @@ T = TypeVar("T")
 log = logging.getLogger("assay.collector")
 
 LITTLE = 16 * 1024  # bytes of a body, below which it is not handed over: an estimate, not measured
-DEPTH = 2  # requests under way in one process: the next is there when one is done
+DEPTH = 4  # requests under way in one process: as many as are on their way while it is at one, or it waits for the loop
 BUSY = 0.2  # seconds of decoding within one, from which on the server's own process is helped
 IDLE = 10.0  # seconds, after which it is asked again whether a process has enough to do
 HARDLY = 0.05  # of that time: less is done without it
