@@ -3,6 +3,7 @@
     python benchmarks/malice.py                          # ten minutes without malice, then ten with it
     python benchmarks/malice.py --seconds 60 --calm 30
     python benchmarks/malice.py --alone                  # each attack by itself on a fresh server: what it costs in memory
+    python benchmarks/malice.py --each --seconds 20      # each attack beside senders: what it costs these, and in memory
     python benchmarks/malice.py --only bombs --seconds 30
     python benchmarks/malice.py --seconds 60 --aside     # a third run, in which another server is attacked
 
@@ -15,7 +16,8 @@ hostile hosts, questions without measure, spans that lie, and noise. Told is wha
 - p99 of the senders' requests (from the first try to the acknowledgement) beside that of the run without malice, and
   with `--aside` also beside that of a run in which the attacks go to another server on the same machine: that is what
   the attackers, and the work of refusing them, take from the senders by using the processors;
-- the peak of the memory of the server and the processes that decode for it, and whether it grows.
+- the peak of the memory of the server and the processes that decode for it, and whether it grows: what each has for
+  itself, and once what is mapped of files, as these are the same (interpreter and libraries).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -52,6 +54,7 @@ RATE, A_REQUEST, A_TRACE = 500, 20, 5  # spans a second, in a request, in a trac
 CONNECTIONS = 8
 PATIENCE = 60.0  # seconds, after which a sender gives up; nothing is lost by it, but it is told
 PEAK, SLOWER = 400, 3.0  # MB; times
+OFTEN = 3.0  # seconds between two steps of an attack that is looked at alone, at most
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
 
@@ -98,8 +101,9 @@ class Server:
         raise SystemExit("the server was not ready within a minute")
 
     def memory(self) -> float:
-        """MB that it takes now with the processes that help it; what they share counts once in each."""
-        return sum(map(resident, tree(self.process.pid)))
+        """MB that it takes now with the processes that help it; files that all of them map count once."""
+        found = [resident(pid) for pid in tree(self.process.pid)]
+        return sum(own for own, _ in found) + max(mapped for _, mapped in found)
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -117,12 +121,15 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def resident(pid: int) -> float:
+def resident(pid: int) -> tuple[float, float]:
+    """MB of memory of its own, and of what it maps of files."""
+    found = {"RssAnon": 0.0, "RssShmem": 0.0, "RssFile": 0.0}
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) / 1024
-    return 0.0
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) / 1024
+    return found["RssAnon"] + found["RssShmem"], found["RssFile"]
 
 
 class Peak:
@@ -569,9 +576,10 @@ def prepare() -> None:
     bombs(), much_feedback(), [large_request(number) for number in range(8)]
 
 
-async def attacked(port: int, seconds: float, seed: int, only: str) -> Harm:
+async def attacked(port: int, seconds: float, seed: int, only: str, often: float = float("inf")) -> Harm:
+    """`often`: seconds between two steps of an attack, at most."""
     harm, until = Harm(), time.monotonic() + seconds
-    chosen = [attack for attack in ATTACKS if only in attack.name]
+    chosen = [replace(attack, every=min(attack.every, often)) for attack in ATTACKS if only in attack.name]
     await asyncio.gather(*(attacker(attack, port, until, seed, harm) for attack in chosen))
     return harm
 
@@ -635,8 +643,8 @@ def run(
     return Outcome(sent, hurt, at_rest, samples, peak.most, lost(file, sent.acknowledged), alive)
 
 
-def _attack(port: int, seconds: float, seed: int, only: str) -> Harm:
-    return asyncio.run(attacked(port, seconds, seed, only))
+def _attack(port: int, seconds: float, seed: int, only: str, often: float = float("inf")) -> Harm:
+    return asyncio.run(attacked(port, seconds, seed, only, often))
 
 
 async def _send(server: Server, seconds: float, seed: int, samples: list[float]) -> Sent:
@@ -697,6 +705,26 @@ def alone(folder: Path, seed: int, only: str, decoders: str) -> None:
                 print(f"{attack.name:20s} {rest:6.0f} {peak.most:6.0f}  {dict(seen)}", flush=True)
 
 
+def each(folder: Path, seconds: float, seed: int, only: str, decoders: str) -> None:
+    """What each attack costs honest senders: alone beside them, on a fresh server, after as many seconds of calm."""
+    print(f"{'attack':20s} {'calm p99':>9s} {'p99':>6s} {'ratio':>6s} {'most':>6s} {'rest':>6s} {'peak':>6s}")
+    for attack in ATTACKS:
+        if only in attack.name:
+            with serving(folder / f"{attack.name.replace(' ', '-')}.db", decoders) as server, Peak(server) as peak:
+                rest, found = server.memory(), []
+                with multiprocessing.get_context("spawn").Pool(1) as attackers:
+                    attackers.apply(prepare)
+                    for often in (0.0, OFTEN):
+                        args = server.port, seconds, seed, attack.name, often
+                        harm = attackers.apply_async(_attack, args) if often else None
+                        found.append(sorted(asyncio.run(_send(server, seconds, seed, [])).seconds))
+                    assert harm is not None
+                    harm.get(seconds + 300)
+            calm, with_it = (ordered[int(len(ordered) * 0.99)] * 1000 for ordered in found)
+            row = f"{calm:9.0f} {with_it:6.0f} {with_it / calm:6.1f} {found[1][-1] * 1000:6.0f}"
+            print(f"{attack.name:20s} {row} {rest:6.0f} {peak.most:6.0f}", flush=True)
+
+
 async def _all(work: list[Awaitable[object]]) -> list[object]:
     return list(await asyncio.gather(*work))
 
@@ -708,6 +736,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="attacks whose name holds this")
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--each", action="store_true")
     parser.add_argument("--aside", action="store_true", help="a run, too, in which another server is attacked")
     parser.add_argument("--decoders", default="auto", help="as of `assay serve`")
     asked = parser.parse_args()
@@ -715,6 +744,8 @@ def main() -> None:
         folder = Path(name)
         if asked.alone:
             return alone(folder, asked.seed, asked.only, asked.decoders)
+        if asked.each:
+            return each(folder, asked.seconds, asked.seed, asked.only, asked.decoders)
         make = partial(run, seed=asked.seed, only=asked.only, decoders=asked.decoders)
         calm = make(folder / "calm.db", asked.calm or asked.seconds, malice=False)
         show(calm, "without malice")
