@@ -18,7 +18,7 @@ from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._pool import IDLE, READERS
-from assay.collector.stores.sqlite._words import MOST, PIECE, pieces
+from assay.collector.stores.sqlite._words import MOST, PIECE, Entry, pieces, put
 from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, TURN, Job
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
@@ -269,6 +269,13 @@ def test_a_piece_of_the_text_index_is_as_large_as_a_moment_allows(store: SQLiteS
     for _ in range(10):
         behind._fit(10 * MOST, 1e6)
     assert behind._piece == PIECE
+
+
+def test_what_stands_in_the_text_index_says_nothing_about_how_fast_it_is(store: SQLiteStore) -> None:
+    same, other = Entry(1, "words", "words"), Entry(2, None, "more words")
+    reader = store._behind._file.appender.reader
+    assert store._behind._file.write(lambda _: put(reader, [same], set())) == 0
+    assert store._behind._file.write(lambda _: put(reader, [same, other], set())) == len("more words")
 
 
 @pytest.mark.parametrize("cursor", ["", "1", "x.1", "1.x", "1.2.3"])

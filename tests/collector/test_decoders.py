@@ -9,10 +9,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from resource import RLIMIT_NOFILE
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
@@ -24,6 +26,7 @@ from assay.collector.intake._errors import Retryable
 from assay.collector.intake._process import Process
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
+from collector.compressed import adopt, dictionaries_of
 from collector.otlp import attribute, log_record, logs_request, request, span
 
 LARGE_TEXT = attribute("input.value", "words " * 100_000)  # 600 KB: decoded in a process at once
@@ -55,6 +58,14 @@ def post(url: str, body: bytes, path: str = "/v1/traces", **headers: str) -> htt
 def numbers(url: str, name: str) -> list[float]:
     lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)]
+
+
+@contextmanager
+def by_grpc(server: Server) -> Iterator[Any]:
+    """A function that sends traces."""
+    address = (server.grpc_url or "").removeprefix("http://")
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
 
 
 @pytest.fixture
@@ -104,6 +115,33 @@ def test_a_process_makes_of_a_request_what_the_server_would(tmp_path):
             found.append((answer.content, counted, sorted(runs, key=lambda run: run.span_id)))
             assert (len(runs), bool(numbers(server.url, "assay_decoder_requests_total"))) == (601, bool(decoders))
     assert found[0] == found[1]
+
+
+def test_a_dictionary_that_is_made_meanwhile_is_used_for_what_comes_next(server, store):
+    found = []
+    for number in (1, 2):
+        large = request(*(span(f"{n}", attributes=[LARGE_TEXT]) for n in range(2)))
+        assert post(server.url, large).status_code == 200
+        found.append((dictionaries_of(store), len(processes())))
+        adopt(store, number)
+    assert found == [({0}, 1), ({0, 1}, 1)]
+    runs = [run for one in store.each() for run in store.trace(one.trace_id).runs]
+    assert [len(str(run.inputs)) for run in runs] == [600_000] * 4
+
+
+def test_what_comes_by_grpc_goes_the_same_way(store, aside):
+    body = request(span("whole", attributes=[LARGE_TEXT]), span(trace_id=b""))
+    with Server(store, decoders=1, grpc_port=0) as server, by_grpc(server) as call:
+        call(body, timeout=120)
+        assert (store.count()["spans"], numbers(server.url, "assay_decoder_requests_total")) == (1, [1.0])
+        [pid] = processes()
+        os.kill(pid, signal.SIGSTOP)
+        answer = aside.submit(call, body, timeout=120)
+        until(lambda: numbers(server.url, "assay_pending_bytes")[0] >= len(body))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            answer.result()
+        call(request(span("another")), timeout=120)
 
 
 def test_a_request_that_is_none_is_refused_alike(server):

@@ -51,6 +51,16 @@ def post(server: Process, body: bytes) -> int:
         return 0
 
 
+def test_the_command_starts_a_process_that_decodes_and_ends_it(tmp_path):
+    whole = request(*(span(attributes=[TEXT]) for _ in range(1000)))
+    with Process(tmp_path / "a.db", options=["--decoders", "1", "--no-grpc"]) as server:
+        assert post(server, whole) == 200
+        [pid] = decoders(server.process.pid)
+        assert httpx.get(f"{server.url}/api/count", timeout=60).json()["spans"] == 1000
+        server.stop()
+        until(lambda: gone([pid]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "answer"), [(signal.SIGTERM, 200), (signal.SIGKILL, 0)])
 def test_a_server_that_ends_leaves_no_process(tmp_path, number, answer):

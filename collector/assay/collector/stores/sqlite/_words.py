@@ -169,7 +169,7 @@ def pieces(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
 
 def put(writer: Reader, entries: Sequence[Entry], disturbed: set[int]) -> int:
     """Write the entries of traces, on the writer's connection, and take the traces off the list of those that wait;
-    returns how many characters.
+    returns how many characters: none for what is in the index as it is.
 
     Traces in `disturbed` have changed since the entries were made; their turn comes again. So does that of traces to
     which spans have been added.
@@ -186,7 +186,7 @@ def put(writer: Reader, entries: Sequence[Entry], disturbed: set[int]) -> int:
     now = dict(find_many(writer.db, "SELECT id, runs_change FROM traces WHERE id IN (%s)", [one.trace for one in made]))
     done = [entry.trace for entry in made if now.get(entry.trace) == entry.runs_change]
     delete_many(writer.db, "unindexed", "trace", done)
-    return sum(entry.characters for entry in written)
+    return sum(entry.characters for entry in written if entry.old != entry.text)
 
 
 def put_held(writer: Reader, keys: Sequence[int], held: Held) -> int:
