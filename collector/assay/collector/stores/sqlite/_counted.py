@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from assay.collector.filters import EVALUATOR
 from assay.collector.stores.sqlite._latencies import bin_of
 from assay.collector.stores.sqlite._sql import find_many
-from assay.collector.stores.sqlite._values import loads
+from assay.collector.stores.sqlite._values import INT_MAX, loads
 
 HOUR_NS = 3_600 * 10**9
 FINE = 80  # binary digits of an amount behind the point
@@ -235,18 +235,21 @@ def said_under(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list
     return [row for key, traces in by_key.items() for row in find_many(db, sql, traces, (key,))]
 
 
-def stretch(hour: int, width: int = HOUR_NS) -> tuple[int, int]:
-    """The starts [since, until) of which `start_ns / width` is `hour`: division is towards zero."""
+def stretch(hour: int, width: int = HOUR_NS) -> tuple[int, int | None]:
+    """The starts [since, until) of which `start_ns / width` is `hour`: division is towards zero. Until None: as late as
+    a column can hold.
+    """
     if hour > 0:
-        return hour * width, (hour + 1) * width
+        until = (hour + 1) * width
+        return hour * width, until if until <= INT_MAX else None
     return (hour - 1) * width + 1, (width if hour == 0 else hour * width + 1)
 
 
 def keys_of(db: sqlite3.Connection, hour: int, at_once: int) -> Iterator[list[int]]:
     """The traces that start within an hour, some at a time."""
     since, until = stretch(hour)
-    sql = "SELECT id FROM traces INDEXED BY traces_by_start WHERE start_ns >= ? AND start_ns < ? AND span_count > 0"
-    cursor = db.execute(sql, (since, until))
+    sql = "SELECT id FROM traces INDEXED BY traces_by_start WHERE start_ns BETWEEN ? AND ? AND span_count > 0"
+    cursor = db.execute(sql, (since, INT_MAX if until is None else until - 1))
     while rows := cursor.fetchmany(at_once):
         yield [row[0] for row in rows]
 
