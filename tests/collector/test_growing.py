@@ -19,6 +19,7 @@ from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._append import NOTED
 from assay.collector.stores.sqlite._delete import Pace, remove
+from assay.collector.stores.sqlite._known import MOST
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._rollup import LISTED
@@ -202,6 +203,16 @@ def test_a_replaced_root_of_a_large_trace_is_summed_up_behind(traces: Traces) ->
     traces.settle()
     assert (traces.due(), traces.said()[0]["complete"]) == (0, None)
     assert traces.said() == traces.true()
+
+
+def test_a_trace_that_grows_too_large_to_be_summed_up_is_not_told_incomplete_for_ever(traces: Traces) -> None:
+    adrift(traces)
+    assert traces.said()[0]["complete"] == 0
+    traces.db.execute("UPDATE traces SET span_count = ?", (MOST,))  # those spans themselves would take a minute
+    traces.forget()
+    traces.append(run(trace_id=TRACE))
+    assert (traces.said()[0]["span_count"], traces.said()[0]["complete"]) == (MOST + 1, None)
+    assert not traces.resummer.round()
 
 
 def adrift(traces: Traces, count: int = 700) -> tuple[int, list[Run]]:

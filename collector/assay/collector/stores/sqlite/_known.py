@@ -64,13 +64,16 @@ class Drift:
     weight = 4
 
     def __init__(self, key: int, root: int, rolled: RollUp, *, kept: bool) -> None:
-        will_be = rolled.span_count <= MOST
-        self.key, self.root, self.rolled = key, root, rolled._replace(complete=0 if will_be else None, running=0)
+        self.key, self.root, self.rolled = key, root, rolled._replace(running=0)
         self.kept = kept  # the file says so
+        self._counts(rolled.span_count)
+
+    def _counts(self, spans: int) -> None:
+        self.rolled = self.rolled._replace(span_count=spans, complete=0 if spans <= MOST else None)
 
     def add(self, fact: Fact) -> None:
         """Take in a span that has come."""
-        self.rolled = self.rolled._replace(span_count=self.rolled.span_count + 1)
+        self._counts(self.rolled.span_count + 1)
         self._widen(fact, fact.size, int(fact.status == "error"))
 
     def replace(self, row: int, old: Fact, new: Fact) -> None:
