@@ -388,6 +388,21 @@ def test_models_and_names_that_sql_would_cut_or_leave_out(here, names):
     assert_same(here)
 
 
+DAMAGE = ["models = '{'", "models = '[1]'", "models = '{\"m\":3}'", "project = NULL", "kind = NULL", "cost = x'01'"]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "end_ns = NULL", "start_ns = NULL", "status = NULL", "input_tokens = 'a'"])
+def test_a_damaged_row_is_counted_as_it_can_be_written_again_and_deleted(here, damage):
+    here.traces.append([later(i, model="m") for i in range(3)])
+    here.file.write(lambda db: db.execute(f"UPDATE traces SET {damage} WHERE id = 2"))
+    here.file.write(lambda _: here.file.appender.sums.mark(NOW // HOUR_NS, 1))
+    here.count()
+    assert state(here) in (0, 2)
+    here.traces.append([later(1, span_id="2" * 16)])
+    here.traces.remove([here.traces.passing(Filter(trace_ids=(later(1).trace_id,)))])
+    assert here.traces.aggregate()[0].traces == 2
+
+
 def test_an_empty_store(here):
     assert_same(here)
     here.count()
