@@ -371,3 +371,15 @@ def test_what_waits_for_others_keeps_no_trace_from_the_short_way(traces: Traces)
     traces.amend("f" * 16, {"session_id": "s"})
     traces.append(run(trace_id="b" * 32), run(trace_id="c" * 32))
     assert [type(one).__name__ for one in traces.appender._cache.values()] == ["Fresh", "Fresh"]
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_a_damaged_span_keeps_nothing_else_of_a_batch_out(traces: Traces, count: int) -> None:
+    spans = chain(count)
+    traces.append(*spans)
+    traces.db.execute("UPDATE spans SET payload = x'00' WHERE id IN (1, 2)")
+    traces.forget()
+    late, other = replace(spans[0], span_id="f" * 16, parent_id=spans[1].span_id), run(trace_id="b" * 32)
+    traces.append(spans[0], replace(spans[1], outputs="more of it"), late, other)
+    assert traces.said()[0]["span_count"] == count + 1
+    assert traces.said(other.trace_id) == traces.true(other.trace_id)
