@@ -20,7 +20,7 @@ import pytest
 
 from assay.collector._metrics import Metrics
 from assay.collector.intake import Limits, _decoders, automatic_decoders
-from assay.collector.intake._apart import Start
+from assay.collector.intake._apart import SIZE, Start
 from assay.collector.intake._decoders import Bodies, Pool
 from assay.collector.intake._errors import Retryable
 from assay.collector.intake._process import Process
@@ -260,6 +260,20 @@ def hangs(runs: Any) -> Any:
         pass
 
 
+def says_half(runs: Any) -> Any:
+    os.write(0, SIZE.pack(100) + b"half")
+    os._exit(4)
+
+
+def names_what_is_nowhere(runs: Any) -> Any:
+    told = b"cassay.nowhere\nNothing\n."
+    os.write(0, SIZE.pack(len(told)) + told)
+
+
+def promises_too_much(runs: Any) -> Any:
+    os.write(0, SIZE.pack(2**61))
+
+
 def asked(encode: Any, seconds: float = 60) -> Any:
     """What comes of one request in a process with this encoder; how the process ended, if it did."""
     ended: list[str] = []
@@ -287,7 +301,11 @@ def test_a_process_that_fails_on_a_request_says_so_and_lives():
     assert (reason, "RecursionError" in told, ended) == ("decoding", True, [])
 
 
-@pytest.mark.parametrize(("encode", "seconds", "how"), [(exits, 60, "exit status 3"), (hangs, 0.2, "too slow")])
+ENDS = [(exits, 60, "exit status 3"), (hangs, 0.2, "too slow"), (says_half, 60, "exit status 4")]
+STRANGE = [(one, 60, "not understood") for one in (names_what_is_nowhere, promises_too_much)]
+
+
+@pytest.mark.parametrize(("encode", "seconds", "how"), [*ENDS, *STRANGE])
 def test_a_process_that_ends_is_told(encode, seconds, how):
     found, ended = asked(encode, seconds)
     assert (how in found, ended) == (True, [how])

@@ -19,6 +19,7 @@ from assay.collector.stores._halves import Gone
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._append import NOTED
 from assay.collector.stores.sqlite._delete import Pace, remove
+from assay.collector.stores.sqlite._known import MOST
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._rollup import LISTED
@@ -204,6 +205,16 @@ def test_a_replaced_root_of_a_large_trace_is_summed_up_behind(traces: Traces) ->
     assert traces.said() == traces.true()
 
 
+def test_a_trace_that_grows_too_large_to_be_summed_up_is_not_told_incomplete_for_ever(traces: Traces) -> None:
+    adrift(traces)
+    assert traces.said()[0]["complete"] == 0
+    traces.db.execute("UPDATE traces SET span_count = ?", (MOST,))  # those spans themselves would take a minute
+    traces.forget()
+    traces.append(run(trace_id=TRACE))
+    assert (traces.said()[0]["span_count"], traces.said()[0]["complete"]) == (MOST + 1, None)
+    assert not traces.resummer.round()
+
+
 def adrift(traces: Traces, count: int = 700) -> tuple[int, list[Run]]:
     """The key of a large trace that is to be summed up anew, and its spans."""
     spans = chain(count)
@@ -360,3 +371,15 @@ def test_what_waits_for_others_keeps_no_trace_from_the_short_way(traces: Traces)
     traces.amend("f" * 16, {"session_id": "s"})
     traces.append(run(trace_id="b" * 32), run(trace_id="c" * 32))
     assert [type(one).__name__ for one in traces.appender._cache.values()] == ["Fresh", "Fresh"]
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_a_damaged_span_keeps_nothing_else_of_a_batch_out(traces: Traces, count: int) -> None:
+    spans = chain(count)
+    traces.append(*spans)
+    traces.db.execute("UPDATE spans SET payload = x'00' WHERE id IN (1, 2)")
+    traces.forget()
+    late, other = replace(spans[0], span_id="f" * 16, parent_id=spans[1].span_id), run(trace_id="b" * 32)
+    traces.append(spans[0], replace(spans[1], outputs="more of it"), late, other)
+    assert traces.said()[0]["span_count"] == count + 1
+    assert traces.said(other.trace_id) == traces.true(other.trace_id)

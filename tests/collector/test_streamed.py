@@ -95,6 +95,17 @@ def test_another_projects_large_trace_is_not_there(store: SQLiteStore) -> None:
     assert [trace.root.trace_id for trace in found] == [mine.trace_id]
 
 
+def test_another_projects_trace_is_too_large_for_nobody(store: SQLiteStore) -> None:
+    mine, theirs = large(store, project="mine"), large(store, project="theirs")
+    store._file.write(lambda db: db.execute("UPDATE traces SET size = ? WHERE project = 'theirs'", (MOST,)).rowcount)
+    view = ProjectStore(store, "mine")
+    assert [trace.root.trace_id for trace in view.unread([mine.trace_id, theirs.trace_id])] == [mine.trace_id]
+    store._file.write(lambda db: db.execute("UPDATE traces SET size = ?", (MOST + 1,)).rowcount)
+    assert view.unread([theirs.trace_id, "f" * 32]) == []
+    with pytest.raises(TooLarge):
+        view.unread([mine.trace_id])
+
+
 def test_who_reads_slowly_holds_no_reader(store: SQLiteStore, server: Server) -> None:
     trace_id = large(store, 4_000, inputs="x" * 5_000_000).trace_id
     with socket.create_connection(("127.0.0.1", server.port)) as slow, ExitStack() as held:

@@ -363,6 +363,46 @@ def test_hours_of_wrong_clocks(here, start):
                 assert summed == exact
 
 
+LATEST = 2**63 - 1  # that a column can hold
+DAY_NS = 24 * HOUR_NS
+
+
+@pytest.mark.parametrize("since", [None, LATEST - HOUR_NS, LATEST])
+@pytest.mark.parametrize("bucket_ns", [None, HOUR_NS, DAY_NS])
+def test_the_last_hour_that_a_column_holds(here, since, bucket_ns):
+    here.traces.append([later(0), later(1, start_ns=LATEST - 5, end_ns=LATEST), later(2, start_ns=LATEST)])
+    for then in (lambda: here.file.write(lambda _: here.file.appender.sums.mark(LATEST // HOUR_NS, 1)), here.count):
+        then()
+        with here.file.read() as reader:
+            summed, exact = both(reader.db, Filter(since_ns=since), bucket_ns, None)
+        assert summed == exact
+    assert state(here) == 0
+    assert here.file.check() == []
+
+
+@pytest.mark.parametrize("names", [["a\0b"], ["a", "a\0b"], ["", "="]])
+def test_models_and_names_that_sql_would_cut_or_leave_out(here, names):
+    said = [said_of(later(i), score=None, label=name) for i, name in enumerate(names)]
+    here.traces.append([later(i, name=name, model=name) for i, name in enumerate(names)], said)
+    assert_right(here)
+    assert_same(here)
+
+
+DAMAGE = ["models = '{'", "models = '[1]'", "models = '{\"m\":3}'", "project = NULL", "kind = NULL", "cost = x'01'"]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "end_ns = NULL", "start_ns = NULL", "status = NULL", "input_tokens = 'a'"])
+def test_a_damaged_row_is_counted_as_it_can_be_written_again_and_deleted(here, damage):
+    here.traces.append([later(i, model="m") for i in range(3)])
+    here.file.write(lambda db: db.execute(f"UPDATE traces SET {damage} WHERE id = 2"))
+    here.file.write(lambda _: here.file.appender.sums.mark(NOW // HOUR_NS, 1))
+    here.count()
+    assert state(here) in (0, 2)
+    here.traces.append([later(1, span_id="2" * 16)])
+    here.traces.remove([here.traces.passing(Filter(trace_ids=(later(1).trace_id,)))])
+    assert here.traces.aggregate()[0].traces == 2
+
+
 def test_an_empty_store(here):
     assert_same(here)
     here.count()

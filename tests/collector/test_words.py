@@ -336,3 +336,15 @@ def test_a_megabyte_is_cut_and_leaves_nothing_behind(store: SQLiteStore, inputs:
     assert 0 < len(indexed(store)) < 60_000
     store.delete(since_ns=0)
     assert indexed(store) == set()
+
+
+def test_a_damaged_span_keeps_no_other_out_of_the_index_and_its_trace_can_be_deleted(store):
+    damaged, sound = run(inputs="alpha"), run(inputs="gamma")
+    store.append([damaged])
+    assert words(store) == "alpha"
+    with waiting(store) as file:
+        store.append([child(damaged, inputs="beta " * 20), sound])
+        file.write(lambda db: db.execute("UPDATE spans SET payload = x'00' WHERE span_id = ?", (damaged.span_id,)))
+    assert {word for word, trace_id in indexed(store) if trace_id == sound.trace_id} == {"gamma"}
+    assert store.delete(trace_ids=(damaged.trace_id,)) == 1
+    assert [one.trace_id for one in store.traces()] == [sound.trace_id]

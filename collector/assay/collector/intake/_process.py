@@ -53,7 +53,7 @@ class Process:
             raise
         finally:
             theirs.close()
-        self._slow = False
+        self._slow = self._is_strange = False
         self._watch = self._loop.call_later(STARTING, self._too_slow)
         self._tasks = [self._loop.create_task(self._write(start)), self._loop.create_task(self._read())]
 
@@ -121,7 +121,10 @@ class Process:
             while True:
                 found = await self._answer()
                 self._answered(found)
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except (OSError, EOFError):
+            await self._ended()
+        except Exception:  # it says what nobody here knows: perhaps the package was replaced under the server
+            self._is_strange = True
             await self._ended()
 
     async def _answer(self) -> tuple[Answer, list[bytearray]]:
@@ -160,10 +163,11 @@ class Process:
         self._socket.close()
         status = await asyncio.to_thread(self.wait, ENDING)
         how = "too slow" if self._slow or status == -signal.SIGPROF else _named(status)
+        how = "not understood" if self._is_strange else how
         jobs = list(self._jobs)
         self._jobs.clear()
         error = Retryable("decoder", f"the process that decoded this has ended ({how}): send it again")
-        self._died(self, how, jobs[0] if jobs else None)
+        self._died(self, how, jobs[0] if jobs and not self._is_strange else None)
         waiting: list[asyncio.Future[Any]] = [job.done for job in jobs]
         for future in [self.ready, *waiting]:
             if not future.done():

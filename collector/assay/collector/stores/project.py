@@ -6,12 +6,13 @@ A verb that cannot be held to a project is `Forbidden`, and so is every verb tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from assay.collector.errors import Forbidden, NotFound
+from assay.collector.errors import Forbidden, NotFound, TooLarge
 from assay.collector.filters import Filter, combined, deletable
 from assay.collector.records import (
     JSON,
@@ -207,8 +208,18 @@ class ProjectStore:
         return [trace for trace in self._store.many(trace_ids) if trace.root.project == self.project]
 
     def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]:
-        """As of `Streams`."""
-        return [trace for trace in self._store.unread(trace_ids) if trace.root.project == self.project]
+        """As of `Streams`. Others' traces are neither counted nor told of, however large they are."""
+        try:
+            found = self._store.unread(trace_ids)
+        except TooLarge:
+            found = self._store.unread([trace_id for trace_id in trace_ids if self._is_there(trace_id)])
+        return [trace for trace in found if trace.root.project == self.project]
+
+    def _is_there(self, trace_id: str) -> bool:
+        with suppress(NotFound):
+            self.check_there(trace_id)
+            return True
+        return False
 
     def explain(self, trace_id: str, filter: Filter) -> list[Condition]:
         """As of `TraceStore`."""

@@ -23,7 +23,6 @@ from assay.collector.stores.sqlite import _latencies, _summed
 from assay.collector.stores.sqlite._counted import CHECKS, stretch
 from assay.collector.stores.sqlite._plan import Plan, lean, plan
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
-from assay.collector.stores.sqlite._values import INT_MAX
 
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
 FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
@@ -49,6 +48,7 @@ SELECT {bucket} AS b, {group} AS g, json_group_array(max(0, t.end_ns - t.start_n
 FROM {source} WHERE {where} GROUP BY b, g
 """
 _LATENCIES_OF_ONE = "SELECT json_group_array(max(0, t.end_ns - t.start_ns)) FROM {source} WHERE {where}"
+_STARTS = "SELECT t.start_ns FROM {source} WHERE {where} ORDER BY t.start_ns "
 
 # Each label has a row of its own: a tally puts the parts of a key together
 _FEEDBACK = """
@@ -206,12 +206,12 @@ class _Aggregate:
                 total.starts += [self._end(group, total.first, "ASC"), self._end(group, total.last, "DESC")]
 
     def _end(self, group: str | None, hour: int, order: str) -> int:
-        since, end = stretch(hour)
-        until = end if end <= INT_MAX else None  # of the last hour that a column can hold
-        theirs: dict[str, Any] = {self._group_by: group} if self._group_by else {}
+        since, until = stretch(hour)
+        by_model = self._group_by == "model"  # a filter finds fewer: SQLite ends a key of JSON at a zero byte
+        theirs: dict[str, Any] = {self._group_by: group} if self._group_by and not by_model else {}
         chosen = plan(self._db, replace(self._filter, since_ns=since, until_ns=until, **theirs))
-        sql = f"SELECT t.start_ns FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns {order} LIMIT 1"
-        return int(self._db.execute(sql, chosen.values).fetchone()[0])
+        where, values = (f" AND {_GROUPS['model']} = ?", (group,)) if by_model else ("", ())
+        return int(next(self._ask(_STARTS + order, chosen, where, values))[0])
 
     def _bucket(self, place: Place, total: _Total) -> Bucket:
         start, width = place[0], self._bucket_ns

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
-from assay.collector.errors import Refused, Unavailable
+from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.records import JSON, OpenRun
 from assay.collector.stores import _amend
 from assay.collector.stores.sqlite import _responses, _words
@@ -420,8 +421,11 @@ class Appender:
         return bool(changes)
 
     def _fuller(self, row: int, came: _Came) -> _Change | None:
-        """A run that came before, in place of what is in its row; None if that is as full."""
-        old = self.reader.stored("", row).fact
+        """A run that came before, in place of what is in its row; None if that is as full, or damaged."""
+        try:
+            old = self.reader.stored("", row).fact
+        except StoreError:
+            return None
         if not _supersedes(came.fact, old):
             return None
         if old.sent is not None:
@@ -452,8 +456,9 @@ class Appender:
                 return state
             if before <= self.keeper.small:
                 facts = {change.row: change.came.fact for change in changes}
-                state, here[state.key] = self.keeper.again(trace_id, state.key, facts)
-                return state
+                with suppress(StoreError):  # a span of it is damaged
+                    state, here[state.key] = self.keeper.again(trace_id, state.key, facts)
+                    return state
             here[state.key].marked = []
         drift = state if isinstance(state, Drift) else self.keeper.drift(state.key)
         for row, came, old in changes:

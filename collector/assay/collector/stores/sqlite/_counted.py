@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from assay.collector.filters import EVALUATOR
 from assay.collector.stores.sqlite._latencies import bin_of
 from assay.collector.stores.sqlite._sql import find_many
-from assay.collector.stores.sqlite._values import loads
+from assay.collector.stores.sqlite._values import INT_MAX
 
 HOUR_NS = 3_600 * 10**9
 FINE = 80  # binary digits of an amount behind the point
@@ -28,13 +30,15 @@ WHOLE = ""  # in place of a model: the cell of traces as such
 Cell: TypeAlias = tuple[int, str, str, str, int, str]
 
 # Of an evaluator's own, which no list shows; live; of an experiment
-_KIND = f"CASE WHEN t.experiment_id IS NOT NULL THEN {OF_EXPERIMENT} ELSE t.kind <> '{EVALUATOR}' END"
+_KIND = f"CASE WHEN t.experiment_id IS NOT NULL THEN {OF_EXPERIMENT} ELSE t.kind IS NOT '{EVALUATOR}' END"
+_TEXTS = ", ".join(f"CAST(coalesce(t.{name}, '') AS TEXT)" for name in ("project", "environment", "name"))
+_TOKENS = ", ".join(f"CAST(coalesce(t.{name}, 0) AS INTEGER)" for name in ("input_tokens", "output_tokens"))
+# Whatever a damaged row holds counts for something: it can be written again, and deleted
 _ROW = (
-    f"t.id, t.start_ns / {HOUR_NS}, t.project, t.environment, t.name, {_KIND},"
-    " max(0, t.end_ns - t.start_ns), t.status = 'error', coalesce(t.input_tokens, 0), coalesce(t.output_tokens, 0),"
-    " t.cost, t.models"
+    f"t.id, t.start_ns / {HOUR_NS}, {_TEXTS}, {_KIND}, max(0, coalesce(t.end_ns, t.start_ns) - t.start_ns),"
+    f" t.status IS 'error', {_TOKENS}, CAST(t.cost AS REAL), CAST(t.models AS TEXT)"
 )
-_OF_KEYS = f"SELECT {_ROW} FROM traces t WHERE t.span_count > 0 AND t.id IN (%s)"
+_OF_KEYS = f"SELECT {_ROW} FROM traces t WHERE t.span_count > 0 AND t.start_ns IS NOT NULL AND t.id IN (%s)"
 # Of a row `f` on a trace: whether it is a person's, under a key under which a judge has spoken on the same trace
 CHECKS = (
     "(f.source = 'human' AND EXISTS (SELECT 1 FROM feedback j INDEXED BY feedback_by_trace"
@@ -42,6 +46,9 @@ CHECKS = (
 )
 COUNTS = f"f.standing >= 1 AND NOT {CHECKS}"
 _SAID = f"SELECT f.trace, f.key, f.label, f.outcome, f.score FROM feedback f WHERE {COUNTS}"
+
+OfModel: TypeAlias = tuple[int, int, int, float | None]  # calls, input tokens, output tokens, cost
+_MODELS = msgspec.json.Decoder(dict[str, OfModel])
 
 
 class TooMuch(Exception):
@@ -67,11 +74,16 @@ class Counted(NamedTuple):
         """Where it stands. Raises `TooMuch`."""
         return [(*self[:5], model) for model in (WHOLE, *map(named, self.by_model()))]
 
-    def by_model(self) -> dict[str, list[Any]]:
+    def by_model(self) -> dict[str, OfModel]:
         """Calls, input tokens, output tokens and cost. Raises `TooMuch`."""
         if self.models is None:
             return {}
-        by_model: dict[str, list[Any]] = loads(self.models) if len(self.models) <= LONG_MODELS else {}
+        if len(self.models) > LONG_MODELS:
+            raise TooMuch
+        try:
+            by_model = _MODELS.decode(self.models)
+        except msgspec.MsgspecError:  # it is damaged
+            raise TooMuch from None
         if not 0 < len(by_model) <= MANY_MODELS:
             raise TooMuch
         return by_model
@@ -187,7 +199,7 @@ class Delta:
         whole = self._part((*place, WHOLE))
         whole.add(sign, bin, one.error, one.input_tokens, one.output_tokens, one.cost or 0.0)
         for model, (_, tokens_in, tokens_out, cost) in one.by_model().items():
-            self._part((*place, named(model))).add(sign, bin, one.error, tokens_in, tokens_out, cost)
+            self._part((*place, named(model))).add(sign, bin, one.error, tokens_in, tokens_out, cost or 0.0)
 
     def add_said(self, cells: Iterable[Cell], row: Sequence[Any], sign: int) -> None:
         """Count a row of feedback: key, label, outcome, score. Raises `TooMuch`."""
@@ -235,18 +247,21 @@ def said_under(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list
     return [row for key, traces in by_key.items() for row in find_many(db, sql, traces, (key,))]
 
 
-def stretch(hour: int, width: int = HOUR_NS) -> tuple[int, int]:
-    """The starts [since, until) of which `start_ns / width` is `hour`: division is towards zero."""
+def stretch(hour: int, width: int = HOUR_NS) -> tuple[int, int | None]:
+    """The starts [since, until) of which `start_ns / width` is `hour`: division is towards zero. Until None: as late as
+    a column can hold.
+    """
     if hour > 0:
-        return hour * width, (hour + 1) * width
+        until = (hour + 1) * width
+        return hour * width, until if until <= INT_MAX else None
     return (hour - 1) * width + 1, (width if hour == 0 else hour * width + 1)
 
 
 def keys_of(db: sqlite3.Connection, hour: int, at_once: int) -> Iterator[list[int]]:
     """The traces that start within an hour, some at a time."""
     since, until = stretch(hour)
-    sql = "SELECT id FROM traces INDEXED BY traces_by_start WHERE start_ns >= ? AND start_ns < ? AND span_count > 0"
-    cursor = db.execute(sql, (since, until))
+    sql = "SELECT id FROM traces INDEXED BY traces_by_start WHERE start_ns BETWEEN ? AND ? AND span_count > 0"
+    cursor = db.execute(sql, (since, INT_MAX if until is None else until - 1))
     while rows := cursor.fetchmany(at_once):
         yield [row[0] for row in rows]
 

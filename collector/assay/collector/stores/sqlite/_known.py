@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from assay.collector.errors import StoreError
 from assay.collector.stores.sqlite._codec import Fact
 from assay.collector.stores.sqlite._ledger import WHOLE
 from assay.collector.stores.sqlite._reader import Reader
@@ -64,13 +65,16 @@ class Drift:
     weight = 4
 
     def __init__(self, key: int, root: int, rolled: RollUp, *, kept: bool) -> None:
-        will_be = rolled.span_count <= MOST
-        self.key, self.root, self.rolled = key, root, rolled._replace(complete=0 if will_be else None, running=0)
+        self.key, self.root, self.rolled = key, root, rolled._replace(running=0)
         self.kept = kept  # the file says so
+        self._counts(rolled.span_count)
+
+    def _counts(self, spans: int) -> None:
+        self.rolled = self.rolled._replace(span_count=spans, complete=0 if spans <= MOST else None)
 
     def add(self, fact: Fact) -> None:
         """Take in a span that has come."""
-        self.rolled = self.rolled._replace(span_count=self.rolled.span_count + 1)
+        self._counts(self.rolled.span_count + 1)
         self._widen(fact, fact.size, int(fact.status == "error"))
 
     def replace(self, row: int, old: Fact, new: Fact) -> None:
@@ -112,7 +116,10 @@ class Keeper:
         if not count:
             return Fresh(key)
         if count <= self.small:
-            return self.again(trace_id, key, {})[0]
+            try:
+                return self.again(trace_id, key, {})[0]
+            except StoreError:  # a span of it is damaged: what comes is kept all the same
+                return self.drift(key)
         row = self.db.execute("SELECT data FROM states WHERE trace = ?", (key,)).fetchone()
         if row is not None and row[0] is not None:
             state = self._unpacked(key, row[0])
@@ -136,7 +143,9 @@ class Keeper:
         return Drift(key, row[0], RollUp(*row[1:]), kept=kept)
 
     def again(self, trace_id: str, key: int, changed: Mapping[int, Fact]) -> tuple[State, Spans]:
-        """Sum a trace up anew from all of its spans, and these, by row, which are new or in place of what is there."""
+        """Sum a trace up anew from all of its spans, and these, by row, which are new or in place of what is there.
+        Raises `StoreError` if one is damaged.
+        """
         facts = {stored.row: stored.fact for stored in self.reader.in_order(trace_id, key)}
         state, spans = summed(key, sorted({**facts, **changed}.items()))
         marked = flags_of(self.db, list(facts))

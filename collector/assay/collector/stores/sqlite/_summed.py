@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from assay.collector.filters import Filter
 from assay.collector.stores.sqlite._counted import HOUR_NS, OF_EXPERIMENT, OWN, WHOLE, stretch
 from assay.collector.stores.sqlite._latencies import unpacked
+from assay.collector.stores.sqlite._values import INT_MAX
 
 Place: TypeAlias = tuple[int, str | None]  # start of a bucket, group
 Stretch: TypeAlias = tuple[int | None, int | None]  # since, until
@@ -94,8 +95,8 @@ def asked(filter: Filter, bucket_ns: int | None, group_by: str | None) -> Questi
     answered: dict[str, Any] = dict.fromkeys(("since_ns", "until_ns", "experiment", *_ANSWERED))
     if filter.experiment or replace(filter, **answered) != _NOTHING:  # "" is of no experiment
         return None
-    if (since is not None and since < 0) or (until is not None and until < HOUR_NS):
-        return None  # before 1970: hours are not cut as they are later
+    if (since is not None and not 0 <= since <= INT_MAX - HOUR_NS) or (until is not None and until < HOUR_NS):
+        return None  # before 1970 hours are not cut as they are later; after the last there is none to begin with
     first = max(1, -(-since // HOUR_NS)) if since is not None else None
     last = until // HOUR_NS - 1 if until is not None else None
     if first is not None and last is not None and last < first:
@@ -105,7 +106,7 @@ def asked(filter: Filter, bucket_ns: int | None, group_by: str | None) -> Questi
 
 def from_rows(db: sqlite3.Connection, question: Question) -> list[Stretch]:
     """The stretches of time of a question that its sums do not cover: its ends, and hours that are not counted now."""
-    found: list[tuple[int, int]] = []
+    found: list[Stretch] = []
     since, until, first, last = question.filter.since_ns, question.filter.until_ns, question.first, question.last
     if since is not None and first is not None and since < first * HOUR_NS:
         found.append((since, first * HOUR_NS))
@@ -117,7 +118,7 @@ def from_rows(db: sqlite3.Connection, question: Question) -> list[Stretch]:
     return list(joined(found))
 
 
-def joined(stretches: Sequence[tuple[int, int]]) -> Iterator[Stretch]:
+def joined(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
     """Those that touch as one."""
     rest = iter(stretches)
     current = next(rest, None)

@@ -15,16 +15,20 @@ overwritten since.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+from assay.collector.errors import StoreError
 from assay.collector.records import JSON
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._texts import CHARACTERS, leaves
+
+log = logging.getLogger("assay.collector")
 
 T = TypeVar("T")
 
@@ -151,7 +155,16 @@ def _payloads(
         some = rows[start : start + ROWS]
         found = dict(find_many(reader.db, "SELECT id, payload FROM spans WHERE id IN (%s)", some))
         for row in some:
-            yield row, reader.payload(instead.get(row) or found[row])
+            yield row, _readable(reader, instead.get(row) or found[row])
+
+
+def _readable(reader: Reader, payload: bytes) -> dict[str, JSON]:
+    """What a payload holds; nothing where it is damaged: no other trace waits for it, and its own can be deleted."""
+    try:
+        return reader.payload(payload)
+    except StoreError as error:
+        log.warning("a span is left out of the text index: %s", error)
+        return {}
 
 
 def pieces(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
