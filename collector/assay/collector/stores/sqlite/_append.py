@@ -205,13 +205,13 @@ class Appender:
         self._insert_spans(spans)
         for one in here.values():
             self.keeper.mark(one, first)
-        self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING)
+        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
+        self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING, new.values())
         self._keep_values(spans.facts)
         self._count(spans, first)
         answers = zip(spans.ids, spans.facts, strict=True)
         _responses.put(self.db, [(row, fact.response_id) for row, fact in answers if fact.response_id])
         self._trim()
-        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
 
     def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_Part]]:
@@ -353,7 +353,11 @@ class Appender:
         insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
     def _insert_traces(
-        self, touched: Mapping[str, Known], here: dict[int, Spans], came: Mapping[str, Iterable[str]] = _NOTHING
+        self,
+        touched: Mapping[str, Known],
+        here: dict[int, Spans],
+        came: Mapping[str, Iterable[str]] = _NOTHING,
+        new: Iterable[int] = (),
     ) -> None:
         if not touched:
             return
@@ -365,7 +369,7 @@ class Appender:
                 rolled = rolled._replace(running=running, complete=0)
             change = (number, number, now)
             rows.append((state.key, trace_id, now, root, *change, *rolled))
-        with self.sums.of_traces([row[0] for row in rows]):
+        with self.sums.of_traces([row[0] for row in rows], set(new)):
             insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from assay.collector.stores.sqlite._counted import HOUR_NS, Cell, Delta, Part, Said, amount, count
 from assay.collector.stores.sqlite._latencies import packed, unpacked
 
 _INT_MAX = 2**63 - 1
+_REMEMBERED = 200  # rows, at most
+# By cell, its row as `_FIND` has it, for as long as nobody else writes any
+Known: TypeAlias = dict[Cell, tuple[int, int, int, str, bytes]]
 _FIND = (
     "SELECT id, n, errors, exact, latencies FROM sums"
     " WHERE hour = ? AND project = ? AND environment = ? AND name = ? AND shown = ? AND model = ?"
@@ -34,26 +37,28 @@ class Unsure(Exception):
     """What is to be taken away does not stand there, or nobody knows what comes after it: count the hour anew."""
 
 
-def change(db: sqlite3.Connection, delta: Delta) -> int:
-    """Add what a delta of one hour adds, take what it takes; by how many rows the hour has grown.
+def change(db: sqlite3.Connection, delta: Delta, known: Known) -> int:
+    """Add what a delta of one hour adds, take what it takes; by how many rows the hour has grown. What is written is
+    known then, and what is known is not read.
 
     Raises `Unsure` or `TooMuch`; some of the hour's rows have been changed then.
     """
     ids: dict[Cell, int] = {}
-    empty: list[int] = []
+    empty: list[Cell] = []
     grown = 0
     for cell, part in delta.parts.items():
-        ids[cell], n, is_new = _change(db, cell, part)
+        ids[cell], n, is_new = _change(db, cell, part, known)
         grown += is_new
         if n == 0:
-            empty.append(ids[cell])
+            empty.append(cell)
     for (cell, key, label), said in delta.said.items():
         if cell not in ids:
-            ids[cell] = _found(db, cell)
+            ids[cell] = _found(db, cell, known)
         grown += _change_said(db, ids[cell], key, label, said)
-    for id in empty:  # last: nothing may be said in a cell that is not there
-        grown -= db.execute("DELETE FROM sums_said WHERE cell = ?", (id,)).rowcount
-        grown -= db.execute("DELETE FROM sums WHERE id = ?", (id,)).rowcount
+    for cell in empty:  # last: nothing may be said in a cell that is not there
+        known.pop(cell, None)
+        grown -= db.execute("DELETE FROM sums_said WHERE cell = ?", (ids[cell],)).rowcount
+        grown -= db.execute("DELETE FROM sums WHERE id = ?", (ids[cell],)).rowcount
     return grown
 
 
@@ -90,16 +95,23 @@ def _whole(one: Said) -> tuple[Any, ...]:
     return (one.said, one.n, str(one.total), *least, *most, one.failed, one.skipped)
 
 
-def _found(db: sqlite3.Connection, cell: Cell) -> int:
-    row = db.execute(_FIND, cell).fetchone()
+def _found(db: sqlite3.Connection, cell: Cell, known: Known) -> int:
+    row = known.get(cell) or db.execute(_FIND, cell).fetchone()
     if row is None:
         raise Unsure
+    _remember(cell, row, known)
     return int(row[0])
 
 
-def _change(db: sqlite3.Connection, cell: Cell, part: Part) -> tuple[int, int, bool]:
+def _remember(cell: Cell, row: tuple[int, int, int, str, bytes], known: Known) -> None:
+    known[cell] = row
+    if len(known) > _REMEMBERED:
+        known.clear()
+
+
+def _change(db: sqlite3.Connection, cell: Cell, part: Part, known: Known) -> tuple[int, int, bool]:
     """The id of a cell's row, how many traces stand there now, and whether the row is new."""
-    row = db.execute(_FIND, cell).fetchone()
+    row = known.get(cell) or db.execute(_FIND, cell).fetchone()
     id, n, errors, exact, blob = row or (db.execute(_MAKE, cell).lastrowid or 0, 0, 0, "0 0 0", b"")
     n, errors = n + part.n, errors + part.errors
     parts = zip(map(int, exact.split()), (part.input_tokens, part.output_tokens, part.cost), strict=True)
@@ -108,7 +120,9 @@ def _change(db: sqlite3.Connection, cell: Cell, part: Part) -> tuple[int, int, b
     if n < 0 or errors < 0:
         raise Unsure
     tokens = [value if value <= _INT_MAX else float(value) for value in sums[:2]]
-    db.execute(_CHANGE, (n, errors, *tokens, amount(sums[2]), " ".join(map(str, sums)), packed(bins), id))
+    exact, blob = " ".join(map(str, sums)), packed(bins)
+    db.execute(_CHANGE, (n, errors, *tokens, amount(sums[2]), exact, blob, id))
+    _remember(cell, (int(id), n, errors, exact, blob), known)
     return int(id), n, row is None
 
 
