@@ -125,9 +125,9 @@ class Appender:
         self._next_trace = self._next_span = 1
         self.forget()
 
-    def numbers(self, count: int) -> range:
-        """So many numbers that come after all that were given out before."""
-        return self._clock.take(self.db, count)[0]
+    def numbers(self, count: int) -> tuple[range, int]:
+        """So many numbers that come after all that were given out before, and the time."""
+        return self._clock.take(self.db, count)
 
     def forget(self) -> None:
         """Drop what is remembered: after a rollback or a deletion it may be wrong."""
@@ -272,9 +272,11 @@ class Appender:
     def move(self, keys: Iterable[int]) -> None:
         """Put traces at the end of the feed, as something but their runs has changed; those without runs stay out."""
         moved = sorted(keys)
-        if not moved:
-            return
-        numbers, now = self._clock.take(self.db, len(moved))
+        if moved:
+            self.put_at(moved, *self.numbers(len(moved)))
+
+    def put_at(self, moved: Sequence[int], numbers: Sequence[int], now: int) -> None:
+        """Have traces, as `move` does, stand at these places of the feed."""
         rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 

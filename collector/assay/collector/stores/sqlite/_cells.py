@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from typing import Any, TypeAlias
+from typing import Any
 
 from assay.collector.stores.sqlite._counted import HOUR_NS, Cell, Delta, Part, Said, amount, count
 from assay.collector.stores.sqlite._latencies import packed, unpacked
 
 _INT_MAX = 2**63 - 1
-_REMEMBERED = 200  # rows, at most
-# By cell, its row as `_FIND` has it, for as long as nobody else writes any
-Known: TypeAlias = dict[Cell, tuple[int, int, int, str, bytes]]
+_REMEMBERED = 200  # rows of either kind, at most
 _FIND = (
     "SELECT id, n, errors, exact, latencies FROM sums"
     " WHERE hour = ? AND project = ? AND environment = ? AND name = ? AND shown = ? AND model = ?"
@@ -37,6 +35,24 @@ class Unsure(Exception):
     """What is to be taken away does not stand there, or nobody knows what comes after it: count the hour anew."""
 
 
+class Known:
+    """Rows as they stand, for as long as nobody else writes any."""
+
+    def __init__(self) -> None:
+        self.cells: dict[Cell, tuple[int, int, int, str, bytes]] = {}  # as of `_FIND`
+        self.said: dict[tuple[int, str, str], tuple[Any, ...]] = {}  # by cell, key and label, as of `_FIND_SAID`
+
+    def clear(self) -> None:
+        """Whatever stands there is to be read."""
+        self.cells.clear()
+        self.said.clear()
+
+    def trim(self) -> None:
+        """Keep within bounds."""
+        if len(self.cells) > _REMEMBERED or len(self.said) > _REMEMBERED:
+            self.clear()
+
+
 def change(db: sqlite3.Connection, delta: Delta, known: Known) -> int:
     """Add what a delta of one hour adds, take what it takes; by how many rows the hour has grown. What is written is
     known then, and what is known is not read.
@@ -54,11 +70,13 @@ def change(db: sqlite3.Connection, delta: Delta, known: Known) -> int:
     for (cell, key, label), said in delta.said.items():
         if cell not in ids:
             ids[cell] = _found(db, cell, known)
-        grown += _change_said(db, ids[cell], key, label, said)
+        grown += _change_said(db, (ids[cell], key, label), said, known)
+    if empty:
+        known.clear()
     for cell in empty:  # last: nothing may be said in a cell that is not there
-        known.pop(cell, None)
         grown -= db.execute("DELETE FROM sums_said WHERE cell = ?", (ids[cell],)).rowcount
         grown -= db.execute("DELETE FROM sums WHERE id = ?", (ids[cell],)).rowcount
+    known.trim()
     return grown
 
 
@@ -96,22 +114,16 @@ def _whole(one: Said) -> tuple[Any, ...]:
 
 
 def _found(db: sqlite3.Connection, cell: Cell, known: Known) -> int:
-    row = known.get(cell) or db.execute(_FIND, cell).fetchone()
+    row = known.cells.get(cell) or db.execute(_FIND, cell).fetchone()
     if row is None:
         raise Unsure
-    _remember(cell, row, known)
+    known.cells[cell] = row
     return int(row[0])
-
-
-def _remember(cell: Cell, row: tuple[int, int, int, str, bytes], known: Known) -> None:
-    known[cell] = row
-    if len(known) > _REMEMBERED:
-        known.clear()
 
 
 def _change(db: sqlite3.Connection, cell: Cell, part: Part, known: Known) -> tuple[int, int, bool]:
     """The id of a cell's row, how many traces stand there now, and whether the row is new."""
-    row = known.get(cell) or db.execute(_FIND, cell).fetchone()
+    row = known.cells.get(cell) or db.execute(_FIND, cell).fetchone()
     id, n, errors, exact, blob = row or (db.execute(_MAKE, cell).lastrowid or 0, 0, 0, "0 0 0", b"")
     n, errors = n + part.n, errors + part.errors
     parts = zip(map(int, exact.split()), (part.input_tokens, part.output_tokens, part.cost), strict=True)
@@ -122,7 +134,7 @@ def _change(db: sqlite3.Connection, cell: Cell, part: Part, known: Known) -> tup
     tokens = [value if value <= _INT_MAX else float(value) for value in sums[:2]]
     exact, blob = " ".join(map(str, sums)), packed(bins)
     db.execute(_CHANGE, (n, errors, *tokens, amount(sums[2]), exact, blob, id))
-    _remember(cell, (int(id), n, errors, exact, blob), known)
+    known.cells[cell] = int(id), n, errors, exact, blob
     return int(id), n, row is None
 
 
@@ -135,20 +147,22 @@ def _added(blob: bytes, more: Counter[int]) -> Counter[int]:
     return bins
 
 
-def _change_said(db: sqlite3.Connection, cell: int, key: str, label: str, more: Said) -> int:
-    row = db.execute(_FIND_SAID, (cell, key, label)).fetchone()
+def _change_said(db: sqlite3.Connection, place: tuple[int, str, str], more: Said, known: Known) -> int:
+    row = known.said.get(place) or db.execute(_FIND_SAID, place).fetchone()
     said, n, exact, minimum, minimum_n, maximum, maximum_n, failed, skipped = row or (0, 0, "0", None, 0, None, 0, 0, 0)
     n, total = n + more.n, int(exact) + more.total
     counts = (said + more.said, failed + more.failed, skipped + more.skipped)
     if n < 0 or min(counts) < 0:
         raise Unsure
     if not any(counts):
-        db.execute("DELETE FROM sums_said WHERE cell = ? AND key = ? AND label = ?", (cell, key, label))
+        known.said.pop(place, None)
+        db.execute("DELETE FROM sums_said WHERE cell = ? AND key = ? AND label = ?", place)
         return -1 if row else 0
     least = _extreme(minimum, minimum_n, more.scores, n, -1.0)
     most = _extreme(maximum, maximum_n, more.scores, n, 1.0)
-    values: tuple[Any, ...] = (counts[0], n, amount(total), str(total), *least, *most, *counts[1:])
-    db.execute(_PUT_SAID, (*values, cell, key, label))
+    now: tuple[Any, ...] = (counts[0], n, str(total), *least, *most, *counts[1:])
+    db.execute(_PUT_SAID, (*now[:2], amount(total), *now[2:], *place))
+    known.said[place] = now
     return 0 if row else 1
 
 

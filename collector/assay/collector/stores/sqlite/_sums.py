@@ -19,9 +19,9 @@ from assay.collector.stores.sqlite._counted import (
     Counted,
     Delta,
     TooMuch,
+    all_under,
     of_traces,
     said_of,
-    said_under,
 )
 from assay.collector.stores.sqlite._sql import find_many
 
@@ -37,7 +37,7 @@ class Sums:
         self._db = db
         self._watched: dict[int, Delta] = {}  # what changes while somebody counts an hour anew, see `_recount`
         self._hours: dict[int, tuple[int, int]] = {}  # state, and rows
-        self._cells: _cells.Known = {}
+        self._cells = _cells.Known()
 
     def forget(self) -> None:
         """After a rollback what was noted beside the file may not have happened: counting begins again."""
@@ -65,14 +65,16 @@ class Sums:
         self._turn(before, after, new)
 
     @contextmanager
-    def of_feedback(self, pairs: Iterable[tuple[int | None, str]], new: Collection[int] = ()) -> Iterator[None]:
+    def of_feedback(
+        self, pairs: Iterable[tuple[int | None, str]], new: Collection[int] = ()
+    ) -> Iterator[set[tuple[int, str]]]:
         """Within, feedback under these keys of traces may be written, settled, and removed. Nothing is said of those
-        that are new yet.
+        that are new yet. Gives those under which there was none.
         """
         on_traces = {(trace, key) for trace, key in pairs if trace is not None}
-        before = said_under(self._db, [pair for pair in on_traces if pair[0] not in new])
-        yield
-        after = said_under(self._db, on_traces)
+        there = all_under(self._db, [pair for pair in on_traces if pair[0] not in new])
+        yield on_traces.difference([row[:2] for row in there])
+        before, after = _that_counts(there), _that_counts(all_under(self._db, on_traces))
         if before != after:
             counted = of_traces(self._db, {trace for trace, _ in on_traces})
             changes = _Changes()
@@ -219,6 +221,10 @@ class _Changes:
 
     def _of(self, hour: int) -> Delta:
         return self.deltas.setdefault(hour, Delta())
+
+
+def _that_counts(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    return [row[:5] for row in rows if row[5]]
 
 
 def _said_counts(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[tuple[int, int]]:
