@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from assay.collector.stores.sqlite._counted import HOUR_NS, Cell, Delta, Part, Said, amount, count
-from assay.collector.stores.sqlite._latencies import packed, unpacked
+from assay.collector.stores.sqlite._latencies import added, unpacked
 
 _INT_MAX = 2**63 - 1
 _REMEMBERED = 200  # rows of either kind, at most
@@ -93,15 +93,22 @@ def stored(db: sqlite3.Connection, hour: int) -> dict[Any, Any]:
     sql = f"SELECT cell, key, label, {_SAID} FROM sums_said WHERE cell IN (SELECT id FROM sums WHERE hour = ?)"
     said = db.execute(sql, (hour,)).fetchall()
     return {
-        **{row[1:7]: (row[7], row[8], row[12], row[13]) for row in rows},
+        **{row[1:7]: (row[7], row[8], row[12], _bins(row[13])) for row in rows},
         **{(cells[row[0]], *row[1:3]): row[3:] for row in said},
     }
+
+
+def _bins(blob: bytes) -> Counter[int] | None:
+    try:
+        return unpacked([blob])
+    except ValueError:  # damaged: it is like nothing that is expected
+        return None
 
 
 def expected(delta: Delta) -> dict[Any, Any]:
     """What stands for an hour of which this is all: cells, and what is said in them."""
     parts = {
-        cell: (one.n, one.errors, f"{one.input_tokens} {one.output_tokens} {one.cost}", packed(one.bins))
+        cell: (one.n, one.errors, f"{one.input_tokens} {one.output_tokens} {one.cost}", +one.bins)
         for cell, one in delta.parts.items()
     }
     said = {place: _whole(one) for place, one in delta.said.items()}
@@ -128,23 +135,21 @@ def _change(db: sqlite3.Connection, cell: Cell, part: Part, known: Known) -> tup
     n, errors = n + part.n, errors + part.errors
     parts = zip(map(int, exact.split()), (part.input_tokens, part.output_tokens, part.cost), strict=True)
     sums = [old + new for old, new in parts]
-    bins = _added(blob, part.bins)
+    latencies = _added(blob, part.bins)
     if n < 0 or errors < 0:
         raise Unsure
     tokens = [value if value <= _INT_MAX else float(value) for value in sums[:2]]
-    exact, blob = " ".join(map(str, sums)), packed(bins)
-    db.execute(_CHANGE, (n, errors, *tokens, amount(sums[2]), exact, blob, id))
-    known.cells[cell] = int(id), n, errors, exact, blob
+    exact = " ".join(map(str, sums))
+    db.execute(_CHANGE, (n, errors, *tokens, amount(sums[2]), exact, latencies, id))
+    known.cells[cell] = int(id), n, errors, exact, latencies
     return int(id), n, row is None
 
 
-def _added(blob: bytes, more: Counter[int]) -> Counter[int]:
-    bins = unpacked([blob])
-    for bin, times in more.items():
-        bins[bin] += times
-    if any(times < 0 for times in bins.values()):  # of another machine's logarithm, at the border of two bins
-        raise Unsure
-    return bins
+def _added(blob: bytes, more: Counter[int]) -> bytes:
+    try:
+        return added(blob, more)
+    except ValueError:  # of another machine's logarithm, at the border of two bins
+        raise Unsure from None
 
 
 def _change_said(db: sqlite3.Connection, place: tuple[int, str, str], more: Said, known: Known) -> int:
