@@ -66,8 +66,8 @@ def rows(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
 def write(appender: Appender, rows: Sequence[list[Any]], written: Written = NOTHING_WRITTEN) -> None:
     """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these.
 
-    What is about a deleted trace, or of an older claim than what is there, is left out. A row that is the first and only
-    one under its key on its trace stands as it is.
+    What is about a deleted trace, or of an older claim than what is there, is left out. A row that is the only one
+    under its key on its trace stands as it is.
     """
     db, new = appender.db, written.new
     by_id = _placed(appender, {row[_ID]: row for row in rows}, new)

@@ -58,9 +58,10 @@ def packed(bins: Mapping[int, int]) -> bytes:
 
 def added(blob: bytes, more: Mapping[int, int]) -> bytes:
     """A blob with more in it, or less. Raises `ValueError` where less than nothing would be left in a bin."""
-    counts = bytearray(blob)
-    if blob[:1] == b"\1" and blob[2:8] not in _OLDER and _add_in_place(counts, more):
-        return bytes(counts)
+    if blob and blob[2:8] not in _OLDER:  # nearly always there is room for it in the blob as it is
+        made = _added_to_counts(blob, more) if blob[0] else _added_to_pairs(blob, more)
+        if made is not None:
+            return made
     bins = unpacked([blob])
     for bin, times in more.items():
         bins[bin] += times
@@ -69,15 +70,30 @@ def added(blob: bytes, more: Mapping[int, int]) -> bytes:
     return packed(bins)
 
 
-def _add_in_place(counts: bytearray, more: Mapping[int, int]) -> bool:
-    """Whether the blob, whose counts have one byte, has room for it as it is, as nearly always."""
-    first = counts[1] + (counts[2] << 8) - 1
+def _added_to_counts(blob: bytes, more: Mapping[int, int]) -> bytes | None:
+    """A blob without gaps, of the same size; None where that has no room."""
+    width, first = blob[0], blob[1] + (blob[2] << 8) - 1
+    if width not in _CODES or (len(blob) - 3) % width:
+        return None
+    counts, most = _array(_CODES[width], blob[3:]), 1 << 8 * width
     for bin, times in more.items():
-        place = bin - first + 3
-        if not 3 <= place < len(counts) or not 0 <= counts[place] + times < 1 << 8:
-            return False
+        place = bin - first
+        if not 0 <= place < len(counts) or not 0 <= counts[place] + times < most:
+            return None
         counts[place] += times
-    return counts[3] > 0 and counts[-1] > 0
+    return blob[:3] + _bytes(counts) if counts[0] and counts[-1] else None
+
+
+def _added_to_pairs(blob: bytes, more: Mapping[int, int]) -> bytes | None:
+    """A blob of pairs with other counts; None where other bins are in it then, or a count does not fit."""
+    flat = _array("H", blob[1:])
+    bins = flat[::2]
+    for bin, times in more.items():
+        place = bisect_left(bins, bin + 1)
+        if place == len(bins) or bins[place] != bin + 1 or not 0 < flat[2 * place + 1] + times < 1 << 16:
+            return None
+        flat[2 * place + 1] += times
+    return b"\0" + _bytes(flat)
 
 
 def unpacked(blobs: Iterable[bytes]) -> Counter[int]:
