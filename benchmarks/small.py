@@ -2,6 +2,7 @@
 
     python benchmarks/small.py stages             # CPU of a request of 5 spans, by stage
     python benchmarks/small.py raw --pairs 5      # beside a bare receiver, at 4, 8 and 32 connections
+    python benchmarks/small.py feedback           # CPU of the writer for a feedback that comes alone
 
 The bare receiver is uvicorn as the collector runs it, with an ASGI application that reads a body and has a thread put
 it into SQLite as one row: the same log, `synchronous=FULL`, all that waits in one commit, nothing parsed. What it takes
@@ -33,6 +34,7 @@ from assay.collector.api import Guard, create_app, past_framework
 from assay.collector.intake._decode import decode
 from assay.collector.intake._limits import Limits
 from assay.collector.intake._traces import TRACES
+from assay.collector.records import Feedback, Target
 from assay.collector.server import Server, _bound, _config, _Uvicorn
 from assay.collector.stores.sqlite import SQLiteStore, encode
 from assay.collector.stores.sqlite._writer import Job
@@ -274,6 +276,29 @@ def stages(asked: argparse.Namespace) -> None:
         print(f"{name:66} {value:7.1f}")
 
 
+# --- a single feedback ------------------------------------------------------------------------------------------------
+
+
+def feedback(asked: argparse.Namespace) -> None:
+    """A score of another trace each, alone in its commit: what the writer's thread computes, COMMIT and fsync included."""
+    made, rounds = templates(20, False), max(1, asked.requests // 1000)
+    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "a.db") as store:
+        for number in range(50):
+            for run in [decode(TRACES.protobuf, made[number % len(made)].fresh()[0], Limits()).items]:
+                store.append(run)
+        traces = [one.trace_id for one in store.traces(limit=1000)]
+        figures = []
+        for key in (f"key {number}" for number in range(rounds)):
+            before = threads()["writer"]
+            for trace_id in traces:
+                store.add_feedback([Feedback(target=Target(trace_id=trace_id), key=key, score=0.5)])
+            figures.append((threads()["writer"] - before) / len(traces))
+    least = min(figures)
+    print(
+        f"one feedback: {least:.0f} µs of the writer, {median(figures):.0f} in the middle of {rounds} rounds (budget 400)"
+    )
+
+
 # --- beside a bare receiver -----------------------------------------------------------------------------------------
 
 
@@ -298,14 +323,14 @@ def raw(asked: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("stages", "raw"))
+    parser.add_argument("part", choices=("stages", "raw", "feedback"))
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument(
         "--connections", type=int, nargs="+", default=[4, 8, 32], help="raw; stages: the second of them"
     )
     asked = parser.parse_args()
-    {"stages": stages, "raw": raw}[asked.part](asked)
+    {"stages": stages, "raw": raw, "feedback": feedback}[asked.part](asked)
 
 
 if __name__ == "__main__":

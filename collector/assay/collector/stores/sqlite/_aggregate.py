@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -19,12 +20,13 @@ from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Bucket, FeedbackStats
 from assay.collector.statistics import Tally, percentile
-from assay.collector.stores.sqlite import _latencies, _summed
+from assay.collector.stores.sqlite import _latencies, _ranks, _summed
 from assay.collector.stores.sqlite._counted import CHECKS, stretch
-from assay.collector.stores.sqlite._plan import Plan, lean, plan
+from assay.collector.stores.sqlite._plan import Plan, by_time, lean, plan
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
 
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
+RARE = 4  # traces of a time, of which one passes: fewer are looked at one by one
 FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
 
 _GROUPS = {
@@ -47,7 +49,7 @@ _LATENCIES = """
 SELECT {bucket} AS b, {group} AS g, json_group_array(max(0, t.end_ns - t.start_ns))
 FROM {source} WHERE {where} GROUP BY b, g
 """
-_LATENCIES_OF_ONE = "SELECT json_group_array(max(0, t.end_ns - t.start_ns)) FROM {source} WHERE {where}"
+_LATENCIES_OF_ONE = "SELECT 0, NULL, json_group_array(max(0, t.end_ns - t.start_ns)) FROM {source} WHERE {where}"
 _STARTS = "SELECT t.start_ns FROM {source} WHERE {where} ORDER BY t.start_ns "
 
 # Each label has a row of its own: a tally puts the parts of a key together
@@ -70,6 +72,7 @@ class _Total:
         self.starts: list[int] = []
         self.latencies: list[int] = []
         self.bins: Counter[int] = Counter()
+        self.percentiles: dict[int, int] = {}  # that are known, in nanoseconds
         self.tallies: dict[str, Tally] = {}
 
     def add(self, traces: int, errors: int, input_tokens: float, output_tokens: float, cost: float) -> None:
@@ -78,6 +81,14 @@ class _Total:
         self.input_tokens += input_tokens
         self.output_tokens += output_tokens
         self.cost += cost
+
+    def percentile_ms(self, percent: int) -> float:
+        if self.bins:
+            return _latencies.percentile(self.bins, percent) / 1e6
+        if percent in self.percentiles:
+            return self.percentiles[percent] / 1e6
+        self.latencies.sort()
+        return percentile(self.latencies, percent) / 1e6
 
     def tally(self, key: str) -> Tally:
         return self.tallies.setdefault(key, Tally())
@@ -151,36 +162,62 @@ class _Aggregate:
 
     def _add_latencies(self, question: Question) -> None:
         """Of few traces from their rows, of many from the sums."""
-        summed = {place: total for place, total in self._totals.items() if total.summed}
-        few = {place for place, total in summed.items() if total.traces <= EXACT}
-        many = summed.keys() - few
-        if few:
-            self._add_exact(few)
-        for place, bins in question.latencies(self._db, set(many)).items() if many else ():
-            bins.update(map(_latencies.bin_of, self._totals[place].latencies))
-            self._totals[place].bins = bins
+        summed = {place for place, total in self._totals.items() if total.summed}
+        few: dict[Place, Counter[int]] = {}
+        for place, bins in question.latencies(self._db, summed).items():
+            total = self._totals[place]
+            bins.update(map(_latencies.bin_of, total.latencies))
+            if total.traces <= EXACT:
+                few[place] = bins
+            else:
+                total.bins = bins
+        left = set(few)
+        if self._are_full(few):
+            traces = sum(self._totals[place].traces for place in few)
+            left = self._find(few, lean if traces * RARE < question.traces(self._db) else by_time)
+        if left:
+            self._add_exact(left)
+
+    def _are_full(self, places: Collection[Place]) -> bool:
+        return sum(self._totals[place].traces for place in places) > FULL * len({start for start, _ in places})
+
+    def _find(self, few: Mapping[Place, Counter[int]], way: Callable[[Filter], Plan]) -> set[Place]:
+        """Percentiles of buckets from few of their rows; returns the places that need all of them."""
+        by_start: dict[int, dict[str | None, Counter[int]]] = {}
+        for (start, group), bins in few.items():
+            by_start.setdefault(start, {})[group] = bins
+        left = set(few)
+        for start, groups in by_start.items():
+            for group, percentiles in _ranks.find(groups, partial(self._among, start, way)).items():
+                self._totals[start, group].percentiles = percentiles
+                left.remove((start, group))
+        return left
+
+    def _among(
+        self, start: int, way: Callable[[Filter], Plan], where: str, values: tuple[int, ...]
+    ) -> Iterator[tuple[str | None, list[int]]]:
+        """Latencies of a bucket, by group, that are among some."""
+        within = stretch(start // self._bucket_ns, self._bucket_ns) if self._bucket_ns else EVERYTHING
+        sql = _LATENCIES if self._group_by else _LATENCIES_OF_ONE
+        for _, group, latencies in self._exact(sql, within, where, values, way):
+            yield group, orjson.loads(latencies)
 
     def _add_exact(self, few: set[Place]) -> None:
+        """All their latencies."""
         for place in few:
             self._totals[place].latencies.clear()
-        if self._bucket_ns and not self._group_by and self._are_full(few):
-            for start, group in few:
-                [found] = self._exact(_LATENCIES_OF_ONE, stretch(start // self._bucket_ns, self._bucket_ns), "", ())
-                self._totals[start, group].latencies = orjson.loads(found[0])
-            return
         where, values = self._in_groups({group for _, group in few})
         for within in self._stretches({start for start, _ in few}):
             for start, group, latencies in self._exact(_LATENCIES, within, where, values):
                 if (start, group) in few:
                     self._totals[start, group].latencies += orjson.loads(latencies)
 
-    def _are_full(self, places: set[Place]) -> bool:
-        return sum(self._totals[place].traces for place in places) > FULL * len(places)
-
-    def _exact(self, sql: str, within: Stretch, where: str, values: tuple[Any, ...]) -> Iterator[Any]:
+    def _exact(
+        self, sql: str, within: Stretch, where: str, values: tuple[Any, ...], way: Callable[[Filter], Plan] = lean
+    ) -> Iterator[Any]:
         """Latencies of traces that start within a stretch, and when they are asked for."""
         since, until = _latest(within[0], self._filter.since_ns), _earliest(within[1], self._filter.until_ns)
-        chosen = lean(replace(self._filter, since_ns=since, until_ns=until))
+        chosen = way(replace(self._filter, since_ns=since, until_ns=until))
         return self._ask(sql, chosen, where, values)
 
     def _in_groups(self, groups: set[str | None]) -> tuple[str, tuple[Any, ...]]:
@@ -219,26 +256,20 @@ class _Aggregate:
             since, until = self._filter.since_ns, self._filter.until_ns
             start = since if since is not None else min(total.starts)
             width = (until if until is not None else max(total.starts) + 1) - start
-        latencies = sorted(total.latencies) if not total.bins else []
         return Bucket(
             start_ns=start,
             width_ns=width,
             group=place[1],
             traces=total.traces,
             errors=total.errors,
-            p50_ms=_percentile(latencies, total.bins, 50),
-            p95_ms=_percentile(latencies, total.bins, 95),
+            p50_ms=total.percentile_ms(50),
+            p95_ms=total.percentile_ms(95),
             latency_error=_latencies.ERROR if total.bins else 0.0,
             input_tokens=int(total.input_tokens),
             output_tokens=int(total.output_tokens),
             cost=total.cost,
             feedback=_stats(total.tallies),
         )
-
-
-def _percentile(latencies: list[int], bins: Counter[int], percent: int) -> float:
-    found = _latencies.percentile(bins, percent) if bins else percentile(latencies, percent)
-    return found / 1e6
 
 
 def _stats(tallies: dict[str, Tally]) -> tuple[FeedbackStats, ...]:

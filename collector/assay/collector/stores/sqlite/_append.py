@@ -138,9 +138,9 @@ class Appender:
         self._next_trace = self._next_span = 1
         self.forget()
 
-    def numbers(self, count: int) -> range:
-        """So many numbers that come after all that were given out before."""
-        return self._clock.take(self.db, count)[0]
+    def numbers(self, count: int) -> tuple[range, int]:
+        """So many numbers that come after all that were given out before, and the time."""
+        return self._clock.take(self.db, count)
 
     def forget(self) -> None:
         """Drop what is remembered: after a rollback or a deletion it may be wrong."""
@@ -224,13 +224,13 @@ class Appender:
         self._insert_spans(spans)
         for one in here.values():
             self.keeper.mark(one, first)
-        self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING)
+        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
+        self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING, new.values())
         self._keep_values(spans.facts)
         self._count(spans, first)
         answers = zip(spans.ids, spans.facts, strict=True)
         _responses.put(self.db, [(row, fact.response_id) for row, fact in answers if fact.response_id])
         self._trim()
-        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
         return Written(new, {state.key for state in touched.values()})
 
     def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_Part]]:
@@ -291,9 +291,11 @@ class Appender:
     def move(self, keys: Iterable[int]) -> None:
         """Put traces at the end of the feed, as something but their runs has changed; those without runs stay out."""
         moved = sorted(keys)
-        if not moved:
-            return
-        numbers, now = self._clock.take(self.db, len(moved))
+        if moved:
+            self.put_at(moved, *self.numbers(len(moved)))
+
+    def put_at(self, moved: Sequence[int], numbers: Sequence[int], now: int) -> None:
+        """Have traces, as `move` does, stand at these places of the feed."""
         rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
@@ -372,7 +374,11 @@ class Appender:
         insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
 
     def _insert_traces(
-        self, touched: Mapping[str, Known], here: dict[int, Spans], came: Mapping[str, Iterable[str]] = _NOTHING
+        self,
+        touched: Mapping[str, Known],
+        here: dict[int, Spans],
+        came: Mapping[str, Iterable[str]] = _NOTHING,
+        new: Iterable[int] = (),
     ) -> None:
         if not touched:
             return
@@ -384,7 +390,7 @@ class Appender:
                 rolled = rolled._replace(running=running, complete=0)
             change = (number, number, now)
             rows.append((state.key, trace_id, now, root, *change, *rolled))
-        with self.sums.of_traces([row[0] for row in rows]):
+        with self.sums.of_traces([row[0] for row in rows], set(new)):
             insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]

@@ -45,6 +45,7 @@ CHECKS = (
     " WHERE j.trace = f.trace AND j.key = f.key AND j.source = 'model'))"
 )
 COUNTS = f"f.standing >= 1 AND NOT {CHECKS}"
+_ALL = f"SELECT f.trace, f.key, f.label, f.outcome, f.score, {COUNTS} FROM feedback f"
 _SAID = f"SELECT f.trace, f.key, f.label, f.outcome, f.score FROM feedback f WHERE {COUNTS}"
 
 OfModel: TypeAlias = tuple[int, int, int, float | None]  # calls, input tokens, output tokens, cost
@@ -238,12 +239,14 @@ def said_of(db: sqlite3.Connection, keys: Iterable[int]) -> list[Any]:
     return find_many(db, _SAID + " AND f.trace IN (%s)", keys)
 
 
-def said_under(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:
-    """The same of traces under a key each, and none of what else such a trace may have a lot of."""
+def all_under(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:
+    """The same of traces under a key each, with all that does not count, and at the end whether it does; and none of
+    what else such a trace may have a lot of.
+    """
     by_key: dict[str, list[int]] = {}
     for trace, key in pairs:
         by_key.setdefault(key, []).append(trace)
-    sql = _SAID + " AND f.key = ? AND f.trace IN (%s)"
+    sql = _ALL + " WHERE f.key = ? AND f.trace IN (%s)"
     return [row for key, traces in by_key.items() for row in find_many(db, sql, traces, (key,))]
 
 

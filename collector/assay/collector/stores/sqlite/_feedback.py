@@ -66,23 +66,24 @@ def rows(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
 def write(appender: Appender, rows: Sequence[list[Any]], written: Written = NOTHING_WRITTEN) -> None:
     """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these.
 
-    What is about a deleted trace, or of an older claim than what is there, is left out. On a trace of which the file
-    has had nothing so far a row that is alone with its key stands as it is.
+    What is about a deleted trace, or of an older claim than what is there, is left out. A row that is the only one
+    under its key on its trace stands as it is.
     """
     db, new = appender.db, written.new
     by_id = _placed(appender, {row[_ID]: row for row in rows}, new)
     overtaken = _yield_to_claims(appender, by_id, set(new.values()))
-    elsewhere = {id: row for id, row in by_id.items() if row[_TRACE] not in written.changed}
-    moved = _moved(db, elsewhere) - written.changed
-    replaced = _judgements(db, [id for id, row in by_id.items() if row[_SOURCE] == "model"])
-    for number, row in zip(appender.numbers(len(by_id)), by_id.values(), strict=True):
+    stored = {row[_ID]: row for row in find_many(db, SELECT + " WHERE f.id IN (%s)", by_id)}
+    moved = _moved(by_id, stored) - written.changed
+    replaced = {row[_JUDGE] for id, row in stored.items() if by_id[id][_SOURCE] == "model"} - {None}
+    numbers, now = appender.numbers(len(by_id) + len(moved))
+    for number, row in zip(numbers, by_id.values(), strict=False):
         row[_SAID] = number
-    with appender.sums.of_feedback(_under(db, by_id), set(new.values())):
+    with appender.sums.of_feedback(_under(by_id.values(), stored.values()), set(new.values())) as first:
         if not _insert(db, by_id.values()):
             _remove(db, list(by_id))  # under their id some have moved: what they stood in front of takes their place
             _insert(db, by_id.values())
-        _settle_all(db, list(_unsettled(by_id.values(), set(new.values()))))
-    appender.move(moved)
+        _settle_all(db, list(_unsettled(by_id.values(), first)))
+    appender.put_at(sorted(moved), numbers[len(by_id) :], now)
     if overtaken:
         delete(db, appender, list(overtaken))
     if replaced:
@@ -132,11 +133,10 @@ def _as_ruled(row: Sequence[Any]) -> Ruled:
     return made._replace(claim=made.claim or 0)
 
 
-def _moved(db: sqlite3.Connection, by_id: Mapping[str, Sequence[Any]]) -> set[int]:
+def _moved(by_id: Mapping[str, Sequence[Any]], stored: Mapping[str, Sequence[Any]]) -> set[int]:
     """Traces of which feedback without a rule changes by these rows; what is there already, word for word, changes
     nothing.
     """
-    stored = {row[_ID]: row for row in find_many(db, SELECT + " WHERE f.id IN (%s)", by_id)}
     changed = [
         row
         for id, new in by_id.items()
@@ -151,12 +151,6 @@ def _of_traces(rows: Iterable[Sequence[Any]]) -> set[int]:
     return {row[_TRACE] for row in rows if row[_RULE] is None and row[_TRACE] is not None}
 
 
-def _judgements(db: sqlite3.Connection, ids: Sequence[str]) -> set[str]:
-    """The traces of evaluators to which stored feedback leads."""
-    sql = "SELECT judge_trace_id FROM feedback WHERE id IN (%s) AND judge_trace_id IS NOT NULL"
-    return {row[0] for row in find_many(db, sql, ids)} if ids else set()
-
-
 def let_go(appender: Appender, ids: set[str], traces: Iterable[int | None], kept: Collection[str | None] = ()) -> None:
     """Remove judgements to which no feedback on these traces leads any more: they quote what was judged, and who
     deletes that would not find them. Those that are kept are led to by what is yet to be written.
@@ -166,14 +160,11 @@ def let_go(appender: Appender, ids: set[str], traces: Iterable[int | None], kept
     _delete.judgements(appender, appender.db, ids.difference(linked, kept))
 
 
-def _unsettled(rows: Collection[Sequence[Any]], new: Collection[int]) -> Iterator[Sequence[Any]]:
+def _unsettled(rows: Collection[Sequence[Any]], first: Collection[tuple[int, str]]) -> Iterator[Sequence[Any]]:
     """Rows beside which there may be another one, whose standing is to be weighed against theirs."""
-    if not new:
-        yield from rows
-        return
-    alone = Counter([(row[_TRACE], row[_KEY]) for row in rows])
+    together = Counter([(row[_TRACE], row[_KEY]) for row in rows])
     for row in rows:
-        if row[_TRACE] not in new or alone[row[_TRACE], row[_KEY]] > 1:
+        if together[row[_TRACE], row[_KEY]] > 1 or (row[_TRACE], row[_KEY]) not in first:
             yield row
 
 
@@ -294,9 +285,9 @@ def delete(db: sqlite3.Connection, appender: Appender, ids: Sequence[str]) -> in
     return len(gone)
 
 
-def _under(db: sqlite3.Connection, by_id: Mapping[str, Sequence[Any]]) -> set[tuple[int | None, str]]:
-    """The traces and keys of rows, and of what stands under their ids now."""
-    return {(row[_TRACE], row[_KEY]) for row in by_id.values()}.union(_stored_under(db, by_id))
+def _under(*rows: Iterable[Sequence[Any]]) -> set[tuple[int | None, str]]:
+    """The traces and keys of rows."""
+    return {(row[_TRACE], row[_KEY]) for some in rows for row in some}
 
 
 def _stored_under(db: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[int | None, str]]:

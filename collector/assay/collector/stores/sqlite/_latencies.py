@@ -2,21 +2,33 @@
 
 The bins are those of DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable quantile sketch", VLDB 2019):
 what a bin stands for is within `ERROR` of all that is in it.
+
+A blob of bins begins with a byte, the width of its counts. What follows is the first bin, one up so that none is below
+0, and the counts from that one on without a gap; with width 0 it is pairs of a bin, one up, and its count, all of two
+bytes: of a few latencies that lie far apart. An older form has pairs of eight bytes each and nothing before them; it is
+read, and no more written.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import chain
+from functools import cache
 
 from ddsketch.mapping import LogarithmicMapping
+
+from assay.collector.stores.sqlite._values import INT_MAX
 
 ERROR = 0.01  # of a percentile, relative
 NOTHING = -1  # the bin of what took no time: others begin at 0, the logarithm of a nanosecond
 _MAPPING = LogarithmicMapping(ERROR)
+_CODES = {1: "B", 2: "H", 4: "I"}  # of `array`, by width
+_OLDER = (bytes(6), b"\xff" * 6)  # at 2:8 of the older form alone: a bin is below 65,536, and no count is 0
+_LATENCIES = range(1, INT_MAX + 1)
+_LANE = 8  # bytes of a count while blobs are added up
 
 
 def bin_of(latency_ns: int) -> int:
@@ -30,33 +42,134 @@ def latency_of(bin: int) -> float:
 
 
 def packed(bins: Mapping[int, int]) -> bytes:
-    """As a blob, pairs of a bin and its count; empty bins are left out."""
-    pairs = ((bin, count) for bin, count in sorted(bins.items()) if count)
-    return _little(array("q", chain.from_iterable(pairs))).tobytes()
+    """As a blob; empty bins are left out, and of no bins it is empty."""
+    here = {bin: count for bin, count in bins.items() if count}
+    if not here:
+        return b""
+    first, most = min(here), max(here.values())
+    size, width = max(here) - first + 1, 1 if most < 1 << 8 else 2 if most < 1 << 16 else 4
+    if size * width > 4 * len(here) and most < 1 << 16:
+        return b"\0" + _bytes(array("H", (x for bin in sorted(here) for x in (bin + 1, here[bin]))))
+    counts = array(_CODES[width], bytes(size * width))
+    for bin, count in here.items():
+        counts[bin - first] = count
+    return bytes([width]) + (first + 1).to_bytes(2, "little") + _bytes(counts)
+
+
+def added(blob: bytes, more: Mapping[int, int]) -> bytes:
+    """A blob with more in it, or less. Raises `ValueError` where less than nothing would be left in a bin."""
+    if blob and blob[2:8] not in _OLDER:  # nearly always there is room for it in the blob as it is
+        made = _added_to_counts(blob, more) if blob[0] else _added_to_pairs(blob, more)
+        if made is not None:
+            return made
+    bins = unpacked([blob])
+    for bin, times in more.items():
+        bins[bin] += times
+    if any(times < 0 for times in bins.values()):
+        raise ValueError("fewer latencies than none in a bin")
+    return packed(bins)
+
+
+def _added_to_counts(blob: bytes, more: Mapping[int, int]) -> bytes | None:
+    """A blob without gaps, of the same size; None where that has no room."""
+    width, first = blob[0], blob[1] + (blob[2] << 8) - 1
+    if width not in _CODES or (len(blob) - 3) % width:
+        return None
+    counts, most = _array(_CODES[width], blob[3:]), 1 << 8 * width
+    for bin, times in more.items():
+        place = bin - first
+        if not 0 <= place < len(counts) or not 0 <= counts[place] + times < most:
+            return None
+        counts[place] += times
+    return blob[:3] + _bytes(counts) if counts[0] and counts[-1] else None
+
+
+def _added_to_pairs(blob: bytes, more: Mapping[int, int]) -> bytes | None:
+    """A blob of pairs with other counts; None where other bins are in it then, or a count does not fit."""
+    flat = _array("H", blob[1:])
+    bins = flat[::2]
+    for bin, times in more.items():
+        place = bisect_left(bins, bin + 1)
+        if place == len(bins) or bins[place] != bin + 1 or not 0 < flat[2 * place + 1] + times < 1 << 16:
+            return None
+        flat[2 * place + 1] += times
+    return b"\0" + _bytes(flat)
 
 
 def unpacked(blobs: Iterable[bytes]) -> Counter[int]:
-    """All that is in blobs together."""
-    flat = array("q")
-    flat.frombytes(b"".join(blobs))
-    _little(flat)
+    """All that is in blobs together. Raises `ValueError` for what is no blob."""
     bins: dict[int, int] = {}
-    for bin, count in zip(flat[::2], flat[1::2], strict=True):
-        bins[bin] = bins.get(bin, 0) + count
+    runs: dict[int, int] = {}  # by first bin, the counts of blobs as one integer: so they are added up all at once
+    for blob in blobs:
+        if blob[2:8] in _OLDER:
+            _add_pairs(bins, _array("q", blob), 0)
+        elif blob[:1] == b"\0":
+            _add_pairs(bins, _array("H", blob[1:]), 1)
+        elif blob:
+            run = _run(blob)
+            first = blob[1] + (blob[2] << 8) - 1
+            runs[first] = runs.get(first, 0) + run
+    for first, run in runs.items():
+        _add_run(bins, first, run)
     return Counter(bins)
 
 
-def _little(values: array[int]) -> array[int]:
+def _add_pairs(bins: dict[int, int], flat: array[int], up: int) -> None:
+    for bin, count in zip(flat[::2], flat[1::2], strict=True):
+        bins[bin - up] = bins.get(bin - up, 0) + count
+
+
+def _run(blob: bytes) -> int:
+    """The counts of a blob without gaps, each of `_LANE` bytes of an integer."""
+    width, size = blob[0], len(blob) - 3
+    if width not in _CODES or size < width or size % width:
+        raise ValueError(f"no latencies in bins: {blob[:16]!r}")
+    lanes = bytearray(_LANE * size // width)
+    for place in range(width):
+        lanes[place::_LANE] = blob[3 + place :: width]
+    return int.from_bytes(lanes, "little")
+
+
+def _add_run(bins: dict[int, int], first: int, run: int) -> None:
+    size = -(-run.bit_length() // (8 * _LANE))
+    for bin, count in enumerate(_array("Q", run.to_bytes(size * _LANE, "little")), first):
+        if count:
+            bins[bin] = bins.get(bin, 0) + count
+
+
+def _array(code: str, data: bytes) -> array[int]:
+    values = array(code, data)
     if sys.byteorder == "big":  # a file may be carried to another machine
         values.byteswap()
     return values
 
 
-def percentile(bins: Mapping[int, int], percent: int) -> float:
-    """Nanoseconds within `ERROR` of `statistics.percentile` of what was counted (at least one)."""
+def _bytes(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def place(bins: Mapping[int, int], percent: int) -> tuple[int, int]:
+    """In which bin `statistics.percentile` of what was counted (at least one) lies, and before it how many of that."""
     rank, seen = (sum(bins.values()) * percent + 99) // 100, 0
     for bin, count in sorted(bins.items()):
         seen += count
         if seen >= rank:
-            return latency_of(bin)
+            return bin, rank - 1 - (seen - count)
     raise ValueError(f"no percentile {percent!r} of nothing")
+
+
+def percentile(bins: Mapping[int, int], percent: int) -> float:
+    """Nanoseconds within `ERROR` of `statistics.percentile` of what was counted (at least one)."""
+    return latency_of(place(bins, percent)[0])
+
+
+@cache
+def bounds(bin: int) -> tuple[int, int]:
+    """The least and the greatest latency (in nanoseconds, as rows have them) that a bin counts."""
+    return (_least(bin) if bin != NOTHING else -INT_MAX), _least(bin + 1) - 1
+
+
+def _least(bin: int) -> int:
+    return 1 + bisect_left(_LATENCIES, bin, key=bin_of)

@@ -11,7 +11,6 @@ import threading
 import time
 from functools import partial
 
-from assay.collector.stores.sqlite._cells import drop
 from assay.collector.stores.sqlite._counted import Delta, count
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._sums import STALE, Sums
@@ -38,7 +37,7 @@ class Recount:
             if state == STALE:
                 self.ended(hour, self.begun(hour))
             else:
-                self._file.writer.call(partial(_empty, hour))
+                self._file.writer.call(partial(self._empty, hour))
             now = time.monotonic()
             self._not_before[hour] = now + REST * (now - began)
         return bool(due)
@@ -62,16 +61,14 @@ class Recount:
         """Put it in place of the sums of the hour."""
         self._file.writer.call(partial(self._put, hour, counted))
 
+    def _empty(self, hour: int, _: sqlite3.Connection) -> None:
+        self._file.appender.sums.empty(hour)
+
     def _put(self, hour: int, counted: Delta | None, _: sqlite3.Connection) -> None:
         sums = self._file.appender.sums
         changed = sums.watched(hour)
         if changed is not None:  # else something was rolled back, or cannot be counted: once more, later
             sums.put(hour, counted, changed)
-
-
-def _empty(hour: int, db: sqlite3.Connection) -> None:
-    drop(db, hour)
-    db.execute("UPDATE sums_hours SET rows = 0 WHERE hour = ?", (hour,))
 
 
 def _begin(db: sqlite3.Connection, sums: Sums, hour: int) -> None:

@@ -48,6 +48,11 @@ class Question:
         sql, values = self._sql(_COUNTS)
         return db.execute(sql, values).fetchall()
 
+    def traces(self, db: sqlite3.Connection) -> int:
+        """How many traces the sums of all hours asked for have, whatever their project, environment and name."""
+        whole = replace(self, filter=replace(self.filter, **dict.fromkeys(_ANSWERED)), bucket_ns=None, group_by=None)
+        return sum(row[2] for row in whole.counts(db))
+
     def said(self, db: sqlite3.Connection) -> Iterator[Any]:
         """As the rows of `_aggregate._FEEDBACK`."""
         sql, values = self._sql(_SAID)

@@ -19,26 +19,34 @@ from assay.collector.stores.sqlite._counted import (
     Counted,
     Delta,
     TooMuch,
+    all_under,
     of_traces,
     said_of,
-    said_under,
 )
 from assay.collector.stores.sqlite._sql import find_many
 
 GOOD, STALE, WILD = 0, 1, 2
+HOURS = 1_000  # remembered at most
 MOST_SAID = 1_000  # of one trace, that moves to another cell at once
 
 
 class Sums:
-    """The sums on the writer's connection, in its transaction."""
+    """The sums on the writer's connection, in its transaction. Remembers rows, which nobody else writes."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._watched: dict[int, Delta] = {}  # what changes while somebody counts an hour anew, see `_recount`
+        self._hours: dict[int, tuple[int, int]] = {}  # state, and rows
+        self._cells = _cells.Known()
 
     def forget(self) -> None:
         """After a rollback what was noted beside the file may not have happened: counting begins again."""
         self._watched.clear()
+        self._read_again()
+
+    def _read_again(self) -> None:
+        self._hours.clear()
+        self._cells.clear()
 
     def watch(self, hour: int) -> None:
         """Note from now on what changes in an hour."""
@@ -49,22 +57,24 @@ class Sums:
         return self._watched.pop(hour, None)
 
     @contextmanager
-    def of_traces(self, keys: Collection[int]) -> Iterator[None]:
-        """Within, rows of `traces` may be written."""
-        before = of_traces(self._db, keys)
+    def of_traces(self, keys: Collection[int], new: Collection[int] = ()) -> Iterator[None]:
+        """Within, rows of `traces` may be written. Those that are new have none yet, and nothing is said of them."""
+        before = of_traces(self._db, [key for key in keys if key not in new])
         yield
         after = of_traces(self._db, keys)
-        self._turn(before, after)
+        self._turn(before, after, new)
 
     @contextmanager
-    def of_feedback(self, pairs: Iterable[tuple[int | None, str]], new: Collection[int] = ()) -> Iterator[None]:
+    def of_feedback(
+        self, pairs: Iterable[tuple[int | None, str]], new: Collection[int] = ()
+    ) -> Iterator[set[tuple[int, str]]]:
         """Within, feedback under these keys of traces may be written, settled, and removed. Nothing is said of those
-        that are new yet.
+        that are new yet. Gives those under which there was none.
         """
         on_traces = {(trace, key) for trace, key in pairs if trace is not None}
-        before = said_under(self._db, [pair for pair in on_traces if pair[0] not in new])
-        yield
-        after = said_under(self._db, on_traces)
+        there = all_under(self._db, [pair for pair in on_traces if pair[0] not in new])
+        yield on_traces.difference([row[:2] for row in there])
+        before, after = _that_counts(there), _that_counts(all_under(self._db, on_traces))
         if before != after:
             counted = of_traces(self._db, {trace for trace, _ in on_traces})
             changes = _Changes()
@@ -80,7 +90,7 @@ class Sums:
         changes.said(counted, said_of(self._db, counted), -1)
         self._apply(changes)
 
-    def _turn(self, before: Mapping[int, Counted], after: Mapping[int, Counted]) -> None:
+    def _turn(self, before: Mapping[int, Counted], after: Mapping[int, Counted], new: Collection[int]) -> None:
         changes, moved = _Changes(), []
         for key, now in after.items():
             was = before.get(key)
@@ -88,7 +98,7 @@ class Sums:
                 if was is not None:
                     changes.trace(was, -1)
                 changes.trace(now, 1)
-                if was is None or was.place != now.place:
+                if key not in new and (was is None or was.place != now.place):
                     moved.append(key)
         self._move_said(changes, before, after, moved)
         self._apply(changes)
@@ -125,10 +135,17 @@ class Sums:
 
     def _standing(self, hour: int) -> tuple[int, int]:
         """The state of an hour, and of how many rows its sums are."""
-        found = self._db.execute("SELECT state, rows FROM sums_hours WHERE hour = ?", (hour,)).fetchone()
-        if found is None:
-            self._db.execute("INSERT INTO sums_hours (hour, rows, state) VALUES (?, 0, ?)", (hour, GOOD))
-        return found or (GOOD, 0)
+        if hour not in self._hours:
+            found = self._db.execute("SELECT state, rows FROM sums_hours WHERE hour = ?", (hour,)).fetchone()
+            if found is None:
+                self._db.execute("INSERT INTO sums_hours (hour, rows, state) VALUES (?, 0, ?)", (hour, GOOD))
+            self._note_hour(hour, *(found or (GOOD, 0)))
+        return self._hours[hour]
+
+    def _note_hour(self, hour: int, state: int, rows: int) -> None:
+        if len(self._hours) >= HOURS:
+            self._hours.clear()
+        self._hours[hour] = state, rows
 
     def _note(self, hour: int, changes: _Changes) -> None:
         if hour in changes.wild or hour in changes.unsure:
@@ -138,7 +155,7 @@ class Sums:
 
     def _change(self, hour: int, rows: int, delta: Delta) -> None:
         try:
-            grown = _cells.change(self._db, delta)
+            grown = _cells.change(self._db, delta, self._cells)
         except _cells.Unsure:
             self.mark(hour, STALE)
         except TooMuch:
@@ -148,15 +165,25 @@ class Sums:
                 self.mark(hour, WILD)
             elif rows + grown == 0:
                 self._db.execute("DELETE FROM sums_hours WHERE hour = ?", (hour,))
+                self._hours.pop(hour, None)
             elif grown:
                 self._db.execute("UPDATE sums_hours SET rows = ? WHERE hour = ?", (rows + grown, hour))
+                self._note_hour(hour, GOOD, rows + grown)
 
     def mark(self, hour: int, state: int) -> None:
         """An hour is to be read from rows, and its sums are of no use; one that is wild already stays so."""
+        self._read_again()
         self._db.execute("UPDATE sums_hours SET state = max(state, ?), rows = -1 WHERE hour = ?", (state, hour))
+
+    def empty(self, hour: int) -> None:
+        """Drop the sums of an hour, which is read from rows."""
+        self._read_again()
+        _cells.drop(self._db, hour)
+        self._db.execute("UPDATE sums_hours SET rows = 0 WHERE hour = ?", (hour,))
 
     def put(self, hour: int, counted: Delta | None, changed: Delta) -> None:
         """What was counted anew, and what has changed meanwhile; None: there is too much of it."""
+        self._read_again()
         _cells.drop(self._db, hour)
         state = WILD if counted is None else GOOD
         self._db.execute("UPDATE sums_hours SET rows = 0, state = ? WHERE hour = ?", (state, hour))
@@ -194,6 +221,10 @@ class _Changes:
 
     def _of(self, hour: int) -> Delta:
         return self.deltas.setdefault(hour, Delta())
+
+
+def _that_counts(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    return [row[:5] for row in rows if row[5]]
 
 
 def _said_counts(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[tuple[int, int]]:

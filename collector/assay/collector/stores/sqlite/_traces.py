@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 
 from assay.collector.errors import Unavailable
@@ -101,9 +101,10 @@ class SQLiteTraces(Half):
         parts = [feedback[start : start + HEAVY_WEIGHT] for start in range(0, len(feedback), HEAVY_WEIGHT)]
         nothing = encode(())
         jobs = [Job(weight=len(part), batch=nothing._replace(feedback=_feedback.rows(part))) for part in parts]
-        kept, _ = wait(self._file.put_all(jobs))
-        for one in kept:
-            one.result()
+        # Each is waited for, whatever became of the others
+        failed = [error for one in self._file.put_all(jobs) if (error := one.exception()) is not None]
+        if failed:
+            raise failed[0]
 
     def feedback(
         self,

@@ -27,7 +27,8 @@ class Condition(NamedTuple):
 
 
 _NOTHING = Filter()
-HERE = Condition("t.span_count > 0")
+# True of the same ones as `span_count > 0`, and every index that is walked has it. With the `+` it chooses none
+HERE = Condition("+t.start_ns IS NOT NULL")
 
 
 def conditions(filter: Filter) -> list[Condition]:
