@@ -561,7 +561,7 @@ def measure(asked: argparse.Namespace, store: Path) -> Measured:
         missing = before + spans - collector.get("/api/count")["spans"]
         cpu = collector.cpu_s() - cpu
         further = writers.rows() if writers else {}
-        behind = collector.cpu_s()
+        behind, lag_s = collector.cpu_s(), collector.number("assay_store_text_index_lag_seconds")
         indexed_s = 0.0 if asked.no_index else until_indexed(collector)
         with_index = cpu + collector.cpu_s() - behind
         after = collector.memory_mb()
@@ -577,7 +577,7 @@ def measure(asked: argparse.Namespace, store: Path) -> Measured:
         "acknowledgement p50 / p99 / max": spread(load.latencies),
         **further,
         "visible after acknowledgement": f"at most {1000 * max(seen.lags, default=0):.0f} ms ({len(seen.lags)} asked during the load)",
-        "text index caught up after": f"{indexed_s:.1f} s",
+        "text index caught up after": f"{indexed_s:.1f} s; at the end of the load it was {lag_s:.1f} s behind",
         "collector's CPU": f"{1e6 * cpu / max(1, spans):.0f} µs a span during the load,"
         f" {1e6 * with_index / max(1, spans):.0f} until the text index has caught up",
         "memory idle / most": f"{idle:.0f} / {max(mb for _, mb in seen.memory):.0f} MB",

@@ -32,6 +32,7 @@ T = TypeVar("T")
 ROUND = 400  # traces that are read back together
 READ = 2_000_000  # characters that are read back in one round, if no single trace has more
 ROWS = 50  # payloads that are read together
+ROWS_OF_WORDS = 200  # of one INSERT, which takes some milliseconds: between two the writer waits for the interpreter
 # Characters of one transaction, if no single trace has more. Appends wait for it, but FTS5 writes a segment for each,
 # and merges them: with 1,000 traces a transaction, a trace costs a third of what it does with 40
 PIECE, MOST = 100_000, 8_000_000
@@ -211,7 +212,7 @@ def put_held(writer: Reader, held: Held, most: int, settled: float, overdue: flo
 
 
 def _add(db: sqlite3.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
-    insert_many(db, "words", ("rowid", "text"), rows)
+    insert_many(db, "words", ("rowid", "text"), rows, at_once=ROWS_OF_WORDS)
 
 
 def _forget(db: sqlite3.Connection, rows: Sequence[tuple[int, str]]) -> None:
