@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -24,6 +25,7 @@ from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._texts import CHARACTERS, leaves, leaves_of
 from assay.collector.stores.sqlite._values import loads
+from assay.collector.stores.sqlite._words import PIECE
 from assay.collector.stores.sqlite._writer import Job
 from collector.conformance_traces import eventually
 from collector.making import child, run
@@ -100,7 +102,7 @@ def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> No
             store._behind._file.appender.held = Held(most)
             with waiting(store) as file:
                 store.append(runs)
-                assert len(file.appender.held._parts) == (len(ODD) if most else 0)
+                assert len(file.appender.held) == (len(ODD) if most else 0)
             found.append(indexed(store))
             store.delete(since_ns=0)
             assert indexed(store) == set()
@@ -111,7 +113,7 @@ def test_what_memory_has_no_room_for_is_read_back(store: SQLiteStore) -> None:
     with waiting(store) as file:
         file.appender.held = held = Held(2_000)
         store.append([run(inputs=f"word{number} " + "filler " * 20) for number in range(100)])
-        assert 0 < len(held._parts) < 10
+        assert 0 < len(held) < 10
         assert held.bytes <= 2_000
     assert {f"word{number}" for number in range(100)} <= {word for word, _ in indexed(store)}
     assert held.bytes == 0
@@ -177,7 +179,7 @@ def test_a_trace_that_is_deleted_while_its_words_wait_in_memory(store: SQLiteSto
     with waiting(store) as file:
         store.append([gone := run(inputs="secret"), run(inputs="public")])
         store.delete(trace_ids=(gone.trace_id,))
-        assert len(file.appender.held._parts) == 1
+        assert len(file.appender.held) == 1
     assert words(store) == "public"
 
 
@@ -198,10 +200,11 @@ def test_what_was_never_committed_is_not_indexed(store: SQLiteStore) -> None:
 def test_a_piece_that_is_rolled_back_is_indexed_later(store: SQLiteStore) -> None:
     with waiting(store) as file:
         store.append([root := run(inputs="again")])
-        [key] = file.appender.held._parts
+        assert len(file.appender.held) == 1
 
         def put_and_fail(_: sqlite3.Connection) -> None:
-            _words.put_held(file.appender.reader, [key], file.appender.held)
+            now = time.monotonic()
+            assert _words.put_held(file.appender.reader, file.appender.held, PIECE, now, now) == len("again")
             raise RuntimeError
 
         failed = file.put(Job(weight=1, action=put_and_fail, patient=True))
@@ -232,7 +235,7 @@ def test_two_rounds_at_once_index_each_trace_once(store: SQLiteStore) -> None:
     stop = threading.Event()
 
     def rounds() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.001):
             store._behind.index_round()
 
     with ThreadPoolExecutor(2) as pool:

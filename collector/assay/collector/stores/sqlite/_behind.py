@@ -1,4 +1,4 @@
-"""What happens behind the writer, in a thread of its own: text index, sums, dictionaries, retention."""
+"""What happens behind the writer, in a thread of its own: text index, sums, dictionaries."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 
 import zstandard
 
 from assay.collector.errors import Unavailable
-from assay.collector.stores.sqlite import _responses, _words
+from assay.collector.stores.sqlite import _words
 from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
+from assay.collector.stores.sqlite._hourly import Hourly
 from assay.collector.stores.sqlite._recount import Recount
 from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._writer import Job
@@ -25,7 +26,9 @@ log = logging.getLogger("assay.collector")
 AFTER_FAILURE = 30  # seconds
 PAUSE = 0.25  # seconds between looks at what there is to do
 BUSY_RATE = 2_000  # spans a second
-PRUNE_AFTER, PRUNE_EVERY = 60.0, 3600.0  # seconds after the start, then between
+IDLE = 2.0  # seconds between them while nothing is written: some of it has its time
+EVERY = 1.0  # seconds from one transaction of words to the next, and between looks at `unindexed` under load
+REST = 20  # times as long as a look has taken, none follows
 # Spans stored when the first, second, third dictionary is made, and its bytes: the file holds it, too
 DICTIONARIES = ((1_000, 65_536), (20_000, 262_144), (500_000, 262_144))
 SAMPLES = 4_000
@@ -33,20 +36,22 @@ SAMPLE_BYTES = 4_096  # a longer payload is no sample: dictionaries help short o
 
 
 class Behind:
-    """Runs until `close`. What it does not finish is found again by the next start. `prune` is called about hourly."""
+    """Runs until `close`. What it does not finish is found again by the next start."""
 
     def __init__(self, file: File, prune: Callable[[], None]) -> None:
-        self._file, self._prune = file, prune
+        self._file = file
         self._appender, self._writer = file.appender, file.writer
         self._checkpointer = Checkpointer(file.path, file.writer, file.watch)
         self._looked, self._written, self._under_load = time.monotonic(), 0, False
-        self._next_prune = time.monotonic() + PRUNE_AFTER
+        self._next_put = self._next_look = self._next_work = 0.0
+        self._all_indexed, self._all_done = -1, -1  # commits by then
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
         self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
         self._resummer = Resummer(file.appender, file.read, self._do, self._stop)
         self._recount = Recount(file, self._stop)
+        self._hourly = Hourly(file, prune, self._stop)
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
 
@@ -54,6 +59,7 @@ class Behind:
         """End after the round that runs."""
         self._stop.set()
         self._thread.join()
+        self._hourly.close()
         self._checkpointer.close()
 
     def _run(self) -> None:
@@ -66,10 +72,7 @@ class Behind:
                 self._file.announce_again()
                 self._try_to_write_again()
                 busy = self.index_round()
-                busy = self._resummer.round() or busy
-                busy = self._recount.round() or busy
-                self.train_if_due()
-                self._prune_if_due()
+                busy = self._work_round() or busy
             except Unavailable:
                 busy = False
             except Exception:
@@ -84,46 +87,76 @@ class Behind:
         if self._writer.reserve.keep() and not self._writer.writable:
             self._writer.call(_touch)
 
-    def index_round(self) -> bool:
-        """Index the traces whose time it is, `_words.ROUND` of them at most; whether there were any."""
-        with self._lock:
-            # Between two commits: a trace that the one under way disturbs is not yet so in what is read below
-            disturbed = self._appender.disturbed
-            if disturbed:
-                self._writer.call(lambda _: disturbed.clear())
-            held = self._appender.held
-            with self._file.read() as reader:
-                later = self._busy() and not held.is_filling
-                due = _words.waiting(reader, self._file.clock.now(), overdue_only=later)
-                here = [one.trace for one in due if one.trace in held]
-                entries = list(_words.entries(reader, [one for one in due if one.trace not in held]))
-            self._put_in_pieces(here, entries)
-            return bool(due)
+    def _work_round(self) -> bool:
+        """What else there is to do; it is not looked for again before something is written, or `IDLE` has passed."""
+        commits = self._writer.commits
+        if commits == self._all_done and time.monotonic() < self._next_work:
+            return False
+        busy = self._resummer.round()
+        busy = self._recount.round() or busy
+        self.train_if_due()
+        self._all_done, self._next_work = -1 if busy else commits, time.monotonic() + IDLE
+        return busy
 
-    def _put_in_pieces(self, here: Sequence[int], entries: Sequence[_words.Entry]) -> None:
+    def index_round(self) -> bool:
+        """Index the traces whose time it is, as many as one round takes; whether there may be more."""
+        with self._lock:
+            later = self._busy()
+            more = self._from_memory(later)
+            return self._from_file(later) or more
+
+    def _from_memory(self, later: bool) -> bool:
+        """Index what is held, about once a second, in one transaction; if much arrives, only when much is held or has
+        waited for long.
+        """
+        held, now = self._appender.held, time.monotonic()
+        if not (len(held) and (held.is_filling or now >= self._next_put)):
+            return False
+        settled, overdue = now - (_words.RESTED_NS if later else _words.SETTLED_NS) / 1e9, now - _words.OVERDUE_NS / 1e9
+        put = partial(_words.put_held, self._appender.reader, held, self._piece, settled, overdue)
+        characters: int = self._writer.put(Job(weight=64, action=partial(self._timed, put), patient=True)).result()
+        more = 2 * characters >= self._piece
+        if characters and not more:
+            self._next_put = now + EVERY
+        return more
+
+    def _from_file(self, later: bool) -> bool:
+        """Index what is not held, if it is time to look for that."""
+        commits, began = self._writer.commits, time.monotonic()
+        if began < self._next_look or commits == self._all_indexed:
+            return False
+        # Between two commits: a trace that the one under way disturbs is not yet so in what is read below
+        disturbed, held = self._appender.disturbed, self._appender.held
+        if disturbed:
+            self._writer.call(lambda _: disturbed.clear())
+        with self._file.read() as reader:
+            due = _words.waiting(reader, self._file.clock.now(), held, overdue_only=later and not held.is_filling)
+            looked = time.monotonic()
+            entries = list(_words.entries(reader, due))
+            self._all_indexed = commits if _words.is_empty(reader) else -1
+        self._put_in_pieces(entries)
+        rest = max(EVERY if later else 0.0, REST * (looked - began))
+        self._next_look = 0.0 if due else time.monotonic() + rest
+        return bool(due)
+
+    def _put_in_pieces(self, entries: Sequence[_words.Entry]) -> None:
         """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
-        queued: list[Future[None]] = []
+        queued: list[Future[int]] = []
         try:
-            for weight, put in self._puts(here, entries):
+            for some in _words.pieces([(entry, entry.characters) for entry in entries], self._piece):
+                put = partial(_words.put, self._appender.reader, some, self._appender.disturbed)
                 action = partial(self._timed, put)
-                queued.append(self._writer.put(Job(weight=1 + weight // 2, action=action, patient=True)))
+                queued.append(self._writer.put(Job(weight=1 + len(some) // 2, action=action, patient=True)))
         finally:
             wait(queued)
         for future in queued:
             future.result()
 
-    def _puts(self, here: Sequence[int], entries: Sequence[_words.Entry]) -> Iterator[tuple[int, Callable[[], int]]]:
-        """Each piece: how many traces, and what writes them and says how many characters it wrote."""
-        held = self._appender.held
-        for keys in _words.pieces([(key, held.characters(key)) for key in here], self._piece):
-            yield len(keys), partial(_words.put_held, self._appender.reader, keys, held)
-        for some in _words.pieces([(entry, entry.characters) for entry in entries], self._piece):
-            yield len(some), partial(_words.put, self._appender.reader, some, self._appender.disturbed)
-
-    def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> None:
-        began = time.perf_counter()
+    def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> int:
+        began = time.thread_time()  # not of the others: else what is dear as the cores are busy became dearer
         characters = put()
-        self._fit(characters, max(time.perf_counter() - began, 1e-6))
+        self._fit(characters, max(time.thread_time() - began, 1e-6))
+        return characters
 
     def _fit(self, characters: int, took: float) -> None:
         """Have the next pieces take about a moment; what is far smaller than one says little of how long that is."""
@@ -151,15 +184,6 @@ class Behind:
         if self._dictionaries < len(DICTIONARIES) and stored >= DICTIONARIES[self._dictionaries][0]:
             self._dictionaries += 1
             self._train(DICTIONARIES[self._dictionaries - 1][1])
-
-    def _prune_if_due(self) -> None:
-        if time.monotonic() >= self._next_prune:
-            self._next_prune = time.monotonic() + PRUNE_EVERY
-            self._prune()
-            while self._writer.call(lambda _: self._appender.tombstones.prune()):
-                pass
-            self._writer.call(lambda _: self._appender.waiting.trim())
-            self._writer.call(_responses.prune)
 
     def _train(self, size: int) -> None:
         with self._file.read() as reader:

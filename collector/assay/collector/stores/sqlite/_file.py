@@ -32,7 +32,7 @@ from assay.collector.stores.sqlite._writer import Job, Writer
 T = TypeVar("T")
 _makes_room = ContextVar("makes_room", default=False)
 _aside = ContextVar("aside", default=False)
-ASIDE = 3  # readers that no question takes: work behind the writer, the numbers, and one more
+ASIDE = 3  # readers that no question takes: work behind the writer, what is due hourly, and the numbers
 
 
 class File:

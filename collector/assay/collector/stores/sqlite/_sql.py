@@ -34,11 +34,16 @@ def overwrite(columns: Sequence[str]) -> str:
 
 
 def insert_many(
-    db: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], conflict: str = ""
+    db: sqlite3.Connection,
+    table: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    conflict: str = "",
+    at_once: int = ROWS,
 ) -> None:
-    """Insert rows, `ROWS` at a time; `conflict` is an `ON CONFLICT` clause."""
-    for start in range(0, len(rows), ROWS):
-        chunk = rows[start : start + ROWS]
+    """Insert rows, so many at a time; `conflict` is an `ON CONFLICT` clause."""
+    for start in range(0, len(rows), at_once):
+        chunk = rows[start : start + at_once]
         marks = ",".join(["(" + ",".join("?" * len(columns)) + ")"] * len(chunk))
         sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES {marks} {conflict}"
         db.execute(sql, [value for row in chunk for value in row])

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -32,11 +33,14 @@ log = logging.getLogger("assay.collector")
 
 T = TypeVar("T")
 
-ROUND = 400  # traces that are looked at together
+ROUND = 400  # traces that are read back together
 READ = 2_000_000  # characters that are read back in one round, if no single trace has more
 ROWS = 50  # payloads that are read together
-PIECE, MOST = 100_000, 500_000  # characters of one transaction, if no single trace has more: appends wait for it
-MOMENT = 0.01  # seconds that it may take, within these bounds
+ROWS_OF_WORDS = 200  # of one INSERT, which takes some milliseconds: between two the writer waits for the interpreter
+# Characters of one transaction, if no single trace has more. Appends wait for it, but FTS5 writes a segment for each,
+# and merges them: with 1,000 traces a transaction, a trace costs a third of what it does with 40
+PIECE, MOST = 100_000, 8_000_000
+MOMENT = 0.02  # seconds that it may take, within these bounds
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
 GROWTH = 2  # times as many bytes as when it was indexed, and it is indexed anew
@@ -77,10 +81,16 @@ class Entry(NamedTuple):
         return len(self.old or "") + len(self.text or "")
 
 
-def waiting(reader: Reader, now: int, *, overdue_only: bool = False) -> list[Waiting]:
-    """Traces whose time it is, by the store's clock."""
+def waiting(reader: Reader, now: int, held: Container[int] = frozenset(), *, overdue_only: bool = False) -> list[Waiting]:
+    """Traces whose time it is, by the store's clock, but for those whose texts are in memory."""
     settled = 0 if overdue_only else now - SETTLED_NS
-    return [Waiting(*row) for row in reader.db.execute(_WAITING, (settled, now - OVERDUE_NS, now, ROUND))]
+    rows = reader.db.execute(_WAITING, (settled, now - OVERDUE_NS, now))
+    return list(islice((Waiting(*row) for row in rows if row[0] not in held), ROUND))
+
+
+def is_empty(reader: Reader) -> bool:
+    """Whether nothing waits, nor will without anything being written."""
+    return reader.db.execute("SELECT 1 FROM unindexed LIMIT 1").fetchone() is None
 
 
 _SETTLED = "(t.updated_ns < ?1 OR u.since_ns < ?2)"
@@ -90,7 +100,7 @@ _WAITING = (
     f" WHERE t.updated_ns IS NULL OR (coalesce(i.again, 0) <= t.size AND {_SETTLED})"
     f" OR t.updated_ns < ?3 - min({RESTED_NS}, max({SETTLED_NS}, t.size * {RESTED_NS_A_BYTE}))"
     f" OR (i.again = {FULL} AND NOT EXISTS (SELECT 1 FROM replaced r WHERE r.trace = u.trace))"
-    " ORDER BY u.trace LIMIT ?4"
+    " ORDER BY u.trace"
 )
 
 
@@ -202,12 +212,12 @@ def put(writer: Reader, entries: Sequence[Entry], disturbed: set[int]) -> int:
     return sum(entry.characters for entry in written if entry.old != entry.text)
 
 
-def put_held(writer: Reader, keys: Sequence[int], held: Held) -> int:
-    """As `put`, for new traces whose texts are in memory still; returns how many characters. In a transaction of its
-    own, so that all that is in memory has been committed.
+def put_held(writer: Reader, held: Held, most: int, settled: float, overdue: float) -> int:
+    """As `put`, for new traces whose texts are in memory still and whose time it is (see `Held.due`); returns how many
+    characters, about `most` at most. In a transaction of its own, so that all that is in memory has been committed.
     """
     held.settle()
-    found = {key: taken for key in keys if (taken := held.take(key)) is not None}
+    found = {key: taken for key in held.due(most, settled, overdue) if (taken := held.take(key)) is not None}
     _add(writer.db, [(key, taken.text) for key, taken in found.items()])
     _note(writer.db, [(key, taken.upto, int(taken.size * GROWTH)) for key, taken in found.items()])
     delete_many(writer.db, "unindexed", "trace", found)
@@ -215,7 +225,7 @@ def put_held(writer: Reader, keys: Sequence[int], held: Held) -> int:
 
 
 def _add(db: sqlite3.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
-    insert_many(db, "words", ("rowid", "text"), rows)
+    insert_many(db, "words", ("rowid", "text"), rows, at_once=ROWS_OF_WORDS)
 
 
 def _forget(db: sqlite3.Connection, rows: Sequence[tuple[int, str]]) -> None:
