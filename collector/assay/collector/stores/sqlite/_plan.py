@@ -56,6 +56,12 @@ def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judge
     return walk
 
 
+def of_experiments(filter: Filter) -> Plan:
+    """How to find those that are of any experiment."""
+    wanted = [Condition("t.experiment_id IS NOT NULL"), *visible(filter)]
+    return Plan("traces t INDEXED BY traces_by_experiment", *joined(wanted))
+
+
 def _led(wanted: Sequence[Condition], leading: Sequence[Condition]) -> Plan:
     """Those traces that the indexes of some conditions have in common, as far as the others hold."""
     common = " INTERSECT ".join(str(one.ids) for one in leading)
