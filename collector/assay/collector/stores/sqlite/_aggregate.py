@@ -26,6 +26,7 @@ from assay.collector.stores.sqlite._plan import Plan, by_time, lean, of_experime
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
 from assay.collector.stores.sqlite._values import INT_MAX, dumps
 
+NEWEST = 100_000  # traces, whose ids are in memory
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
 RARE = 4  # traces of a time, of which one passes: fewer are looked at one by one
 FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
@@ -102,12 +103,14 @@ def buckets(
         raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
     if group_by is not None and group_by not in _GROUPS:
         raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_GROUPS)}")
-    if newest is not None and newest < 1:
-        raise Refused(f"the newest traces are one at least, not {newest!r}")
+    if newest is not None and not 1 <= newest <= NEWEST:
+        raise Refused(f"the newest traces are 1 to {NEWEST:,}, not {newest!r}; without `newest` all are counted")
     if newest is not None and _summed.in_rows(db, filter, bucket_ns, group_by, newest) > newest:
         return _of_newest(db, filter, bucket_ns, group_by, newest)
-    if group_by == "experiment" and (live := _summed.asked(replace(filter, experiment=""), bucket_ns, None)):
-        return _by_experiment(db, filter, live)
+    if group_by == "experiment" and not filter.experiment:  # it asks for no certain one
+        live = _summed.asked(replace(filter, experiment=""), bucket_ns, None)
+        if live is not None:
+            return _by_experiment(db, filter, live)
     return _Aggregate(db, filter, bucket_ns, group_by).buckets(_summed.asked(filter, bucket_ns, group_by))
 
 

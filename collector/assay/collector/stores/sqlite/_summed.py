@@ -121,6 +121,8 @@ def in_rows(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group
     for since, until in from_rows(db, question):
         asked_for = (since, min(until or INT_MAX, INT_MAX), enough + 1)
         found += db.execute(f"SELECT count(*) FROM ({started})", asked_for).fetchone()[0]
+        if found > enough:
+            break
     return found
 
 
