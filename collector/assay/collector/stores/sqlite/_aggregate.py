@@ -22,13 +22,13 @@ from assay.collector.records import Bucket, FeedbackStats
 from assay.collector.statistics import Tally, percentile
 from assay.collector.stores.sqlite import _latencies, _ranks, _summed
 from assay.collector.stores.sqlite._counted import CHECKS, stretch
-from assay.collector.stores.sqlite._plan import Plan, by_time, lean, of_experiments, plan
+from assay.collector.stores.sqlite._plan import Plan, by_name, by_time, is_of_name, lean, of_experiments, plan
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
 from assay.collector.stores.sqlite._values import INT_MAX, dumps
 
 NEWEST = 100_000  # traces, whose ids are in memory
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
-RARE = 4  # traces of a time, of which one passes: fewer are looked at one by one
+OFTEN, RARE = 0.5, 0.25  # of the traces of a time: if more pass, all are gone through; of names, and of all else
 FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
 
 _GROUPS = {
@@ -220,13 +220,20 @@ class _Aggregate:
                 total.bins = bins
         left = set(few)
         if self._are_full(few):
-            traces = sum(self._totals[place].traces for place in few)
-            left = self._find(few, lean if traces * RARE < question.traces(self._db) else by_time)
+            left = self._find(few, self._narrowest(few, question))
         if left:
             self._add_exact(left)
 
     def _are_full(self, places: Collection[Place]) -> bool:
         return sum(self._totals[place].traces for place in places) > FULL * len({start for start, _ in places})
+
+    def _narrowest(self, places: Collection[Place], question: Question) -> Callable[[Filter], Plan]:
+        """By which index some of the latencies of buckets are found."""
+        traces = sum(self._totals[place].traces for place in places)
+        share = traces / max(1, question.traces(self._db))
+        if is_of_name(self._filter) and not self._group_by:
+            return by_time if share > OFTEN else partial(by_name, traces=traces)
+        return by_time if share > RARE else lean
 
     def _find(self, few: Mapping[Place, Counter[int]], way: Callable[[Filter], Plan]) -> set[Place]:
         """Percentiles of buckets from few of their rows; returns the places that need all of them."""
