@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import threading
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,8 +30,10 @@ from assay.collector.intake._signal import Signal
 from assay.collector.intake._traces import TRACES
 from assay.collector.records import Run
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._writer import Job
 from collector.making import run
 from collector.otlp import altered, attribute, log_record, logs_request, post, rejected, rejected_logs, request, span
+from collector.outlets import until
 
 ROOT = run()
 
@@ -145,3 +150,34 @@ def test_what_a_store_cannot_do_is_answered_by_whether_it_may_work_later(error, 
     answer = post(Receiver(Broken()).routes["/v1/traces"], request(span()))
     assert (answer.status_code, answer.headers.get("retry-after")) == (status, after)
     assert Status.FromString(answer.content).code == code
+
+
+def test_a_server_that_waits_no_longer_has_what_is_under_way_sent_again(tmp_path):
+    """As when it is told to stop, and half a minute later something still has not been kept."""
+    sent, began, go_on = list[MutableMapping[str, Any]](), threading.Event(), threading.Event()
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/x-protobuf")]}
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": request(span()), "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def cut_off(store: SQLiteStore, route: Route[Any]) -> None:
+        task = asyncio.ensure_future(route(scope, receive, send))
+        await asyncio.to_thread(until, lambda: store._file.writer.depth)
+        task.cancel()
+        await asyncio.wait([task])
+
+    def hold(_: object) -> bool:
+        began.set()
+        return go_on.wait(60)
+
+    with SQLiteStore(tmp_path / "a.db") as store, closing(Receiver(store)) as receiver:
+        store._file.put(Job(weight=64, action=hold))
+        assert began.wait(60)
+        try:
+            asyncio.run(cut_off(store, Route(receiver, TRACES)))
+        finally:
+            go_on.set()
+    assert (sent[0]["status"], dict(sent[0]["headers"])[b"retry-after"]) == (503, b"1")

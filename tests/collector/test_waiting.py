@@ -175,3 +175,12 @@ def test_an_older_file_keeps_what_its_answers_are_found_by(file: Path) -> None:
         db.execute("INSERT INTO responses VALUES (1, 'mine')")
     with SQLiteStore(file), closing(sqlite3.connect(file)) as db:
         assert db.execute("SELECT span, answer FROM responses").fetchall() == [(1, number_of("mine"))]
+
+
+def test_what_is_said_of_a_damaged_run_is_refused_alone(store: SQLiteStore) -> None:
+    store.append([damaged := run(), sound := run()])
+    sql = "UPDATE spans SET payload = x'00' WHERE span_id = ?"
+    store._file.write(lambda db: db.execute(sql, (damaged.span_id,)).rowcount)
+    with pytest.raises(Refused, match="is damaged"):
+        store.add_amendments([said(damaged, outputs="late")])
+    assert store.add_amendments([said(sound, outputs="late")]) == [True]

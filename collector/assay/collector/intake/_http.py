@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -72,12 +73,18 @@ class Route(Generic[T]):
             codec = self._codec(scope["method"], content_type)
             answer = await self._taken(codec, content_type, headers, access_of(scope).project, receive)
         except RequestRefused as refused:
-            self._receiver.intake.refused(self._signal, refused.reason)
-            await _send_error(send, content_type, refused)
+            await self._refuse(send, content_type, refused)
+        except asyncio.CancelledError:  # the server ends, and waits no longer: other errors nobody would send again
+            await self._refuse(send, content_type, Retryable("ending", "the server ends: send it again"))
+            raise
         except Disconnected:
             self._receiver.intake.refused(self._signal, "disconnected")
         else:
             await _send(send, 200, content_type, answer)
+
+    async def _refuse(self, send: Send, content_type: bytes, refused: Permanent | Retryable) -> None:
+        self._receiver.intake.refused(self._signal, refused.reason)
+        await _send_error(send, content_type, refused)
 
     def _codec(self, method: str, content_type: bytes) -> Codec[T]:
         if method != "POST":

@@ -321,7 +321,10 @@ class Appender:
         if here is None:
             return False
         [row], key = here, found[0][1]
-        stored = self.reader.stored(place.trace_id, row)
+        try:
+            stored = self.reader.stored(place.trace_id, row)
+        except StoreError as error:  # of this one alone, not of all that it was said with
+            raise Refused(f"span {place.span_id!r} cannot be amended: {error}") from error
         if place.project not in (ANY, stored.fact.project):
             return False
         run = _amend.amended(stored.run, fields, stored.amended)
