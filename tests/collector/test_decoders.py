@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -309,6 +310,22 @@ STRANGE = [(one, 60, "not understood") for one in (names_what_is_nowhere, promis
 def test_a_process_that_ends_is_told(encode, seconds, how):
     found, ended = asked(encode, seconds)
     assert (how in found, ended) == (True, [how])
+
+
+def test_nothing_of_a_request_stays_in_memory_after_its_answer():
+    async def ask() -> None:
+        process = Process(Start(Limits(), None, 0, 60, 120, MEMORY), lambda *how: None)
+        try:
+            await process.ready
+            tracemalloc.start()
+            await process.ask(0, request(span(attributes=[attribute("x", "y" * 5_000_000)])), False)
+            await asyncio.to_thread(until, lambda: tracemalloc.get_traced_memory()[0] < 1_000_000)
+        finally:
+            tracemalloc.stop()
+            process.end()
+            await asyncio.to_thread(process.wait, 30)
+
+    asyncio.run(ask())
 
 
 def test_a_body_over_which_processes_end_is_kept_out_after_a_while():

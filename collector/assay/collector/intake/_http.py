@@ -107,8 +107,10 @@ class Route(Generic[T]):
         receiver = self._receiver
         body = Body(receiver.pending, receiver.limits)
         try:
-            read, passed = await body.read(headers, receive), hops(headers.get(HOPS, b"").decode("latin-1"))
-            request = Request(self._signal, codec, read, project, passed, admit=body.grow)
+            marks = hops(headers.get(HOPS, b"").decode("latin-1"))
+            read = await body.read(headers, receive)
+            request = Request(self._signal, codec, read, project, marks, admit=body.grow)
+            del read  # the request lets go of it
             decoded = await receiver.intake.take(request)
         finally:
             body.release()

@@ -37,7 +37,7 @@ class Intake:
         decoders: Decoders | None = None,
     ) -> None:
         self._keepers, self._beside, self._metrics, self._limits = keepers, beside, metrics, limits
-        self._decoders = decoders
+        self._decoders, self._passed_on = decoders, len(keepers) > 1
 
     async def take(self, request: Request[T]) -> Decoded[T]:
         """What became of a request that is now durable. Raises `Permanent` or `Retryable`, and nothing else."""
@@ -52,6 +52,8 @@ class Intake:
 
     async def _taken(self, request: Request[T]) -> Decoded[T]:
         decoded = await self._decoded(request)
+        if not self._passed_on:
+            request.body = b""  # it may be large, and what has been made of it is, too
         request.admit(decoded.values * VALUE)
         self._count_received(request.signal, decoded)
         try:

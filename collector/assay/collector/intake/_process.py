@@ -19,6 +19,7 @@ from assay.collector.intake._errors import Retryable
 
 MODULE = "assay.collector.intake._decoder"
 ENDING = 5.0  # seconds until a process that has closed its socket must be gone
+BUFFER = 1024 * 1024  # bytes in the socket: several usual requests, so that nobody waits until one has been read
 STARTING = 60.0  # seconds until it must be ready, on a machine that has much else to do
 
 
@@ -45,6 +46,8 @@ class Process:
         self._socket, theirs = socket.socketpair()
         try:
             self._socket.setblocking(False)
+            for end in (self._socket, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             self._popen = _started(theirs)
             if start.nice:  # from here, as importing is work, too
                 os.setpriority(os.PRIO_PROCESS, self._popen.pid, start.nice)
@@ -110,6 +113,7 @@ class Process:
                 head, body = await self._queue.get()
                 await self._loop.sock_sendall(self._socket, head)
                 await self._loop.sock_sendall(self._socket, body)
+                del head, body  # which may be large, and the next far off
 
     async def _read(self) -> None:
         try:
@@ -119,8 +123,7 @@ class Process:
             if self._jobs:
                 self._watch = self._loop.call_later(self._seconds, self._too_slow)
             while True:
-                found = await self._answer()
-                self._answered(found)
+                self._answered(await self._answer())  # of which nothing stays here: the next may be far off
         except (OSError, EOFError):
             await self._ended()
         except Exception:  # it says what nobody here knows: perhaps the package was replaced under the server

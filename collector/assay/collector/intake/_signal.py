@@ -26,13 +26,13 @@ class Signal(Generic[T]):
     refused_field: str  # of the response's `partial_success`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request(Generic[T]):
     """One request as it arrived, inflated. `hops` names the collectors that have passed it on."""
 
     signal: Signal[T]
     codec: Codec[T]
-    body: bytes
+    body: bytes  # none any more once it is decoded, where nobody is to have it as it came
     project: str | None = None  # to which its sender's key is bound
     hops: tuple[str, ...] = ()
     refused: tuple[object, ...] = ()  # items that its sender had no right to bring, as the keepers before found

@@ -91,9 +91,10 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
         receiver = self._receiver
         body = Body(receiver.pending, receiver.limits)
         try:
+            marks = hops_of(next((str(value) for name, value in metadata if name == HOPS.decode()), ""))
             content = await self._reads(partial(_content, context, body))
-            marks = next((str(value) for name, value in metadata if name == HOPS.decode()), "")
-            request = Request(signal, signal.protobuf, content, access.project, hops_of(marks), admit=body.grow)
+            request = Request(signal, signal.protobuf, content, access.project, marks, admit=body.grow)
+            del content  # the request lets go of it
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
