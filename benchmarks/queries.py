@@ -4,6 +4,8 @@ python benchmarks/store.py --spans 1000000 --keep big.db    make the file (some 
 python benchmarks/queries.py big.db                         the API; with --pages the pages, too
 python benchmarks/queries.py big.db --only text             those whose name has "text" in it
 python benchmarks/queries.py big.db --busy 10               what is cheap, while ten ask for aggregates over everything
+python benchmarks/queries.py big.db --large                 a trace of 20,000 spans, added to the file: by pages, and how
+                                                            long others wait while it and other large answers are given
 
 Every question is asked with other arguments each time: names, ids, words, thresholds, moments and pages are drawn at
 random. The budget is for the 95th percentile.
@@ -26,6 +28,9 @@ from urllib.parse import quote, urlencode
 
 from ingest import Collector
 from traffic import MODELS, NAMES, Traffic
+
+from assay.collector.records import Run
+from assay.collector.stores.sqlite import SQLiteStore
 
 HOUR = 3600 * 10**9
 BUDGET, TEXT_BUDGET = 50.0, 150.0  # milliseconds
@@ -177,6 +182,15 @@ class Questions:
                 f"aggregate: all by {group}": partial(_address, "/api/aggregate", group_by=group)
                 for group in ("project", "environment", "model", "user", "session", "experiment")
             },
+            **{
+                f"aggregate: newest 10,000 by {group}": partial(
+                    _address, "/api/aggregate", group_by=group, newest=10_000
+                )
+                for group in ("user", "session")
+            },
+            "aggregate: a model's newest 10,000, by day": lambda: _address(
+                "/api/aggregate", bucket_ns=24 * HOUR, model=pick.choice(MODELS), newest=10_000
+            ),
             f"aggregate: {days} days by day": lambda: _address("/api/aggregate", bucket_ns=24 * HOUR),
             f"aggregate: {days} days by name": lambda: _address("/api/aggregate", group_by="name"),
             f"aggregate: a name's {days} days": lambda: _address(
@@ -284,8 +298,71 @@ def _busy(port: int, questions: Questions, callers: int) -> None:
         print(f"{'':40} aggregates by status: {dict(busy.statuses)}")
 
 
+LARGE, SPANS = "f" * 32, 20_000
+
+
+def _add_large(path: Path) -> None:
+    """A trace of 20,000 spans, three levels deep, unless the file has it."""
+    text = " ".join(Traffic().words[:60])
+
+    def run(n: int, parent: int | None) -> Run:
+        begin = 1_750_000_000 * 10**9 + n * 10**6
+        parent_id = None if parent is None else f"{parent + 1:016x}"
+        values = {"inputs": f"{n} {text}", "outputs": text, "start_ns": begin, "end_ns": begin + 10**6}
+        return Run(trace_id=LARGE, span_id=f"{n + 1:016x}", parent_id=parent_id, name="step", **values)
+
+    with SQLiteStore(path) as store:
+        if not store.many([LARGE]):
+            runs = [run(n, None if n == 0 else n // 100 * 100 if n % 100 else 0) for n in range(SPANS)]
+            for start in range(0, SPANS, 1_000):
+                store.append(runs[start : start + 1_000])
+
+
+def _large(port: int) -> None:
+    """The large trace by pages; and how long a probe waits while large answers are given, longest and as a rule."""
+    whole, connection = f"/api/traces/{LARGE}", Connection(port)
+    for name, address in {
+        "page: a trace of 20,000 spans": f"/traces/{LARGE}",
+        "tree of 1,000": f"{whole}/tree",
+        "runs, 1,000": f"{whole}/runs",
+        "runs, 1,000 from the middle": f"{whole}/runs?cursor={SPANS // 2:016x}",
+    }.items():
+        _measure(connection, name, lambda address=address: address, 20)
+    beside = {"nothing": "/healthz", "the trace whole": whole, "aggregate: all by session": SESSIONS}
+    beside["aggregate: sessions of the newest 10,000"] = SESSIONS + "&newest=10000"
+    for name, address in beside.items():
+        _probe(port, name, address)
+
+
+SESSIONS = _address("/api/aggregate", group_by="session")
+
+
+def _probe(port: int, name: str, address: str) -> None:
+    """A request that asks no store, again and again, while something large is asked for three times."""
+    large, took, done = Connection(port), list[float](), threading.Event()
+
+    def ask() -> None:
+        for _ in range(3):
+            large.get(address)
+        done.set()
+
+    asking, probe = threading.Thread(target=ask, daemon=True), Connection(port)
+    asking.start()
+    while not done.is_set() or len(took) < 100:
+        begun = time.perf_counter()
+        probe.get("/healthz")
+        took.append(1e3 * (time.perf_counter() - begun))
+        time.sleep(0.001)
+    asking.join()
+    took.sort()
+    at = [took[min(len(took) - 1, int(len(took) * share))] for share in (0.5, 0.95, 0.99)]
+    print(f"{'/healthz beside ' + name:56} p50, p95, p99 {at[0]:.1f}, {at[1]:.1f}, {at[2]:.1f}, most {took[-1]:.1f} ms")
+
+
 def main() -> None:
     options = _options()
+    if options.large:
+        _add_large(options.path)
     collector = Collector(options.path, [])
     try:
         connection = Connection(collector.port)
@@ -293,6 +370,8 @@ def main() -> None:
         questions = Questions(connection, options.seed)
         asked = questions.api() | questions.rare() | (questions.pages() if options.pages else {})
         print(f"{'question':40} {'p50 ms':>8} {'p95 ms':>8} {'most':>8} {'KB':>6} {'CPU ms':>7}")
+        if options.large:
+            return _large(collector.port)
         if options.busy:
             return _busy(collector.port, questions, options.busy)
         for name, address in asked.items():
@@ -310,6 +389,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pages", action="store_true", help="the pages, too")
     parser.add_argument("--only", default="", help="only questions whose name has this in it")
     parser.add_argument("--busy", type=int, default=0, help="callers beside which what is cheap is asked")
+    parser.add_argument("--large", action="store_true", help="a trace of 20,000 spans, and other large answers")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

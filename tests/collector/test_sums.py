@@ -334,6 +334,22 @@ def test_one_of_two_best_scores_is_taken_away_without_counting_anew(here):
     assert_same(here)
 
 
+@pytest.mark.parametrize("apart", [0, 10**6], ids=["at the same moment", "one after the other"])
+def test_percentiles_of_a_name_whenever_its_traces_start(here, apart):
+    started = [later(i, start_ns=NOW + i * apart, name="ab"[i % 3 == 0]) for i in range(900)]
+    here.traces.append([replace(one, end_ns=one.start_ns + (i % 90 + 1) * 10**7) for i, one in enumerate(started)])
+    with here.file.read() as reader:
+        for filter in (
+            Filter(name="a"),
+            Filter(name="b"),
+            Filter(name="b", project="default"),
+            Filter(name="b", since_ns=NOW),
+        ):
+            for bucket_ns in (None, HOUR_NS):
+                summed, exact = both(reader.db, filter, bucket_ns, None)
+                assert summed == exact
+
+
 @pytest.mark.parametrize("score", [1e300, -1e308, 5e-324, 1e18])
 def test_scores_of_any_size_come_and_go(here, score):
     runs = [later(i) for i in range(3)]

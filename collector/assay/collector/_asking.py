@@ -36,7 +36,8 @@ class Question:
             return Closed(f"{self.what} was stopped, since whoever asked has left")
         return TooSlow(
             f"{self.what} took longer than {self.seconds:g} seconds and was stopped: narrow it, by a shorter time"
-            " (`since`, `until`), a name, a project or a lower `limit`; `assay serve --query-seconds` allows more"
+            " (`since`, `until`), a name, a project, a lower `limit`, or sums by `newest`;"
+            " `assay serve --query-seconds` allows more"
         )
 
     def leave(self) -> None:

@@ -156,7 +156,8 @@ class Bucket:
     """Aggregate over the traces that start in [start_ns, start_ns + width_ns).
 
     Percentiles are the nearest rank (`statistics.percentile`), or within a share `latency_error` of it: of many traces
-    they come from a sketch. Feedback counts once per place (`statistics.newest`).
+    they come from a sketch. Feedback counts once per place (`statistics.newest`). `newest`: of the traces that pass the
+    newest so many alone were counted, in all buckets together, as was asked for; None: all of them.
     """
 
     start_ns: int
@@ -171,6 +172,7 @@ class Bucket:
     output_tokens: int = 0
     cost: float = 0.0
     feedback: tuple[FeedbackStats, ...] = ()
+    newest: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,11 +168,13 @@ class TraceStore(Protocol):
         *,
         bucket_ns: int | None = None,
         group_by: str | None = None,
+        newest: int | None = None,
         **conditions: object,
     ) -> list[Bucket]:
         """Counts, error rate, latency, tokens, cost and feedback over time; one bucket in all if `bucket_ns` is None.
 
-        `group_by` is one of project, environment, name, model, user, session, experiment.
+        `group_by` is one of project, environment, name, model, user, session, experiment. What the store keeps no sums
+        of is counted trace by trace: of the `newest` so many alone, if that is said, and each `Bucket` tells.
         """
 
     def values(self, field: str, *, limit: int = 100) -> list[str]:

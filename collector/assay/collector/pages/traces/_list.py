@@ -18,6 +18,7 @@ from assay.collector.records import Bucket, OpenRun, TraceSummary
 from assay.collector.stores import Checks, Store, under_way
 
 PAGE = 50
+COUNTED = 30_000  # traces that charts count one by one, where the store has no sums; a tenth of a second
 _SHORT = 6 * 3_600 * 10**9
 _LONGEST = 366 * 86_400 * 10**9
 _LENGTHS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
@@ -30,6 +31,12 @@ class Overview:
     window: chart.Window
     buckets: Sequence[Bucket]
     total: Bucket
+
+    @property
+    def cut(self) -> Bucket | None:
+        """What is counted first where not all traces were; None if all were."""
+        cut = next((bucket for bucket in self.buckets if bucket.newest), None)
+        return self.total if cut and self.total.newest else cut
 
 
 def traces(store: Store, request: Request) -> Response:
@@ -91,12 +98,12 @@ def late(filter: Filter, since_ns: int, until_ns: int) -> bool:
     return filter.text is not None or (filter.since_ns is not None and until_ns - since_ns > _SHORT)
 
 
-def overview(store: Store, filter: Filter, since_ns: int, until_ns: int) -> Overview | None:
-    """Aggregates over a stretch of time; None if nothing passes in it."""
+def overview(store: Store, filter: Filter, since_ns: int, until_ns: int, newest: int = COUNTED) -> Overview | None:
+    """Aggregates over a stretch of time, of the newest traces where there are very many; None if nothing passes."""
     view = chart.window(since_ns, until_ns)
     within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
-    buckets = store.aggregate(within, bucket_ns=view.width_ns)
-    total = store.aggregate(within) if buckets else []
+    buckets = store.aggregate(within, bucket_ns=view.width_ns, newest=newest)
+    total = store.aggregate(within, newest=newest) if buckets else []
     return Overview(view, chart.filled(buckets, view), total[0]) if total else None
 
 

@@ -22,12 +22,13 @@ from assay.collector.records import Bucket, FeedbackStats
 from assay.collector.statistics import Tally, percentile
 from assay.collector.stores.sqlite import _latencies, _ranks, _summed
 from assay.collector.stores.sqlite._counted import CHECKS, stretch
-from assay.collector.stores.sqlite._plan import Plan, by_time, lean, plan
+from assay.collector.stores.sqlite._plan import Plan, by_name, by_time, is_of_name, lean, of_experiments, plan
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
-from assay.collector.stores.sqlite._values import INT_MAX
+from assay.collector.stores.sqlite._values import INT_MAX, dumps
 
+NEWEST = 100_000  # traces, whose ids are in memory
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
-RARE = 4  # traces of a time, of which one passes: fewer are looked at one by one
+OFTEN, RARE = 0.5, 0.25  # of the traces of a time: if more pass, all are gone through; of names, and of all else
 FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
 
 _GROUPS = {
@@ -94,20 +95,66 @@ class _Total:
         return self.tallies.setdefault(key, Tally())
 
 
-def buckets(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None) -> list[Bucket]:
-    """Buckets in order of time, then group; those without traces are left out."""
+def buckets(
+    db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | None = None
+) -> list[Bucket]:
+    """Buckets in order of time, then group; those without traces are left out. See `TraceStore.aggregate`."""
     if bucket_ns is not None and bucket_ns <= 0:
         raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
     if group_by is not None and group_by not in _GROUPS:
         raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_GROUPS)}")
+    if newest is not None and not 1 <= newest <= NEWEST:
+        raise Refused(f"the newest traces are 1 to {NEWEST:,}, not {newest!r}; without `newest` all are counted")
+    if newest is not None and _summed.in_rows(db, filter, bucket_ns, group_by, newest) > newest:
+        return _of_newest(db, filter, bucket_ns, group_by, newest)
+    if group_by == "experiment" and not filter.experiment:  # it asks for no certain one
+        live = _summed.asked(replace(filter, experiment=""), bucket_ns, None)
+        if live is not None:
+            return _by_experiment(db, filter, live)
     return _Aggregate(db, filter, bucket_ns, group_by).buckets(_summed.asked(filter, bucket_ns, group_by))
 
 
-class _Aggregate:
-    """An aggregate under way."""
+def _of_newest(
+    db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int
+) -> list[Bucket]:
+    """Of the newest traces alone, if there are more."""
+    chosen = plan(db, filter)
+    sql = f"SELECT t.id FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
+    found = [row[0] for row in db.execute(sql, (*chosen.values, newest + 1))]
+    only = Plan("traces t NOT INDEXED", "t.id IN (SELECT value FROM json_each(?))", (dumps(found[:newest]),))
+    if len(found) <= newest:
+        return _Aggregate(db, filter, bucket_ns, group_by, lambda _: only).buckets(None)
+    since = replace(filter, since_ns=None)  # they begin with the first of them, whatever was asked for
+    counted = _Aggregate(db, since, bucket_ns, group_by, lambda _: only).buckets(None)
+    return [replace(bucket, newest=newest) for bucket in counted]
 
-    def __init__(self, db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None) -> None:
+
+def _by_experiment(db: sqlite3.Connection, filter: Filter, live: Question) -> list[Bucket]:
+    """Sums answer for what is of no experiment, rows for what is."""
+    rest = _Aggregate(db, filter, live.bucket_ns, "experiment", of_experiments).buckets(None)
+    counted = _Aggregate(db, live.filter, live.bucket_ns, None).buckets(live)
+    both = sorted([*counted, *rest], key=lambda bucket: _group(bucket.group))
+    return sorted(both, key=lambda bucket: bucket.start_ns) if live.bucket_ns else both
+
+
+def _group(group: str | None) -> tuple[bool, str]:
+    """In which order groups come."""
+    return group is not None, group or ""
+
+
+class _Aggregate:
+    """An aggregate under way. `way`: how to find those of its traces that are counted one by one."""
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        filter: Filter,
+        bucket_ns: int | None,
+        group_by: str | None,
+        way: Callable[[Filter], Plan] | None = None,
+    ) -> None:
         self._db, self._filter, self._bucket_ns, self._group_by = db, filter, bucket_ns, group_by
+        self._way = way or partial(plan, db, in_order=False)
         self._totals: dict[Place, _Total] = {}
 
     def buckets(self, question: Question | None) -> list[Bucket]:
@@ -119,7 +166,7 @@ class _Aggregate:
         if question is not None:
             self._add_latencies(question)
             self._find_ends()
-        places = sorted(self._totals, key=lambda place: (place[0], place[1] is not None, place[1] or ""))
+        places = sorted(self._totals, key=lambda place: (place[0], *_group(place[1])))
         return [self._bucket(place, self._totals[place]) for place in places]
 
     def _of(self, place: Place) -> _Total:
@@ -134,7 +181,7 @@ class _Aggregate:
 
     def _add_rows(self, within: Stretch) -> None:
         filter = self._filter if within == EVERYTHING else replace(self._filter, since_ns=within[0], until_ns=within[1])
-        chosen = plan(self._db, filter, in_order=False)
+        chosen = self._way(filter)
         for start, group, *counts, first, last, latencies in self._ask(_TRACES, chosen):
             total = self._of((start, group))
             total.add(*counts)
@@ -173,13 +220,20 @@ class _Aggregate:
                 total.bins = bins
         left = set(few)
         if self._are_full(few):
-            traces = sum(self._totals[place].traces for place in few)
-            left = self._find(few, lean if traces * RARE < question.traces(self._db) else by_time)
+            left = self._find(few, self._narrowest(few, question))
         if left:
             self._add_exact(left)
 
     def _are_full(self, places: Collection[Place]) -> bool:
         return sum(self._totals[place].traces for place in places) > FULL * len({start for start, _ in places})
+
+    def _narrowest(self, places: Collection[Place], question: Question) -> Callable[[Filter], Plan]:
+        """By which index some of the latencies of buckets are found."""
+        traces = sum(self._totals[place].traces for place in places)
+        share = traces / max(1, question.traces(self._db))
+        if is_of_name(self._filter) and not self._group_by:
+            return by_time if share > OFTEN else partial(by_name, traces=traces)
+        return by_time if share > RARE else lean
 
     def _find(self, few: Mapping[Place, Counter[int]], way: Callable[[Filter], Plan]) -> set[Place]:
         """Percentiles of buckets from few of their rows; returns the places that need all of them."""

@@ -15,10 +15,12 @@ from typing import Any
 
 from assay.collector.filters import EVALUATOR, Filter
 from assay.collector.stores.sqlite._values import INT_MAX
+from assay.collector.stores.sqlite._where import SHOWN as SHOWN_TRACES
 from assay.collector.stores.sqlite._where import Condition, conditions, joined, visible
 
 FEW = 3000
 LATEST, PAGE = 5000, 50  # traces that are walked to see whether a list fills, and how many fill it
+SAME = 4  # traces that start at the same moment, as a rule at most
 BY_START = "INDEXED BY traces_by_start"
 SHOWN = "INDEXED BY traces_shown"
 
@@ -56,6 +58,12 @@ def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judge
     return walk
 
 
+def of_experiments(filter: Filter) -> Plan:
+    """How to find those that are of any experiment."""
+    wanted = [Condition("t.experiment_id IS NOT NULL"), *visible(filter)]
+    return Plan("traces t INDEXED BY traces_by_experiment", *joined(wanted))
+
+
 def _led(wanted: Sequence[Condition], leading: Sequence[Condition]) -> Plan:
     """Those traces that the indexes of some conditions have in common, as far as the others hold."""
     common = " INTERSECT ".join(str(one.ids) for one in leading)
@@ -74,6 +82,27 @@ def by_time(filter: Filter) -> Plan:
     trace costs more than to go past several.
     """
     return _lean(filter, SHOWN)
+
+
+def is_of_name(filter: Filter) -> bool:
+    """Whether a name and a time are all that is asked for."""
+    return filter.name is not None and filter == Filter(
+        name=filter.name, since_ns=filter.since_ns, until_ns=filter.until_ns
+    )
+
+
+def by_name(filter: Filter, traces: int) -> Plan:
+    """The same of such a filter that no more than so many traces pass: each is found by its name, and by its start once
+    more in the index that has latencies. Where very many start at the same moment, it ends before it has found all.
+    """
+    wanted = [Condition("n.name = ?", (filter.name,)), *conditions(replace(filter, name=None))[1:]]
+    where, values = joined(wanted)
+    both = (
+        f"SELECT t.start_ns, t.end_ns, t.id = n.id AS same FROM traces n INDEXED BY traces_by_name CROSS JOIN"
+        f" traces t {SHOWN} WHERE {where.replace('t.start_ns', 'n.start_ns')} AND t.start_ns = n.start_ns"
+        f" AND {SHOWN_TRACES.format('t')} LIMIT {SAME * traces}"
+    )
+    return Plan(f"({both}) t", "t.same", values)
 
 
 def _lean(filter: Filter, index: str) -> Plan:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from assay.collector.filters import Filter
 from assay.collector.stores.sqlite._counted import HOUR_NS, OF_EXPERIMENT, OWN, WHOLE, stretch
 from assay.collector.stores.sqlite._latencies import unpacked
+from assay.collector.stores.sqlite._values import INT_MAX
 
 Place: TypeAlias = tuple[int, str | None]  # start of a bucket, group
 Stretch: TypeAlias = tuple[int | None, int | None]  # since, until
@@ -49,7 +50,7 @@ class Question:
 
     def traces(self, db: sqlite3.Connection) -> int:
         """How many traces the sums of all hours asked for have, whatever their project, environment and name."""
-        whole = replace(self, filter=replace(self.filter, **dict.fromkeys(_ANSWERED)), bucket_ns=None, group_by=None)
+        whole = replace(self, filter=replace(self.filter, project=None, environment=None, name=None))
         return sum(row[2] for row in whole.counts(db))
 
     def said(self, db: sqlite3.Connection) -> Iterator[Any]:
@@ -106,6 +107,23 @@ def asked(filter: Filter, bucket_ns: int | None, group_by: str | None) -> Questi
     if first is not None and last is not None and last < first:
         return None
     return Question(filter, bucket_ns, group_by, first, last)
+
+
+def in_rows(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, enough: int) -> int:
+    """How many traces of an aggregate have to be counted one by one, as far as the hours tell; no more than `enough`
+    and one are looked for.
+    """
+    question = asked(filter, bucket_ns, group_by)
+    if question is None:
+        return enough + 1
+    started = "SELECT 1 FROM traces INDEXED BY traces_by_start WHERE start_ns >= ? AND start_ns < ? LIMIT ?"
+    found = 0
+    for since, until in from_rows(db, question):
+        asked_for = (since, min(until or INT_MAX, INT_MAX), enough + 1)
+        found += db.execute(f"SELECT count(*) FROM ({started})", asked_for).fetchone()[0]
+        if found > enough:
+            break
+    return found
 
 
 def from_rows(db: sqlite3.Connection, question: Question) -> list[Stretch]:

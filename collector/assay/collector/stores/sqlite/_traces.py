@@ -210,9 +210,10 @@ class SQLiteTraces(Half):
         *,
         bucket_ns: int | None = None,
         group_by: str | None = None,
+        newest: int | None = None,
         **conditions: object,
     ) -> list[Bucket]:
-        return _aggregate.buckets(db, combined(filter, conditions), bucket_ns, group_by)
+        return _aggregate.buckets(db, combined(filter, conditions), bucket_ns, group_by, newest)
 
     @reads
     def values(self, db: sqlite3.Connection, /, field: str, *, limit: int = 100) -> list[str]:
