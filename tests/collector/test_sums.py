@@ -455,6 +455,15 @@ def test_a_rollback_while_an_hour_is_counted_has_it_counted_once_more(here):
     assert_right(here)
 
 
+def test_rows_are_right_when_more_are_written_than_are_remembered(here):
+    for start in (0, 250):
+        some = [later(start + i, name=f"n{i}") for i in range(250)]
+        here.traces.append(some, [said_of(run) for run in some[::2]])
+        here.traces.add_feedback([said_of(run, key=f"k{i}") for i, run in enumerate(some)])
+    here.traces.remove([here.traces.passing(Filter(name="n7"))])
+    assert_right(here)
+
+
 def test_a_trace_deleted_twice_counts_once(here):
     here.traces.append([later(i) for i in range(3)])
     gone = here.traces.passing(Filter(trace_ids=(later(0).trace_id,)))

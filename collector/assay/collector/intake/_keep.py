@@ -19,7 +19,8 @@ from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import SendsOn, Serving, Store, TakesRows
 
-# Runs, from which on they are encoded beside the event loop, and written in pieces; amendments in one commit
+# Runs, from which on they are encoded beside the event loop, and written in pieces; amendments, or feedback with runs,
+# in one commit
 MANY = 250
 Refusals = Sequence[ItemRefused]
 
@@ -65,7 +66,9 @@ class StoreKeeper:
             await self._appended(runs)
             return ()
         refusals = await asyncio.to_thread(self._amended, items)  # first, so that they wait for what comes with them
-        await self._appended(runs, [item for item in items if isinstance(item, Feedback)])
+        feedback = [item for item in items if isinstance(item, Feedback)]
+        await self._appended(runs, feedback[:MANY])
+        await self._added(feedback[MANY:])
         return refusals
 
     async def _written(self, rows: Sequence[Rows], also: Sequence[Also]) -> Refusals:
@@ -75,8 +78,14 @@ class StoreKeeper:
         for one in rows[:-1]:
             await self._settled(self._takes_rows.write(one.taken()))
         feedback = [item for item in also if isinstance(item, Feedback)]
-        await self._settled(self._takes_rows.write(rows[-1].taken(), feedback))
+        await self._settled(self._takes_rows.write(rows[-1].taken(), feedback[:MANY]))
+        await self._added(feedback[MANY:])
         return refusals
+
+    async def _added(self, feedback: Sequence[Feedback]) -> None:
+        """What is too much to be written with the runs that it came with: afterwards, in several transactions."""
+        if feedback:
+            await asyncio.to_thread(self._store.add_feedback, feedback)
 
     async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:
         if self._append is None:
@@ -109,8 +118,9 @@ class StoreKeeper:
         if feedback := self._but_our_own([item for item in items if isinstance(item, Feedback)]):
             store.add_feedback(feedback)
         refusals = self._amend(items)
-        if running := [item for item in items if isinstance(item, OpenRun)]:
-            store.add_running(running)
+        running = [item for item in items if isinstance(item, OpenRun)]
+        for start in range(0, len(running), MANY):
+            store.add_running(running[start : start + MANY])
         if reports := [item for item in items if isinstance(item, ProcessReport)]:
             store.add_reports(reports)
         return refusals
