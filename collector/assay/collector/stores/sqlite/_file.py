@@ -92,6 +92,8 @@ class File:
 
     def put(self, job: Job) -> Future[Any]:
         """Queue a job for the writer. Raises `Unavailable`."""
+        if job.batch is not None:
+            self.appender.check(job.batch)
         return self.writer.put(job)
 
     def put_all(self, jobs: Sequence[Job]) -> list[Future[Any]]:

@@ -69,7 +69,6 @@ class SQLiteTraces(Half):
 
     def write(self, batch: Batch, feedback: Sequence[Feedback] = ()) -> Future[None]:
         """Queue what an encoder made; the future resolves once it is durable. May raise `Unavailable`."""
-        self._file.appender.check(batch)
         if feedback:
             batch = batch._replace(feedback=_feedback.rows(feedback))
         return self._file.put(Job(weight=len(batch.facts) + len(batch.feedback), batch=batch))
