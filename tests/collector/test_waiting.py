@@ -243,10 +243,9 @@ def test_a_restart_goes_on_with_the_last_part(store: SQLiteStore, file: Path) ->
     assert part == last
 
 
-def test_only_the_latest_answers_are_kept(store: SQLiteStore, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_answers_are_kept(store: SQLiteStore) -> None:
     runs = answered(store, "a", "b", "c")
-    monkeypatch.setattr(_responses, "MOST", _responses.PART)
-    store._traces._file.write(_responses.prune)
+    store._traces._file.write(lambda db: _responses.prune(db, most=_responses.PART))
     assert [found(store, id) for id in "abc"] == [[], [runs[1].trace_id], [runs[2].trace_id]]
 
 

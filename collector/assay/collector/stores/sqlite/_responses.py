@@ -78,7 +78,7 @@ def remove(db: sqlite3.Connection, traces: Iterable[int]) -> None:
             db.execute(f"DELETE FROM responses WHERE part = ? AND span IN ({marks})", (part, *some))
 
 
-def prune(db: sqlite3.Connection) -> None:
+def prune(db: sqlite3.Connection, most: int = MOST) -> None:
     """Forget the parts before those of the latest spans that bear one."""
-    keep = f"{_PARTS} SELECT part FROM parts WHERE part IS NOT NULL LIMIT {MOST // PART + 1}"
+    keep = f"{_PARTS} SELECT part FROM parts WHERE part IS NOT NULL LIMIT {most // PART + 1}"
     db.execute(f"DELETE FROM responses WHERE part < (SELECT min(part) FROM ({keep}))")
