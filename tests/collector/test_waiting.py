@@ -15,7 +15,7 @@ import pytest
 from assay.collector.errors import Refused
 from assay.collector.records import Amendment, Retention, Run
 from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore, _responses
 from assay.collector.stores.sqlite._numbers import number_of
 from assay.collector.stores.sqlite._schema import migrate
 from assay.collector.stores.sqlite._waiting import Waiting
@@ -184,3 +184,89 @@ def test_what_is_said_of_a_damaged_run_is_refused_alone(store: SQLiteStore) -> N
     with pytest.raises(Refused, match="is damaged"):
         store.add_amendments([said(damaged, outputs="late")])
     assert store.add_amendments([said(sound, outputs="late")]) == [True]
+
+
+def answered(store: SQLiteStore, *ids: str) -> list[Run]:
+    """Runs that bear these ids of answers, each in a part of its own."""
+    store._traces._file.appender.responses.size = 1
+    runs = [run(attributes={"gen_ai.response.id": id}) for id in ids]
+    for one in runs:
+        store.append([one])
+    return runs
+
+
+def parts(file: Path) -> list[tuple[int, int]]:
+    with closing(sqlite3.connect(file)) as db:
+        return db.execute("SELECT part, span FROM responses ORDER BY span").fetchall()
+
+
+def found(store: SQLiteStore, id: str) -> list[str]:
+    with store._traces._file.read() as reader:
+        return [trace_id for trace_id, _ in _responses.find(reader, id)]
+
+
+def test_answers_are_found_in_every_part_the_latest_first(store: SQLiteStore, file: Path) -> None:
+    runs = answered(store, "a", "b", "a", "c")
+    assert len({part for part, _ in parts(file)}) == 4
+    assert found(store, "a") == [runs[2].trace_id, runs[0].trace_id]
+    assert (found(store, "b"), found(store, "d")) == ([runs[1].trace_id], [])
+
+
+def test_no_more_are_looked_at_than_a_call_has_instrumentations(store: SQLiteStore) -> None:
+    runs = answered(store, *["a"] * (_responses.CANDIDATES + 4))
+    assert found(store, "a") == [one.trace_id for one in reversed(runs[4:])]
+
+
+def test_a_run_that_is_sent_again_stays_in_its_part(store: SQLiteStore, file: Path) -> None:
+    first, *_ = answered(store, "a", "b", "c")
+    before = parts(file)
+    store.append([replace(first, end_ns=first.end_ns + 1)])
+    assert parts(file) == before
+
+
+def test_an_id_that_a_run_has_only_when_it_comes_again_is_found(store: SQLiteStore) -> None:
+    for before in ((), ("a", "b")):
+        answered(store, *before)
+        store.append([late := run()])
+        answered(store, "d", "e")
+        store.append([replace(late, end_ns=late.end_ns + 1, attributes={"gen_ai.response.id": "c"})])
+        assert found(store, "c") == [late.trace_id]
+        store.delete(trace_ids=(late.trace_id,))
+        assert (found(store, "c"), store.check(deep=True)) == ([], [])
+
+
+def test_deleting_some_leaves_the_others_findable(store: SQLiteStore, file: Path) -> None:
+    runs = answered(store, "a", "b", "c", "d")
+    store.delete(trace_ids=[runs[at].trace_id for at in (0, 2, 3)])
+    assert (found(store, "b"), len(parts(file))) == ([runs[1].trace_id], 1)
+    [again] = answered(store, "d")
+    assert (found(store, "d"), store.check(deep=True)) == ([again.trace_id], [])
+
+
+def test_a_restart_goes_on_with_the_last_part(store: SQLiteStore, file: Path) -> None:
+    answered(store, "a", "b")
+    store.close()
+    with SQLiteStore(file) as again:
+        again.append([run(attributes={"gen_ai.response.id": "c"})])
+    [_, (last, _), (part, _)] = parts(file)
+    assert part == last
+
+
+def test_only_the_latest_answers_are_kept(store: SQLiteStore) -> None:
+    runs = answered(store, "a", "b", "c")
+    store._traces._file.write(lambda db: _responses.prune(db, most=_responses.PART))
+    assert [found(store, id) for id in "abc"] == [[], [runs[1].trace_id], [runs[2].trace_id]]
+
+
+def test_answers_of_an_older_file_come_into_parts_that_are_found_and_removed(file: Path) -> None:
+    version_1.build(file)
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        migrate(db, str(file), upto=12)
+        rows = [(span, number_of(f"answer {span}")) for span in range(1, 2502, 2)]
+        db.executemany("INSERT INTO responses VALUES (?, ?)", rows)
+        migrate(db, str(file))
+        assert dict(db.execute("SELECT span, answer FROM responses").fetchall()) == dict(rows)
+        assert db.execute("SELECT DISTINCT part FROM responses").fetchall() == [(1,), (1999,)]
+        assert not db.execute("SELECT 1 FROM responses WHERE span < part").fetchall()
+        _responses.remove(db, [1])
+        assert db.execute("SELECT min(span) FROM responses").fetchone() == (3,)

@@ -133,7 +133,7 @@ class Appender:
         self._origins: dict[int, Origin | None] = {}  # by key of the resource
         self.running, self.processes = Running(self.db, clock), Processes(self.db, clock)
         self.waiting = Waiting(self.db, clock)
-        self.sums = Sums(self.db)
+        self.sums, self.responses = Sums(self.db), _responses.Responses(self.db)
         self._values: set[tuple[str, str]] = set()
         self._next_trace = self._next_span = 1
         self.forget()
@@ -229,7 +229,7 @@ class Appender:
         self._keep_values(spans.facts)
         self._count(spans, first)
         answers = zip(spans.ids, spans.facts, strict=True)
-        _responses.put(self.db, [(row, fact.response_id) for row, fact in answers if fact.response_id])
+        self.responses.put([(row, fact.response_id) for row, fact in answers if fact.response_id], first)
         self._trim()
         return Written(new, {state.key for state in touched.values()})
 

@@ -416,6 +416,23 @@ def count_anew(db: sqlite3.Connection) -> None:
     )
 
 
+# Ids of models' answers in parts of a thousand that came together: see `_responses`
+_PARTS: tuple[str, ...] = (
+    "ALTER TABLE responses RENAME TO answers",
+    "DROP INDEX responses_by_answer",
+    "CREATE TABLE responses (part INTEGER NOT NULL, answer INTEGER NOT NULL, span INTEGER NOT NULL,"
+    " PRIMARY KEY (part, answer, span)) WITHOUT ROWID",
+    "INSERT INTO responses SELECT min(span) OVER (PARTITION BY number / 1000), answer, span"
+    " FROM (SELECT span, answer, row_number() OVER (ORDER BY span) AS number FROM answers)",
+    "DROP TABLE answers",
+)
+
+
+def _part(db: sqlite3.Connection, report: Report) -> None:
+    """Ids of models' answers where they are written next to each other."""
+    _do(db, report, _PARTS)
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -430,6 +447,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _index_growing,
     _roll,
     _add_up,
+    _part,
 )
 
 
