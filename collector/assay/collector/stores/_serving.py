@@ -42,8 +42,8 @@ class TakesRows(Protocol):
     """A store whose rows of runs may be made elsewhere than it is, in another process too."""
 
     def encoder(self) -> Callable[[Sequence[Run]], Any]:
-        """What makes rows of runs, or of no runs: it needs no store, and pickles. Another one as soon as rows are better
-        made otherwise; those of earlier ones are taken, too.
+        """What makes rows of runs, or of no runs: it needs no store, and pickles. Another one as soon as rows are
+        better made otherwise; those of earlier ones are taken, too.
         """
         ...
 
