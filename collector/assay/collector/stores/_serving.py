@@ -42,7 +42,9 @@ class TakesRows(Protocol):
     """A store whose rows of runs may be made elsewhere than it is, in another process too."""
 
     def encoder(self) -> Callable[[Sequence[Run]], Any]:
-        """What makes rows of runs, or of no runs: a function of a module, which needs no store and pickles."""
+        """What makes rows of runs, or of no runs: it needs no store, and pickles. Another one as soon as rows are
+        better made otherwise; those of earlier ones are taken, too.
+        """
         ...
 
     def write(self, rows: Any, feedback: Sequence[Feedback] = ()) -> Future[None]:
