@@ -77,7 +77,9 @@ class Entry(NamedTuple):
         return len(self.old or "") + len(self.text or "")
 
 
-def waiting(reader: Reader, now: int, held: Container[int] = frozenset(), *, overdue_only: bool = False) -> list[Waiting]:
+def waiting(
+    reader: Reader, now: int, held: Container[int] = frozenset(), *, overdue_only: bool = False
+) -> list[Waiting]:
     """Traces whose time it is, by the store's clock, but for those whose texts are in memory."""
     settled = 0 if overdue_only else now - SETTLED_NS
     rows = reader.db.execute(_WAITING, (settled, now - OVERDUE_NS, now))
