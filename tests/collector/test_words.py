@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Run
+from assay.collector.records import Retention, Run
 from assay.collector.stores.sqlite import SQLiteStore, _words, encode
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._held import Held
@@ -351,3 +351,76 @@ def test_a_damaged_span_keeps_no_other_out_of_the_index_and_its_trace_can_be_del
     assert {word for word, trace_id in indexed(store) if trace_id == sound.trace_id} == {"gamma"}
     assert store.delete(trace_ids=(damaged.trace_id,)) == 1
     assert [one.trace_id for one in store.traces()] == [sound.trace_id]
+
+
+# What is held, and whose time it is
+
+LATER = 10**9  # seconds on the clock that is never set back
+
+
+def filled(most: int, *sizes: int) -> Held:
+    held = Held(most)
+    for key, size in enumerate(sizes):
+        held.add(key, "x" * size, key, 1, new=True)
+    return held
+
+
+def test_what_rests_is_taken_and_what_grows_waits_but_not_for_ever() -> None:
+    held = filled(2**20, 10, 10, 10)
+    until = time.monotonic()
+    held.add(1, "more", 9, 1, new=False)
+    assert held.due(PIECE, until, 0.0) == [0, 2]
+    assert held.due(PIECE, 0.0, until) == [0, 1, 2]
+    assert held.due(PIECE, 0.0, 0.0) == []
+
+
+def test_a_piece_has_so_many_characters_and_one_trace_however_long() -> None:
+    held = filled(2**20, 100, 100, 100)
+    assert held.due(210, LATER, 0.0) == [0, 1]
+    assert held.due(1, LATER, 0.0) == [0]
+    assert held.due(210, LATER, LATER) == [0, 1]
+
+
+def test_when_much_is_held_what_rests_longest_is_taken_though_it_may_grow() -> None:
+    held = filled(6_000, 1_000, 1_000, 10)
+    held.add(0, "more", 9, 1, new=False)
+    assert held.is_filling
+    assert held.due(1_100, 0.0, 0.0) == [1, 2]
+
+
+def test_tiny_traces_fill_the_memory_as_well() -> None:
+    held = filled(100_000, *[1] * 1_000)
+    assert 100 < len(held) < 200
+    assert held.bytes <= 100_000
+    while taken := held.due(PIECE, LATER, 0.0):
+        for key in taken:
+            held.take(key)
+    assert (len(held), held.bytes) == (0, 0)
+
+
+def test_one_wide_character_does_not_make_all_others_wide() -> None:
+    held = Held()
+    held.add(1, "\N{GRINNING FACE}" + "x" * 100_000, 1, 1, new=True)
+    assert held.bytes < 110_000
+
+
+def test_a_trace_that_grows_while_it_is_held_is_indexed_once_and_whole(store: SQLiteStore) -> None:
+    with waiting(store) as file:
+        store.append([root := run(inputs="first")])
+        store.append([child(root, inputs="second")])
+        assert len(file.appender.held) == 1
+    assert indexed(store) == {("first", root.trace_id), ("second", root.trace_id)}
+
+
+def test_nothing_of_what_is_held_is_lost_when_the_store_is_closed(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "assay.db") as store, waiting(store):
+        store.append([run(inputs=f"word{number}") for number in range(300)])
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        assert len(indexed(store)) == 300
+
+
+def test_what_is_due_hourly_is_done(store: SQLiteStore) -> None:
+    store.append([run(inputs="old")])
+    store.set_retention(Retention(max_bytes=0))
+    store._behind._hourly.round()
+    assert store.count()["traces"] == 0
