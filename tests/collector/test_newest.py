@@ -94,6 +94,12 @@ def test_over_http_it_is_the_same(store):
         assert httpx.get(f"{server.url}/api/aggregate?newest=0").status_code == 400
 
 
+def test_a_long_answer_is_the_same_in_one_go_and_in_several(store):
+    store.append([later(i, user_id=f"u{i}") for i in range(1_001)])
+    with Server(store) as server, HTTPStore(server.url) as client:
+        assert client.aggregate(group_by="user") == store.aggregate(group_by="user")
+
+
 def test_charts_know_where_they_are_cut(store):
     store.append([later(i * 5, user_id="ann") for i in range(4)])
     view = (Filter(user="ann"), NOW, NOW + 20 * MINUTE)

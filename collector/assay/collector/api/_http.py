@@ -20,6 +20,7 @@ from assay.collector.querystring import to_filter
 
 TOO_LARGE = ("too_large", "too_many")
 CHECKED = 64 * 1024  # bytes, from which on what stands in a body is counted before it is parsed
+AT_ONCE = 500  # records that are written as JSON in one go: a millisecond or two
 STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (NotFound, 404),
     (Forbidden, 403),
@@ -30,7 +31,15 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 def reply(value: Any, status: int = 200) -> Response:
     """A record, or anything made of records, as JSON."""
-    return Response(_wire.encode(value), status, media_type="application/json")
+    return Response(_encoded(value), status, media_type="application/json")
+
+
+def _encoded(value: Any) -> bytes:
+    """As `_wire.encode`; a long list some at a time, since nobody else has the interpreter meanwhile."""
+    if not isinstance(value, list) or len(value) <= AT_ONCE:
+        return _wire.encode(value)
+    some = (value[start : start + AT_ONCE] for start in range(0, len(value), AT_ONCE))
+    return b"[" + b",".join(_wire.encode(one)[1:-1] for one in some) + b"]"
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
