@@ -17,6 +17,7 @@ EVENT = "gen_ai.evaluation.result"
 # Sends a file to its own server, which dies in the middle of writing what is in there
 KILLED = """
 import functools, os, signal, sqlite3, sys
+from pathlib import Path
 
 class Connection(sqlite3.Connection):
     left = 16  # statements of 50 rows: the fourth transaction
