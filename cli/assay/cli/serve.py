@@ -51,7 +51,7 @@ Decoders = Annotated[
     typer.Option(
         metavar="N|auto",
         help="Processes that help to decode under load; 0 for none at any time. By itself two on four cores or more,"
-        " and none on fewer.",
+        " one on two.",
     ),
 ]
 Forward = Annotated[

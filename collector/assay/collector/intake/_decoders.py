@@ -38,11 +38,10 @@ OFTEN = 3  # deaths over the same body, after which it is not tried again for a 
 
 
 def automatic_decoders() -> int:
-    """How many processes help on this machine: two on four cores or more, none on fewer, where they take from the
-    server what they give it.
+    """How many processes help on this machine: two on four cores or more, one on two, none on fewer, where it would
+    take from the server what it gives.
     """
-    cores = _cores()
-    return 0 if cores < 4 else 2
+    return min(2, int(_cores() / 2))
 
 
 def _cores() -> float:
