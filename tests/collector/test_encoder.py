@@ -15,6 +15,7 @@ from assay.collector.records import Run
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._codec import Encoder
 from collector.compressed import adopt, dictionaries_of, dictionary
+from collector.conformance_traces import eventually
 from collector.making import child, run
 
 
@@ -104,8 +105,5 @@ def test_a_run_is_amended_before_it_comes_and_after(store, early):
 def test_words_are_found(store):
     one = run(inputs="an unheard word")
     send(store, one)
-    store._behind._file.write(lambda db: db.execute("UPDATE unindexed SET since_ns = 0").rowcount)
-    while store._behind.index_round():
-        pass
-    assert [found.trace_id for found in store.traces(text="unheard")] == [one.trace_id]
+    assert eventually(lambda: [found.trace_id for found in store.traces(text="unheard")], [one.trace_id])
     assert store.check() == []
