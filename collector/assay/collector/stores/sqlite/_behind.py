@@ -113,9 +113,10 @@ class Behind:
         if not (len(held) and (held.is_filling or now >= self._next_put)):
             return False
         settled, overdue = now - (_words.RESTED_NS if later else _words.SETTLED_NS) / 1e9, now - _words.OVERDUE_NS / 1e9
-        put = partial(_words.put_held, self._appender.reader, held, self._piece, settled, overdue)
+        most = self._most
+        put = partial(_words.put_held, self._appender.reader, held, most, settled, overdue)
         characters: int = self._writer.put(Job(weight=64, action=partial(self._timed, put), patient=True)).result()
-        more = 2 * characters >= self._piece
+        more = 2 * characters >= most
         if characters and not more:
             self._next_put = now + EVERY
         return more
@@ -143,7 +144,7 @@ class Behind:
         """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
         queued: list[Future[int]] = []
         try:
-            for some in _words.pieces([(entry, entry.characters) for entry in entries], self._piece):
+            for some in _words.pieces([(entry, entry.characters) for entry in entries], self._most):
                 put = partial(_words.put, self._appender.reader, some, self._appender.disturbed)
                 action = partial(self._timed, put)
                 queued.append(self._writer.put(Job(weight=1 + len(some) // 2, action=action, patient=True)))
@@ -151,6 +152,11 @@ class Behind:
             wait(queued)
         for future in queued:
             future.result()
+
+    @property
+    def _most(self) -> int:
+        """Characters of one transaction: few where little arrives, as nothing is gained by having that wait."""
+        return self._piece if self._under_load else max(self._piece // 4, _words.PIECE)
 
     def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> int:
         began = time.thread_time()  # not of the others: else what is dear as the cores are busy became dearer
@@ -160,7 +166,7 @@ class Behind:
 
     def _fit(self, characters: int, took: float) -> None:
         """Have the next pieces take about a moment; what is far smaller than one says little of how long that is."""
-        if 2 * characters >= self._piece:
+        if 2 * characters >= self._most:
             fitting = int(characters * _words.MOMENT / took)
             self._piece = min(max((self._piece + fitting) // 2, _words.PIECE), _words.MOST)
 

@@ -52,6 +52,6 @@ def _configure(db: sqlite3.Connection) -> None:
     [page] = db.execute("PRAGMA page_size").fetchone()  # an older file keeps its own
     db.execute(f"PRAGMA wal_autocheckpoint = {LAST_RESORT // page}")
     db.execute(f"PRAGMA journal_size_limit = {LOG_KEPT}")
-    db.execute("PRAGMA cache_size = -65536")
+    db.execute("PRAGMA cache_size = -32768")  # KB; twice that was no faster onto a million spans
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten, whatever SQLite was built with
