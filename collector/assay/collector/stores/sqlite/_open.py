@@ -48,7 +48,7 @@ def _try_fts5(db: sqlite3.Connection) -> None:
 def _configure(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
     db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")  # with group commit as fast as NORMAL, and an acknowledged span is on disk
+    db.execute("PRAGMA synchronous = NORMAL")  # `_durable` has on the disk what is acknowledged
     [page] = db.execute("PRAGMA page_size").fetchone()  # an older file keeps its own
     db.execute(f"PRAGMA wal_autocheckpoint = {LAST_RESORT // page}")
     db.execute(f"PRAGMA journal_size_limit = {LOG_KEPT}")

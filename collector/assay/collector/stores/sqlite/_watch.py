@@ -39,8 +39,8 @@ class Watch:
 
     def __init__(self, db: sqlite3.Connection, lock: Lock) -> None:
         self._db, self._lock = db, lock
-        self._log = lock.path + "-wal"
-        self._log_is = identity(self._log)
+        self.log_path = lock.path + "-wal"
+        self._log_is = identity(self.log_path)
         # Not closed before the database is: with it this process would lose the locks that SQLite has on that file
         self._index = os.open(lock.path + "-shm", os.O_RDONLY)
         self._version, self._count = self._seen(), self._counted()
@@ -63,7 +63,7 @@ class Watch:
         """After a commit, before it is acknowledged. Raises `Halted` if the files are not those that were opened."""
         if identity(self._lock.path) != self._lock.identity:
             raise _halted(MOVED)
-        if (log := identity(self._log)) != self._log_is:
+        if (log := identity(self.log_path)) != self._log_is:
             if self._log_is is not None:
                 raise _halted(LOG)
             self._log_is = log

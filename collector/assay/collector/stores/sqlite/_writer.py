@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from assay.collector.errors import Closed, Halted, StoreError, Unavailable
 from assay.collector.stores.sqlite._codec import Batch
+from assay.collector.stores.sqlite._durable import Durable
 from assay.collector.stores.sqlite._errors import is_full, translate
 from assay.collector.stores.sqlite._fork import Origin
 from assay.collector.stores.sqlite._reserve import Reserve
@@ -25,6 +26,7 @@ QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most;
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
 HEAVY_WEIGHT = 250  # a batch of so many spans does not go into one commit with others, which would wait for it
 SMALL_WEIGHT = 64  # below it a group waits for the callers that the last one had, at most
+AT_ONCE_WEIGHT = 200  # the same while the disk takes the last one: less is not worth a commit of its own
 TURN = 0.05  # seconds that what is patient may take at once while others wait
 MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
 FULL = "the disk is full, and what is left is for making room: delete something (`assay db delete`, `assay db prune`)"
@@ -49,8 +51,17 @@ class Job:
         return self.patient or (self.batch is not None and self.weight >= HEAVY_WEIGHT)
 
 
+class Group(NamedTuple):
+    """Jobs of one commit, which are acknowledged when it is on the disk."""
+
+    jobs: list[Job]
+    weight: int
+    started_ns: int
+
+
 class Writer:
-    """Group commit: everything that waits goes into the next transaction, but for what is patient.
+    """Group commit: everything that waits goes into the next transaction, but for what is patient. It is written while
+    the disk still takes the last one.
 
     `append` writes batches on the connection; `reset` is called when a transaction was rolled back. `watch` says before
     a commit is acknowledged whether it is where it will be looked for.
@@ -78,6 +89,8 @@ class Writer:
         self.writable = True  # false from a commit that found no room on the disk until the next that succeeds
         self.halted: Halted | None = None  # why nothing more is written
         self._begun, self._why = False, ""
+        self._durable = Durable[Group](watch.log_path, self._acknowledge)
+        self._unsynced = 0  # weight of what is committed, and not yet on the disk
         self._origin = Origin()
         self._thread = threading.Thread(target=self._run, name="assay-writer", daemon=True)
         self._thread.start()
@@ -138,6 +151,7 @@ class Writer:
             self._closing = True
             self._ready.notify()
         self._thread.join()
+        self._durable.close()
 
     def _run(self) -> None:
         while True:
@@ -156,7 +170,7 @@ class Writer:
     def _take(self) -> list[Job]:
         """What goes into the next commit; waits for work."""
         with self._ready:
-            while not (self._jobs or self._patient or self._closing):
+            while not (self._jobs or self._patient or self._closing) or self._unsynced > COMMIT_WEIGHT:
                 self._ready.wait()
             jobs = self._next_patient() or self._next_group()
             self._weight -= sum(job.weight for job in jobs)
@@ -178,8 +192,12 @@ class Writer:
 
     def _wait_for_company(self) -> None:
         """Callers that were answered by one commit soon come again: together they cost one commit, not several."""
-        until = time.monotonic() + MOMENT
+        until = None
         while not self._is_enough():
+            if self._unsynced:  # they cannot have come yet
+                self._ready.wait()
+                continue
+            until = until or time.monotonic() + MOMENT
             left = until - time.monotonic()
             if left <= 0:
                 self._company = len(self._jobs)
@@ -187,7 +205,8 @@ class Writer:
             self._ready.wait(left)
 
     def _is_enough(self) -> bool:
-        return self._closing or len(self._jobs) >= self._company or self._weight >= SMALL_WEIGHT
+        enough = AT_ONCE_WEIGHT if self._unsynced else SMALL_WEIGHT
+        return self._closing or len(self._jobs) >= self._company or self._weight >= enough
 
     def _may_join(self, jobs: list[Job], weight: int) -> bool:
         next = self._jobs[0]
@@ -201,16 +220,37 @@ class Writer:
             self._undo()
             self._failed(jobs, error)
         else:
-            committed = jobs[0].alone is None
+            committed, weight = jobs[0].alone is None, sum(job.weight for job in jobs)
             self.commits += committed
-            self.written += sum(job.weight for job in jobs)
-            self.last_commit_ns = time.perf_counter_ns() - started
+            self.written += weight
             self.writable = self.writable or committed
             self._company = max(self._company, len(jobs) + len(self._jobs))
             if not self.reserve.held:
                 self._empty_log()
-            for job in jobs:
+            self._have_durable(Group(jobs, weight, started))
+
+    def _have_durable(self, group: Group) -> None:
+        """Have it on the disk, and acknowledged: here if there is nothing else to do, else while it is done."""
+        for job in group.jobs:
+            job.batch = None  # it may be large
+        with self._ready:
+            idle = not self._unsynced and not (self._jobs or self._patient)
+            self._unsynced += group.weight
+        (self._durable.now if idle else self._durable.soon)(group)
+
+    def _acknowledge(self, groups: Sequence[Group], failed: Halted | None) -> None:
+        """Tell whoever waits that it is on the disk, or that it cannot be said."""
+        if failed:
+            self.halted = self.halted or failed
+        for group in groups:
+            self.last_commit_ns = time.perf_counter_ns() - group.started_ns
+            for job in group.jobs:
+                if failed:
+                    job.result = failed
                 _settle(job)
+        with self._ready:
+            self._unsynced -= sum(group.weight for group in groups)
+            self._ready.notify()
 
     def _empty_log(self) -> None:
         """Give the log's room back to a disk that is full."""
