@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._texts import CHARACTERS, leaves, leaves_of
 from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._words import PIECE
+from assay.collector.stores.sqlite._words import LOT, PIECE
 from assay.collector.stores.sqlite._writer import Job
 from collector.conformance_traces import eventually
 from collector.making import child, run
@@ -417,6 +418,20 @@ def test_nothing_of_what_is_held_is_lost_when_the_store_is_closed(tmp_path: Path
         store.append([run(inputs=f"word{number}") for number in range(300)])
     with SQLiteStore(tmp_path / "assay.db") as store:
         assert len(indexed(store)) == 300
+
+
+def test_traces_that_are_indexed_together_make_one_segment_and_few_statements(still: SQLiteStore) -> None:
+    file, statements = still._behind._file, list[str]()
+    still.append([run(inputs=f"word{number}") for number in range(2 * LOT + 9)])
+    file.write(lambda db: db.set_trace_callback(statements.append))
+    put = partial(_words.put_held, file.appender.reader, file.appender.held, 10**6, time.monotonic(), 0.0)
+    assert (file.write(lambda _: put()) > 0, len(file.appender.held)) == (True, 9)
+    assert (file.write(lambda _: put()) > 0, len(file.appender.held)) == (True, 0)
+    file.write(lambda db: db.set_trace_callback(None))
+    assert [one.count("word") for one in statements if one.startswith("INSERT INTO words")] == [2 * LOT + 1, 10]
+    with file.read() as reader:
+        assert reader.db.execute("SELECT count(DISTINCT segid) FROM words_idx").fetchone() == (2,)
+        assert reader.db.execute("SELECT v FROM words_config WHERE k = 'automerge'").fetchone() == (8,)
 
 
 def test_what_is_due_hourly_is_done(store: SQLiteStore) -> None:

@@ -25,6 +25,7 @@ from assay.collector.stores.sqlite._codec import (
     dictionary_of,
     encode_amended,
 )
+from assay.collector.stores.sqlite._counted import Counted, counted
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._known import BELOW, FLAGS, Drift, Fresh, Keeper, Known
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
@@ -385,7 +386,7 @@ class Appender:
     ) -> None:
         if not touched:
             return
-        rows = []
+        rows, is_new, counts = [], set(new), dict[int, Counted]()
         numbers, now = self._clock.take(self.db, len(touched))
         for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
             rolled, root = self._rolled(state, here)
@@ -393,7 +394,9 @@ class Appender:
                 rolled = rolled._replace(running=running, complete=0)
             change = (number, number, now)
             rows.append((state.key, trace_id, now, root, *change, *rolled))
-        with self.sums.of_traces([row[0] for row in rows], set(new)):
+            if state.key in is_new:
+                counts[state.key] = counted(rolled)
+        with self.sums.of_traces([row[0] for row in rows], counts):
             insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
         self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]

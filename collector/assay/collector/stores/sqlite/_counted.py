@@ -16,6 +16,7 @@ import msgspec
 
 from assay.collector.filters import EVALUATOR
 from assay.collector.stores.sqlite._latencies import bin_of
+from assay.collector.stores.sqlite._rollup import RollUp
 from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._values import INT_MAX
 
@@ -96,6 +97,24 @@ class Counted(NamedTuple):
             return tuple(self.cells())
         except TooMuch:
             return self[:5]
+
+
+def counted(rolled: RollUp) -> Counted:
+    """What a trace counts for of which this is all that is known: the same as is read of its row once it is written."""
+    shown = OF_EXPERIMENT if rolled.experiment_id is not None else int(rolled.kind != EVALUATOR)
+    return Counted(
+        rolled.start_ns // HOUR_NS,
+        rolled.project,
+        rolled.environment,
+        rolled.name,
+        shown,
+        rolled.end_ns - rolled.start_ns if rolled.end_ns > rolled.start_ns else 0,
+        rolled.status == "error",
+        rolled.input_tokens,
+        rolled.output_tokens,
+        rolled.cost,
+        rolled.models,
+    )
 
 
 def named(value: str) -> str:

@@ -151,7 +151,7 @@ def _index(filter: Filter, *, shown: bool) -> str:
         (filter.error or filter.status == "error", "traces_with_errors"),
         (filter.name, "traces_by_name"),
         (filter.kind == EVALUATOR, "traces_of_evaluators"),
-        (filter.project, "traces_shown_by_project" if shown else "traces_by_project"),
+        (filter.project and shown, "traces_shown_by_project"),  # of all others' too there is none
     ):
         if value:
             return f"INDEXED BY {index}"

@@ -57,12 +57,14 @@ class Sums:
         return self._watched.pop(hour, None)
 
     @contextmanager
-    def of_traces(self, keys: Collection[int], new: Collection[int] = ()) -> Iterator[None]:
-        """Within, rows of `traces` may be written. Those that are new have none yet, and nothing is said of them."""
-        before = of_traces(self._db, [key for key in keys if key not in new])
+    def of_traces(self, keys: Collection[int], new: Mapping[int, Counted]) -> Iterator[None]:
+        """Within, rows of `traces` may be written. Those that are new have none yet, and nothing is said of them: what
+        they count for need not be read.
+        """
+        others = [key for key in keys if key not in new]
+        before = of_traces(self._db, others)
         yield
-        after = of_traces(self._db, keys)
-        self._turn(before, after, new)
+        self._turn(before, of_traces(self._db, others), new)
 
     @contextmanager
     def of_feedback(
@@ -90,15 +92,17 @@ class Sums:
         changes.said(counted, said_of(self._db, counted), -1)
         self._apply(changes)
 
-    def _turn(self, before: Mapping[int, Counted], after: Mapping[int, Counted], new: Collection[int]) -> None:
+    def _turn(self, before: Mapping[int, Counted], after: Mapping[int, Counted], new: Mapping[int, Counted]) -> None:
         changes, moved = _Changes(), []
+        for now in new.values():
+            changes.trace(now, 1)
         for key, now in after.items():
             was = before.get(key)
             if was != now:
                 if was is not None:
                     changes.trace(was, -1)
                 changes.trace(now, 1)
-                if key not in new and (was is None or was.place != now.place):
+                if was is None or was.place != now.place:
                     moved.append(key)
         self._move_said(changes, before, after, moved)
         self._apply(changes)

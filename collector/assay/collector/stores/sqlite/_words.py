@@ -36,11 +36,13 @@ T = TypeVar("T")
 ROUND = 400  # traces that are read back together
 READ = 2_000_000  # characters that are read back in one round, if no single trace has more
 ROWS = 50  # payloads that are read together
-ROWS_OF_WORDS = 200  # of one INSERT, which takes some milliseconds: between two the writer waits for the interpreter
+# Traces of one INSERT, at the end of which FTS5 writes a segment. A multiple of `LOT`, or fewer: SQLite prepares a
+# statement anew for every other number of rows, and keeps it
+ROWS_OF_WORDS, LOT = 2_048, 128
 # Characters of one transaction, if no single trace has more. Appends wait for it, but FTS5 writes a segment for each,
 # and merges them: with 1,000 traces a transaction, a trace costs a third of what it does with 40
 PIECE, MOST = 100_000, 8_000_000
-MOMENT = 0.02  # seconds that it may take, within these bounds
+MOMENT = 0.03  # seconds that it may take, within these bounds
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
 GROWTH = 2  # times as many bytes as when it was indexed, and it is indexed anew
@@ -219,7 +221,10 @@ def put_held(writer: Reader, held: Held, most: int, settled: float, overdue: flo
     characters, about `most` at most. In a transaction of its own, so that all that is in memory has been committed.
     """
     held.settle()
-    found = {key: taken for key in held.due(most, settled, overdue) if (taken := held.take(key)) is not None}
+    due = held.due(most, settled, overdue)
+    if len(due) > LOT:  # the rest goes with what comes next
+        due = due[: len(due) // LOT * LOT]
+    found = {key: taken for key in due if (taken := held.take(key)) is not None}
     _add(writer.db, [(key, taken.text) for key, taken in found.items()])
     _note(writer.db, [(key, taken.upto, int(taken.size * GROWTH)) for key, taken in found.items()])
     delete_many(writer.db, "unindexed", "trace", found)
