@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import zstandard
@@ -13,7 +13,7 @@ from assay.collector.errors import StoreError
 from assay.collector.records import JSON, Run
 from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
 from assay.collector.stores.sqlite._errors import DAMAGED
-from assay.collector.stores.sqlite._sql import find_many
+from assay.collector.stores.sqlite._sql import each, find_many
 from assay.collector.stores.sqlite._values import loads
 
 _SPAN = ",".join(f"s.{name}" for name in Fact._fields[:COLUMNS])
@@ -102,10 +102,10 @@ class Reader:
             fact = fact._replace(size=row[3 + Fact._fields.index("size")], sent=sent)
         return Stored(row[0], row[1], run, fact, amended)
 
-    def payloads(self, rows: Sequence[int]) -> dict[int, dict[str, JSON]]:
-        """Payloads of spans, by row id."""
-        blobs = find_many(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows)
-        return {row: self.payload(blob) for row, blob in blobs}
+    def payloads(self, rows: Sequence[int]) -> Iterator[tuple[int, dict[str, JSON]]]:
+        """Payloads of spans with their row ids, one at a time: a thousand may each have megabytes."""
+        for row, blob in each(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows):
+            yield row, self.payload(blob)
 
     def run(self, trace_id: str, row: Sequence[Any]) -> Run:
         """The run of a row: trace or id, resource, payload and the columns of a fact."""
