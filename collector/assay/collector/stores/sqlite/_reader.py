@@ -16,6 +16,7 @@ from assay.collector.stores.sqlite._errors import DAMAGED
 from assay.collector.stores.sqlite._sql import each, find_many
 from assay.collector.stores.sqlite._values import loads
 
+RESOURCES, LONGEST = 1_000, 4_000  # that are remembered, and characters of one
 _SPAN = ",".join(f"s.{name}" for name in Fact._fields[:COLUMNS])
 _RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.trace IN (%s)"
 RUN = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "  # as `Reader.run` takes a row
@@ -128,12 +129,15 @@ class Reader:
         return self._decoder
 
     def _resource(self, key: int) -> dict[str, JSON]:
-        if key not in self._resources:
-            if len(self._resources) > 1000:
-                self._resources.clear()
-            row = self.db.execute("SELECT data FROM resources WHERE id = ?", (key,)).fetchone()
-            self._resources[key] = loads(row[0]) if row else {}
-        return self._resources[key]
+        known = self._resources.get(key)
+        if known is None:
+            [data] = self.db.execute("SELECT data FROM resources WHERE id = ?", (key,)).fetchone() or ("{}",)
+            known = loads(data)
+            if len(data) <= LONGEST:
+                if len(self._resources) > RESOURCES:
+                    self._resources.clear()
+                self._resources[key] = known
+        return known
 
 
 class Apart(Reader):
