@@ -10,16 +10,18 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from assay.collector.errors import Refused, StoreError, Unavailable
 from assay.collector.records import Run, Usage
-from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore, _append, _reader
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._pool import IDLE, READERS
 from assay.collector.stores.sqlite._words import MOST, PIECE, Entry, pieces, put
 from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, TURN, Job
+from assay.tracer.attributes import INSTANCE
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
 
@@ -230,6 +232,55 @@ def test_a_batch_that_is_heavy_has_a_commit_of_its_own(store: SQLiteStore) -> No
     assert done[1] == done[3]
     assert len({done[0], done[1], done[2]}) == 3
     assert store.count()["traces"] == 2 * HEAVY_WEIGHT + 2
+
+
+LONG = [{"tags": tuple(f"{n}" * 2_000 for n in range(50))}, {"error": "e" * 100_000}, {"user_id": "u" * 100_000}]
+
+
+# Of what has grown the error is in the file alone
+@pytest.mark.parametrize(("long", "grows"), [*((one, False) for one in LONG), (LONG[0], True), (LONG[2], True)])
+def test_traces_of_long_texts_count_for_many_spans_in_memory(store: SQLiteStore, long: Any, grows: bool) -> None:
+    appender = store._behind._file.appender
+    appender.bound = 200
+    for _ in range(20):
+        store.append([root := run(**long)])
+        if grows:
+            store.append([child(root)])
+    assert store.count()["traces"] == 20
+    assert len(appender._cache) <= 4
+
+
+def test_of_resources_and_values_that_differ_for_ever_some_are_remembered(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_append, "RESOURCES", 5)
+    monkeypatch.setattr(_append, "VALUES", 5)
+    monkeypatch.setattr(_reader, "RESOURCES", 5)
+    appender, made = store._behind._file.appender, []
+    for n in range(20):
+        made.append(run(resource={INSTANCE: f"i{n % 10}", "of": n}, kind=f"kind {n}", tags=("a", "b")))
+        store.append([made[-1]])
+        assert max(len(appender._resources), len(appender._origins), len(appender._values)) <= 6
+    assert [store.trace(one.trace_id).root for one in made] == made
+    assert {one.instance: one.stored for one in store.processes()} == {f"i{n}": 2 for n in range(10)}
+    assert store.values("kind") == sorted(f"kind {n}" for n in range(20))
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("SELECT count(*) FROM resources").fetchone() == (20,)
+    with store._file.read() as reader:
+        assert len(reader._resources) <= 6
+
+
+def test_a_large_resource_is_kept_and_not_remembered(store: SQLiteStore) -> None:
+    large = {INSTANCE: "i", "large": "x" * 100_000}
+    store.append([first := run(resource=large)])
+    store.append([second := run(resource=large)])
+    assert [store.trace(one.trace_id).root.resource for one in (first, second)] == [large, large]
+    assert not store._behind._file.appender._resources
+    [process] = store.processes()
+    assert process.stored == 2
+    with store._file.read() as reader:
+        assert not reader._resources
+        assert reader.db.execute("SELECT count(*) FROM resources").fetchone() == (1,)
 
 
 def test_a_rush_of_readers_leaves_few_open(store: SQLiteStore) -> None:

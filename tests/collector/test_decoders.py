@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from resource import RLIMIT_NOFILE
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import httpx
@@ -22,9 +22,13 @@ import pytest
 from assay.collector._metrics import Metrics
 from assay.collector.intake import Limits, _decoders, automatic_decoders
 from assay.collector.intake._apart import SIZE, Start
-from assay.collector.intake._decoders import Bodies, Pool
+from assay.collector.intake._beside import Beside
+from assay.collector.intake._decoders import Bodies, Decoders, Pool
 from assay.collector.intake._errors import Retryable
-from assay.collector.intake._process import Process
+from assay.collector.intake._intake import Intake
+from assay.collector.intake._process import Process, mark_of
+from assay.collector.intake._signal import Request
+from assay.collector.intake._traces import TRACES
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.compressed import adopt, dictionaries_of
@@ -331,12 +335,62 @@ def test_nothing_of_a_request_stays_in_memory_after_its_answer():
     asyncio.run(ask())
 
 
+def test_a_request_that_a_process_has_is_not_in_memory_here_as_well():
+    async def ask() -> None:
+        process = Process(Start(Limits(), hangs, 0, 60, 120, MEMORY), lambda *how: None)
+        try:
+            await process.ready
+            tracemalloc.start()
+            asked = asyncio.ensure_future(
+                process.ask(0, request(span(attributes=[attribute("x", "y" * 5_000_000)])), True)
+            )
+            await asyncio.sleep(0)
+            assert tracemalloc.get_traced_memory()[0] > 5_000_000
+            await asyncio.to_thread(until, lambda: tracemalloc.get_traced_memory()[0] < 1_000_000)
+            assert process.waiting
+            asked.cancel()
+        finally:
+            tracemalloc.stop()
+            process.end()
+            await asyncio.to_thread(process.wait, 0.1)
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+def test_a_request_lets_go_of_its_bytes_before_it_is_decoded_elsewhere_unless_they_are_passed_on(
+    store, monkeypatch, forwards
+):
+    seen = list[int]()
+
+    async def ask(self: Process, codec: int, body: bytes, rows: bool) -> Any:
+        seen.append(len(asked.body))
+        raise Retryable("decoder", "not now")
+
+    monkeypatch.setattr(Process, "ask", ask)
+    asked = Request(TRACES, TRACES.protobuf, request(span(attributes=[LARGE_TEXT])))
+    beside, metrics, keeper = Beside(), Metrics(), cast("Any", None)
+
+    async def take() -> None:
+        decoders = Decoders(1, store, beside, metrics, Limits())
+        try:
+            await Intake([keeper] * (1 + forwards), beside, metrics, Limits(), decoders).take(asked)
+        finally:
+            decoders.close()
+
+    with pytest.raises(Retryable, match="not now"):
+        asyncio.run(take())
+    beside.close()
+    assert [size > 0 for size in seen] == [forwards]
+
+
 def test_a_body_over_which_processes_end_is_kept_out_after_a_while():
-    bodies, body = Bodies(), b"poison"
+    bodies, body = Bodies(), b"poison" + bytes(10_000)
     assert not bodies.check(body)
     for _ in range(3):
-        bodies.ended(body)
+        bodies.ended(mark_of(body))
     assert not bodies.check(b"another")
+    assert not bodies.check(body[:-1] + b"x")
     with pytest.raises(Retryable, match="3 processes have ended") as refused:
         bodies.check(body)
     assert refused.value.retry_after > 30

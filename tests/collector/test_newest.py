@@ -13,6 +13,7 @@ from assay.collector.filters import Filter
 from assay.collector.pages.traces import _list
 from assay.collector.records import Feedback, Run, Target
 from assay.collector.server import Server
+from assay.collector.stores import project
 from assay.collector.stores.sqlite import SQLiteStore, _aggregate
 from assay.collector.stores.sqlite._counted import HOUR_NS
 
@@ -120,6 +121,34 @@ def test_bars_may_be_cut_where_the_sum_of_all_is_not(store):
 
 
 @pytest.mark.slow
+def test_more_buckets_than_an_answer_holds_are_refused_before_they_are_made(store, monkeypatch):
+    monkeypatch.setattr(_aggregate, "MOST", 5)
+    store.append([later(i, user_id=f"u{i}") for i in range(6)])
+    made = []
+    monkeypatch.setattr(_aggregate, "_Total", lambda: made.append(1))
+    for asked in ({"bucket_ns": 1}, {"group_by": "user"}, {"group_by": "user", "bucket_ns": 1000}):
+        with pytest.raises(Refused, match="more than 5 buckets in one answer: make them wider"):
+            store.aggregate(**asked)
+    assert not made
+    monkeypatch.undo()
+    assert len(store.aggregate(bucket_ns=1)) == len(store.aggregate(group_by="user")) == 6
+
+
+def test_what_the_sums_answer_has_no_more_buckets_either(store, monkeypatch):
+    monkeypatch.setattr(_aggregate, "MOST", 5)
+    store.append([later(i, name=f"n{i}") for i in range(6)])
+    with pytest.raises(Refused, match="more than 5 buckets"):
+        store.aggregate(group_by="name")
+    assert len(store.aggregate(group_by="name", newest=5)) == 5
+
+
+def test_a_project_of_more_values_than_buckets_is_told_those_of_its_newest_traces(store, monkeypatch):
+    monkeypatch.setattr(_aggregate, "MOST", 3)
+    monkeypatch.setattr(project, "NEWEST", 2)
+    store.append([later(i, user_id=f"u{i}", project="mine") for i in range(5)])
+    assert project.ProjectStore(store, "mine").values("user") == ["u3", "u4"]
+
+
 def test_a_page_says_that_its_charts_show_the_newest_alone(store):
     for start in range(0, _list.COUNTED + 1, 2_000):
         store.append([later(i, start_ns=NOW, user_id="ann") for i in range(start, start + 2_000)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -211,6 +212,37 @@ def test_a_piece_that_is_rolled_back_is_indexed_later(store: SQLiteStore) -> Non
         failed = file.put(Job(weight=1, action=put_and_fail, patient=True))
         assert isinstance(failed.exception(60), RuntimeError)
     assert indexed(store) == {("again", root.trace_id)}
+
+
+def test_segments_are_merged_a_few_pages_at_a_time(store: SQLiteStore) -> None:
+    store._behind.close()
+    db, pick, changes = store._file._db, random.Random(1), []
+    reader, held = store._file.appender.reader, store._file.appender.held
+    for n in range(1, 121):
+        text = " ".join(f"{pick.getrandbits(24):x}" for _ in range(1_500))
+        held.add(n, text, n, len(text), new=True)
+        before = db.total_changes
+        assert store._file.write(lambda _: _words.put_held(reader, held, PIECE, time.monotonic(), 0.0)) == len(text)
+        changes.append(db.total_changes - before)
+    assert max(changes) < 300  # pages that were written or removed; left to itself FTS5 comes to five hundred
+    [(segments,)] = db.execute("SELECT count(DISTINCT segid) FROM words_idx").fetchall()
+    assert segments < 3 * _words.SEGMENTS
+    db.execute("INSERT INTO words (words) VALUES ('integrity-check')")
+
+
+def test_a_file_of_before_merges_as_a_new_one_does_and_one_without_that_table_opens(tmp_path: Path) -> None:
+    def settings() -> dict[str, int]:
+        with closing(sqlite3.connect(tmp_path / "a.db")) as db:
+            return {k: v for k, v in db.execute("SELECT k, v FROM words_config") if k != "version"}
+
+    for then in ("DELETE FROM words_config WHERE k <> 'version'", "DROP TABLE words_config"):
+        with SQLiteStore(tmp_path / "a.db"):
+            pass
+        assert settings() == {"automerge": 0, "usermerge": _words.SEGMENTS}
+        with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as db:
+            db.execute(then)
+    with SQLiteStore(tmp_path / "a.db") as store:
+        assert store.count()["traces"] == 0
 
 
 KILLED = """

@@ -18,7 +18,7 @@ from assay.collector.intake._beside import LARGE, Beside
 from assay.collector.intake._decoded import Decoded
 from assay.collector.intake._errors import Permanent, Retryable
 from assay.collector.intake._limits import MIB, Limits
-from assay.collector.intake._process import Job, Process
+from assay.collector.intake._process import Job, Process, mark_of
 from assay.collector.intake._signal import Request
 from assay.collector.stores import Store, TakesRows
 
@@ -118,7 +118,7 @@ class Pool:
         if process in self._processes:
             self._processes.remove(process)
         if job is not None:
-            self.bodies.ended(job.body)
+            self.bodies.ended(job.mark)
         self._failed(f"a process that decoded requests has ended ({how}); senders are told to send them again", how)
 
     def _failed(self, told: str, how: str = "start") -> None:
@@ -133,16 +133,16 @@ class Bodies:
     """Bodies over which processes have died: they may be why, and this process is not to die over them, too."""
 
     def __init__(self) -> None:
-        self._deaths: dict[int, tuple[int, float]] = {}  # by hash: how many, the last when
+        self._deaths: dict[int, tuple[int, float]] = {}  # by their marks: how many, the last when
 
-    def ended(self, body: bytes) -> None:
-        """Note that a process died over it."""
+    def ended(self, mark: int) -> None:
+        """Note that a process died over the body of this mark."""
         self._deaths = {key: one for key, one in self._deaths.items() if time.monotonic() - one[1] < LONGEST}
-        self._deaths[hash(body)] = self._deaths.get(hash(body), (0, 0.0))[0] + 1, time.monotonic()
+        self._deaths[mark] = self._deaths.get(mark, (0, 0.0))[0] + 1, time.monotonic()
 
     def check(self, body: bytes) -> bool:
         """Whether a process died over it lately. Raises `Retryable` if that happened often."""
-        count, last = self._deaths.get(hash(body), (0, 0.0)) if self._deaths else (0, 0.0)
+        count, last = self._deaths.get(mark_of(body), (0, 0.0)) if self._deaths else (0, 0.0)
         left = LONGEST - (time.monotonic() - last)
         if count >= OFTEN and left > 0:
             told = f"{count} processes have ended while they decoded this"
@@ -167,8 +167,10 @@ class Decoders:
         self._pools = (self._usual, self._polite)
         metrics.gauge("assay_decoders", lambda: sum(map(len, self._pools)))
 
-    async def __call__(self, request: Request[T]) -> Decoded[T] | None:
-        """What came of a request; None if it is to be decoded here. Raises `Permanent` or `Retryable`."""
+    async def __call__(self, request: Request[T], *, keep: bool = True) -> Decoded[T] | None:
+        """What came of a request; None if it is to be decoded here. Raises `Permanent` or `Retryable`. Unless its bytes
+        are to be kept it has none from when a process has them: they are not in memory twice.
+        """
         size, rows = len(request.body), self._takes_rows is not None and request.project is None
         pool = self._usual if size < LARGE else self._polite
         codec = _place(request)
@@ -183,7 +185,10 @@ class Decoders:
         rows = rows and request.signal.name == "traces"
         if rows and self._takes_rows is not None:
             process.use(self._takes_rows.encoder())
-        answer, pieces = await process.ask(codec, request.body, rows)
+        asked = process.ask(codec, request.body, rows)
+        if not keep:
+            request.body = b""
+        answer, pieces = await asked
         return await self._decoded(answer, pieces, rows)
 
     def worked(self, seconds: float, size: int = LITTLE) -> None:

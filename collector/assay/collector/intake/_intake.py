@@ -68,10 +68,12 @@ class Intake:
         self._count(signal, "assay_requests_refused_total", 1, reason=reason)
 
     async def _decoded(self, request: Request[T]) -> Decoded[T]:
-        args = request.codec, request.body, self._limits
         try:
-            if self._decoders is not None and (elsewhere := await self._decoders(request)) is not None:
-                return elsewhere
+            if self._decoders is not None:
+                elsewhere = await self._decoders(request, keep=self._passed_on)
+                if elsewhere is not None:
+                    return elsewhere
+            args = request.codec, request.body, self._limits
             if len(request.body) >= LARGE:
                 return await self._beside(decode, *args)
             start = time.perf_counter()

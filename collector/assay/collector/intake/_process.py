@@ -20,16 +20,20 @@ from assay.collector.intake._errors import Retryable
 MODULE = "assay.collector.intake._decoder"
 ENDING = 5.0  # seconds until a process that has closed its socket must be gone
 BUFFER = 1024 * 1024  # bytes in the socket: several usual requests, so that nobody waits until one has been read
+END = 4 * 1024  # bytes of a body at either end by which it is known again
 STARTING = 60.0  # seconds until it must be ready, on a machine that has much else to do
 
 
 class Job(NamedTuple):
     """A request under way in a process, and whoever waits for what comes of it."""
 
-    codec: int
-    body: bytes
-    rows: bool
+    mark: int  # of its body, which is let go of once it is sent
     done: asyncio.Future[tuple[Answer, list[bytearray]]]
+
+
+def mark_of(body: bytes) -> int:
+    """By which a body is known again: of a large one its ends tell, as all of it takes a while to go through."""
+    return hash((len(body), body[:END], body[-END:]))
 
 
 class Process:
@@ -77,11 +81,12 @@ class Process:
 
     async def ask(self, codec: int, body: bytes, rows: bool) -> tuple[Answer, list[bytearray]]:
         """What came of a request, and its items in pieces. Raises `Retryable` if the process ends before."""
-        job = Job(codec, body, rows, self._loop.create_future())
+        job = Job(mark_of(body), self._loop.create_future())
         if not self._jobs and self.is_ready:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
         self._jobs.append(job)
         self._queue.put_nowait((REQUEST.pack(len(body), codec, rows), body))
+        del body
         return await job.done
 
     def use(self, encode: Encode | None) -> None:

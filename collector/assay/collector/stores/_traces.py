@@ -174,7 +174,8 @@ class TraceStore(Protocol):
         """Counts, error rate, latency, tokens, cost and feedback over time; one bucket in all if `bucket_ns` is None.
 
         `group_by` is one of project, environment, name, model, user, session, experiment. What the store keeps no sums
-        of is counted trace by trace: of the `newest` so many alone, if that is said, and each `Bucket` tells.
+        of is counted trace by trace: of the `newest` so many alone, if that is said, and each `Bucket` tells. Raises
+        `Refused` for more than 10,000 buckets.
         """
 
     def values(self, field: str, *, limit: int = 100) -> list[str]:

@@ -12,12 +12,13 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from assay.collector.errors import Forbidden, NotFound, TooLarge
+from assay.collector.errors import Forbidden, NotFound, Refused, TooLarge
 from assay.collector.filters import Filter, combined, deletable
 from assay.collector.records import (
     JSON,
     Amendment,
     Branch,
+    Bucket,
     Changes,
     Condition,
     Experiment,
@@ -41,6 +42,7 @@ from assay.collector.stores._unread import Unread
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
 UNSAID = "default"  # the project of records that say nothing
 SLICE = 500  # ids in one question
+NEWEST = 10_000  # traces whose values are told where there are too many
 # Verbs whose filter, or whose argument `project`, is all that holds them to a project
 FILTERED = frozenset(("traces", "each", "sessions", "aggregate", "delete"))
 NAMED = frozenset(
@@ -234,12 +236,20 @@ class ProjectStore:
         return page
 
     def values(self, field: str, *, limit: int = 100) -> list[str]:
-        """As of `TraceStore`, of what an aggregate groups by; of other fields none."""
+        """As of `TraceStore`, of what an aggregate groups by; of other fields none. Where there are more than it takes
+        groups, those of the newest traces.
+        """
         if field == "project":
             return [self.project]
         if field not in GROUPS:
             return []
-        buckets = self._store.aggregate(Filter(project=self.project), group_by=field)
+        mine = Filter(project=self.project)
+        buckets: Sequence[Bucket] = ()
+        with suppress(Refused):  # for a trace may have hundreds of models
+            try:
+                buckets = self._store.aggregate(mine, group_by=field)
+            except Refused:
+                buckets = self._store.aggregate(mine, group_by=field, newest=NEWEST)
         return sorted({bucket.group for bucket in buckets if bucket.group})[:limit]
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:

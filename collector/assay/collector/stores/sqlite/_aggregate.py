@@ -29,6 +29,7 @@ from assay.collector.stores.sqlite._values import dumps
 NEWEST = 100_000  # traces, whose ids are in memory
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
 OFTEN, RARE = 0.5, 0.25  # of the traces of a time: if more pass, all are gone through; of names, and of all else
+MOST = 10_000  # buckets of an answer: with one for each nanosecond there are as many as traces, of 2 KB each
 FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
 
 _GROUPS = {
@@ -66,6 +67,22 @@ GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label
 class _Total:
     """One bucket of a group, while its parts are put together."""
 
+    __slots__ = (
+        "bins",
+        "cost",
+        "errors",
+        "first",
+        "input_tokens",
+        "last",
+        "latencies",
+        "output_tokens",
+        "percentiles",
+        "starts",
+        "summed",
+        "tallies",
+        "traces",
+    )
+
     def __init__(self) -> None:
         self.traces = self.summed = self.errors = 0
         self.input_tokens = self.output_tokens = self.cost = 0.0
@@ -99,7 +116,10 @@ class _Total:
 def buckets(
     db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | None = None
 ) -> list[Bucket]:
-    """Buckets in order of time, then group; those without traces are left out. See `TraceStore.aggregate`."""
+    """Buckets in order of time, then group; those without traces are left out. See `TraceStore.aggregate`.
+
+    Raises `Refused` for what cannot be asked for, and for more buckets than an answer holds.
+    """
     if bucket_ns is not None and bucket_ns <= 0:
         raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
     if group_by is not None and group_by not in _GROUPS:
@@ -108,6 +128,15 @@ def buckets(
         raise Refused(f"the newest traces are 1 to {NEWEST:,}, not {newest!r}; without `newest` all are counted")
     if newest is not None and _summed.in_rows(db, filter, bucket_ns, group_by, newest) > newest:
         return _of_newest(db, filter, bucket_ns, group_by, newest)
+    try:
+        return _of_all(db, filter, bucket_ns, group_by)
+    except _TooMany:
+        if newest is None:
+            raise
+        return _of_newest(db, filter, bucket_ns, group_by, newest)
+
+
+def _of_all(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None) -> list[Bucket]:
     if group_by == "experiment" and not filter.experiment:  # it asks for no certain one
         live = _summed.asked(replace(filter, experiment=""), bucket_ns, None)
         if live is not None:
@@ -136,6 +165,16 @@ def _by_experiment(db: sqlite3.Connection, filter: Filter, live: Question) -> li
     counted = _Aggregate(db, live.filter, live.bucket_ns, None).buckets(live)
     both = sorted([*counted, *rest], key=lambda bucket: _group(bucket.group))
     return sorted(both, key=lambda bucket: bucket.start_ns) if live.bucket_ns else both
+
+
+class _TooMany(Refused):
+    """More buckets than one answer holds."""
+
+
+def _check_few(count: int) -> None:
+    if count > MOST:
+        way = "make them wider, ask for a shorter time, without groups, or for the `newest` traces alone"
+        raise _TooMany(f"more than {MOST:,} buckets in one answer: {way}")
 
 
 def _group(group: str | None) -> tuple[bool, str]:
@@ -171,7 +210,12 @@ class _Aggregate:
         return [self._bucket(place, self._totals[place]) for place in places]
 
     def _of(self, place: Place) -> _Total:
-        return self._totals.setdefault(place, _Total())
+        """Raises `_TooMany`."""
+        total = self._totals.get(place)
+        if total is None:
+            _check_few(len(self._totals) + 1)
+            total = self._totals[place] = _Total()
+        return total
 
     def _add_sums(self, question: Question) -> None:
         for start, group, *counts, first, last in question.counts(self._db):
@@ -183,7 +227,9 @@ class _Aggregate:
     def _add_rows(self, within: Stretch) -> None:
         filter = self._filter if within == EVERYTHING else replace(self._filter, since_ns=within[0], until_ns=within[1])
         chosen = self._way(filter)
-        for start, group, *counts, first, last, latencies in self._ask(_TRACES, chosen):
+        rows = self._ask(_TRACES, chosen).fetchmany(MOST + 1)
+        _check_few(len(rows))  # before anything is made of them
+        for start, group, *counts, first, last, latencies in rows:
             total = self._of((start, group))
             total.add(*counts)
             total.starts += [first, last]
@@ -194,7 +240,7 @@ class _Aggregate:
         for start, group, key, *row in rows:
             _count(self._of((start, group)).tally(key), row)
 
-    def _ask(self, sql: str, chosen: Plan, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[Any]:
+    def _ask(self, sql: str, chosen: Plan, where: str = "", values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         by_model = self._group_by == "model"
         parts = {
             "bucket": f"t.start_ns / {self._bucket_ns} * {self._bucket_ns}" if self._bucket_ns else "0",

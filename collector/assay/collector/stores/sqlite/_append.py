@@ -41,6 +41,8 @@ from assay.collector.stores.sqlite._waiting import ANY, NOBODY, Place, Waiting
 
 CACHED_SPANS = 20_000  # remembered at most, or states of traces that take as much memory
 NOTED = 500  # spans that may come while their trace is summed up anew
+# Resources, and values of menus, that are remembered, and characters of one: whoever sends may make up others for ever
+RESOURCES, VALUES, LONGEST = 2_000, 5_000, 4_000
 GROWN_BYTES = 32 * 1024 * 1024  # of a run, beyond which nothing more is said of it
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:COLUMNS], *BELOW)
@@ -155,7 +157,7 @@ class Appender:
         self.waiting.forget()
         self.held.undo()
         self.sums.forget()
-        self._values = set(self.db.execute("SELECT field, value FROM known").fetchall())
+        self._values.clear()
         self.tombstones.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
         self._next_trace = max(self._next_trace, self._highest("traces") + 1)
@@ -236,6 +238,9 @@ class Appender:
 
     def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_Part]]:
         """What has come, by trace."""
+        if len(self._origins) > RESOURCES:
+            self._resources.clear()
+            self._origins.clear()
         parts: dict[str, list[_Part]] = {}
         for batch in batches:
             resources = [self._resource(blob) for blob in batch.resource_blobs]
@@ -573,7 +578,9 @@ class Appender:
         values |= {("tag", tag) for fact in facts for tag in fact.tags}
         if new := values - self._values:
             insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
-            self._values |= new
+            if len(self._values) + len(new) > VALUES:
+                self._values.clear()
+            self._values |= new if len(new) <= VALUES else set()
 
     def _count(self, rows: _Rows, new: int) -> None:
         """Count spans that have come for the first time (their rows are not below `new`) with the processes that they
@@ -597,7 +604,9 @@ class Appender:
         if key is None:
             self.db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
             key = int(self.db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
-            self._resources[blob], self._origins[key] = key, origin(loads(blob))
+            self._origins[key] = origin(loads(blob))
+            if len(blob) <= LONGEST:
+                self._resources[blob] = key
         return key
 
 

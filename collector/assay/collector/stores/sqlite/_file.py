@@ -54,6 +54,7 @@ class File:
             reserve.open_on_a_full_disk()
             self._db = opened.enter_context(closing(open_writable(self.path)))
             with explained(self.name):
+                _words.settle(self._db)
                 self.clock = Clock(self._db)
                 self._readers = opened.enter_context(closing(Readers(self.path, self.clock.now)))
                 self._aside = opened.enter_context(closing(Readers(self.path, self.clock.now, places=ASIDE)))

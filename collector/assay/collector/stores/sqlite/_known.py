@@ -14,7 +14,18 @@ from assay.collector.stores.sqlite._ledger import WHOLE
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
 from assay.collector.stores.sqlite._sql import find_many, insert_many
-from assay.collector.stores.sqlite._state import COST, TOKENS, Node, Spans, State, pack, summed, unpack
+from assay.collector.stores.sqlite._state import (
+    COST,
+    LONG,
+    TOKENS,
+    Node,
+    Spans,
+    State,
+    characters,
+    pack,
+    summed,
+    unpack,
+)
 
 SMALL = 64  # spans: of such a trace they are read where its state is not remembered; larger ones' states are kept
 MOST = 200_000  # spans of a trace that is summed up anew at all: some 60 MB for as long as it is read
@@ -41,7 +52,7 @@ class Fresh:
     @property
     def weight(self) -> int:
         """Memory that it takes, in spans."""
-        return len(self.facts)
+        return len(self.facts) + sum(map(characters, self.facts)) // LONG
 
     def take(self, rows: Sequence[int], facts: list[Fact]) -> list[tuple[int, int]]:
         """Sum it up; the flags of its spans."""

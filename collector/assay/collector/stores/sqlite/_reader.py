@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import zstandard
@@ -13,9 +13,10 @@ from assay.collector.errors import StoreError
 from assay.collector.records import JSON, Run
 from assay.collector.stores.sqlite._codec import COLUMNS, Decoder, Fact, decode, facts
 from assay.collector.stores.sqlite._errors import DAMAGED
-from assay.collector.stores.sqlite._sql import find_many
+from assay.collector.stores.sqlite._sql import each, find_many
 from assay.collector.stores.sqlite._values import loads
 
+RESOURCES, LONGEST = 1_000, 4_000  # that are remembered, and characters of one
 _SPAN = ",".join(f"s.{name}" for name in Fact._fields[:COLUMNS])
 _RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN} FROM spans s WHERE s.trace IN (%s)"
 RUN = f"SELECT s.id, s.resource, s.payload, {_SPAN} FROM spans s WHERE "  # as `Reader.run` takes a row
@@ -102,10 +103,10 @@ class Reader:
             fact = fact._replace(size=row[3 + Fact._fields.index("size")], sent=sent)
         return Stored(row[0], row[1], run, fact, amended)
 
-    def payloads(self, rows: Sequence[int]) -> dict[int, dict[str, JSON]]:
-        """Payloads of spans, by row id."""
-        blobs = find_many(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows)
-        return {row: self.payload(blob) for row, blob in blobs}
+    def payloads(self, rows: Sequence[int]) -> Iterator[tuple[int, dict[str, JSON]]]:
+        """Payloads of spans with their row ids, one at a time: a thousand may each have megabytes."""
+        for row, blob in each(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows):
+            yield row, self.payload(blob)
 
     def run(self, trace_id: str, row: Sequence[Any]) -> Run:
         """The run of a row: trace or id, resource, payload and the columns of a fact."""
@@ -128,12 +129,15 @@ class Reader:
         return self._decoder
 
     def _resource(self, key: int) -> dict[str, JSON]:
-        if key not in self._resources:
-            if len(self._resources) > 1000:
-                self._resources.clear()
-            row = self.db.execute("SELECT data FROM resources WHERE id = ?", (key,)).fetchone()
-            self._resources[key] = loads(row[0]) if row else {}
-        return self._resources[key]
+        known = self._resources.get(key)
+        if known is None:
+            [data] = self.db.execute("SELECT data FROM resources WHERE id = ?", (key,)).fetchone() or ("{}",)
+            known = loads(data)
+            if len(data) <= LONGEST:
+                if len(self._resources) > RESOURCES:
+                    self._resources.clear()
+                self._resources[key] = known
+        return known
 
 
 class Apart(Reader):

@@ -54,6 +54,12 @@ def find_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: S
     return [row for cursor in _in_chunks(db, sql, values, before) for row in cursor.fetchall()]
 
 
+def each(db: sqlite3.Connection, sql: str, values: Iterable[Any]) -> Iterator[Any]:
+    """The same rows one after the other, so that no more than one of them is in memory, however large they are."""
+    for cursor in _in_chunks(db, sql, values):
+        yield from cursor
+
+
 def delete_many(db: sqlite3.Connection, table: str, column: str, values: Iterable[Any]) -> None:
     """Delete the rows whose column (or any expression) is one of any number of values."""
     for _ in _in_chunks(db, f"DELETE FROM {table} WHERE {column} IN (%s)", values):

@@ -98,6 +98,7 @@ class Spans:
             raise Adrift
 
 
+LONG = 2_000  # characters that weigh as much as a span
 FIRSTS = ("session_id", "user_id", "experiment_id", "example_id", "metadata")
 
 
@@ -107,6 +108,17 @@ class Carrier(msgspec.Struct, array_like=True):
     row: int
     model: str | None
     amounts: tuple[int, ...]
+
+
+def characters(fact: Fact) -> int:
+    """Of what may be long in a fact."""
+    count = len(fact.name) + len(fact.kind) + len(fact.project) + len(fact.environment)
+    for text in (fact.error, fact.model, fact.session_id, fact.user_id, fact.metadata):
+        if text is not None:
+            count += len(text)
+    if fact.experiment_id is not None:
+        count += len(fact.experiment_id) + len(fact.example_id or "")
+    return count + sum(map(len, fact.tags)) if fact.tags else count
 
 
 class Totals(msgspec.Struct, array_like=True):
@@ -167,7 +179,10 @@ class State:
         """Memory that it takes, in spans."""
         totals = self.totals
         listed = len(totals.names) + len(totals.tags) + len(totals.models) + len(self.orphans) + len(self.local_roots)
-        return 2 + listed // 4
+        size = sum(len(text) for _, text in totals.firsts.values()) + (characters(totals.root) if totals.root else 0)
+        for texts in (totals.names, totals.tags, totals.models):
+            size += sum(map(len, texts))
+        return 2 + listed // 4 + size // LONG
 
     def advance(self, new: Sequence[tuple[int, Fact]], spans: Spans) -> None:
         """Take in spans, and their rows, that come after all before. Raises `Adrift`; it is of no use then."""

@@ -38,11 +38,14 @@ def page(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page
 
 
 def _summaries(reader: Reader, rows: Sequence[Any]) -> tuple[TraceSummary, ...]:
-    roots = reader.payloads([row[21] for row in rows])
+    roots = {
+        row: (preview(root.get("inputs")), preview(root.get("outputs")))
+        for row, root in reader.payloads([row[21] for row in rows])
+    }
     ids = [row[0] for row in rows]
     latest, unscored = _lists.newest_scores(reader.db, ids), _without_score(reader.db, ids)
     return tuple(
-        _summary(row, roots.get(row[21], {}), latest.get(row[0], {}), unscored.get(row[0], {})) for row in rows
+        _summary(row, *roots.get(row[21], ("", "")), latest.get(row[0], {}), unscored.get(row[0], {})) for row in rows
     )
 
 
@@ -61,7 +64,8 @@ def _without_score(db: sqlite3.Connection, ids: Sequence[int]) -> dict[int, dict
 
 def _summary(
     row: Sequence[Any],
-    root: dict[str, JSON],
+    inputs: str,
+    outputs: str,
     latest: dict[str, float | str | None],
     unscored: Mapping[str, Sequence[str]],
 ) -> TraceSummary:
@@ -90,8 +94,8 @@ def _summary(
         dropped=row[23],
         calls_sent=row[24],
         running=row[25],
-        inputs=preview(root.get("inputs")),
-        outputs=preview(root.get("outputs")),
+        inputs=inputs,
+        outputs=outputs,
         feedback=latest,
         failed=tuple(unscored.get("error", ())),
         skipped=tuple(unscored.get("skip", ())),

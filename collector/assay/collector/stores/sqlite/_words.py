@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -41,8 +42,11 @@ ROWS = 50  # payloads that are read together
 ROWS_OF_WORDS, LOT = 2_048, 128
 # Characters of one transaction, if no single trace has more. Appends wait for it, but FTS5 writes a segment for each,
 # and merges them: with 1,000 traces a transaction, a trace costs a third of what it does with 40
-PIECE, MOST = 100_000, 8_000_000
-MOMENT = 0.03  # seconds that it may take, within these bounds
+PIECE, MOST = 25_000, 8_000_000
+# Segments that are merged into one; pages of 4 KB that each transaction merges, and one more for so many characters.
+# Left to itself FTS5 merges hundreds at once, now and then: thirty milliseconds, for which all others wait
+SEGMENTS, MERGED, MERGED_A_PAGE = 8, 8, 1_000
+MOMENT = 0.02  # seconds that it may take, within these bounds
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
 GROWTH = 2  # times as many bytes as when it was indexed, and it is indexed anew
@@ -213,7 +217,9 @@ def put(writer: Reader, entries: Sequence[Entry], disturbed: set[int]) -> int:
     now = dict(find_many(writer.db, "SELECT id, runs_change FROM traces WHERE id IN (%s)", [one.trace for one in made]))
     done = [entry.trace for entry in made if now.get(entry.trace) == entry.runs_change]
     delete_many(writer.db, "unindexed", "trace", done)
-    return sum(entry.characters for entry in written if entry.old != entry.text)
+    characters = sum(entry.characters for entry in written if entry.old != entry.text)
+    _merge(writer.db, characters)
+    return characters
 
 
 def put_held(writer: Reader, held: Held, most: int, settled: float, overdue: float) -> int:
@@ -228,7 +234,27 @@ def put_held(writer: Reader, held: Held, most: int, settled: float, overdue: flo
     _add(writer.db, [(key, taken.text) for key, taken in found.items()])
     _note(writer.db, [(key, taken.upto, int(taken.size * GROWTH)) for key, taken in found.items()])
     delete_many(writer.db, "unindexed", "trace", found)
-    return sum(len(taken.text) for taken in found.values())
+    characters = sum(len(taken.text) for taken in found.values())
+    _merge(writer.db, characters)
+    return characters
+
+
+def settle(db: sqlite3.Connection) -> None:
+    """Have the index merge its segments when it is told to, which the file remembers; one that is full, or damaged
+    there, goes on as it is.
+    """
+    with suppress(sqlite3.Error):
+        found = dict(db.execute("SELECT k, v FROM words_config").fetchall())
+        for name, value in (("automerge", 0), ("usermerge", SEGMENTS)):
+            if found.get(name) != value:
+                db.execute("INSERT INTO words (words, rank) VALUES (?, ?)", (name, value))
+
+
+def _merge(db: sqlite3.Connection, characters: int) -> None:
+    """Merge some of what was written before, as much as this many characters make necessary."""
+    if characters:
+        pages = MERGED + characters // MERGED_A_PAGE
+        db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
 
 
 def _add(db: sqlite3.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
@@ -262,5 +288,6 @@ def remove(writer: Reader, keys: Iterable[int]) -> None:
         rows = [row for row in _rows(writer.db, trace) if row <= upto[trace]]
         text, _ = _text(writer, rows, _replaced(writer.db, trace))
         _forget(writer.db, [(trace, text)])
+        _merge(writer.db, len(text))
     delete_many(writer.db, "indexed", "trace", upto)
     delete_many(writer.db, "replaced", "trace", upto)
