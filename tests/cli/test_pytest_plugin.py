@@ -287,7 +287,10 @@ def test_shared(inputs, exact):
 """
 
 
-@pytest.mark.parametrize(("crash", "status", "runs"), [("", "finished", 12), ("yes", "interrupted", 11)])
+@pytest.mark.parametrize(
+    ("crash", "status", "runs"),
+    [("", "finished", 12), pytest.param("yes", "interrupted", 11, marks=pytest.mark.slow)],
+)
 def test_workers_of_xdist_make_one_experiment(tmp_path, crash, status, runs):
     pytest.importorskip("xdist")
     (tmp_path / "test_it.py").write_text(SHARED)
