@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import asyncio
 import atexit
 import fcntl
 import gc
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -31,7 +33,11 @@ def pytest_configure() -> None:
     spool_elsewhere()
     no_cache()
     certificates_once()
-    new_files_by_copy()
+    try:
+        new_files_by_copy()
+        servers_end_at_once()
+    except ImportError:  # tests of the tracer alone need no server
+        pass
 
 
 def pytest_collection_finish() -> None:
@@ -66,10 +72,8 @@ def new_files_by_copy() -> None:
 
     Files of an older version, and those of processes that tests start, are made as ever.
     """
-    try:
-        from assay.collector.stores.sqlite import _open, _schema
-    except ImportError:  # tests of the tracer alone need no server
-        return
+    from assay.collector.stores.sqlite import _open, _schema
+
     ready = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     ready.execute(f"PRAGMA page_size = {_schema.PAGE_SIZE}")
     _schema.migrate(ready, "in memory")
@@ -82,6 +86,24 @@ def new_files_by_copy() -> None:
         return None
 
     vars(_open)["migrate"] = migrate
+
+
+class Hurried:
+    """asyncio, in which one sleeps for a twentieth of the time."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+def servers_end_at_once() -> None:
+    """uvicorn sleeps for 0.1 s when it ends, which hundreds of tests would wait for."""
+    from uvicorn import server
+
+    vars(server)["asyncio"] = Hurried()
 
 
 @pytest.fixture
