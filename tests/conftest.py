@@ -1,13 +1,19 @@
 """What holds for all tests."""
 
+import asyncio
 import atexit
 import fcntl
+import gc
 import os
 import shutil
 import signal
+import sqlite3
+import ssl
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,6 +32,18 @@ def pytest_configure() -> None:
     os.environ.pop("PYTEST_ADDOPTS", None)  # what is asked of this run is not asked of one that a test starts
     spool_elsewhere()
     no_cache()
+    certificates_once()
+    try:
+        new_files_by_copy()
+        servers_end_at_once()
+    except ImportError:  # tests of the tracer alone need no server
+        pass
+
+
+def pytest_collection_finish() -> None:
+    """Have no search for cycles go over all modules and tests again: it takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def spool_elsewhere() -> None:
@@ -42,6 +60,50 @@ def spool_elsewhere() -> None:
 def no_cache() -> None:
     """Answers and vectors are kept nowhere but where a test says: not in the user's cache, nor from test to test."""
     os.environ["ASSAY_CACHE"] = os.environ["ASSAY_VECTORS"] = "off"
+
+
+def certificates_once() -> None:
+    """Clients share what they trust: most tests make some, and each would read the certificates again for 17 ms."""
+    ssl.create_default_context = cache(ssl.create_default_context)  # type: ignore[assignment]
+
+
+def new_files_by_copy() -> None:
+    """A store's new file is a copy of one that was made step by step: thousands of tests have one, of 13 ms each.
+
+    Files of an older version, and those of processes that tests start, are made as ever.
+    """
+    from assay.collector.stores.sqlite import _open, _schema
+
+    ready = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    ready.execute(f"PRAGMA page_size = {_schema.PAGE_SIZE}")
+    _schema.migrate(ready, "in memory")
+
+    def migrate(db: sqlite3.Connection, path: str, upto: int = len(_schema.MIGRATIONS)) -> None:
+        if upto < len(_schema.MIGRATIONS) or _schema.version_of(db, path):
+            return _schema.migrate(db, path, upto)
+        ready.backup(db)
+        db.execute("UPDATE feed SET identity = lower(hex(randomblob(8)))")
+        return None
+
+    vars(_open)["migrate"] = migrate
+
+
+class Hurried:
+    """asyncio, in which one sleeps for a twentieth of the time."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+def servers_end_at_once() -> None:
+    """uvicorn sleeps for 0.1 s when it ends, which hundreds of tests would wait for."""
+    from uvicorn import server
+
+    vars(server)["asyncio"] = Hurried()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("tracer", "collector", "evaluators", "cli")
 Graph = dict[str, set[str]]
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")  # where a statement has others
 
 
 def named(path: Path, folder: Path) -> str:
@@ -22,8 +23,8 @@ def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         yield node
     typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    for child in node.orelse if typing_only else ast.iter_child_nodes(node):
-        if not isinstance(child, ast.expr):  # which holds none, and is most of a tree
+    for block in ("orelse",) if typing_only else BLOCKS:
+        for child in getattr(node, block, ()):
             yield from statements(child)
 
 

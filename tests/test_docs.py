@@ -15,7 +15,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from assay.cli._app import app
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.tracer import _delivery, _runtime, _spool
@@ -48,12 +50,22 @@ MADE = {page for page in PAGES if page.parent.name == "evaluators" and page.name
 MADE |= {page for page in PAGES if page.parent.name == "senders"}
 
 
+SLOW = {ROOT / "docs" / "monitoring.md"}  # processes begin, and read a file again
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page) and page not in MADE], ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] if page in SLOW else ())
+        for page in PAGES
+        if blocks(page) and page not in MADE
+    ],
 )
 def test_blocks_run(page, server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASSAY_URL", server.url)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others only take time in a pytest that a page runs
+    monkeypatch.setenv("PYTEST_PLUGINS", "assay.cli.pytest_plugin")
     _runtime.replace(None)  # no page goes on with the set-ups, or what lies on disk, of what was before
     _delivery._live.clear()
     _spool.forget()
@@ -70,12 +82,13 @@ def test_blocks_run(page, server, tmp_path, monkeypatch):
 
 
 def shell(command: str, stack: ExitStack) -> None:
-    """Run a line as a shell would, with this Python's `assay`."""
-    words, place = [*COMMAND, *shlex.split(command.removesuffix("&"))[1:]], os.pathsep.join(sys.path)
-    running = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": place})
+    """Run a line with this Python's `assay`, in this process unless it goes on."""
+    words = shlex.split(command.removesuffix("&"))[1:]
     if not command.endswith("&"):
-        assert running.wait(LONGEST) == 0
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
         return
+    running = subprocess.Popen([*COMMAND, *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     stack.callback(running.wait)
     stack.callback(running.terminate)
 

@@ -16,8 +16,10 @@ from assay.evaluators import Experiment
 
 pytest_plugins = ["pytester"]
 INSTALLED = any(one.name == "assay" for one in entry_points(group="pytest11"))
-PLUGIN = [] if INSTALLED else ["-p", "assay.cli.pytest_plugin"]
-OPTIONS = [*PLUGIN, "-p", "no:cacheprovider", "-W", "error"]
+PLUGIN = ["-p", "assay.cli.pytest_plugin"]
+PLAIN = ["-p", "no:cacheprovider", "-W", "error"]
+OPTIONS = [*PLUGIN, *PLAIN]
+ALONE = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
 TESTS = """
 import pytest
 
@@ -82,6 +84,12 @@ def test_traced(inputs):
 """
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Other plugins that are installed only take time here."""
+    monkeypatch.setenv(ALONE, "1")
+
+
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """What pytest says of the tests above, run in a process of its own, and the store of their experiments."""
@@ -90,13 +98,15 @@ def outcome(tmp_path_factory):
         (folder / f"test_{name}.py").write_text(text)
     questions = '{"id": "first", "question": "Where?", "expected": "Here"}\n{"q": "not read"}\n'
     (folder / "questions.jsonl").write_text(questions)
-    report = in_a_process(folder, "--assay-store", str(folder / "a.db"))
+    env = {key: value for key, value in os.environ.items() if key != ALONE}
+    options = PLAIN if INSTALLED else OPTIONS
+    report = in_a_process(folder, *options, "--assay-store", str(folder / "a.db"), env=env)
     with SQLiteStore(folder / "a.db") as store:
         yield report, store
 
 
 def in_a_process(folder, *arguments, env=None):
-    command = [sys.executable, "-m", "pytest", *OPTIONS, *arguments]
+    command = [sys.executable, "-m", "pytest", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env).stdout
 
 
@@ -143,8 +153,7 @@ def test_nothing_of_assay_is_loaded_where_no_test_is_marked(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import sys\ndef test_light():\n    assert [m for m in sys.modules if m.startswith('assay.')] == ['assay.cli', 'assay.cli.pytest_plugin']\n"
     )
-    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # other plugins only take time here
-    assert "1 passed" in in_a_process(tmp_path, "-p", "assay.cli.pytest_plugin", env=alone)
+    assert "1 passed" in in_a_process(tmp_path, *OPTIONS)
     assert not (tmp_path / "assay.db").exists()
 
 
@@ -278,13 +287,15 @@ def test_shared(inputs, exact):
 """
 
 
-@pytest.mark.parametrize(("crash", "status", "runs"), [("", "finished", 12), ("yes", "interrupted", 11)])
+@pytest.mark.parametrize(
+    ("crash", "status", "runs"),
+    [("", "finished", 12), pytest.param("yes", "interrupted", 11, marks=pytest.mark.slow)],
+)
 def test_workers_of_xdist_make_one_experiment(tmp_path, crash, status, runs):
     pytest.importorskip("xdist")
     (tmp_path / "test_it.py").write_text(SHARED)
-    env = {**os.environ, "CRASH": crash, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # others take seconds in each worker
-    plugins = ("-p", "xdist", "-p", "assay.cli.pytest_plugin")
-    report = in_a_process(tmp_path, "-n", "2", *plugins, "--assay-store", "t.db", env=env)
+    env = {**os.environ, "CRASH": crash}
+    report = in_a_process(tmp_path, "-n", "2", "-p", "xdist", *OPTIONS, "--assay-store", "t.db", env=env)
     assert report.count("= assay: shared =") == 1
     with SQLiteStore(tmp_path / "t.db") as store:
         (record,) = store.experiments()

@@ -12,7 +12,7 @@ import pytest
 from assay.collector.client import HTTPStore
 from assay.collector.server import Server
 from assay.collector.stores import Store
-from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite import SQLiteStore, _behind, _words
 
 
 class Current:
@@ -50,6 +50,10 @@ IMPLEMENTATIONS: dict[str, Callable[[Path, Current, str], AbstractContextManager
 
 
 @pytest.fixture(params=sorted(IMPLEMENTATIONS))
-def store(request: pytest.FixtureRequest, tmp_path: Path, shared: tuple[Current, str]) -> Iterator[Store]:
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, shared: tuple[Current, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Store]:
+    monkeypatch.setattr(_words, "SETTLED_NS", 100_000_000)  # words are found ten times as soon
+    monkeypatch.setattr(_behind, "EVERY", 0.1)
     with IMPLEMENTATIONS[request.param](tmp_path, *shared) as made:
         yield made

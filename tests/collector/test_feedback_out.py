@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from assay.collector._metrics import Metrics
 from assay.collector.dialects import RawLog, read_feedback, via_of, written
 from assay.collector.errors import Refused
-from assay.collector.forward import FeedbackOut, Target, targets
+from assay.collector.forward import FeedbackOut, Target, _feedback, targets
 from assay.collector.records import Feedback
 from assay.collector.records import Target as Of
 from assay.collector.server import Server
@@ -43,6 +43,11 @@ ALL = [
     Feedback(target=Of(session_id="s-1"), key="solved", score=1.0),
     Feedback(target=Of(experiment_id="e-1"), key="recall", score=0.5),
 ]
+
+
+@pytest.fixture(autouse=True)
+def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_feedback, "EVERY", 0.05)
 
 
 @pytest.fixture

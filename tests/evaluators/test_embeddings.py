@@ -17,9 +17,16 @@ TEXTS = {
     "arabic": "ما هي عاصمة فرنسا؟ إنها باريس.",
     "chinese": "法国的首都是巴黎。它在塞纳河上。",
     "empty": "",
-    "long": "Mont Blanc is in the Alps. " * 1000,
+    "long": "Mont Blanc is in the Alps. " * 100,
     "usual": "Mont Blanc is 4,806 m high. It lies in the Alps. Hope this helps!",
 }
+
+SLOW = {"one word", "chinese", "empty", "long"}
+
+
+def named(*names):
+    """Texts by their names, of which the slow suite has some."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else ()) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,7 @@ def S(model, one, other):
     return float(a @ b / numpy.linalg.norm(a) / numpy.linalg.norm(b))
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", named(*TEXTS))
 def test_similarity_of_texts(model, name):
     expected = S(model, TEXTS[name], TEXTS["usual"])
     given = {"outputs": TEXTS[name], "reference_outputs": TEXTS["usual"]}
@@ -42,7 +49,7 @@ def test_similarity_of_texts(model, name):
     assert score(get("answer_semantic_similarity"), **given)[0].score == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["chinese", "usual", "arabic", "one word"])
+@pytest.mark.parametrize("name", named("chinese", "usual", "arabic", "one word"))
 def test_sentences_of_the_answer_beside_those_of_the_reference(model, name):
     said, expected = sentences(TEXTS[name]), sentences(TEXTS["usual"])
     best = [max(S(model, one, other) for other in expected) for one in said]
@@ -137,7 +144,7 @@ def direct(model, ones, others):
     return (a @ b.T) / numpy.linalg.norm(a, axis=1)[:, None] / numpy.linalg.norm(b, axis=1)
 
 
-@pytest.mark.parametrize("name", ["one word", "emoji", "arabic", "chinese", "long", "usual"])
+@pytest.mark.parametrize("name", named("one word", "emoji", "arabic", "chinese", "long", "usual"))
 def test_sentences_of_the_answer_beside_question_and_context(model, name):
     said = list(dict.fromkeys(sentences(TEXTS[name])))
     context = ["Mont Blanc lies in the Alps.", "It is high.", "باريس عاصمة فرنسا."]

@@ -517,8 +517,16 @@ def test_metadata_that_json_does_not_have_are_kept_as_texts(store):
     assert store.experiment(experiment.id).metadata["module"].startswith("<module 'time'")
 
 
+@pytest.fixture
+def thawed():
+    """Nothing is frozen, as in a program that has frozen nothing."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.mark.parametrize("task", [answer, None], ids=["finished", "refused"])
-def test_what_was_there_before_is_searched_for_cycles_again_afterwards(store, task):
+def test_what_was_there_before_is_searched_for_cycles_again_afterwards(store, thawed, task):
     seen = []
     watching = evaluator(key="seen")(lambda outputs: not seen.append(gc.get_freeze_count()))
     if task is None:
@@ -530,13 +538,10 @@ def test_what_was_there_before_is_searched_for_cycles_again_afterwards(store, ta
     assert gc.get_freeze_count() == 0
 
 
-def test_objects_that_the_caller_has_frozen_stay_frozen(store):
+def test_objects_that_the_caller_has_frozen_stay_frozen(store, thawed):
     gc.freeze()
-    try:
-        evaluate(QUESTIONS, answer, store=store, progress=False)
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
+    evaluate(QUESTIONS, answer, store=store, progress=False)
+    assert gc.get_freeze_count() > 0
 
 
 FROZEN_FIRST = """

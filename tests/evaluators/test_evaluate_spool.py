@@ -11,7 +11,7 @@ from assay.collector.errors import Refused, Unavailable
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment, evaluate
-from assay.evaluators.engine import deliver_spool
+from assay.evaluators.engine import _write, deliver_spool
 from assay.evaluators.engine._spool import Parcel, Spool, spool_of
 from assay.evaluators.engine._spooled import with_spool
 from assay.tracer.spans import current as tracing
@@ -159,7 +159,8 @@ def test_rows_are_there_while_the_store_is_not(store):
     assert [row.scores for row in more.rows()] == [{"exact": 1.0, "<lambda>": True}] * 6
 
 
-def test_rows_come_from_the_spool_while_the_server_is_down(store):
+def test_rows_come_from_the_spool_while_the_server_is_down(store, monkeypatch):
+    monkeypatch.setattr(_write, "LONGEST_PAUSE", 0.05)
     server = Server(store).__enter__()
     remote = connect(server.url)
 

@@ -18,7 +18,7 @@ from assay.collector.records import Booking
 from assay.collector.server import Server
 from assay.collector.stores import Store
 from assay.evaluators import Judge, judge
-from assay.evaluators.monitors import Monitor
+from assay.evaluators.monitors import Monitor, _money
 from assay.evaluators.monitors._money import budget_of
 from evaluators.judge_server import Reply, serving
 from evaluators.watched import decisions, rule, scores, trace_id, until, verdicts, watching, whole
@@ -167,7 +167,8 @@ def test_a_budget_that_is_raised_counts_at_once(store: Store) -> None:
     assert set(verdicts(store).values()) == {"scored"}
 
 
-def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store) -> None:
+def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_money, "SOON", 0.2)
     made = Booking(id="x", budget=budget_of("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
     store.book(made)
     with (

@@ -10,6 +10,7 @@ import pytest
 
 from assay.collector.records import Booking
 from assay.collector.stores import Store
+from assay.evaluators.monitors import _pace
 from assay.evaluators.monitors._money import budget_of
 from assay.evaluators.monitors._pace import APART, DAY, LOOK, Pacer
 from evaluators.watched import rule, until, watching
@@ -63,7 +64,10 @@ def test_a_new_day_begins_with_all_of_its_money() -> None:
     assert pacer.look(DAY + 70, 0.001, 5.0) == pytest.approx(0.02)
 
 
-def test_the_rate_in_force_goes_into_the_history_and_is_the_probability(store: Store) -> None:
+def test_the_rate_in_force_goes_into_the_history_and_is_the_probability(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pace, "LOOK", 0.1)
     made = rule(evaluators=[lambda outputs: 1.0], version="1", budget={"usd_per_day": 1.0})
     budget = budget_of("default", "r", "usd_per_day")
     with watching(store, made) as monitor:

@@ -93,6 +93,7 @@ def test_what_ends_three_workers_is_failed_and_all_else_is_scored(tmp_path):
     assert "in bad, rules.py:12" in told[-1]
 
 
+@pytest.mark.slow  # a worker begins, and waits for one that hangs
 def test_what_evaluators_do_to_themselves_is_their_failure(tmp_path):
     found, told = watched(tmp_path, FAILS, [whole(number) for number in range(1, 6)])
     errors = ["MemoryError", "more than 2 s", "SystemExit", "KeyboardInterrupt"]

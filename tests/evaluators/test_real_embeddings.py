@@ -62,6 +62,7 @@ def cosine(one, other):
     return float(one @ other / numpy.linalg.norm(one) / numpy.linalg.norm(other))
 
 
+@pytest.mark.slow
 def test_a_sentence_transformer_itself_is_a_model(minilm):
     assert embedder(minilm).name == "SentenceTransformer"
     assert numpy.allclose(embedder(minilm).embed(TEXTS), minilm.encode(TEXTS), atol=1e-6)
@@ -148,6 +149,7 @@ def test_int8_weights_mean_what_the_models_own_mean(int8, minilm):
     assert "all-MiniLM-L6-v2-int8" in [one.name for one in loaded()]
 
 
+@pytest.mark.slow
 def test_a_folder_with_onnx_weights_is_a_model(folder):
     ours, packaged = Embedder(folder), Embedder("all-MiniLM-L6-v2-int8")
     assert ours.name == folder.name
@@ -155,6 +157,7 @@ def test_a_folder_with_onnx_weights_is_a_model(folder):
     assert numpy.allclose(Embedder(folder / "model.onnx").embed(TEXTS), packaged.embed(TEXTS), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_text_has_the_same_vector_in_any_company(folder):
     together, alone = Embedder(folder, batch_size=7).embed(TEXTS), Embedder(folder, batch_size=1)
     assert all(

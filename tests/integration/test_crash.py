@@ -97,13 +97,9 @@ def killed_again_and_again(folder: Path, kills: int) -> None:
         server.stop()
 
 
-def test_three_kills_under_load_lose_nothing(tmp_path: Path) -> None:
-    killed_again_and_again(tmp_path, 3)
-
-
-@pytest.mark.slow
-def test_thirty_kills_under_load_lose_nothing(tmp_path: Path) -> None:
-    killed_again_and_again(tmp_path, 30)
+@pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_kills_under_load_lose_nothing(tmp_path: Path, kills: int) -> None:
+    killed_again_and_again(tmp_path, kills)
 
 
 class Agents:
@@ -158,10 +154,11 @@ def stored(path: Path) -> set[tuple[str, str]]:
         return set(db.execute("SELECT t.trace_id, s.span_id FROM spans s JOIN traces t ON t.id = s.trace"))
 
 
-def test_traces_that_grow_when_the_server_is_killed_add_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_traces_that_grow_when_the_server_is_killed_add_up(tmp_path: Path, kills: int) -> None:
     path, random_ = tmp_path / "assay.db", random.Random(7)
     acknowledged: set[tuple[str, str]] = set()
-    for round_ in range(2):
+    for round_ in range(kills):
         with Process(path) as server:
             agents = Agents(server.url, round_ * 100)
             wanted = random_.randint(30, 60)  # some have more spans by then than are read at once

@@ -16,7 +16,14 @@ import orjson
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from assay.tracer import _errors
 from assay.tracer._encode import LOGS, TRACES
@@ -134,9 +141,10 @@ class Spools(RuleBasedStateMachine):
         return sent
 
 
-TestSpools = Spools.TestCase
-TestSpools.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
-TestSpools = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")(TestSpools)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("examples", [6, pytest.param(100, marks=pytest.mark.slow)])
+def test_any_processes_in_any_order(examples: int) -> None:
+    run_state_machine_as_test(Spools, settings=settings(max_examples=examples, stateful_step_count=15, deadline=None))
 
 
 def sent_by(spool: Spool) -> list[bytes]:

@@ -114,7 +114,6 @@ NAMES = (
     "failing",
     "deep",
     "parts",
-    "a part",
     "sessions",
     "session",
     "datasets",
@@ -129,7 +128,7 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, pytest.param("a part", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("size", "scheme"), [("wide", "light"), pytest.param("narrow", "dark", marks=pytest.mark.slow)]
 )
@@ -235,8 +234,10 @@ def test_charts_over_a_long_time_come_after_the_list(open_page):
 
 def test_a_live_list_shows_what_arrives(open_page, kept):
     page = open_page("traces")
+    page.clock.install()
     page.get_by_role("button", name="Live").click()
     kept.append([run("just_arrived")])
+    page.clock.fast_forward(10_000)
     page.get_by_role("link", name="just_arrived").wait_for()
 
 
