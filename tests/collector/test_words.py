@@ -463,7 +463,6 @@ def test_traces_that_are_indexed_together_make_one_segment_and_few_statements(st
     assert [one.count("word") for one in statements if one.startswith("INSERT INTO words")] == [2 * LOT + 1, 10]
     with file.read() as reader:
         assert reader.db.execute("SELECT count(DISTINCT segid) FROM words_idx").fetchone() == (2,)
-        assert reader.db.execute("SELECT v FROM words_config WHERE k = 'automerge'").fetchone() == (8,)
 
 
 def test_what_is_due_hourly_is_done(store: SQLiteStore) -> None:

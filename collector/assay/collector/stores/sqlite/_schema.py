@@ -433,12 +433,8 @@ def _part(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _PARTS)
 
 
-# The text index merges eight segments into one, not four: each word is written less often, and a search takes as long.
 # Who asks for a project's traces with evaluators' own among them (deletion) walks all of the time, and pays for it then
-_FEWER_WRITES: tuple[str, ...] = (
-    "INSERT INTO words (words, rank) VALUES ('automerge', 8)",
-    "DROP INDEX traces_by_project",
-)
+_FEWER_WRITES: tuple[str, ...] = ("DROP INDEX traces_by_project",)
 
 
 def _write_less(db: sqlite3.Connection, report: Report) -> None:
