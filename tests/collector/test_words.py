@@ -460,7 +460,7 @@ def test_traces_that_are_indexed_together_make_one_segment_and_few_statements(st
     assert (file.write(lambda _: put()) > 0, len(file.appender.held)) == (True, 9)
     assert (file.write(lambda _: put()) > 0, len(file.appender.held)) == (True, 0)
     file.write(lambda db: db.set_trace_callback(None))
-    assert [one.count("word") for one in statements if one.startswith("INSERT INTO words")] == [2 * LOT + 1, 10]
+    assert [one.count("word") for one in statements if one.startswith("INSERT INTO words (rowid")] == [2 * LOT + 1, 10]
     with file.read() as reader:
         assert reader.db.execute("SELECT count(DISTINCT segid) FROM words_idx").fetchone() == (2,)
 
