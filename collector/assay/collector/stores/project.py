@@ -234,7 +234,7 @@ class ProjectStore:
         return page
 
     def values(self, field: str, *, limit: int = 100) -> list[str]:
-        """As of `TraceStore`, of what an aggregate groups by; of other fields none."""
+        """As of `TraceStore`, of what an aggregate groups by, as far as that counts; of other fields none."""
         if field == "project":
             return [self.project]
         if field not in GROUPS:
