@@ -18,7 +18,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from math import gcd
@@ -197,19 +197,26 @@ def _steps(blob: bytes) -> tuple[int, int, list[int]]:
     return unit, first, list(accumulate(steps if width == 1 else _array(_CODES[width], steps), initial=0))
 
 
-def place(bins: Mapping[int, int], percent: int) -> tuple[int, int]:
-    """In which bin `statistics.percentile` of what was counted (at least one) lies, and before it how many of that."""
-    rank, seen = (sum(bins.values()) * percent + 99) // 100, 0
-    for bin, count in sorted(bins.items()):
-        seen += count
-        if seen >= rank:
-            return bin, rank - 1 - (seen - count)
-    raise ValueError(f"no percentile {percent!r} of nothing")
+def places(bins: Mapping[int, int], percents: Sequence[int]) -> list[tuple[int, int]]:
+    """In which bin each `statistics.percentile` of what was counted (at least one) lies, and before it how many of
+    that.
+    """
+    counted = sorted(bins.items())
+    upto = list(accumulate(count for _, count in counted))
+    if not upto or upto[-1] <= 0:
+        raise ValueError(f"no percentiles {percents!r} of nothing")
+    found = []
+    for percent in percents:
+        rank = (upto[-1] * percent + 99) // 100
+        place = bisect_left(upto, rank)
+        bin, count = counted[place]
+        found.append((bin, rank - 1 - (upto[place] - count)))
+    return found
 
 
 def percentile(bins: Mapping[int, int], percent: int) -> float:
     """Nanoseconds within `ERROR` of `statistics.percentile` of what was counted (at least one)."""
-    return latency_of(place(bins, percent)[0])
+    return latency_of(places(bins, (percent,))[0][0])
 
 
 @cache

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
-from assay.collector.stores.sqlite._latencies import between, bounds, place
+from assay.collector.stores.sqlite._latencies import between, bounds, places
 
 PERCENTS = (50, 95)
 
@@ -15,7 +15,7 @@ class Ranks:
     """Gathers the latencies of the bins in which the percentiles of a place lie."""
 
     def __init__(self, bins: Counter[int]) -> None:
-        self._places = [place(bins, percent) for percent in PERCENTS]
+        self._places = places(bins, PERCENTS)
         self._counts = [bins[bin] for bin, _ in self._places]
         self._ranges = [bounds(bin) for bin, _ in self._places]
         self._inside: list[list[int]] = [[] for _ in PERCENTS]

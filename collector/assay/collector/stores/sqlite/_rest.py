@@ -29,6 +29,7 @@ _DUE_DAYS = (
     " UNION SELECT DISTINCT hour / 24 FROM sums_hours WHERE hour >= 24 AND hour / 24 NOT IN (SELECT day FROM sums_days)"
     " ORDER BY 1 DESC"
 )
+_OF_DAY = "SELECT state, rest, rows FROM sums_hours WHERE hour BETWEEN ? AND ?"
 _NAMES = "SELECT name, hour FROM sums_names WHERE hour BETWEEN ? AND ?"
 _ONCE = "ON CONFLICT DO NOTHING"
 _INSTEAD = "ON CONFLICT (cell) DO UPDATE SET data = excluded.data"
@@ -92,7 +93,7 @@ class Rest:
     def make_day(self, day: int) -> None:
         """Add up the hours of a day."""
         with self._file.read() as reader:
-            hours = reader.db.execute("SELECT state, rest, rows FROM sums_hours WHERE hour / 24 = ?", (day,)).fetchall()
+            hours = reader.db.execute(_OF_DAY, (24 * day, 24 * day + 23)).fetchall()
             if any(state > 0 or rest == STIRRED for state, rest, _ in hours):
                 return
             found = added_up(reader.db, day) if sum(row[2] for row in hours) <= MOST_OF_A_DAY else None
