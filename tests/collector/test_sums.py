@@ -65,7 +65,8 @@ class Held:
         """As if nothing had changed for a while."""
         self.rest.look()
         self.rest.look()
-        self.rest.round()
+        while self.rest.round():
+            pass
 
     def ready(self) -> tuple[int, int]:
         """Hours, and days."""
@@ -379,6 +380,17 @@ def test_what_changed_after_the_last_look_is_not_at_rest(here):
     here.rest.look()
     here.rest.round()
     assert here.ready() == (1, 1)
+
+
+def test_what_changes_while_it_is_made_ready_is_not_ready(here):
+    here.traces.append([later(0), later(1, start_ns=NOW + HOUR_NS)])
+    under_way = resting(here, NOW // HOUR_NS)
+    next(under_way)
+    here.traces.append([later(2, name="b")])
+    next(under_way, None)
+    assert here.ready() == (1, 0)
+    assert_right(here)
+    assert_same(here)
 
 
 def test_what_is_not_over_is_not_at_rest(here):
