@@ -180,19 +180,24 @@ class Questions:
             ),
             **{
                 f"aggregate: all by {group}": partial(_address, "/api/aggregate", group_by=group)
-                for group in ("project", "environment", "model", "user", "session", "experiment")
+                for group in ("project", "environment", "name", "model", "experiment")
             },
             **{
-                f"aggregate: newest 10,000 by {group}": partial(
-                    _address, "/api/aggregate", group_by=group, newest=10_000
-                )
+                f"aggregate: newest 10,000 by {group}": partial(_address, "/api/aggregate", group_by=group)
                 for group in ("user", "session")
             },
             "aggregate: a model's newest 10,000, by day": lambda: _address(
-                "/api/aggregate", bucket_ns=24 * HOUR, model=pick.choice(MODELS), newest=10_000
+                "/api/aggregate", bucket_ns=24 * HOUR, model=pick.choice(MODELS)
             ),
+            f"aggregate: {days} days by hour": lambda: _address("/api/aggregate", bucket_ns=HOUR),
+            f"aggregate: {days} days by 12 hours": lambda: _address("/api/aggregate", bucket_ns=12 * HOUR),
             f"aggregate: {days} days by day": lambda: _address("/api/aggregate", bucket_ns=24 * HOUR),
-            f"aggregate: {days} days by name": lambda: _address("/api/aggregate", group_by="name"),
+            **{
+                f"aggregate: {days} days by day and {group}": partial(
+                    _address, "/api/aggregate", bucket_ns=24 * HOUR, group_by=group
+                )
+                for group in ("name", "model")
+            },
             f"aggregate: a name's {days} days": lambda: _address(
                 "/api/aggregate", bucket_ns=24 * HOUR, name=pick.choice(NAMES)
             ),
@@ -212,6 +217,7 @@ class Questions:
             "rare: model": lambda: _address(traces, model=absent()),
             "rare: tag": lambda: _address(traces, tags=absent()),
             "rare: metadata, a value": lambda: _address(traces, metadata=f"tenant:{absent()}"),
+            "rare: metadata, a number": lambda: _address(traces, metadata=f"tenant:{pick.randrange(1000)}"),
             "rare: metadata, a key": lambda: _address(traces, metadata=f"{absent()}:t3"),
             "rare: latency": lambda: _address(traces, latency_ms=f">{10_000 + pick.random()}"),
             "rare: tokens": lambda: _address(traces, tokens=f">{10**6 + pick.randrange(1000)}"),
@@ -272,7 +278,7 @@ class Busy:
     def _ask(self, port: int, n: int) -> None:
         asker = http.client.HTTPConnection("127.0.0.1", port)
         while not self._stop.is_set():
-            asker.request("GET", _address("/api/aggregate", bucket_ns=(60 + n) * 10**9))
+            asker.request("GET", _address("/api/aggregate", bucket_ns=(60 + n) * 10**9, newest="all"))
             answer = asker.getresponse()
             answer.read()
             self.statuses[answer.status] += 1
@@ -328,8 +334,8 @@ def _large(collector: Collector) -> None:
         "runs, 1,000 from the middle": f"{whole}/runs?cursor={SPANS // 2:016x}",
     }.items():
         _measure(connection, name, partial(str, address), 20, cpu_s=collector.cpu_s)
-    beside = {"nothing": "/healthz", "the trace whole": whole, "aggregate: all by session": SESSIONS}
-    beside["aggregate: sessions of the newest 10,000"] = SESSIONS + "&newest=10000"
+    beside = {"nothing": "/healthz", "the trace whole": whole, "aggregate: all by session": SESSIONS + "&newest=all"}
+    beside["aggregate: sessions of the newest 10,000"] = SESSIONS
     for name, address in beside.items():
         _probe(collector.port, name, address)
 

@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.collector.statistics import percentile
-from assay.collector.stores.sqlite import _ranks
-from assay.collector.stores.sqlite._latencies import NOTHING, added, bin_of, bounds, packed, unpacked
+from assay.collector.stores.sqlite._latencies import (
+    NOTHING,
+    added,
+    all_of,
+    between,
+    bin_of,
+    bounds,
+    ordered,
+    packed,
+    unpacked,
+)
+from assay.collector.stores.sqlite._ranks import Ranks
 
 TOP = bin_of(2**63 - 1)
 BINS = st.one_of(st.integers(NOTHING, TOP), st.integers(500, 560), st.sampled_from([NOTHING, 0, TOP]))
@@ -63,9 +73,28 @@ def test_few_that_lie_far_apart_take_four_bytes_each():
 
 @given(st.lists(st.one_of(st.integers(0, 10**12), st.sampled_from([0, 1, 2**53 + 1, 2**63 - 1])), min_size=1))
 def test_percentiles_are_found_among_the_latencies_of_two_bins(latencies):
-    found = _ranks.find({"g": Counter(map(bin_of, latencies))}, lambda *_: [("g", latencies)])
-    ordered = sorted(latencies)
-    assert found == {"g": {50: percentile(ordered, 50), 95: percentile(ordered, 95)}}
+    ranks, half = Ranks(Counter(map(bin_of, latencies))), len(latencies) // 2
+    ranks.add(latencies[:half])
+    ranks.add_ordered(ordered(latencies[half:]))
+    assert ranks.found() == {percent: percentile(sorted(latencies), percent) for percent in (50, 95)}
+
+
+@given(st.lists(st.one_of(st.integers(0, 2**63 - 1), st.integers(0, 400).map(lambda n: n * 10**6)), min_size=1))
+def test_latencies_in_order_come_back(latencies):
+    blob, middle = ordered(latencies), latencies[len(latencies) // 2]
+    assert all_of(blob) == sorted(latencies)
+    for least, most in ((0, middle), (middle, 2**63 - 1), (-5, -1), (middle - 1, middle + 1)):
+        assert between(blob, [(least, most)]) == [[one for one in sorted(latencies) if least <= one <= most]]
+
+
+def test_latencies_of_whole_milliseconds_take_a_byte_each():
+    assert len(ordered(range(2_400_000_000, 3_400_000_000, 7_000_000))) == 17 + 142
+
+
+@pytest.mark.parametrize("blob", [b"", b"\x01", b"\x03" + bytes(20), b"\x04" + bytes([1] * 18), b"\x01" + bytes(20)])
+def test_what_are_no_latencies_in_order_is_refused(blob):
+    with pytest.raises(ValueError, match="no latencies"):
+        all_of(blob)
 
 
 @given(st.integers(NOTHING, TOP))
@@ -76,6 +105,7 @@ def test_a_bin_holds_what_lies_within_its_bounds(bin):
 
 
 def test_rows_that_are_not_as_the_bins_say_are_not_believed():
-    bins = Counter({bin_of(10**9): 2})
-    assert _ranks.find({"g": bins}, lambda *_: [("g", [10**9])]) == {}
-    assert _ranks.find({"g": bins}, lambda *_: []) == {}
+    ranks = Ranks(Counter({bin_of(10**9): 2}))
+    assert ranks.found() is None
+    ranks.add([10**9])
+    assert ranks.found() is None

@@ -46,6 +46,19 @@ def test_the_newest_of_those_that_pass_are_counted_and_it_is_said(store):
     assert (bob.traces, bob.start_ns, bob.width_ns) == (2, later(3).start_ns, 3 * MINUTE + 1)
 
 
+def test_what_is_counted_one_by_one_is_bounded_unless_all_is_asked_for(store, monkeypatch):
+    monkeypatch.setattr(_aggregate, "COUNTED", 4)
+    store.append([later(i, user_id="ann", experiment_id="x" if i < 2 else None) for i in range(9)])
+    assert counts(store.aggregate(group_by="user")) == {"ann": (4, 4)}
+    assert counts(store.aggregate(group_by="user", newest="all")) == {"ann": (9, None)}
+    assert counts(store.aggregate(group_by="name")) == {"a": (9, None)}
+    assert counts(store.aggregate(group_by="experiment")) == {None: (7, None), "x": (2, None)}
+    assert counts(store.aggregate(experiment="x")) == {None: (2, None)}
+    store.append([later(10 + i, experiment_id="x") for i in range(4)])
+    assert counts(store.aggregate(group_by="experiment")) == {"x": (4, 4)}
+    assert counts(store.aggregate(group_by="experiment", newest="all")) == {None: (7, None), "x": (6, None)}
+
+
 def test_all_are_counted_where_there_are_no_more(store):
     store.append([later(i, user_id="ann") for i in range(4)])
     asked = {"user": "ann", "bucket_ns": MINUTE}
@@ -92,7 +105,9 @@ def test_over_http_it_is_the_same(store):
     store.append([later(i, user_id="ann") for i in range(3)])
     with Server(store) as server, HTTPStore(server.url) as client:
         assert client.aggregate(group_by="user", newest=2) == store.aggregate(group_by="user", newest=2)
+        assert client.aggregate(group_by="user", newest="all") == store.aggregate(group_by="user", newest="all")
         assert httpx.get(f"{server.url}/api/aggregate?newest=0").status_code == 400
+        assert httpx.get(f"{server.url}/api/aggregate?newest=some").status_code == 400
 
 
 def test_a_long_answer_is_the_same_in_one_go_and_in_several(store):

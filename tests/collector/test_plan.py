@@ -6,6 +6,7 @@ import pytest
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
+from assay.collector.readings import as_text
 from assay.collector.stores.sqlite import SQLiteStore, encode
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._where import conditions, matching
@@ -30,7 +31,7 @@ def test_a_condition_on_feedback_looks_at_the_traces_own_feedback_only(tmp_path,
             f"EXPLAIN QUERY PLAN SELECT t.id FROM traces t WHERE {condition.sql}", condition.values
         ).fetchall()
         db.close()
-    assert "INDEX feedback_by_trace (trace=? AND key=?)" in " ".join(row[-1] for row in plan)
+    assert "INDEX feedback_by_trace (trace=? AND key=?" in " ".join(row[-1] for row in plan)
 
 
 def test_traces_with_errors_have_an_index(tmp_path):
@@ -157,3 +158,20 @@ def test_conditions_on_one_key_are_asked_of_its_newest_score_together(store):
     db = sqlite3.connect(store.path)
     assert plan(db, Filter(feedback=(("concise", "<", 0.5), ("concise", ">", 0.5)))).where.count("SELECT") == 1
     db.close()
+
+
+@pytest.mark.parametrize("value", [5, -7, 0, True, False, None, "5", "true", "", 0.25, 1e16, 2**60, "a", [1], '"5'])
+def test_metadata_is_found_by_its_text_whatever_it_is(tmp_path, value):
+    one, other = run(metadata={"k": value, "j": 5}), run(metadata={"k": 55, "j": "x5"})
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append([one, other])
+        for text in ("5", "-7", "0", "true", "false", "0.25", "a", "", "55", "x", "1152921504606846976", '"5'):
+            found = {trace.trace_id for trace in store.traces(metadata={"k": text}).items}
+            expected = {one.trace_id} if value is not None and as_text(value) == text else set()
+            assert found == expected | ({other.trace_id} if text == "55" else set())
+
+
+def test_only_one_word_may_begin_with_a_letter_or_two():
+    assert conditions(Filter(text="co* pay* e-mail"))[-1].is_dear
+    with pytest.raises(Refused, match="one or two letters; write three"):
+        conditions(Filter(text="co* b*"))

@@ -23,13 +23,16 @@ from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Bucket, Feedback, Run, Target, Usage
 from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore, _cells
+from assay.collector.stores.sqlite import SQLiteStore, _cells, _days, _rest
 from assay.collector.stores.sqlite._aggregate import _Aggregate
 from assay.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
+from assay.collector.stores.sqlite._days import added_up, in_order, names
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._open import open_writable
+from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._recount import Recount
-from assay.collector.stores.sqlite._schema import MIGRATIONS, _add_up
+from assay.collector.stores.sqlite._rest import Rest
+from assay.collector.stores.sqlite._schema import MIGRATIONS, SUMS, _add_up
 from assay.collector.stores.sqlite._summed import asked
 from assay.collector.stores.sqlite._traces import SQLiteTraces
 
@@ -48,6 +51,7 @@ class Held:
         self.file = File(self.path)
         self.traces = SQLiteTraces(self.file)
         self.recount = Recount(self.file, threading.Event())
+        self.rest = Rest(self.file, threading.Event())
 
     def again(self) -> None:
         self.file.close()
@@ -56,6 +60,19 @@ class Held:
     def count(self) -> None:
         self.recount._not_before.clear()
         self.recount.round()
+
+    def make_ready(self) -> None:
+        """As if nothing had changed for a while."""
+        self.rest.look()
+        self.rest.look()
+        while self.rest.round():
+            pass
+
+    def ready(self) -> tuple[int, int]:
+        """Hours, and days."""
+        with self.file.read() as reader:
+            hours = reader.db.execute("SELECT count(*) FROM sums_hours WHERE rest = 1").fetchone()
+            return hours + reader.db.execute("SELECT count(*) FROM sums_days WHERE rest = 1").fetchone()
 
 
 @contextmanager
@@ -85,12 +102,22 @@ FILTERS = (
     Filter(name="b", environment="prod"),
     Filter(since_ns=NOW + HOUR_NS // 2),
     Filter(since_ns=NOW - HOUR_NS, until_ns=NOW + HOUR_NS + 5, name="a"),
+    Filter(since_ns=NOW - 1),
+    Filter(until_ns=NOW - 1, project="q"),
+    Filter(since_ns=NOW - 1 - 24 * HOUR_NS, until_ns=NOW + 24 * HOUR_NS),
 )
 
 
 def assert_right(here: Held) -> None:
     with here.file.read() as reader:
         assert _cells.wrong(reader.db) == 0
+        assert _days.wrong(reader.db) == 0
+        for name in "abc":
+            chosen = plan(reader.db, Filter(any_name=name), judgements=True)
+            sql = f"SELECT t.id FROM {chosen.source} WHERE {chosen.where}"
+            found = {row[0] for row in reader.db.execute(sql, chosen.values)}
+            rows = reader.db.execute("SELECT DISTINCT trace FROM spans WHERE name = ?", (name,)).fetchall()
+            assert found == {row[0] for row in rows}
 
 
 def assert_same(here: Held) -> None:
@@ -158,6 +185,8 @@ STEPS = st.one_of(
     ),
     st.tuples(st.just("restart"), st.none(), st.none()),
     st.tuples(st.just("count"), st.none(), st.none()),
+    st.tuples(st.just("rest"), st.none(), st.none()),
+    st.tuples(st.just("begin to rest"), st.sampled_from([-2, 0, 1]), st.none()),
     st.tuples(st.just("begin"), st.sampled_from([-2, 0, 1]), st.none()),
     st.tuples(st.just("end"), st.none(), st.none()),
 )
@@ -184,6 +213,11 @@ def play(here: Held, steps: Sequence[tuple]) -> None:
             here.again()
         elif what == "count" and under_way is None:
             here.count()
+        elif what == "rest" and under_way is None:
+            here.make_ready()
+        elif what == "begin to rest" and under_way is None:
+            under_way = resting(here, NOW // HOUR_NS + one)
+            next(under_way)
         elif what == "begin" and under_way is None:
             under_way = counting(here, NOW // HOUR_NS + one)
             next(under_way)
@@ -194,6 +228,20 @@ def play(here: Held, steps: Sequence[tuple]) -> None:
         next(under_way, None)
     assert_right(here)
     assert_same(here)
+    here.count()
+    here.make_ready()
+    assert_right(here)
+    assert_same(here)
+
+
+def resting(here: Held, hour: int) -> Iterator[None]:
+    """Make an hour and its day ready, while others write."""
+    here.make_ready()
+    with here.file.read() as reader:
+        latencies, named, day = in_order(reader.db, hour), names(reader.db, hour), added_up(reader.db, hour // 24)
+    yield
+    here.file.write(lambda db: here.rest._put_hour(hour, latencies, named, db))
+    here.file.write(lambda db: here.rest._put_day(hour // 24, day, [], db))
 
 
 def counting(here: Held, hour: int) -> Iterator[None]:
@@ -256,6 +304,160 @@ def test_percentiles_of_10000_are_one_of_their_latencies(here):
     with here.file.read() as reader:
         summed, exact = both(reader.db, Filter(), None, None)
     assert summed == exact
+
+
+def test_hours_and_days_at_rest_answer_without_rows(here):
+    here.traces.append([later(i, model="mn"[i % 2], start_ns=NOW + i * HOUR_NS // 4) for i in range(300)])
+    here.make_ready()
+    assert here.ready() == (75, 4)
+    assert_right(here)
+    assert_same(here)
+    with here.file.read() as reader:
+        _, exact = both(reader.db, Filter(), 24 * HOUR_NS, "model")
+    here.file.write(lambda db: db.execute("UPDATE traces SET end_ns = start_ns"))
+    with here.file.read() as reader:
+        ready, _ = both(reader.db, Filter(), 24 * HOUR_NS, "model")
+    assert ready == exact
+
+
+@pytest.mark.parametrize("what", ["late", "said", "deleted", "moved"])
+def test_what_comes_to_a_day_at_rest_is_in_its_answer_at_once(here, what):
+    runs = [later(i, start_ns=NOW + i * HOUR_NS) for i in range(30)]
+    here.traces.append(runs)
+    here.make_ready()
+    assert here.ready() == (30, 2)
+    if what == "late":
+        here.traces.append([later(99, start_ns=NOW + HOUR_NS + 5)])
+    elif what == "said":
+        here.traces.add_feedback([said_of(runs[1])])
+    elif what == "deleted":
+        here.traces.remove([here.traces.passing(Filter(trace_ids=(runs[1].trace_id,)))])
+    else:
+        here.traces.append([replace(runs[1], name="b", end_ns=runs[1].end_ns + 1)])
+    assert here.ready()[1] == 1
+    assert_right(here)
+    assert_same(here)
+    here.make_ready()
+    assert here.ready() == (29 if what == "deleted" else 30, 2)
+    assert_right(here)
+    assert_same(here)
+
+
+def test_a_name_that_comes_to_an_hour_at_rest_is_found(here):
+    run = later(0)
+    here.traces.append([run])
+    here.make_ready()
+    assert not here.traces.traces(any_name="b").items
+    here.traces.append([replace(run, span_id="2" * 16, parent_id=run.span_id, name="b", end_ns=run.start_ns + 1)])
+    assert len(here.traces.traces(any_name="b").items) == 1
+    here.make_ready()
+    assert len(here.traces.traces(any_name="b").items) == 1
+
+
+@pytest.mark.parametrize("names", [1_100, 300], ids=["of an hour", "of a trace"])
+def test_more_names_than_are_noted_are_all_found(here, names):
+    children = [later(0, span_id=f"{i + 2:016x}", parent_id="1" * 16, name=f"n{i}") for i in range(names)]
+    here.traces.append([later(0), *children])
+    here.make_ready()
+    assert len(here.traces.traces(any_name=f"n{names - 1}").items) == 1
+    assert not here.traces.traces(any_name="absent").items
+
+
+def test_a_day_of_which_all_is_deleted_leaves_nothing(here):
+    here.traces.append([later(i) for i in range(3)], [said_of(later(0))])
+    here.make_ready()
+    here.traces.remove([here.traces.passing(Filter())])
+    here.make_ready()
+    with here.file.read() as reader:
+        for table in SUMS:
+            assert reader.db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+
+
+def test_what_changed_after_the_last_look_is_not_at_rest(here):
+    here.traces.append([later(0), later(1, start_ns=NOW + 25 * HOUR_NS)])
+    here.rest.look()
+    here.traces.append([later(2)])
+    here.rest.look()
+    here.rest.round()
+    assert here.ready() == (1, 1)
+
+
+def test_what_changes_while_it_is_made_ready_is_not_ready(here):
+    here.traces.append([later(0), later(1, start_ns=NOW + HOUR_NS)])
+    under_way = resting(here, NOW // HOUR_NS)
+    next(under_way)
+    here.traces.append([later(2, name="b")])
+    next(under_way, None)
+    assert here.ready() == (1, 0)
+    assert_right(here)
+    assert_same(here)
+
+
+def test_what_is_not_over_is_not_at_rest(here):
+    start = time.time_ns()
+    here.traces.append([later(0), later(1, start_ns=start, end_ns=start + 5)])
+    here.make_ready()
+    assert here.ready() == (1, 1)
+    assert_same(here)
+
+
+def test_an_hour_that_is_counted_anew_is_not_at_rest_meanwhile(here):
+    here.traces.append([later(i) for i in range(3)])
+    here.make_ready()
+    here.file.write(lambda _: here.file.appender.sums.mark(NOW // HOUR_NS, 1))
+    assert here.ready() == (0, 0)
+    assert_same(here)
+    here.count()
+    here.make_ready()
+    assert here.ready() == (1, 1)
+    assert_right(here)
+
+
+def test_a_rolled_back_change_leaves_what_is_ready(here):
+    here.traces.append([later(0), later(1)])
+    here.make_ready()
+    with pytest.raises(Refused):
+        here.file.write(refused_after_writing(here))
+    assert here.ready() == (1, 1)
+    here.traces.append([later(2)])
+    assert here.ready() == (0, 0)
+    assert_right(here)
+    assert_same(here)
+
+
+def test_a_day_of_very_many_names_stays_with_its_hours(here):
+    for hour in range(5):
+        start = NOW + hour * HOUR_NS
+        here.traces.append([later(i + hour * 1_000, name=f"n{hour} {i}", start_ns=start) for i in range(1_000)])
+    here.make_ready()
+    assert here.ready() == (5, 0)
+    with here.file.read() as reader:
+        summed, exact = both(reader.db, Filter(), 24 * HOUR_NS, "name")
+    assert summed == exact
+
+
+@pytest.mark.parametrize("damage", ["UPDATE sums_latencies SET data = x'00'", "DELETE FROM sums_latencies"])
+def test_latencies_that_are_damaged_come_from_rows(here, damage):
+    here.traces.append([later(i) for i in range(30)])
+    here.make_ready()
+    here.file.write(lambda db: db.execute(damage))
+    with here.file.read() as reader:
+        summed, exact = both(reader.db, Filter(), HOUR_NS, None)
+    assert summed == exact
+    assert here.file.check() == ["2 hours and days at rest whose latencies or sums are not those of their hours"]
+
+
+def test_a_store_makes_ready_what_is_at_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr(_rest, "EVERY", 0.05)
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.append([later(i, start_ns=NOW + i * HOUR_NS) for i in range(30)])
+        until(lambda: days_of(store) == 2)
+        assert store._file.check() == []
+
+
+def days_of(store: SQLiteStore) -> int:
+    with store._file.read() as reader:
+        return reader.db.execute("SELECT count(*) FROM sums_days WHERE rest = 1").fetchone()[0]
 
 
 def test_a_name_for_each_trace_is_read_from_rows_and_costs_no_more(here):

@@ -52,7 +52,7 @@ def list_(dataset: Dataset = None, limit: Limit = 50, at: StoreOption = None, as
     with opened(at) as store:
         records = store.experiments(dataset=dataset, limit=limit)
         going = tuple(record.id for record in records if record.status != "finished")
-        there = store.aggregate(Filter(experiments=going), group_by="experiment") if going else []
+        there = store.aggregate(Filter(experiments=going), group_by="experiment", newest="all") if going else []
     if as_json:
         emit(map(asdict, records))
     else:

@@ -36,7 +36,7 @@ class Question:
             return Closed(f"{self.what} was stopped, since whoever asked has left")
         return TooSlow(
             f"{self.what} took longer than {self.seconds:g} seconds and was stopped: narrow it, by a shorter time"
-            " (`since`, `until`), a name, a project, a lower `limit`, or sums by `newest`;"
+            " (`since`, `until`), a name, a project, a lower `limit`, or sums by a lower `newest`;"
             " `assay serve --query-seconds` allows more"
         )
 

@@ -33,7 +33,7 @@ def list_experiments(store: Store, dataset: OfDataset = None, limit: Limit = 20)
 def read_experiment(store: Store, experiment_id: Id, key: OneKey = None, limit: Limit = 20) -> dict[str, Any]:
     """How an experiment came out per key, and its worst runs: those that failed, then the lowest scores under a key."""
     record = store.experiment(experiment_id)
-    buckets = store.aggregate(experiment=record.id)
+    buckets = store.aggregate(experiment=record.id, newest="all")
     runs = _first(paged(lambda cursor: store.scores(record.id, limit=1000, cursor=cursor)))
     worst = sorted((one for one in runs if key is None or key in one.scores), key=lambda one: _badness(one, key))
     stats = buckets[0].feedback if buckets else ()

@@ -162,7 +162,7 @@ def _document(run: Run, place: str) -> JSON:
 
 def overview(store: Store, since: Since = "7d") -> dict[str, Any]:
     """Where to begin: projects, how many traces, mean scores by key with how many failed or skipped, rules."""
-    buckets = store.aggregate(conditions(None, since=since))
+    buckets = store.aggregate(conditions(None, since=since), newest="all")
     whole = buckets[0] if buckets else None
     keys = [
         {

@@ -65,7 +65,7 @@ def aggregates(store: Store, experiments: Sequence[Experiment]) -> dict[str, Buc
     if not experiments:
         return {}
     ids = tuple(experiment.id for experiment in experiments)
-    buckets = store.aggregate(Filter(experiments=ids), group_by="experiment")
+    buckets = store.aggregate(Filter(experiments=ids), group_by="experiment", newest="all")
     return {bucket.group or "": bucket for bucket in buckets}
 
 

@@ -157,7 +157,7 @@ class Bucket:
 
     Percentiles are the nearest rank (`statistics.percentile`), or within a share `latency_error` of it: of many traces
     they come from a sketch. Feedback counts once per place (`statistics.newest`). `newest`: of the traces that pass the
-    newest so many alone were counted, in all buckets together, as was asked for; None: all of them.
+    newest so many alone were counted, in all buckets together, since there are more; None: all of them.
     """
 
     start_ns: int

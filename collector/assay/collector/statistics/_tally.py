@@ -100,7 +100,8 @@ class Tally:
         self.minimum = min(self.minimum, minimum)
         self.maximum = max(self.maximum, maximum)
         self.labelled += labelled
-        self.labels.update(labels)
+        if labels:
+            self.labels.update(labels)
         self.failed += failed
         self.skipped += skipped
 

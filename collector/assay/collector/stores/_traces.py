@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from assay.collector.filters import Filter
 from assay.collector.records import (
@@ -168,14 +168,14 @@ class TraceStore(Protocol):
         *,
         bucket_ns: int | None = None,
         group_by: str | None = None,
-        newest: int | None = None,
+        newest: int | Literal["all"] | None = None,
         **conditions: object,
     ) -> list[Bucket]:
         """Counts, error rate, latency, tokens, cost and feedback over time; one bucket in all if `bucket_ns` is None.
 
         `group_by` is one of project, environment, name, model, user, session, experiment. What the store keeps no sums
-        of is counted trace by trace: of the `newest` so many alone, if that is said, and each `Bucket` tells. Raises
-        `Refused` for more than 10,000 buckets.
+        of is counted trace by trace: of the newest 10,000 alone, or as many as `newest` says, and each `Bucket` tells;
+        "all" counts all of them. Raises `Refused` for more than 10,000 buckets.
         """
 
     def values(self, field: str, *, limit: int = 100) -> list[str]:

@@ -236,8 +236,8 @@ class ProjectStore:
         return page
 
     def values(self, field: str, *, limit: int = 100) -> list[str]:
-        """As of `TraceStore`, of what an aggregate groups by; of other fields none. Where there are more than it takes
-        groups, those of the newest traces.
+        """As of `TraceStore`, of what an aggregate groups by, as far as that counts; of other fields none. Where there
+        are more than it takes groups, those of the newest traces.
         """
         if field == "project":
             return [self.project]

@@ -96,7 +96,7 @@ def _wanted(rule: Rule, since_ns: int) -> Filter:
 
 
 def _count(store: Store, filter: Filter) -> int:
-    return sum(bucket.traces for bucket in store.aggregate(filter))
+    return sum(bucket.traces for bucket in store.aggregate(filter, newest="all"))
 
 
 def _looked(rule: Rule, store: Store, wanted: Filter) -> list[tuple[TraceSummary, bool]]:

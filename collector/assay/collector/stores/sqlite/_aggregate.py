@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -20,17 +20,18 @@ from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Bucket, FeedbackStats
 from assay.collector.statistics import Tally, percentile
-from assay.collector.stores.sqlite import _latencies, _ranks, _summed
+from assay.collector.stores.sqlite import _latencies, _summed
 from assay.collector.stores.sqlite._counted import CHECKS, stretch
-from assay.collector.stores.sqlite._plan import Plan, by_name, by_time, is_of_name, lean, of_experiments, plan
+from assay.collector.stores.sqlite._latencies import EXACT
+from assay.collector.stores.sqlite._plan import Plan, lean, of_experiments, plan
+from assay.collector.stores.sqlite._ranks import Ranks
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
 from assay.collector.stores.sqlite._values import dumps
 
 NEWEST = 100_000  # traces, whose ids are in memory
-EXACT = 10_000  # traces, of which a percentile is one of their latencies
-OFTEN, RARE = 0.5, 0.25  # of the traces of a time: if more pass, all are gone through; of names, and of all else
+COUNTED = 10_000  # traces that are counted one by one where nobody says how many: in a tenth of a second
 MOST = 10_000  # buckets of an answer: with one for each nanosecond there are as many as traces, of 2 KB each
-FULL = 200  # traces of a bucket from which on it is cheaper to ask for each bucket's latencies than to sort them all
+ALL: Final = "all"
 
 _GROUPS = {
     "project": "t.project",
@@ -52,7 +53,6 @@ _LATENCIES = """
 SELECT {bucket} AS b, {group} AS g, json_group_array(max(0, t.end_ns - t.start_ns))
 FROM {source} WHERE {where} GROUP BY b, g
 """
-_LATENCIES_OF_ONE = "SELECT 0, NULL, json_group_array(max(0, t.end_ns - t.start_ns)) FROM {source} WHERE {where}"
 _STARTS = "SELECT t.start_ns FROM {source} WHERE {where} ORDER BY t.start_ns "
 
 # Each label has a row of its own: a tally puts the parts of a key together
@@ -73,18 +73,19 @@ class _Total:
         "errors",
         "first",
         "input_tokens",
+        "is_summed",
         "last",
         "latencies",
         "output_tokens",
         "percentiles",
         "starts",
-        "summed",
         "tallies",
         "traces",
     )
 
     def __init__(self) -> None:
-        self.traces = self.summed = self.errors = 0
+        self.traces = self.errors = 0
+        self.is_summed = False
         self.input_tokens = self.output_tokens = self.cost = 0.0
         self.first: int | None = None  # hours of the sums
         self.last: int | None = None
@@ -114,7 +115,11 @@ class _Total:
 
 
 def buckets(
-    db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int | None = None
+    db: sqlite3.Connection,
+    filter: Filter,
+    bucket_ns: int | None,
+    group_by: str | None,
+    newest: int | Literal["all"] | None = None,
 ) -> list[Bucket]:
     """Buckets in order of time, then group; those without traces are left out. See `TraceStore.aggregate`.
 
@@ -124,24 +129,26 @@ def buckets(
         raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
     if group_by is not None and group_by not in _GROUPS:
         raise Refused(f"cannot group by {group_by!r}; use one of {', '.join(_GROUPS)}")
-    if newest is not None and not 1 <= newest <= NEWEST:
-        raise Refused(f"the newest traces are 1 to {NEWEST:,}, not {newest!r}; without `newest` all are counted")
-    if newest is not None and _summed.in_rows(db, filter, bucket_ns, group_by, newest) > newest:
-        return _of_newest(db, filter, bucket_ns, group_by, newest)
+    most = COUNTED if newest is None else newest
+    if most != ALL and not 1 <= most <= NEWEST:
+        raise Refused(f"the newest traces are 1 to {NEWEST:,}, not {newest!r}; 'all' counts all of them")
+    if group_by == "experiment" and not filter.experiment:  # it asks for no certain one
+        live = _summed.asked(replace(filter, experiment=""), bucket_ns, None)
+        if live is not None and (most == ALL or not _are_more(db, of_experiments(filter), most)):
+            return _by_experiment(db, filter, live)
+    if most != ALL and _summed.in_rows(db, filter, bucket_ns, group_by, most) > most:
+        return _of_newest(db, filter, bucket_ns, group_by, most)
     try:
-        return _of_all(db, filter, bucket_ns, group_by)
+        return _Aggregate(db, filter, bucket_ns, group_by).buckets(_summed.asked(filter, bucket_ns, group_by))
     except _TooMany:
-        if newest is None:
+        if newest is None or newest == ALL:
             raise
         return _of_newest(db, filter, bucket_ns, group_by, newest)
 
 
-def _of_all(db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None) -> list[Bucket]:
-    if group_by == "experiment" and not filter.experiment:  # it asks for no certain one
-        live = _summed.asked(replace(filter, experiment=""), bucket_ns, None)
-        if live is not None:
-            return _by_experiment(db, filter, live)
-    return _Aggregate(db, filter, bucket_ns, group_by).buckets(_summed.asked(filter, bucket_ns, group_by))
+def _are_more(db: sqlite3.Connection, chosen: Plan, than: int) -> bool:
+    sql = f"SELECT 1 FROM {chosen.source} WHERE {chosen.where} LIMIT 1 OFFSET ?"
+    return db.execute(sql, (*chosen.values, than)).fetchone() is not None
 
 
 def _of_newest(
@@ -221,7 +228,8 @@ class _Aggregate:
         for start, group, *counts, first, last in question.counts(self._db):
             total = self._of((start, group))
             total.add(*counts)
-            total.summed, total.first, total.last = counts[0], first, last
+            total.is_summed = True
+            total.first, total.last = _earliest(total.first, first), _latest(total.last, last)
         self._count(question.said(self._db))
 
     def _add_rows(self, within: Stretch) -> None:
@@ -255,8 +263,8 @@ class _Aggregate:
         return self._db.execute(sql.format(**parts), (*chosen.values, *values))
 
     def _add_latencies(self, question: Question) -> None:
-        """Of few traces from their rows, of many from the sums."""
-        summed = {place for place, total in self._totals.items() if total.summed}
+        """Of few traces as they are, of many from the sums."""
+        summed = {place for place, total in self._totals.items() if total.is_summed}
         few: dict[Place, Counter[int]] = {}
         for place, bins in question.latencies(self._db, summed).items():
             total = self._totals[place]
@@ -265,43 +273,38 @@ class _Aggregate:
                 few[place] = bins
             else:
                 total.bins = bins
-        left = set(few)
-        if self._are_full(few):
-            left = self._find(few, self._narrowest(few, question))
+        if few:
+            self._rank({place: Ranks(bins) for place, bins in few.items()}, question)
+
+    def _rank(self, few: Mapping[Place, Ranks], question: Question) -> None:
+        """Find percentiles by what is ready of them, and by the rows of other hours."""
+        for start, group, ordered in question.ordered(self._db):
+            if (start, group) in few:
+                few[start, group].add_ordered(ordered)
+        for place, ranks in few.items():
+            ranks.add(self._totals[place].latencies)
+        where, values = self._in_groups({group for _, group in few})
+        for within in self._within(question.not_in_order(self._db), {start for start, _ in few}):
+            for start, group, latencies in self._exact(within, where, values):
+                if (start, group) in few:
+                    few[start, group].add(orjson.loads(latencies))
+        left = set()
+        for place, ranks in few.items():
+            if (found := ranks.found()) is not None:
+                self._totals[place].percentiles = found
+            else:
+                left.add(place)
         if left:
             self._add_exact(left)
 
-    def _are_full(self, places: Collection[Place]) -> bool:
-        return sum(self._totals[place].traces for place in places) > FULL * len({start for start, _ in places})
-
-    def _narrowest(self, places: Collection[Place], question: Question) -> Callable[[Filter], Plan]:
-        """By which index some of the latencies of buckets are found."""
-        traces = sum(self._totals[place].traces for place in places)
-        share = traces / max(1, question.traces(self._db))
-        if is_of_name(self._filter) and not self._group_by:
-            return by_time if share > OFTEN else partial(by_name, traces=traces)
-        return by_time if share > RARE else lean
-
-    def _find(self, few: Mapping[Place, Counter[int]], way: Callable[[Filter], Plan]) -> set[Place]:
-        """Percentiles of buckets from few of their rows; returns the places that need all of them."""
-        by_start: dict[int, dict[str | None, Counter[int]]] = {}
-        for (start, group), bins in few.items():
-            by_start.setdefault(start, {})[group] = bins
-        left = set(few)
-        for start, groups in by_start.items():
-            for group, percentiles in _ranks.find(groups, partial(self._among, start, way)).items():
-                self._totals[start, group].percentiles = percentiles
-                left.remove((start, group))
-        return left
-
-    def _among(
-        self, start: int, way: Callable[[Filter], Plan], where: str, values: tuple[int, ...]
-    ) -> Iterator[tuple[str | None, list[int]]]:
-        """Latencies of a bucket, by group, that are among some."""
-        within = stretch(start // self._bucket_ns, self._bucket_ns) if self._bucket_ns else EVERYTHING
-        sql = _LATENCIES if self._group_by else _LATENCIES_OF_ONE
-        for _, group, latencies in self._exact(sql, within, where, values, way):
-            yield group, orjson.loads(latencies)
+    def _within(self, hours: Iterable[Stretch], starts: set[int]) -> Iterator[Stretch]:
+        """Of stretches of hours what lies in buckets."""
+        buckets = list(self._stretches(starts))
+        for since, until in hours:
+            for first, last in buckets:
+                start, end = _latest(since, first), _earliest(until, last)
+                if start is None or end is None or start < end:
+                    yield start, end
 
     def _add_exact(self, few: set[Place]) -> None:
         """All their latencies."""
@@ -309,17 +312,15 @@ class _Aggregate:
             self._totals[place].latencies.clear()
         where, values = self._in_groups({group for _, group in few})
         for within in self._stretches({start for start, _ in few}):
-            for start, group, latencies in self._exact(_LATENCIES, within, where, values):
+            for start, group, latencies in self._exact(within, where, values):
                 if (start, group) in few:
                     self._totals[start, group].latencies += orjson.loads(latencies)
 
-    def _exact(
-        self, sql: str, within: Stretch, where: str, values: tuple[Any, ...], way: Callable[[Filter], Plan] = lean
-    ) -> Iterator[Any]:
+    def _exact(self, within: Stretch, where: str, values: tuple[Any, ...]) -> Iterator[Any]:
         """Latencies of traces that start within a stretch, and when they are asked for."""
         since, until = _latest(within[0], self._filter.since_ns), _earliest(within[1], self._filter.until_ns)
-        chosen = way(replace(self._filter, since_ns=since, until_ns=until))
-        return self._ask(sql, chosen, where, values)
+        chosen = lean(replace(self._filter, since_ns=since, until_ns=until))
+        return self._ask(_LATENCIES, chosen, where, values)
 
     def _in_groups(self, groups: set[str | None]) -> tuple[str, tuple[Any, ...]]:
         """A condition that leaves out groups of which no latencies are wanted, if there are any."""

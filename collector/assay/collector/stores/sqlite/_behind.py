@@ -18,6 +18,7 @@ from assay.collector.stores.sqlite._checkpoint import Checkpointer
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._hourly import Hourly
 from assay.collector.stores.sqlite._recount import Recount
+from assay.collector.stores.sqlite._rest import Rest
 from assay.collector.stores.sqlite._resum import Resummer
 from assay.collector.stores.sqlite._writer import Job
 
@@ -51,6 +52,7 @@ class Behind:
         self._piece = _words.PIECE  # characters that the text index takes at once, as fast as it is now
         self._resummer = Resummer(file.appender, file.read, self._do, self._stop)
         self._recount = Recount(file, self._stop)
+        self._rest = Rest(file, self._stop)
         self._hourly = Hourly(file, prune, self._stop)
         self._thread = threading.Thread(target=self._run, name="assay-behind", daemon=True)
         self._thread.start()
@@ -94,6 +96,7 @@ class Behind:
             return False
         busy = self._resummer.round()
         busy = self._recount.round() or busy
+        busy = self._rest.round() or busy
         self.train_if_due()
         self._all_done, self._next_work = -1 if busy else commits, time.monotonic() + IDLE
         return busy

@@ -75,6 +75,7 @@ def change(db: sqlite3.Connection, delta: Delta, known: Known) -> int:
         known.clear()
     for cell in empty:  # last: nothing may be said in a cell that is not there
         grown -= db.execute("DELETE FROM sums_said WHERE cell = ?", (ids[cell],)).rowcount
+        db.execute("DELETE FROM sums_latencies WHERE cell = ?", (ids[cell],))
         grown -= db.execute("DELETE FROM sums WHERE id = ?", (ids[cell],)).rowcount
     known.trim()
     return grown
@@ -82,7 +83,8 @@ def change(db: sqlite3.Connection, delta: Delta, known: Known) -> int:
 
 def drop(db: sqlite3.Connection, hour: int) -> None:
     """Forget the sums of an hour."""
-    db.execute("DELETE FROM sums_said WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
+    for table in ("sums_said", "sums_latencies"):
+        db.execute(f"DELETE FROM {table} WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
     db.execute("DELETE FROM sums WHERE hour = ?", (hour,))
 
 

@@ -21,6 +21,7 @@ from assay.collector.stores.sqlite._sql import find_many
 from assay.collector.stores.sqlite._values import INT_MAX
 
 HOUR_NS = 3_600 * 10**9
+DAY_NS = 24 * HOUR_NS
 FINE = 80  # binary digits of an amount behind the point
 AT_ONCE = 500  # traces between two pauses
 MOST_ROWS = 4_000  # of an hour; who sends another name with each trace costs no more
@@ -279,11 +280,16 @@ def stretch(hour: int, width: int = HOUR_NS) -> tuple[int, int | None]:
     return (hour - 1) * width + 1, (width if hour == 0 else hour * width + 1)
 
 
+def bounds(hour: int) -> tuple[int, int]:
+    """The first and the last start that lie in an hour."""
+    since, until = stretch(hour)
+    return since, INT_MAX if until is None else until - 1
+
+
 def keys_of(db: sqlite3.Connection, hour: int, at_once: int) -> Iterator[list[int]]:
     """The traces that start within an hour, some at a time."""
-    since, until = stretch(hour)
     sql = "SELECT id FROM traces INDEXED BY traces_by_start WHERE start_ns BETWEEN ? AND ? AND span_count > 0"
-    cursor = db.execute(sql, (since, INT_MAX if until is None else until - 1))
+    cursor = db.execute(sql, bounds(hour))
     while rows := cursor.fetchmany(at_once):
         yield [row[0] for row in rows]
 

@@ -7,25 +7,34 @@ A blob of bins begins with a byte, the width of its counts. What follows is the 
 0, and the counts from that one on without a gap; with width 0 it is pairs of a bin, one up, and its count, all of two
 bytes: of a few latencies that lie far apart. An older form has pairs of eight bytes each and nothing before them; it is
 read, and no more written.
+
+Latencies in order, as they are (`ordered`), are of hours and days at rest: the width of a step in a byte, in eight each
+what all steps are multiples of and the least latency, and the steps from each to the next.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import accumulate, pairwise
+from math import gcd
+from struct import Struct
 
 from ddsketch.mapping import LogarithmicMapping
 
 from assay.collector.stores.sqlite._values import INT_MAX
 
 ERROR = 0.01  # of a percentile, relative
+EXACT = 10_000  # traces, of which a percentile is one of their latencies
 NOTHING = -1  # the bin of what took no time: others begin at 0, the logarithm of a nanosecond
 _MAPPING = LogarithmicMapping(ERROR)
-_CODES = {1: "B", 2: "H", 4: "I"}  # of `array`, by width
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of `array`, by width
+_WIDTHS = (1, 2, 4)  # of counts
+_HEAD = Struct("<BQQ")  # before the steps between latencies in order
 _OLDER = (bytes(6), b"\xff" * 6)  # at 2:8 of the older form alone: a bin is below 65,536, and no count is 0
 _LATENCIES = range(1, INT_MAX + 1)
 _LANE = 8  # bytes of a count while blobs are added up
@@ -73,7 +82,7 @@ def added(blob: bytes, more: Mapping[int, int]) -> bytes:
 def _added_to_counts(blob: bytes, more: Mapping[int, int]) -> bytes | None:
     """A blob without gaps, of the same size; None where that has no room."""
     width, first = blob[0], blob[1] + (blob[2] << 8) - 1
-    if width not in _CODES or (len(blob) - 3) % width:
+    if width not in _WIDTHS or (len(blob) - 3) % width:
         return None
     counts, most = _array(_CODES[width], blob[3:]), 1 << 8 * width
     for bin, times in more.items():
@@ -122,7 +131,7 @@ def _add_pairs(bins: dict[int, int], flat: array[int], up: int) -> None:
 def _run(blob: bytes) -> int:
     """The counts of a blob without gaps, each of `_LANE` bytes of an integer."""
     width, size = blob[0], len(blob) - 3
-    if width not in _CODES or size < width or size % width:
+    if width not in _WIDTHS or size < width or size % width:
         raise ValueError(f"no latencies in bins: {blob[:16]!r}")
     lanes = bytearray(_LANE * size // width)
     for place in range(width):
@@ -150,19 +159,64 @@ def _bytes(values: array[int]) -> bytes:
     return values.tobytes()
 
 
-def place(bins: Mapping[int, int], percent: int) -> tuple[int, int]:
-    """In which bin `statistics.percentile` of what was counted (at least one) lies, and before it how many of that."""
-    rank, seen = (sum(bins.values()) * percent + 99) // 100, 0
-    for bin, count in sorted(bins.items()):
-        seen += count
-        if seen >= rank:
-            return bin, rank - 1 - (seen - count)
-    raise ValueError(f"no percentile {percent!r} of nothing")
+def ordered(latencies: Iterable[int]) -> bytes:
+    """Latencies (at least one, none below 0) as they are, in order."""
+    here = sorted(latencies)
+    steps = [after - before for before, after in pairwise(here)]
+    unit = gcd(*steps) or 1
+    whole = [step // unit for step in steps]
+    most = max(whole, default=0)
+    width = next(width for width in _CODES if most < 1 << 8 * width)
+    return _HEAD.pack(width, unit, here[0]) + _bytes(array(_CODES[width], whole))
+
+
+def between(blob: bytes, ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Of latencies in order those of each range, its ends included. Raises `ValueError` for what are none."""
+    unit, first, sums = _steps(blob)
+    found = []
+    for least, most in ranges:
+        some = sums[bisect_left(sums, -((first - least) // unit)) : bisect_right(sums, (most - first) // unit)]
+        found.append([first + unit * steps for steps in some])
+    return found
+
+
+def all_of(blob: bytes) -> list[int]:
+    """All latencies that are in order there. Raises `ValueError` for what are none."""
+    unit, first, sums = _steps(blob)
+    return [first + unit * steps for steps in sums]
+
+
+def _steps(blob: bytes) -> tuple[int, int, list[int]]:
+    """In which unit, the least, and how far from that each is."""
+    if len(blob) < _HEAD.size:
+        raise ValueError(f"no latencies in order: {blob[:16]!r}")
+    width, unit, first = _HEAD.unpack_from(blob)
+    steps = blob[_HEAD.size :]
+    if width not in _CODES or not unit or len(steps) % width:
+        raise ValueError(f"no latencies in order: {blob[:16]!r}")
+    return unit, first, list(accumulate(steps if width == 1 else _array(_CODES[width], steps), initial=0))
+
+
+def places(bins: Mapping[int, int], percents: Sequence[int]) -> list[tuple[int, int]]:
+    """In which bin each `statistics.percentile` of what was counted (at least one) lies, and before it how many of
+    that.
+    """
+    counted = sorted(bins.items())
+    upto = list(accumulate(count for _, count in counted))
+    if not upto or upto[-1] <= 0:
+        raise ValueError(f"no percentiles {percents!r} of nothing")
+    found = []
+    for percent in percents:
+        rank = (upto[-1] * percent + 99) // 100
+        place = bisect_left(upto, rank)
+        bin, count = counted[place]
+        found.append((bin, rank - 1 - (upto[place] - count)))
+    return found
 
 
 def percentile(bins: Mapping[int, int], percent: int) -> float:
     """Nanoseconds within `ERROR` of `statistics.percentile` of what was counted (at least one)."""
-    return latency_of(place(bins, percent)[0])
+    return latency_of(places(bins, (percent,))[0][0])
 
 
 @cache

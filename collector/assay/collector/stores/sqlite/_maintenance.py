@@ -12,7 +12,7 @@ from typing import Any
 from assay.collector.clocks import DAY_NS
 from assay.collector.filters import Filter
 from assay.collector.records import Retention
-from assay.collector.stores.sqlite import _cells
+from assay.collector.stores.sqlite import _cells, _days
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._where import Condition, conditions
 
@@ -189,6 +189,8 @@ def _sums(db: sqlite3.Connection) -> Iterator[str]:
         return
     if bad:
         yield f"{bad} hours whose sums are not those of their traces"
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_days'").fetchone() and (bad := _days.wrong(db)):
+        yield f"{bad} hours and days at rest whose latencies or sums are not those of their hours"
 
 
 def _damage(db: sqlite3.Connection) -> Iterator[str]:
@@ -262,6 +264,7 @@ def drop_unused(db: sqlite3.Connection) -> None:
     """
     db.execute("INSERT INTO words (words) VALUES ('optimize')")
     db.execute("UPDATE sums_hours SET state = 1 WHERE state > 0")  # what there was too much of may be gone
+    db.execute("DELETE FROM sums_names WHERE hour NOT IN (SELECT hour FROM sums_hours)")
     # The last one stays, whoever has it: SQLite would give its id out again, and readers may still hold what it was
     db.execute(
         "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"

@@ -14,13 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.collector.filters import EVALUATOR, Filter
+from assay.collector.stores.sqlite._counted import HOUR_NS
 from assay.collector.stores.sqlite._values import INT_MAX
-from assay.collector.stores.sqlite._where import SHOWN as SHOWN_TRACES
 from assay.collector.stores.sqlite._where import Condition, conditions, joined, visible
 
 FEW = 3000
 LATEST, PAGE = 5000, 50  # traces that are walked to see whether a list fills, and how many fill it
-SAME = 4  # traces that start at the same moment, as a rule at most
+# An hour at rest of which all names of runs are known has none that is not among them
+_MAY_HAVE_NAME = (
+    f"t.start_ns / {HOUR_NS} NOT IN (SELECT hour FROM sums_hours WHERE named = 1"
+    " EXCEPT SELECT hour FROM sums_names WHERE name = ?)"
+)
 BY_START = "INDEXED BY traces_by_start"
 SHOWN = "INDEXED BY traces_shown"
 
@@ -46,6 +50,8 @@ def plan(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judge
     if nobodys(db, filter):
         return Plan("traces t NOT INDEXED", "0", ())
     wanted = conditions(filter) if judgements else visible(filter)
+    if filter.any_name is not None:
+        wanted.append(Condition(_MAY_HAVE_NAME, (filter.any_name,)))
     counted = [(_count(db, one), one) for one in wanted if one.ids is not None]
     few, fewest = min(counted, key=lambda pair: pair[0], default=(FEW + 1, None))
     if fewest is not None and few <= FEW:
@@ -74,38 +80,7 @@ def _led(wanted: Sequence[Condition], leading: Sequence[Condition]) -> Plan:
 
 def lean(filter: Filter) -> Plan:
     """How to find the latencies of traces that pass a filter of columns alone: by the index that narrows most."""
-    return _lean(filter, _index(filter, shown=filter.leaves_out_judgements))
-
-
-def by_time(filter: Filter) -> Plan:
-    """The same by the index that has the latencies of all traces that lists show: others have none, and to look at a
-    trace costs more than to go past several.
-    """
-    return _lean(filter, SHOWN)
-
-
-def is_of_name(filter: Filter) -> bool:
-    """Whether a name and a time are all that is asked for."""
-    return filter.name is not None and filter == Filter(
-        name=filter.name, since_ns=filter.since_ns, until_ns=filter.until_ns
-    )
-
-
-def by_name(filter: Filter, traces: int) -> Plan:
-    """The same of such a filter that no more than so many traces pass: each is found by its name, and by its start once
-    more in the index that has latencies. Where very many start at the same moment, it ends before it has found all.
-    """
-    wanted = [Condition("n.name = ?", (filter.name,)), *conditions(replace(filter, name=None))[1:]]
-    where, values = joined(wanted)
-    both = (
-        f"SELECT t.start_ns, t.end_ns, t.id = n.id AS same FROM traces n INDEXED BY traces_by_name CROSS JOIN"
-        f" traces t {SHOWN} WHERE {where.replace('t.start_ns', 'n.start_ns')} AND t.start_ns = n.start_ns"
-        f" AND {SHOWN_TRACES.format('t')} LIMIT {SAME * traces}"
-    )
-    return Plan(f"({both}) t", "t.same", values)
-
-
-def _lean(filter: Filter, index: str) -> Plan:
+    index = _index(filter, shown=filter.leaves_out_judgements)
     return Plan(f"traces t {index}", *joined(visible(filter)))
 
 

@@ -23,13 +23,13 @@ from assay.collector.stores.sqlite._maintenance import check
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._salvage import Row, Table
-from assay.collector.stores.sqlite._schema import APPLICATION_ID, KNOW_VALUES, MIGRATIONS, count_anew, migrate
+from assay.collector.stores.sqlite._schema import APPLICATION_ID, KNOW_VALUES, MIGRATIONS, SUMS, count_anew, migrate
 from assay.collector.stores.sqlite._sql import delete_many, find_many
 
 MADE_AGAIN = (
     *("indexed", "replaced", "unindexed"),
     *("states", "orphans", "local_roots"),
-    *("sums", "sums_said", "sums_hours"),
+    *SUMS,
 )
 
 

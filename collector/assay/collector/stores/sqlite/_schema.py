@@ -400,6 +400,13 @@ _SUMS: tuple[str, ...] = (
 )
 
 
+# All tables of sums, also of later versions
+SUMS = (
+    *("sums", "sums_said", "sums_hours"),
+    *("sums_names", "sums_latencies", "sums_days", "sums_of_days", "sums_said_of_days"),
+)
+
+
 def _add_up(db: sqlite3.Connection, report: Report) -> None:
     """Hourly sums. Those of what is here are made once the file is open, hour by hour."""
     _do(db, report, _SUMS)
@@ -408,7 +415,8 @@ def _add_up(db: sqlite3.Connection, report: Report) -> None:
 
 def count_anew(db: sqlite3.Connection) -> None:
     """Have the sums of all hours be counted from rows; until then those are read."""
-    for table in ("sums", "sums_said", "sums_hours"):
+    there = {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for table in there.intersection(SUMS):
         db.execute(f"DELETE FROM {table}")
     db.execute(
         "INSERT INTO sums_hours (hour, rows, state) SELECT DISTINCT start_ns / 3600000000000, -1, 1 FROM traces"
@@ -442,6 +450,33 @@ def _write_less(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _FEWER_WRITES)
 
 
+# What is made ready of hours and days at rest (see `_rest`), behind the writer; and whether a trace has a score under a
+# key is told without a look at the feedback
+_AT_REST: tuple[str, ...] = (
+    "ALTER TABLE sums_hours ADD COLUMN rest INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE sums_hours ADD COLUMN named INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE sums_names (name TEXT NOT NULL, hour INTEGER NOT NULL, PRIMARY KEY (name, hour)) WITHOUT ROWID",
+    "CREATE TABLE sums_latencies (cell INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    "CREATE TABLE sums_days (day INTEGER PRIMARY KEY, rest INTEGER NOT NULL)",
+    "CREATE TABLE sums_of_days (id INTEGER PRIMARY KEY, day INTEGER NOT NULL, project TEXT NOT NULL,"
+    " environment TEXT NOT NULL, name TEXT NOT NULL, shown INTEGER NOT NULL, model TEXT NOT NULL, n INTEGER NOT NULL,"
+    " errors INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, cost REAL NOT NULL,"
+    " first INTEGER NOT NULL, last INTEGER NOT NULL, latencies BLOB NOT NULL, ordered BLOB)",
+    "CREATE INDEX sums_by_day ON sums_of_days (day, model)",
+    "CREATE TABLE sums_said_of_days (cell INTEGER NOT NULL, key TEXT NOT NULL, label TEXT NOT NULL,"
+    " said INTEGER NOT NULL, n INTEGER NOT NULL, total REAL NOT NULL, minimum REAL, maximum REAL,"
+    " failed INTEGER NOT NULL, skipped INTEGER NOT NULL, PRIMARY KEY (cell, key, label)) WITHOUT ROWID",
+    "DROP INDEX feedback_by_trace",
+    "CREATE INDEX feedback_by_trace ON feedback (trace, key, (standing = 2 AND outcome = 'score'))"
+    " WHERE trace IS NOT NULL",
+)
+
+
+def _make_ready(db: sqlite3.Connection, report: Report) -> None:
+    """Days, latencies in order, names of runs; scores that are missing."""
+    _do(db, report, _AT_REST)
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -458,6 +493,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _add_up,
     _part,
     _write_less,
+    _make_ready,
 )
 
 

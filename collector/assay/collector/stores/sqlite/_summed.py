@@ -6,11 +6,12 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from assay.collector.filters import Filter
-from assay.collector.stores.sqlite._counted import HOUR_NS, OF_EXPERIMENT, OWN, WHOLE, stretch
+from assay.collector.stores.sqlite._counted import DAY_NS, HOUR_NS, OF_EXPERIMENT, OWN, WHOLE, stretch
 from assay.collector.stores.sqlite._latencies import unpacked
+from assay.collector.stores.sqlite._sums import READY
 from assay.collector.stores.sqlite._values import INT_MAX
 
 Place: TypeAlias = tuple[int, str | None]  # start of a bucket, group
@@ -21,15 +22,43 @@ _ANSWERED = ("project", "environment", "name")
 _GROUPS = {None: "NULL", "project": "s.project", "environment": "s.environment", "name": "s.name"}
 _GROUPS["model"] = "substr(s.model, 2)"
 _NOTHING = Filter()
+
+
+class _Level(NamedTuple):
+    """Sums of hours, or of days that are at rest (see `_rest`)."""
+
+    source: str  # rows `s`, and `p` of the hour or the day
+    start: str  # of these, in nanoseconds
+    first: str  # hours that have something
+    last: str
+    said: str  # a table
+    ordered: str  # latencies in order
+    with_ordered: str
+
+
+_HOURS = _Level(
+    "sums_hours p CROSS JOIN sums s ON s.hour = p.hour",
+    f"p.hour * {HOUR_NS}",
+    *("s.hour", "s.hour", "sums_said", "l.data", " CROSS JOIN sums_latencies l ON l.cell = s.id"),
+)
+_DAYS = _Level(
+    "sums_days p CROSS JOIN sums_of_days s ON s.day = p.day",
+    f"p.day * {DAY_NS}",
+    *("s.first", "s.last", "sums_said_of_days", "s.ordered", ""),
+)
 _COUNTS = (
     "SELECT {bucket} AS b, {group} AS g, sum(s.n), sum(s.errors), total(s.input_tokens), total(s.output_tokens),"
-    " total(s.cost), min(s.hour), max(s.hour) FROM sums s WHERE {where} GROUP BY b, g"
+    " total(s.cost), min({level.first}), max({level.last}) FROM {level.source} WHERE {where} GROUP BY b, g"
 )
-_LATENCIES = "SELECT {bucket} AS b, {group} AS g, s.latencies FROM sums s WHERE {where}"
+_LATENCIES = "SELECT {bucket} AS b, {group} AS g, s.latencies FROM {level.source} WHERE {where}"
+_ORDERED = (
+    "SELECT {bucket} AS b, {group} AS g, {level.ordered} FROM {level.source}{level.with_ordered}"
+    f" WHERE {{where}} AND p.rest = {READY} AND {{level.ordered}} IS NOT NULL"
+)
 _SAID = (
     "SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.said), sum(f.n), total(f.total), min(f.minimum),"
-    " max(f.maximum), sum(f.failed), sum(f.skipped) FROM sums s CROSS JOIN sums_said f ON f.cell = s.id WHERE {where}"
-    " GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label"
+    " max(f.maximum), sum(f.failed), sum(f.skipped) FROM {level.source} CROSS JOIN {level.said} f ON f.cell = s.id"
+    " WHERE {where} GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label"
 )
 
 
@@ -43,53 +72,71 @@ class Question:
     first: int | None = None
     last: int | None = None
 
-    def counts(self, db: sqlite3.Connection) -> list[Any]:
-        """Rows of bucket, group, traces, errors, input and output tokens, cost, first and last hour."""
-        sql, values = self._sql(_COUNTS)
-        return db.execute(sql, values).fetchall()
-
-    def traces(self, db: sqlite3.Connection) -> int:
-        """How many traces the sums of all hours asked for have, whatever their project, environment and name."""
-        whole = replace(self, filter=replace(self.filter, project=None, environment=None, name=None))
-        return sum(row[2] for row in whole.counts(db))
+    def counts(self, db: sqlite3.Connection) -> Iterator[Any]:
+        """Rows of bucket, group, traces, errors, input and output tokens, cost, first and last hour; of a bucket and
+        group there may be more than one.
+        """
+        return self._ask(db, _COUNTS)
 
     def said(self, db: sqlite3.Connection) -> Iterator[Any]:
         """As the rows of `_aggregate._FEEDBACK`."""
-        sql, values = self._sql(_SAID)
-        for bucket, group, key, label, *counts in db.execute(sql, values):
+        for bucket, group, key, label, *counts in self._ask(db, _SAID):
             yield bucket, group, key, label[1:] if label else None, *counts
 
     def latencies(self, db: sqlite3.Connection, places: set[Place]) -> dict[Place, Counter[int]]:
         """Bins of buckets and groups."""
-        sql, values = self._sql(_LATENCIES)
         blobs: dict[Place, list[bytes]] = {place: [] for place in places}
-        for bucket, group, blob in db.execute(sql, values):
+        for bucket, group, blob in self._ask(db, _LATENCIES):
             if (bucket, group) in blobs:
                 blobs[bucket, group].append(blob)
         return {place: unpacked(some) for place, some in blobs.items()}
 
-    def _sql(self, sql: str) -> tuple[str, list[Any]]:
-        where, values = self._where()
-        bucket = f"s.hour * {HOUR_NS} / {self.bucket_ns} * {self.bucket_ns}" if self.bucket_ns else "0"
-        return sql.format(bucket=bucket, group=_GROUPS[self.group_by], where=where), values
+    def ordered(self, db: sqlite3.Connection) -> Iterator[tuple[int, str | None, bytes]]:
+        """Latencies in order, by bucket and group, where these are ready."""
+        return self._ask(db, _ORDERED)
 
-    def _where(self) -> tuple[str, list[Any]]:
-        kept = f"s.model {'<>' if self.group_by == 'model' else '='} '{WHOLE}'"
-        wanted = [kept, "s.hour NOT IN (SELECT hour FROM sums_hours WHERE state > 0)"]
+    def not_in_order(self, db: sqlite3.Connection) -> Iterator[Stretch]:
+        """The stretches of time of which `ordered` has nothing, or not all."""
+        where, values = self._within(_HOURS)
+        sql = f"SELECT p.hour FROM sums_hours p WHERE {where} AND p.rest <> {READY} ORDER BY p.hour"
+        return joined([stretch(row[0]) for row in db.execute(sql, values)])
+
+    def _ask(self, db: sqlite3.Connection, sql: str) -> Iterator[Any]:
+        wanted, values = self._wanted()
+        for level in self._levels():
+            where, bounds = self._within(level)
+            bucket = f"{level.start} / {self.bucket_ns} * {self.bucket_ns}" if self.bucket_ns else "0"
+            group = _GROUPS[self.group_by]
+            yield from db.execute(
+                sql.format(level=level, bucket=bucket, group=group, where=f"{where} AND {wanted}"), (*bounds, *values)
+            )
+
+    def _levels(self) -> tuple[_Level, ...]:
+        """Days only where they are in one bucket each."""
+        return (_HOURS,) if (self.bucket_ns or 0) % DAY_NS else (_HOURS, _DAYS)
+
+    def _within(self, level: _Level) -> tuple[str, list[Any]]:
+        """Which hours, or which days: none that is in the other, too."""
+        first = self.first if self.first is not None else -(2**62)
+        last = self.last if self.last is not None else 2**62
+        days = [max(1, -(-first // 24)), (last + 1) // 24 - 1]  # whole ones
+        if level is _DAYS:
+            return f"p.rest = {READY} AND p.day BETWEEN ? AND ?", days
+        where, bounds = "p.state = 0 AND p.hour BETWEEN ? AND ?", [first, last]
+        if _DAYS in self._levels():
+            ready = f"SELECT day FROM sums_days WHERE rest = {READY} AND day BETWEEN ? AND ?"
+            where, bounds = f"{where} AND p.hour / 24 NOT IN ({ready})", [*bounds, *days]
+        return where, bounds
+
+    def _wanted(self) -> tuple[str, list[Any]]:
+        wanted = [f"s.model {'<>' if self.group_by == 'model' else '='} '{WHOLE}'"]
         if self.filter.leaves_out_judgements:
             wanted.append(f"s.shown > {OWN}")
         if self.filter.experiment is not None:
             wanted.append(f"s.shown < {OF_EXPERIMENT}")
-        values: list[Any] = []
-        for sql, value in (
-            ("s.hour >= ?", self.first),
-            ("s.hour <= ?", self.last),
-            *((f"s.{name} = ?", getattr(self.filter, name)) for name in _ANSWERED),
-        ):
-            if value is not None:
-                wanted.append(sql)
-                values.append(value)
-        return " AND ".join(wanted), values
+        asked = [(name, getattr(self.filter, name)) for name in _ANSWERED]
+        wanted += [f"s.{name} = ?" for name, value in asked if value is not None]
+        return " AND ".join(wanted), [value for _, value in asked if value is not None]
 
 
 def asked(filter: Filter, bucket_ns: int | None, group_by: str | None) -> Question | None:

@@ -2,7 +2,8 @@
 
 What stands in `sums` and `sums_said` for an hour is, after every transaction, what its rows add up to, unless
 `sums_hours` says that the hour is to be counted anew (`STALE`, see `_recount`) or is never counted (`WILD`: too many
-names, models, keys or labels): then it is read from rows.
+names, models, keys or labels): then it is read from rows. What is made ready of hours and days at rest (see `_rest`) is
+so no more in the transaction that changes them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from assay.collector.stores.sqlite._counted import (
 from assay.collector.stores.sqlite._sql import find_many
 
 GOOD, STALE, WILD = 0, 1, 2
+STIRRED, READY, BARE = 0, 1, 2  # of an hour or a day: not ready, ready, at rest with nothing made of it
 HOURS = 1_000  # remembered at most
 MOST_SAID = 1_000  # of one trace, that moves to another cell at once
 
@@ -37,6 +39,8 @@ class Sums:
         self._db = db
         self._watched: dict[int, Delta] = {}  # what changes while somebody counts an hour anew, see `_recount`
         self._hours: dict[int, tuple[int, int]] = {}  # state, and rows
+        self._stirred: set[int] = set()  # hours of which nothing is ready, nor of their days
+        self.stirred: set[int] = set()  # hours that have changed since `_rest` has looked
         self._cells = _cells.Known()
 
     def forget(self) -> None:
@@ -47,6 +51,7 @@ class Sums:
     def _read_again(self) -> None:
         self._hours.clear()
         self._cells.clear()
+        self._stirred.clear()
 
     def watch(self, hour: int) -> None:
         """Note from now on what changes in an hour."""
@@ -104,6 +109,8 @@ class Sums:
                 changes.trace(now, 1)
                 if was is None or was.place != now.place:
                     moved.append(key)
+            else:  # its runs may have other names
+                self._stir(now.hour)
         self._move_said(changes, before, after, moved)
         self._apply(changes)
 
@@ -128,6 +135,7 @@ class Sums:
 
     def _apply_to(self, hour: int, changes: _Changes) -> None:
         state, rows = self._standing(hour)
+        self._stir(hour)
         if hour in self._watched:
             self._note(hour, changes)
         if hour in changes.wild:
@@ -145,6 +153,25 @@ class Sums:
                 self._db.execute("INSERT INTO sums_hours (hour, rows, state) VALUES (?, 0, ?)", (hour, GOOD))
             self._note_hour(hour, *(found or (GOOD, 0)))
         return self._hours[hour]
+
+    def _stir(self, hour: int) -> None:
+        """An hour changes: nothing of it is ready from now on, nor of its day."""
+        self.stirred.add(hour)
+        if hour not in self._stirred:
+            if len(self._stirred) >= HOURS:
+                self._stirred.clear()
+            self._stirred.add(hour)
+            self._db.execute("UPDATE sums_hours SET rest = 0, named = 0 WHERE hour = ? AND rest > 0", (hour,))
+            self._db.execute("UPDATE sums_days SET rest = 0 WHERE day = ? AND rest > 0", (hour // 24,))
+
+    def rested(self) -> set[int]:
+        """The hours that have changed since this was asked last."""
+        stirred, self.stirred = self.stirred, set()
+        return stirred
+
+    def made_ready(self) -> None:
+        """Hours and days have been made ready, in this transaction."""
+        self._stirred.clear()
 
     def _note_hour(self, hour: int, state: int, rows: int) -> None:
         if len(self._hours) >= HOURS:
@@ -177,17 +204,20 @@ class Sums:
     def mark(self, hour: int, state: int) -> None:
         """An hour is to be read from rows, and its sums are of no use; one that is wild already stays so."""
         self._read_again()
+        self._stir(hour)
         self._db.execute("UPDATE sums_hours SET state = max(state, ?), rows = -1 WHERE hour = ?", (state, hour))
 
     def empty(self, hour: int) -> None:
         """Drop the sums of an hour, which is read from rows."""
         self._read_again()
+        self._stir(hour)
         _cells.drop(self._db, hour)
         self._db.execute("UPDATE sums_hours SET rows = 0 WHERE hour = ?", (hour,))
 
     def put(self, hour: int, counted: Delta | None, changed: Delta) -> None:
         """What was counted anew, and what has changed meanwhile; None: there is too much of it."""
         self._read_again()
+        self._stir(hour)
         _cells.drop(self._db, hour)
         state = WILD if counted is None else GOOD
         self._db.execute("UPDATE sums_hours SET rows = 0, state = ? WHERE hour = ?", (state, hour))

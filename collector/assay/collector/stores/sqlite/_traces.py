@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Literal
 
 from assay.collector.errors import Unavailable
 from assay.collector.filters import Filter, combined
@@ -210,7 +211,7 @@ class SQLiteTraces(Half):
         *,
         bucket_ns: int | None = None,
         group_by: str | None = None,
-        newest: int | None = None,
+        newest: int | Literal["all"] | None = None,
         **conditions: object,
     ) -> list[Bucket]:
         return _aggregate.buckets(db, combined(filter, conditions), bucket_ns, group_by, newest)

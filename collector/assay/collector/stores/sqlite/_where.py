@@ -143,21 +143,28 @@ AS_TEXT = "CASE m.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CA
 def _metadata(wanted: Any) -> list[Condition]:
     """What stands in the JSON of every trace that has it first, because to look for that is cheap."""
     sql = (
-        f"instr(t.metadata, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {AS_TEXT} = ?)"
+        "(instr(t.metadata, ?) > 0 OR instr(t.metadata, ?) > 0)"
+        f" AND EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {AS_TEXT} = ?)"
     )
     asked = [(str(key), as_text(value)) for key, value in wanted.items()]
-    return [Condition(sql, (_in_json(key, text), key, text)) for key, text in asked]
+    return [Condition(sql, (*_in_json(key, text), key, text)) for key, text in asked]
 
 
-def _in_json(key: str, text: str) -> str:
-    """How a key begins, with its value where that can only be a text: a number is written in more than one way."""
-    if text in ("true", "false", ""):
-        return dumps(key) + ":"
+def _in_json(key: str, text: str) -> tuple[str, str]:
+    """How a key with its value begins, as a text and as anything else; alone where that is a number with a fraction,
+    which is written in more than one way.
+    """
+    begun = dumps(key) + ":"
+    if text in ("true", "false") or _WHOLE.fullmatch(text):
+        return begun + dumps(text), begun + text
     try:
-        float(text)
+        float(text or "0")
     except ValueError:
-        return f"{dumps(key)}:{dumps(text)}"
-    return dumps(key) + ":"
+        return begun + dumps(text), begun + dumps(text)
+    return begun, begun
+
+
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,14}")
 
 
 # Named, because SQLite would take the index over scores and look through all traces' scores for every single trace.
@@ -185,7 +192,9 @@ def _scored(key: str, column: str, compared: Sequence[tuple[str, float | str]]) 
 
 
 def _missing(keys: Any) -> list[Condition]:
-    sql = f"NOT EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND f.key = ? AND f.standing = 2 AND f.outcome = 'score')"
+    # Literally so stands it in the index, else the feedback would be looked at
+    scored = "(f.standing = 2 AND f.outcome = 'score') = 1"
+    sql = f"NOT EXISTS (SELECT 1 FROM feedback f {OF_TRACE} AND f.key = ? AND {scored})"
     return [Condition(sql, (key,)) for key in keys]
 
 
@@ -200,7 +209,8 @@ def _outcome(outcome: str) -> Callable[[Any], list[Condition]]:
     return lambda keys: [Condition(sql, (key,), ids, (key,)) for key in keys]
 
 
-BEGINNINGS = 8  # of words, in one question; each of a letter or two takes as long as most questions together
+BEGINNINGS = 8  # of words, in one question
+SHORT = 1  # of them of a letter or two, each of which takes as long as most questions together
 
 
 def _text(value: str) -> list[Condition]:
@@ -209,8 +219,10 @@ def _text(value: str) -> list[Condition]:
         return []
     if match.count('"*') > BEGINNINGS:
         raise Refused(f"text asks for more than {BEGINNINGS} beginnings of words; write some words out, without `*`")
+    if len(_SHORT.findall(match)) > SHORT:
+        raise Refused(f"text asks for more than {SHORT} word that begins with one or two letters; write three or more")
     ids = "SELECT rowid FROM words WHERE words MATCH ?"
-    return [Condition(f"t.id IN ({ids})", (match,), ids, (match,), is_dear=_SHORT.fullmatch(match) is not None)]
+    return [Condition(f"t.id IN ({ids})", (match,), ids, (match,), is_dear=_SHORT.search(match) is not None)]
 
 
 _SHORT = re.compile(r'"[\x00-\x7f]{1,2}"\*')  # a beginning that so many words have that FTS5 takes 0.1 s to gather them
