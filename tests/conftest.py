@@ -70,7 +70,8 @@ def certificates_once() -> None:
 def new_files_by_copy() -> None:
     """A store's new file is a copy of one that was made step by step: thousands of tests have one, of 13 ms each.
 
-    Files of an older version, and those of processes that tests start, are made as ever.
+    Nor does it wait for the disk: no test cuts the power. Files of an older version, and those of processes that tests
+    start, are made as ever.
     """
     from assay.collector.stores.sqlite import _open, _schema
 
@@ -81,6 +82,7 @@ def new_files_by_copy() -> None:
     def migrate(db: sqlite3.Connection, path: str, upto: int = len(_schema.MIGRATIONS)) -> None:
         if upto < len(_schema.MIGRATIONS) or _schema.version_of(db, path):
             return _schema.migrate(db, path, upto)
+        db.execute("PRAGMA synchronous = OFF")
         ready.backup(db)
         db.execute("UPDATE feed SET identity = lower(hex(randomblob(8)))")
         return None

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from assay.collector.records import Retention, Run
-from assay.collector.stores.sqlite import SQLiteStore, _words, encode
+from assay.collector.stores.sqlite import SQLiteStore, _behind, _words, encode
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._texts import CHARACTERS, leaves, leaves_of
@@ -264,7 +264,8 @@ def test_words_that_waited_in_memory_survive_a_kill(tmp_path: Path) -> None:
         assert words(store) == "survivor"
 
 
-def test_two_rounds_at_once_index_each_trace_once(store: SQLiteStore) -> None:
+def test_two_rounds_at_once_index_each_trace_once(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_behind, "BUSY_RATE", float("inf"))  # so many rounds are taken for load, under which words rest
     stop = threading.Event()
 
     def rounds() -> None:

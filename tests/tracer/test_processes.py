@@ -143,7 +143,8 @@ def test_a_signal_handler_may_trace_whatever_it_interrupts(sink: Sink, tmp_path:
 
 STUCK = """
 import time
-from assay.tracer import configure, flush, trace
+from assay.tracer import _delivery, configure, flush, trace
+_delivery._PATIENCE = _delivery._LONGEST_EXIT = 0.5
 configure(redact=[lambda key, value: time.sleep(1000) if value == "bad" else value])
 echo = trace(lambda value: value)
 echo("bad")
