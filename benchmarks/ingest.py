@@ -8,7 +8,7 @@
     python benchmarks/ingest.py --decoders 0 1 2 --rounds 5   # with processes that decode, in turn, and their ratios
 
 Each trace is a question to a RAG application: chain, retriever with five documents, model call, tool, parser; 1.8 KB a
-span, random ids. Requests are made before the clock starts, but for their ids. The load runs in this process, the
+span, random ids. Requests are made before the clock starts, but for their ids and times. The load runs in this process, the
 collector in one of its own, on the same cores. Feedback is written through the Python client, fifty at once and singly
 in turn, each process as fast as it is answered; all of it is read back afterwards.
 """
@@ -45,6 +45,10 @@ from assay.collector.records import Feedback, Target
 
 SPANS_PER_TRACE = 5
 TEMPLATES = 16
+SINCE, LASTS = (
+    10**18,
+    200_000_000,
+)  # nanoseconds: the start of a request's first span as it is made, and how long each takes
 WARM_UP = 40_000  # spans at full speed, by which a share of it is known
 AT_ONCE, SINGLY = 50, 10  # feedbacks in a batch, then one by one
 
@@ -132,14 +136,14 @@ def trace(random_: random.Random, words: list[str], number: int, marker: str) ->
 
 
 def span(number: int, place: int, name: str, parent: int | None, attributes: dict, failed: bool) -> dict:
-    start = 10**18 + number * 50_000_000 + place * 1_000_000
+    start = start_placeholder(number, place)
     found = {
         "traceId": trace_placeholder(number),
         "spanId": span_placeholder(number, place),
         "name": name,
         "kind": 1,
         "startTimeUnixNano": str(start),
-        "endTimeUnixNano": str(start + 200_000_000),
+        "endTimeUnixNano": str(start + LASTS),
         "status": {"code": 2 if failed else 1},
         "attributes": [{"key": key, "value": otlp_value(value)} for key, value in attributes.items()],
     }
@@ -160,6 +164,10 @@ def span_placeholder(number: int, place: int) -> str:
     return f"b9b9b9b9{number:06x}{place:02x}"
 
 
+def start_placeholder(number: int, place: int) -> int:
+    return SINCE + number * 50_000_000 + place * 1_000_000
+
+
 @dataclass
 class Template:
     """A serialised request and where its ids are."""
@@ -169,6 +177,7 @@ class Template:
     traces: int
     marker: str  # a word that stands once in each of its traces
     places: list[tuple[int, int, int]] = field(default_factory=list)  # (offset, length, index into fresh ids)
+    times: list[tuple[int, int]] = field(default_factory=list)  # (offset, nanoseconds after the request's first span)
 
     def find(self) -> Template:
         wanted = [trace_placeholder(number) for number in range(self.traces)]
@@ -179,16 +188,30 @@ class Template:
             while offset >= 0:
                 self.places.append((offset, len(needle), index))
                 offset = self.body.find(needle, offset + 1)
+        starts = {start_placeholder(n, place) for n in range(self.traces) for place in range(SPANS_PER_TRACE)}
+        for value in starts | {start + LASTS for start in starts}:
+            offset = self.body.find(needle := self._time(value))
+            while offset >= 0:
+                self.times.append((offset, value - SINCE))
+                offset = self.body.find(needle, offset + 1)
+        assert len(self.times) == 2 * SPANS_PER_TRACE * self.traces, len(self.times)
         return self
 
+    def _time(self, value: int) -> bytes:
+        return str(value).encode() if self.is_json else value.to_bytes(8, "little")
+
     def fresh(self) -> tuple[bytes, str]:
-        """A request with random ids, and the first trace's id."""
+        """A request with random ids, of this moment, and the first trace's id."""
         size = 16 * self.traces + 8 * SPANS_PER_TRACE * self.traces
         ids = os.urandom(size).hex().encode() if self.is_json else os.urandom(size)
         unit = 2 if self.is_json else 1
         for offset, length, index in self.places:
             start = unit * (16 * index if index < self.traces else 16 * self.traces + 8 * (index - self.traces))
             self.body[offset : offset + length] = ids[start : start + length]
+        now = time.time_ns()
+        for offset, after in self.times:
+            made = self._time(now + after)
+            self.body[offset : offset + len(made)] = made
         first = ids[: 16 * unit]
         return bytes(self.body), first.decode() if self.is_json else first.hex()
 
