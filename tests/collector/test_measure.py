@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from assay.collector import _wire
 from assay.collector._verbs import PAGE
 from assay.collector.client import HTTPStore
 from assay.collector.client import _transport as transport
@@ -82,6 +83,17 @@ def test_so_many_records_can_be_sent_at_once(server):
     answer = httpx.post(f"{server.url}/api/feedback", content=b"[" + b",".join([row] * 10_001) + b"]", timeout=60)
     assert (answer.status_code, answer.json()["error"]) == (413, "TooLarge")
     assert "at most 10,000" in answer.json()["message"]
+
+
+def test_of_more_records_than_that_none_is_made(server, monkeypatch):
+    row, made = b'{"target":{"trace_id":"' + b"a" * 32 + b'"},"key":"k","score":1}', []
+    monkeypatch.setattr(_wire, "decode", lambda *given: made.append(given))
+    answer = httpx.post(f"{server.url}/api/feedback", content=b"[" + b",".join([row] * 10_001) + b"]", timeout=60)
+    assert (answer.status_code, made) == (413, [])
+
+
+def test_what_is_no_list_has_no_items():
+    assert [_wire.count(body) for body in (b"[1,{},[2]]", b"[]", b'{"a":[1,2]}', b"nope", b"\xff")] == [3, 0, 0, 0, 0]
 
 
 # Records

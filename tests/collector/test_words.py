@@ -230,6 +230,25 @@ def test_segments_are_merged_a_few_pages_at_a_time(store: SQLiteStore) -> None:
     db.execute("INSERT INTO words (words) VALUES ('integrity-check')")
 
 
+def test_what_a_large_piece_leaves_to_be_merged_is_merged_in_turn_with_others(store: SQLiteStore) -> None:
+    behind, merged = store._behind, []
+    behind.close()
+    pick, long = random.Random(1), _words.MERGED_A_PAGE * _words.MERGED_AT_ONCE
+    db, commits = store._file._db, store._file.writer.commits
+    db.set_trace_callback(lambda sql: merged.append(sql) if "'merge'" in sql else None)
+    for n in range(3):
+        texts = ("".join(chr(97 + pick.randrange(26)) for _ in range(9)) for _ in range(long // 10))
+        store.append([run(inputs=" ".join(texts), trace_id=f"{n + 1:032x}")])
+    behind._piece = 4 * long
+    behind._under_load = True
+    behind._next_put = 0.0
+    store._file.appender.held._most = 0  # as if it were full
+    assert behind._from_memory(False)
+    assert len(merged) == 1 + 2
+    assert {sql.rpartition(", ")[2].rstrip(")") for sql in merged} == {str(_words.MERGED_AT_ONCE)}
+    assert store._file.writer.commits == commits + 3 + len(merged)
+
+
 def test_a_file_of_before_merges_as_a_new_one_does_and_one_without_that_table_opens(tmp_path: Path) -> None:
     def settings() -> dict[str, int]:
         with closing(sqlite3.connect(tmp_path / "a.db")) as db:

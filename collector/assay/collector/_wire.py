@@ -39,6 +39,17 @@ def decode(kind: Any, body: bytes | str) -> Any:
         raise ValueError(f"the JSON is not what is asked for: {error}") from error
 
 
+def count(body: bytes) -> int:
+    """How many items a list has, of which nothing is made; 0 for what is no list, and what is no JSON."""
+    try:
+        return len(_items.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
+
+
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+
+
 def convert(value: Any, kind: Any) -> Any:
     """Plain values as what they are to be. Raises `msgspec.ValidationError`."""
     _decoder(kind)  # after which msgspec knows the classes in it

@@ -17,7 +17,7 @@ from assay.collector._lanes import Lanes
 from assay.collector._verbs import LONGEST, Call, Change, Sent, given, kinds
 from assay.collector._verbs._forms import REQUIRED
 from assay.collector.api._bounds import check_limit, few
-from assay.collector.api._http import Body, Limit, Number, conditions, reply
+from assay.collector.api._http import CHECKED, Body, Limit, Number, conditions, reply
 from assay.collector.api._streamed import STREAMED, streams
 from assay.collector.stores import TraceStore
 
@@ -60,7 +60,7 @@ class Endpoint:
         return frozenset(argument.alias for argument in self.call.sent if argument.place == "query")
 
     def _done(self, request: Request, sent: Mapping[str, Any]) -> Response:
-        body = None if self.takes is None else _wire.decode(self.takes, sent["body"])
+        body = None if self.takes is None else self._read(sent["body"])
         values = {argument.name: _value(argument, request, sent, body) for argument in self.call.sent}
         check_limit(sent.get("limit"), self.call.most)  # the feed and claims, which come in bodies, bound themselves
         if self.call.listed and self.call.batch > 1:
@@ -71,6 +71,12 @@ class Endpoint:
             return write(request.app.state.lanes, store, *bound.args, **bound.kwargs)
         run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
         return reply(self._answer(run(*bound.args, **bound.kwargs), body))
+
+    def _read(self, body: bytes) -> Any:
+        """What a body holds. Raises `TooLarge` before records are made of more than one request may bring."""
+        if self.call.listed and len(body) > CHECKED:
+            few(_wire.count(body), self._most)
+        return _wire.decode(self.takes, body)
 
     @property
     def _most(self) -> int:

@@ -119,6 +119,7 @@ class Behind:
         most = self._most
         put = partial(_words.put_held, self._appender.reader, held, most, settled, overdue)
         characters: int = self._writer.put(Job(weight=64, action=partial(self._timed, put), patient=True)).result()
+        self._merge(characters)
         more = 2 * characters >= most
         if characters and not more:
             self._next_put = now + EVERY
@@ -154,7 +155,12 @@ class Behind:
         finally:
             wait(queued)
         for future in queued:
-            future.result()
+            self._merge(future.result())
+
+    def _merge(self, characters: int) -> None:
+        """Have merged what a piece has left to be merged: others have their turn between."""
+        for _ in range(_words.left(characters)):
+            self._writer.put(Job(weight=64, action=_words.merge, patient=True)).result()
 
     @property
     def _most(self) -> int:

@@ -43,9 +43,9 @@ ROWS_OF_WORDS, LOT = 2_048, 128
 # Characters of one transaction, if no single trace has more. Appends wait for it, but FTS5 writes a segment for each,
 # and merges them: with 1,000 traces a transaction, a trace costs a third of what it does with 40
 PIECE, MOST = 25_000, 8_000_000
-# Segments that are merged into one; pages of 4 KB that each transaction merges, and one more for so many characters.
-# Left to itself FTS5 merges hundreds at once, now and then: thirty milliseconds, for which all others wait
-SEGMENTS, MERGED, MERGED_A_PAGE = 8, 8, 1_000
+# Segments that are merged into one; pages of 4 KB that each transaction merges, one more for so many characters, and at
+# most. Left to itself FTS5 merges hundreds at once, now and then: thirty milliseconds, for which all others wait
+SEGMENTS, MERGED, MERGED_A_PAGE, MERGED_AT_ONCE = 8, 8, 1_000, 100
 MOMENT = 0.02  # seconds that it may take, within these bounds
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
@@ -250,11 +250,20 @@ def settle(db: sqlite3.Connection) -> None:
                 db.execute("INSERT INTO words (words, rank) VALUES (?, ?)", (name, value))
 
 
+def merge(db: sqlite3.Connection, pages: int = MERGED_AT_ONCE) -> None:
+    """Merge some of what was written before."""
+    db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
+
+
+def left(characters: int) -> int:
+    """How often there is to be merged as much as goes at once, besides, after so many were written in one piece."""
+    return characters // (MERGED_A_PAGE * MERGED_AT_ONCE)
+
+
 def _merge(db: sqlite3.Connection, characters: int) -> None:
-    """Merge some of what was written before, as much as this many characters make necessary."""
+    """Merge as much as this many characters make necessary, and go at once."""
     if characters:
-        pages = MERGED + characters // MERGED_A_PAGE
-        db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
+        merge(db, min(MERGED + characters // MERGED_A_PAGE, MERGED_AT_ONCE))
 
 
 def _add(db: sqlite3.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
