@@ -31,6 +31,7 @@ NAMED = (names.RESPONSE_MODEL, names.REQUEST_MODEL)  # by GenAI's names, which s
 PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 WHOSE = frozenset(map(namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
 RARE = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))  # namespaces that plain spans do not have
+MODELLED = RARE - {"retrieval"}  # of these those in which a model is named
 FEEDBACK = frozenset(("annotations", "evaluations"))
 FILES = frozenset((INPUT_FILES, OUTPUT_FILES))
 # Of these kinds some instrumentors (smolagents, CrewAI) give the sum of the calls below: counted there
@@ -115,7 +116,8 @@ def _rare(draft: Draft) -> None:
     namespaces = draft.namespaces
     if "retrieval" in namespaces or "reranker" in namespaces:
         retrieved(draft)
-    _model(draft)
+    if not MODELLED.isdisjoint(namespaces):
+        _model(draft)
     if "llm" in namespaces:
         _tokens(draft)
         messages(draft)
