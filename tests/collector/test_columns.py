@@ -11,11 +11,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from assay.collector.dialects import RawSpan
 from assay.collector.intake import _columns, _protobuf
 from assay.collector.intake._decode import Scope, decode
 from assay.collector.intake._errors import ItemRefused, Permanent
 from assay.collector.intake._limits import Allowance, Limits
-from assay.collector.intake._traces import TRACES
+from assay.collector.intake._traces import TRACES, read_item
 from collector.otlp import attribute, field, nested, request, span
 
 LENGTHS = (0, 1, 126, 127, 128, 129, 130, 4091, 4092, 4093, 4094, 16_390)
@@ -104,3 +105,21 @@ def test_a_text_that_is_none_costs_its_span_alone_whatever_was_read_before():
     assert [run.attributes for run in decoded.items] == [{"a": "good"}] * 2
     assert decoded.refused_by_reason == {"malformed": 1}
     assert decoded.values == 2
+
+
+@pytest.mark.parametrize(
+    ("attributes", "tags", "example", "sent"),
+    [
+        ({"tag.tags": ["a", "b"]}, ("a", "b"), None, set()),
+        ({"tag.tags": ["a", "b" * 2001]}, ("a", "b" * 2000), None, {"assay.sent.tags"}),
+        ({"tag.tags": ["a"] * 101}, ("a",) * 100, None, {"assay.sent.tags"}),
+        ({"assay.experiment.id": "", "assay.example.id": "e" * 2001}, (), "e" * 2000, {"assay.sent.example_id"}),
+    ],
+)
+def test_what_stands_in_lists_is_bounded(attributes, tags, example, sent):
+    run = read_item(RawSpan("1" * 32, "2" * 16, "s", attributes=attributes), strict)
+    assert (run.tags, run.example_id, {*run.attributes}) == (tags, example, sent)
+
+
+def strict(dialect: str, error: Exception) -> None:
+    raise error
