@@ -11,9 +11,11 @@ import pytest
 
 from assay.collector.dialects import Amendment
 from assay.collector.errors import Unavailable
-from assay.collector.records import Run
+from assay.collector.records import Run, Usage
 from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._codec import Encoder
+from assay.collector.stores.sqlite._codec import SEVERAL, Encoder, Fact
+from assay.collector.stores.sqlite._said import Said
+from assay.tracer import attributes as names
 from collector.compressed import adopt, dictionaries_of, dictionary
 from collector.conformance_traces import eventually
 from collector.making import child, run
@@ -107,3 +109,26 @@ def test_words_are_found(store):
     send(store, one)
     assert eventually(lambda: [found.trace_id for found in store.traces(text="unheard")], [one.trace_id])
     assert store.check() == []
+
+
+@pytest.mark.parametrize("count", [0, 1, SEVERAL, 3 * SEVERAL])
+def test_rows_go_to_another_process_as_they_are(count):
+    attributes = {names.LOCAL_ROOT: "1" * 16, names.SPANS_STARTED: 2, names.SPANS_OPEN: 0, names.PARTIAL: True}
+    kinds = [
+        {"attributes": attributes},
+        {"tags": ("a", "b"), "cost": 0.5},
+        {"usage": Usage(1, 2), "metadata": {"a": 1}},
+    ]
+    batch = Encoder()([run(**kinds[number % 3]) for number in range(count)])
+    there = pickle.loads(pickle.dumps(batch))
+    assert (there, [*map(type, there.facts)]) == (batch, [Fact] * count)
+    assert [(type(one.counts), type(one.said)) for one in there.facts] == [(type(o.counts), Said) for o in batch.facts]
+
+
+class Name(str):
+    """A text that is none of the kind that Python marshals."""
+
+
+def test_rows_of_foreign_values_go_there_too():
+    batch = Encoder()([run(name=Name(f"n{number}")) for number in range(SEVERAL)])
+    assert pickle.loads(pickle.dumps(batch)) == batch

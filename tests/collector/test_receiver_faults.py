@@ -16,14 +16,13 @@ import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from assay.collector._metrics import Metrics
 from assay.collector.dialects import Draft, RawSpan, read
 from assay.collector.dialects._log import LOG_DIALECTS
 from assay.collector.dialects._read import DIALECTS
 from assay.collector.errors import Closed, Refused, Unavailable
-from assay.collector.intake import Limits, Receiver, _protobuf
+from assay.collector.intake import Limits, Receiver
 from assay.collector.intake._http import Route
 from assay.collector.intake._logs import LOGS, read_item
 from assay.collector.intake._signal import Signal
@@ -74,8 +73,8 @@ def test_a_dialect_that_fails_loses_no_span(tmp_path):
 
 
 def test_a_span_on_which_we_fail_is_told_and_its_neighbours_are_kept(tmp_path):
-    def raw_span(item: Span, *args: Any) -> RawSpan:
-        return fails() if item.name == "bad" else _protobuf.raw_span(item, *args)
+    def raw_span(item: Any, *args: Any) -> RawSpan:
+        return fails() if item[0].name == "bad" else TRACES.protobuf.raw(item, *args)
 
     found = outcome(tmp_path, altered(TRACES, raw=raw_span), request(span("bad"), span(), span("bad")))
     assert rejected(found.answer.content) == (2, "2 × the collector failed: KeyError('ours')")

@@ -25,7 +25,7 @@ from assay.collector.records import Retention, Run
 from assay.collector.stores.sqlite import SQLiteStore, _behind, _words, encode
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._held import Held
-from assay.collector.stores.sqlite._texts import CHARACTERS, leaves, leaves_of
+from assay.collector.stores.sqlite._texts import CHARACTERS, add_leaves, leaves
 from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._words import LOT, PIECE
 from assay.collector.stores.sqlite._writer import Job
@@ -89,7 +89,11 @@ def test_words_of_a_batch_are_those_of_its_payloads(value: Any) -> None:
 
 
 def test_a_plain_payload_is_not_parsed_for_its_words() -> None:
-    assert leaves_of({"a": ["x", 1, None, True, 2.0]}, "y", b"no JSON") == ["x", "1", "2.0", "y"]
+    found = {"z": None}
+    add_leaves(found, {"a": ["x", 1, None, True, 2.0]}, "y", b"no JSON")
+    add_leaves(found, "x", None, b"no JSON")
+    add_leaves(found, "u", "v", b"no JSON")
+    assert [*found] == ["z", "x", "1", "2.0", "y", "u", "v"]
 
 
 def some() -> list[Run]:

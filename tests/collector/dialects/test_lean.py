@@ -48,10 +48,40 @@ NAMES = st.sampled_from(
         "mlflow.spanType",
         "lmnr.span.type",
         "session.annotations.0.annotation.name",
+        "session.id",
+        "user.id",
+        "metadata",
+        "tag.tags",
+        "input.mime_type",
+        "output.mime_type",
+        "input.documents.0.document.content",
+        "output.documents.1.document.id",
+        "assay.documents",
+        "assay.cost",
+        "assay.experiment.id",
+        "assay.local_root",
     )
 )
 VALUES = st.sampled_from(
-    ("RETRIEVER", "LLM", "chat", "CHAIN", "", "{}", '{"a": 1}', "7", 0, 7, 0.5, True, None, [], ["a"])
+    (
+        "application/json",
+        "RETRIEVER",
+        "tool",
+        "LLM",
+        "chat",
+        "CHAIN",
+        "",
+        "{}",
+        '{"a": 1}',
+        "7",
+        0,
+        7,
+        0.5,
+        True,
+        None,
+        [],
+        ["a"],
+    )
 )
 SCOPES = st.sampled_from(("", "mlflow.x", "pydantic-ai", "logfire", "openinference.x"))
 
@@ -71,6 +101,12 @@ def forgotten() -> Iterator[None]:
     yield
     for memo in MEMOS:
         memo.clear()
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=7), SCOPES, st.sampled_from(("s", "haystack.pipeline.run")))
+def test_the_short_way_leads_to_the_same(attributes, scope, name):
+    one = replace(span(attributes, scope), name=name)
+    assert repr(read_whole(one, strict)) == repr(read_whole(one, strict, [*DIALECTS]))
 
 
 @given(st.dictionaries(NAMES | st.text(max_size=9), VALUES, max_size=12), SCOPES)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from assay.collector.dialects._draft import Draft, found_in
+from assay.collector.dialects._keys import TAKEN
 from assay.collector.dialects._values import count, documents, from_json, number, text
 from assay.tracer import attributes as names
 
 
-@found_in("assay")
+@found_in(*TAKEN)
 def assay(draft: Draft) -> None:
     """Take documents, cost and the experiment's ids."""
     attributes, fields = draft.attributes, draft.fields

@@ -8,11 +8,15 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from assay.tracer import attributes as names
+
 K = TypeVar("K")
 V = TypeVar("V")
 # Bounds of what is remembered, as anybody may write names: how many, characters of one, names of one span, characters
 KNOWN, LONGEST, TOGETHER, IN_ALL = 4096, 200, 200, 1_000_000
 LISTED = re.compile(r"(?P<prefix>.+?)\.(?P<index>[0-9]{1,5})\.(?P<element>\w+)\.(?P<rest>.+)", re.DOTALL | re.ASCII)
+FILES = ("input.documents", "output.documents")  # namespaces, though they have a dot
+TAKEN = (names.DOCUMENTS_JSON, names.COST, names.EXPERIMENT)  # likewise
 MAX_INDEX = 10_000  # a list spread over attributes is bounded by its highest index
 
 
@@ -45,14 +49,18 @@ class Memo(dict[K, V], Generic[K, V]):
 
 
 class Namespaces(Memo[str, str]):
-    """Name of an attribute → what stands before its first dot; of feedback on a trace or session what stands after it,
-    as `session.id` stands in every span.
+    """Name of an attribute → what stands before its first dot; of what is rare where that is in every span, more of it:
+    of feedback on a trace or session what stands after it, of files and of what Assay's dialect takes all.
     """
 
     def __missing__(self, name: str) -> str:
         prefix, _, rest = name.partition(".")
         if prefix in ("trace", "session") and rest.startswith(("annotations.", "evaluations.")):
             prefix = rest.partition(".")[0]
+        elif prefix in ("input", "output") and rest.startswith("documents."):
+            prefix += ".documents"
+        elif name in TAKEN:
+            prefix = name
         return self.keep(name, prefix, len(name)) if len(name) < LONGEST else prefix
 
 

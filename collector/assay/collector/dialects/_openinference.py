@@ -8,7 +8,7 @@ from typing import Any
 from assay.collector.dialects._draft import Dialect, Draft, found_in
 from assay.collector.dialects._keys import OfNames, namespace
 from assay.collector.dialects._openinference_annotations import read_annotations
-from assay.collector.dialects._openinference_documents import files, retrieved
+from assay.collector.dialects._openinference_documents import INPUT_FILES, OUTPUT_FILES, files, retrieved
 from assay.collector.dialects._openinference_messages import messages
 from assay.collector.dialects._values import count, from_json, new_usage, number, take_list, text
 from assay.collector.records import JSON
@@ -31,7 +31,9 @@ NAMED = (names.RESPONSE_MODEL, names.REQUEST_MODEL)  # by GenAI's names, which s
 PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 WHOSE = frozenset(map(namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
 RARE = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))  # namespaces that plain spans do not have
+MODELLED = RARE - {"retrieval"}  # of these those in which a model is named
 FEEDBACK = frozenset(("annotations", "evaluations"))
+FILES = frozenset((INPUT_FILES, OUTPUT_FILES))
 # Of these kinds some instrumentors (smolagents, CrewAI) give the sum of the calls below: counted there
 SUMMED = frozenset(("agent", "chain"))
 GIVEN, MADE, TOTAL = "llm.token_count.prompt", "llm.token_count.completion", "llm.token_count.total"
@@ -48,7 +50,7 @@ DETAILS = {
 }
 
 
-@found_in("openinference", "input", "output", *FEEDBACK, *WHOSE, *RARE)
+@found_in("openinference", "input", "output", *FILES, *FEEDBACK, *WHOSE, *RARE)
 def openinference(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata; read feedback.
 
@@ -90,12 +92,14 @@ def _value(value: JSON, mime: JSON) -> JSON:
     return from_json(value) if mime == "application/json" else value
 
 
-def _whose(draft: Draft) -> None:
+def whose(draft: Draft) -> None:
+    """Take session, user, metadata and tags."""
     attributes, fields = draft.attributes, draft.fields
-    if session := text(attributes.get(names.SESSION)):
+    session, user = attributes.get(names.SESSION), attributes.get(names.USER)
+    if isinstance(session, str) and session:
         fields["session_id"] = session
         del attributes[names.SESSION]
-    if user := text(attributes.get(names.USER)):
+    if isinstance(user, str) and user:
         fields["user_id"] = user
         del attributes[names.USER]
     if names.METADATA in attributes and isinstance(metadata := from_json(attributes[names.METADATA]), dict):
@@ -112,7 +116,8 @@ def _rare(draft: Draft) -> None:
     namespaces = draft.namespaces
     if "retrieval" in namespaces or "reranker" in namespaces:
         retrieved(draft)
-    _model(draft)
+    if not MODELLED.isdisjoint(namespaces):
+        _model(draft)
     if "llm" in namespaces:
         _tokens(draft)
         messages(draft)
@@ -185,9 +190,9 @@ STEPS: tuple[tuple[frozenset[str], Dialect], ...] = (
     (frozenset(("input",)), _inputs),
     (frozenset(("output",)), _outputs),
     (FEEDBACK, read_annotations),
-    (WHOSE, _whose),
+    (WHOSE, whose),
     (RARE, _rare),
-    (frozenset(("input", "output")), files),
+    (FILES, files),
 )
 
 

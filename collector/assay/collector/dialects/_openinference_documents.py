@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from math import isfinite
 
 from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._keys import FILES
 from assay.collector.dialects._values import document_of, documents, from_json, new_document, number, take_list
 from assay.collector.records import JSON, Document
 from assay.tracer import attributes as names
 
 FOUND = (names.DOCUMENTS, "reranker.output_documents")
-INPUT_FILES, OUTPUT_FILES = "input.documents", "output.documents"
+INPUT_FILES, OUTPUT_FILES = FILES
 GIVEN, QUERY = "reranker.input_documents", "reranker.query"
 LONGEST = 2**20  # characters of outputs that are looked into for ids
 FIELDS = frozenset(("content", "id", "score", "metadata"))
@@ -33,9 +34,13 @@ def files(draft: Draft) -> None:
     Of a retriever those that it gives are what it found.
     """
     attributes, fields, namespaces = draft.attributes, draft.fields, draft.namespaces
-    if "input" in namespaces and "inputs" not in fields and (given := take_list(attributes, INPUT_FILES, "document")):
+    if (
+        INPUT_FILES in namespaces
+        and "inputs" not in fields
+        and (given := take_list(attributes, INPUT_FILES, "document"))
+    ):
         fields["inputs"] = [_as_json(one) for one in given]
-    if "output" not in namespaces:
+    if OUTPUT_FILES not in namespaces:
         return
     if fields.get("kind") in ("retriever", "reranker") and not fields.get("documents"):
         fields["documents"] = tuple(map(document, take_list(attributes, OUTPUT_FILES, "document")))

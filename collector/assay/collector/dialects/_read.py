@@ -24,6 +24,7 @@ from assay.collector.dialects._prices import prices
 from assay.collector.dialects._pydantic_ai import pydantic_ai
 from assay.collector.dialects._pydantic_evals import pydantic_evals
 from assay.collector.dialects._raw import RawSpan
+from assay.collector.dialects._simple import may_be_simple, simple
 from assay.collector.dialects._traceloop import traceloop
 from assay.collector.dialects._values import as_text, documents
 from assay.collector.dialects._vercel import vercel
@@ -91,11 +92,18 @@ def read_whole(span: RawSpan, fault: Fault = log_fault, dialects: Sequence[Diale
     """
     draft = Draft(span)
     try:
-        for dialect in _who(draft.namespaces, span.scope, dialects):
+        if dialects is None:
+            of_all = _given.get((draft.namespaces, span.scope)) or _plan(draft.namespaces, span.scope)
+            if of_all.simple and simple(draft):
+                return _whole((_run(span, draft), ()))
+            asked = of_all.dialects
+        else:
+            asked = _asked(draft.namespaces, span.scope, dialects)
+        for dialect in asked:
             dialect(draft)
         draft.check()
     except Exception as error:
-        asked = _who(draft.namespaces, span.scope, dialects)
+        asked = _asked(draft.namespaces, span.scope, DIALECTS if dialects is None else dialects)
         failed = _failed(span, asked)
         fault(name_of(failed), error)
         # What it had done by then is in the draft: starting anew costs only the spans that it fails on
@@ -141,16 +149,22 @@ def _run(span: RawSpan, draft: Draft) -> Run:
     )
 
 
-def _who(namespaces: Set[str], scope: str, dialects: Sequence[Dialect] | None) -> Sequence[Dialect]:
-    """Which dialects are given a span with these namespaces and this scope."""
-    if dialects is None:
-        return _given.get((namespaces, scope)) or _plan(namespaces, scope)
+def _asked(namespaces: Set[str], scope: str, dialects: Sequence[Dialect]) -> Sequence[Dialect]:
+    """Which of some dialects are given a span with these namespaces and this scope."""
     return [dialect for dialect in dialects if may_find(dialect, namespaces, scope)]
 
 
-def _plan(namespaces: Set[str], scope: str) -> Sequence[Dialect]:
-    """The same of `DIALECTS`, remembered: programs write the same few namespaces together."""
-    plan = tuple(_who(namespaces, scope, DIALECTS))
+class Plan(NamedTuple):
+    """Which of `DIALECTS` are given spans with some namespaces and scope, and whether these may be simple."""
+
+    dialects: Sequence[Dialect]
+    simple: bool
+
+
+def _plan(namespaces: Set[str], scope: str) -> Plan:
+    """How such spans are read, remembered: programs write the same few namespaces together."""
+    asked = tuple(_asked(namespaces, scope, DIALECTS))
+    plan = Plan(asked, may_be_simple(asked, namespaces))
     size = weight((scope, *namespaces))
     return plan if size is None else _given.keep((namespaces, scope), plan, size)
 
@@ -215,4 +229,4 @@ def _first_text(resource: Mapping[str, JSON], candidates: tuple[str, ...]) -> st
 
 
 _latest: tuple[Mapping[str, JSON] | None, str, str] = (None, "default", "default")
-_given = Memo[tuple[Set[str], str], Sequence[Dialect]]()
+_given = Memo[tuple[Set[str], str], Plan]()

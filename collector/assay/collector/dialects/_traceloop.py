@@ -34,7 +34,7 @@ def traceloop(draft: Draft) -> None:
         _entity(draft)
         _calls.take_whose(draft, PROPERTIES)
         _calls.take_metadata(draft, METADATA)
-    if "gen_ai" in namespaces and ("traceloop" in namespaces or any(name in draft.attributes for name in FIRST)):
+    if "gen_ai" in namespaces and ("traceloop" in namespaces or not draft.attributes.keys().isdisjoint(FIRST)):
         _call(draft)
     if "db" in namespaces and draft.span.events:
         _results(draft)

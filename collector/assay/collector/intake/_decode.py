@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from assay.collector.dialects import Fault, Whole
 from assay.collector.intake._beside import LARGE
 from assay.collector.intake._decoded import Decoded, check_count
-from assay.collector.intake._errors import ItemRefused, Permanent
+from assay.collector.intake._errors import ItemRefused, Permanent, Unparsed
 from assay.collector.intake._limits import Allowance, Limits
 from assay.collector.records import JSON
 
@@ -64,7 +64,11 @@ def decode(codec: Codec[T], body: bytes, limits: Limits, rest: float = REST) -> 
     allowance = Allowance(limits)
     decoded: Decoded[T] = Decoded()  # `Decoded[T]()` would take some microseconds more
     if len(body) < LARGE:
-        _whole(codec, body, allowance, decoded)
+        try:
+            _whole(codec, body, allowance, decoded)
+        except Unparsed as unparsed:  # nothing of what was read by then counts
+            allowance, decoded = Allowance(limits), Decoded()
+            _one_by_one(codec, body, allowance, decoded, unparsed)
     else:
         _one_by_one(codec, body, allowance, decoded, rest=rest)
     decoded.values, decoded.hint = allowance.used, codec.hint(body)
@@ -110,7 +114,7 @@ def _convert(
                 decoded.keep_whole(kept)
             else:
                 keep(kept)
-        except Permanent:
+        except (Permanent, Unparsed):
             raise
         except Exception as error:
             decoded.refuse(error)

@@ -36,6 +36,10 @@ class Retryable(Unavailable):
         self.reason = reason
 
 
+class Unparsed(Exception):
+    """Of a request that seemed to be one: as a whole it cannot be parsed after all."""
+
+
 RequestRefused = (Permanent, Retryable)  # all that taking in a request raises
 
 

@@ -61,6 +61,15 @@ def resource(message: Resource, limits: Allowance) -> dict[str, JSON]:
 
 def raw_span(span: Span, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:
     """One span. Raises `ItemRefused`."""
+    return with_attributes(span, attributes(span.attributes, limits), resource, scope, limits)
+
+
+def with_attributes(
+    span: Span, attributes: dict[str, JSON], resource: dict[str, JSON], scope: Scope, limits: Allowance
+) -> RawSpan:
+    """One span whose attributes have been read. Raises `ItemRefused`."""
+    if len(attributes) > limits.attributes:
+        raise _too_many(len(attributes), limits)
     trace_id, span_id, status = span.trace_id.hex(), span.span_id.hex(), span.status
     return RawSpan(
         trace_id,
@@ -72,7 +81,7 @@ def raw_span(span: Span, resource: dict[str, JSON], scope: Scope, limits: Allowa
         span.end_time_unix_nano,
         status.code,
         status.message,
-        attributes(span.attributes, limits),
+        attributes,
         _events(span, limits) if span.events else (),
         _links(span, limits) if span.links else (),
         resource,
@@ -127,7 +136,7 @@ def attributes(pairs: Sequence[KeyValue], limits: Allowance) -> dict[str, JSON]:
         else:
             values[pair.key] = json_value(value, limits, 1)
     if len(values) > limits.attributes:
-        raise ItemRefused("too_many", f"{len(values):,} attributes, at most {limits.attributes:,}")
+        raise _too_many(len(values), limits)
     return values
 
 
@@ -165,3 +174,7 @@ def finite(value: float) -> float | str:
 
 def _too_long(length: int, limits: Allowance) -> ItemRefused:
     return ItemRefused("too_long", f"a value of {length:,} bytes in an attribute, at most {limits.value_bytes:,}")
+
+
+def _too_many(count: int, limits: Allowance) -> ItemRefused:
+    return ItemRefused("too_many", f"{count:,} attributes, at most {limits.attributes:,}")

@@ -27,8 +27,9 @@ def bounded_texts(run: Run) -> Run:
         and (run.session_id is None or len(run.session_id) <= MOST)
         and (run.user_id is None or len(run.user_id) <= MOST)
         and (run.error is None or len(run.error) <= MOST_ERROR)
-        and not run.tags
-        and not run.experiment_id
+        and (not run.tags or (len(run.tags) <= MOST_TAGS and max(map(len, run.tags)) <= MOST))
+        and (run.experiment_id is None or len(run.experiment_id) <= MOST)
+        and (run.example_id is None or len(run.example_id) <= MOST)
     ):
         return run
     return _cut(run)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from assay.collector.clocks import bounded_feedback, bounded_span
 from assay.collector.dialects import Dialect, Fault, RawSpan, Said, Whole, read_whole
-from assay.collector.intake import _json, _protobuf
-from assay.collector.intake._decode import Codec, Group
+from assay.collector.intake import _columns, _json, _protobuf
+from assay.collector.intake._decode import Codec
 from assay.collector.intake._decoded import check_ids
 from assay.collector.intake._errors import BesideRefused, ItemRefused
 from assay.collector.intake._signal import Signal
@@ -54,17 +51,13 @@ def _check_target(trace_id: str | None, span_id: str | None) -> None:
         check_ids(trace_id, span_id or SOME_SPAN, "")
 
 
-def _parse(body: bytes) -> Iterable[Group]:
-    return _protobuf.groups(ExportTraceServiceRequest.FromString(body).resource_spans, "scope_spans", "spans")
-
-
 PROTOBUF: Codec[Run] = Codec(
     errors=_protobuf.ERRORS,
-    parse=_parse,
+    parse=_columns.groups,
     split=_protobuf.split,
     parse_item=_protobuf.parser(Span, "span"),
     resource=_protobuf.resource,
-    raw=_protobuf.raw_span,
+    raw=_columns.raw_span,
     read=read_item,
 )
 JSON_: Codec[Run] = _json.codec("Spans", "spans", _json.JSONSpan, _json.raw_span, read_item)

@@ -27,13 +27,18 @@ def leaves(value: JSON) -> Iterator[str]:
             yield str(item)
 
 
-def leaves_of(inputs: JSON, outputs: JSON, payload: bytes) -> list[str]:
-    """The leaves that will be read of a payload which was just made of these; it is parsed only where it has to be."""
-    plain = _plain([outputs, inputs])
-    if plain is not None:
-        return plain
-    stored = loads(payload)
-    return list(leaves((stored.get("inputs"), stored.get("outputs"))))
+def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: bytes) -> None:
+    """Add the leaves that will be read of a payload which was just made of these; parsed only where it has to be."""
+    if type(inputs) is str and (outputs is None or type(outputs) is str):
+        found[inputs] = None
+        if outputs is not None:
+            found[outputs] = None
+        return
+    some = _plain([outputs, inputs])
+    if some is None:
+        stored = loads(payload)
+        some = list(leaves((stored.get("inputs"), stored.get("outputs"))))
+    found.update(dict.fromkeys(some))
 
 
 def _plain(stack: list[Any]) -> list[str] | None:
@@ -45,8 +50,9 @@ def _plain(stack: list[Any]) -> list[str] | None:
         if kind is str:
             found.append(item)
         elif kind is dict:
-            if not all(map(_is_text, item)):
-                return None
+            for key in item:
+                if type(key) is not str:
+                    return None
             stack.extend(reversed(item.values()))
         elif kind is list or kind is tuple:
             stack.extend(reversed(item))
@@ -55,10 +61,6 @@ def _plain(stack: list[Any]) -> list[str] | None:
         elif not (item is None or kind is bool or kind is float):
             return None
     return found
-
-
-def _is_text(key: Any) -> bool:
-    return type(key) is str
 
 
 def joined(found: dict[str, None]) -> str:
