@@ -73,7 +73,7 @@ def new_files_by_copy() -> None:
     Nor does it wait for the disk: no test cuts the power. Files of an older version, and those of processes that tests
     start, are made as ever.
     """
-    from assay.collector.stores.sqlite import _open, _schema
+    from assay.collector.stores.sqlite import _durable, _open, _schema
 
     ready = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     ready.execute(f"PRAGMA page_size = {_schema.PAGE_SIZE}")
@@ -88,6 +88,7 @@ def new_files_by_copy() -> None:
         return None
 
     vars(_open)["migrate"] = migrate
+    vars(_durable)["_sync"] = lambda descriptor: None
 
 
 class Hurried:
