@@ -27,6 +27,7 @@ NOT_OURS = {
     "_TooLarge",
     "NoReply",
     "NotOurs",
+    "Unparsed",
     "NoSource",
     "OverBudget",
     "_Dearer",

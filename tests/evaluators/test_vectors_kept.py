@@ -8,7 +8,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 
 import numpy
 import pytest
@@ -145,6 +146,23 @@ def test_processes_share_one_file(path):
     assert [one.wait(60) for one in running] == [0, 0, 0]
     with closing(VectorFile(path)) as file:
         assert file.stats().vectors == 90
+
+
+def test_a_file_that_another_process_sets_up_meanwhile_is_no_other_database(path, monkeypatch):
+    connect = sqlite3.connect
+
+    class Slow(sqlite3.Connection):
+        """Asks whether there are tables after another has made them, if it can."""
+
+        def execute(self, sql, *values):
+            if "sqlite_master" in sql:
+                with closing(connect(path, timeout=0)) as other, suppress(sqlite3.OperationalError):
+                    VectorFile(path)._set_up(other)
+            return super().execute(sql, *values)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Slow))
+    with closing(VectorFile(path)) as file:
+        assert file.stats().vectors == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

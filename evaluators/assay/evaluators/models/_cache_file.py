@@ -117,10 +117,12 @@ class CacheFile:
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
         """Tables where there are none. Raises `NotOurs` before anything is changed in somebody else's file."""
-        (application,), (version,) = (
-            connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
+        connection.execute("BEGIN")  # all of it as it is at one moment: another process may be setting it up
+        (application,), (version,), (tables,) = (
+            connection.execute(sql).fetchone()
+            for sql in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
         )
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        connection.rollback()
         if (application, version) != (self.APPLICATION, self.FORMAT) and (application or version or tables):
             newer = application == self.APPLICATION
             raise NotOurs("it is a newer version's" if newer else f"it is no cache of {self.OF}, but another database")
