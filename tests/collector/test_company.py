@@ -17,7 +17,7 @@ HALF = ENOUGH_WEIGHT // 2
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SQLiteStore]:
     """With nothing behind the writer, who waits for others as long as it takes."""
-    monkeypatch.setattr(_writer, "WHILE", 3600.0)
+    monkeypatch.setattr(_writer, "MOMENT", 3600.0)
     with SQLiteStore(tmp_path / "assay.db") as made:
         made._behind.close()
         yield made

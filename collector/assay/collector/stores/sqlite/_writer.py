@@ -25,12 +25,11 @@ T = TypeVar("T")
 QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most; more are told to come again
 COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
 HEAVY_WEIGHT = 250  # a batch of so many spans does not go into one commit with others, which would wait for it
-# A group waits for the callers that the last one had: below the first for a moment; of batches below the second for a
-# while, as with 200 spans a commit a span costs the writer a fifth less than with 100
+# Below it a group waits a moment for the callers that the last one had; of batches alone below the second, as with 200
+# spans a commit a span costs the writer a fifth less than with 100
 SMALL_WEIGHT, ENOUGH_WEIGHT = 64, 200
 TURN = 0.05  # seconds that what is patient may take at once while others wait
 MOMENT = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
-WHILE = 0.008  # seconds: what decoding some hundred spans takes
 FULL = "the disk is full, and what is left is for making room: delete something (`assay db delete`, `assay db prune`)"
 
 
@@ -200,7 +199,7 @@ class Writer:
                 self._ready.wait()
                 continue
             began = began or time.monotonic()
-            left = began + (MOMENT if self._weight < SMALL_WEIGHT else WHILE) - time.monotonic()
+            left = began + MOMENT - time.monotonic()
             if left <= 0:
                 self._company = len(self._jobs)
                 return
