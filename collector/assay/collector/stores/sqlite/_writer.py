@@ -231,11 +231,11 @@ class Writer:
             self._have_durable(Group(jobs, weight, started))
 
     def _have_durable(self, group: Group) -> None:
-        """Have it on the disk, and acknowledged: here if there is nothing else to do, else while it is done."""
+        """Have it on the disk, and acknowledged: here if there is not enough else to do, else while that is done."""
         for job in group.jobs:
             job.batch = None  # it may be large
         with self._ready:
-            idle = not self._unsynced and not (self._jobs or self._patient)
+            idle = not self._unsynced and not (self._patient or self._is_enough())
             self._unsynced += group.weight
         (self._durable.now if idle else self._durable.soon)(group)
 
