@@ -114,6 +114,22 @@ def test_what_was_acknowledged_is_what_the_disk_had_by_then(
     os.close(log)
 
 
+def test_without_a_thread_the_writer_waits_for_the_disk_itself(
+    store: SQLiteStore, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of a process, which may start none any more."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    first = sent(store)
+    assert eventually(lambda: disk.waiting, 1)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    others = [sent(store) for _ in range(3)]
+    disk.let()
+    assert [future.result(30) for future in [first, *others]] == [None] * 4
+
+
 def test_an_end_waits_for_the_disk(tmp_path: Path, disk: Disk) -> None:
     store = SQLiteStore(tmp_path / "assay.db")
     futures = [sent(store) for _ in range(3)]

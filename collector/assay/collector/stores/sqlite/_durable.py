@@ -37,10 +37,9 @@ class Durable(Generic[T]):
         self._settle([one])
 
     def soon(self, one: T) -> None:
-        """Sync in a thread of its own; returns at once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="assay-sync", daemon=True)
-            self._thread.start()
+        """Sync in a thread of its own, and return at once; here where there can be none, as when the process ends."""
+        if self._thread is None and not self._start():
+            return self.now(one)
         with self._ready:
             self._waiting.append(one)
             self._ready.notify()
@@ -54,6 +53,15 @@ class Durable(Generic[T]):
             self._thread.join()
         if self._log is not None:
             os.close(self._log)
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name="assay-sync", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         while some := self._taken():
