@@ -39,7 +39,8 @@ class Durable(Generic[T]):
     def soon(self, one: T) -> None:
         """Sync in a thread of its own, and return at once; here where there can be none, as when the process ends."""
         if self._thread is None and not self._start():
-            return self.now(one)
+            self.now(one)
+            return
         with self._ready:
             self._waiting.append(one)
             self._ready.notify()
