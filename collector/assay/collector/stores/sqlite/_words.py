@@ -101,12 +101,12 @@ def is_empty(reader: Reader) -> bool:
     return reader.db.execute("SELECT 1 FROM unindexed LIMIT 1").fetchone() is None
 
 
-_SETTLED = "(t.updated_ns < ?1 OR u.since_ns < ?2)"
+_SETTLED = "(t.updated_ns < ? OR u.since_ns < ?)"
 _WAITING = (
     "SELECT u.trace, i.upto, i.again, coalesce(t.size, 0), t.runs_change FROM unindexed u"
     " LEFT JOIN traces t ON t.id = u.trace LEFT JOIN indexed i ON i.trace = u.trace"
     f" WHERE t.updated_ns IS NULL OR (coalesce(i.again, 0) <= t.size AND {_SETTLED})"
-    f" OR t.updated_ns < ?3 - min({RESTED_NS}, max({SETTLED_NS}, t.size * {RESTED_NS_A_BYTE}))"
+    f" OR t.updated_ns < ? - min({RESTED_NS}, max({SETTLED_NS}, t.size * {RESTED_NS_A_BYTE}))"
     f" OR (i.again = {FULL} AND NOT EXISTS (SELECT 1 FROM replaced r WHERE r.trace = u.trace))"
     " ORDER BY u.trace"
 )
