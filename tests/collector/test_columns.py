@@ -70,6 +70,12 @@ def test_spans_are_read_alike(pairs, events):
     assert by_columns == by_classes
 
 
+def test_what_stands_before_a_long_text_counts_once():
+    listed = KeyValue(key="a", value=AnyValue(array_value=ArrayValue(values=[AnyValue(string_value="x")])))
+    by_columns, by_classes = both(request(span(attributes=[listed, attribute("b", "y" * 5000)])), Limits())
+    assert by_columns == by_classes
+
+
 @pytest.mark.parametrize(
     ("limits", "attributes"),
     [

@@ -153,13 +153,14 @@ def raw_span(item: Item | Span, resource: dict[str, JSON], scope: Scope, limits:
 
 def _values(given: Sequence[bytes], limits: Allowance) -> list[JSON]:
     """The values of attributes. Raises `ItemRefused`."""
-    heads = HEADS
+    heads, used = HEADS, limits.used
     try:
         return [
             text.decode() if (text := value.removeprefix(heads[len(value)])) is not value else _other(value, limits)
             for value in given
         ]
     except IndexError:  # a long one
+        limits.used = used  # of what was read before it
         return [_other(value, limits) for value in given]
 
 
