@@ -332,3 +332,15 @@ def test_judges_are_kept_with_the_tests_that_asked_them(pytester):
         assert len(own) == 8
         assert (experiment.summary()["after"].failed, experiment.summary().judge_calls) == (4, 4 + 2 * 4)
         assert len(store.traces(limit=100)) == 4
+
+
+def test_whoever_has_the_tracer_alone_can_run_tests(tmp_path) -> None:
+    """None of the server's packages is there; the plugin is, in every run."""
+    (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
+    missing = ("rich", "typer", "fastapi", "httpx", "numpy", "orjson")
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing}))\nimport pytest; sys.exit(pytest.main({OPTIONS}))"
+    )
+    env = {**os.environ, ALONE: "1"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr

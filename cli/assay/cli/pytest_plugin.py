@@ -282,9 +282,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """A table per experiment."""
+    ends = config.stash.get(_ENDS, [])
+    if not ends:  # whoever installed the tracer alone has no more than this
+        return
     from assay.collector.terminal import harmless, on_a_line
 
-    for end in config.stash.get(_ENDS, []):
+    for end in ends:
         terminalreporter.section(f"assay: {on_a_line(end.experiment.name)}")
         for text in (str(end.experiment).rstrip(), *end.remarks):
             terminalreporter.write_line(harmless(text))
