@@ -175,6 +175,15 @@ def test_writes_that_wait_share_a_commit(store: SQLiteStore) -> None:
     assert (store.health()["commits"], store.health()["queued_spans"]) == (before + 1, 0)
 
 
+def test_what_else_the_writer_is_to_do_is_not_counted_as_spans_that_wait(store: SQLiteStore) -> None:
+    with held(store) as file:
+        work = file.writer.put(Job(weight=64, action=lambda db: None, patient=True))
+        kept = store.append_async([run()])
+        assert store.health()["queued_spans"] == 1
+    work.result(60)
+    kept.result(60)
+
+
 def test_a_refused_action_takes_back_only_what_it_did(store: SQLiteStore) -> None:
     def refused(db: sqlite3.Connection) -> None:
         db.execute("DELETE FROM traces")

@@ -87,20 +87,23 @@ def test_a_new_file_has_pages_as_measured_and_an_older_one_keeps_its_own(file: P
             assert store.check() == []
 
 
-def test_readers_that_come_and_go_all_the_time_do_not_keep_the_log_from_beginning_anew(file: Path) -> None:
+@pytest.mark.parametrize(("seconds", "total"), [(0.005, 2 * DUE_BYTES), (0.08, 3 * DUE_BYTES)])
+def test_readers_that_come_and_go_all_the_time_do_not_keep_the_log_from_beginning_anew(
+    file: Path, seconds: float, total: int
+) -> None:
     done = threading.Event()
 
     def look() -> None:
         while not done.is_set():
             with looking(file):
-                done.wait(0.005)
+                done.wait(seconds)
 
     with SQLiteStore(file) as store, ThreadPoolExecutor(3) as pool:
         store.append([run()])
         for _ in range(3):
             pool.submit(look)
         try:
-            write(store, 2 * DUE_BYTES)
+            write(store, total)
 
             def small() -> bool:
                 store.append([run()])

@@ -16,11 +16,12 @@ import pytest
 
 from assay.collector.errors import TooLarge
 from assay.collector.intake import Limits, check_json
-from assay.collector.intake._beside import HUGE, LARGE, Beside, Lane
+from assay.collector.intake._beside import Beside, Lane
 from assay.collector.intake._body import sink
 from assay.collector.intake._cost import OBJECTS
 from assay.collector.intake._decode import decode
 from assay.collector.intake._errors import Permanent
+from assay.collector.intake._large import HUGE, LARGE
 from assay.collector.intake._limits import GROUPS
 from assay.collector.intake._salvage import MESSAGES, check_messages, groups
 from assay.collector.intake._traces import TRACES

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import resource
 import signal
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -31,6 +34,7 @@ from assay.collector.intake._signal import Request
 from assay.collector.intake._traces import TRACES
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.collector.stores.sqlite._codec import Encoder
 from collector.compressed import adopt, dictionaries_of
 from collector.otlp import attribute, log_record, logs_request, request, span
 
@@ -249,6 +253,16 @@ def test_with_one_core_there_are_none_and_with_two_there_is_one(cores):
 
 
 # one process
+
+
+def test_a_process_loads_what_decoding_needs_and_nothing_else():
+    told = pickle.dumps(Encoder())
+    code = f"import pickle, sys, assay.collector.intake._decoder; pickle.loads({told}); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"asyncio", "fastapi", "starlette", "pydantic", "httpx", "grpc", "sqlite3", "jinja2", "opentelemetry.sdk"}
+    assert heavy.isdisjoint(found)
+    ours = {"_connect", "intake._http", "intake._decoders", "stores._traces", "stores.sqlite._store", "statistics"}
+    assert {f"assay.collector.{name}" for name in ours}.isdisjoint(found)
 
 
 def exits(runs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Latencies in bins: the same whatever form a blob has, added to and taken from, and where a percentile lies."""
+"""Latencies in bins: the same whatever form a blob has, added to and taken from, and percentiles of those in order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from assay.collector.stores.sqlite._latencies import (
     NOTHING,
     added,
     all_of,
-    between,
     bin_of,
-    bounds,
     ordered,
     packed,
     unpacked,
@@ -71,20 +69,27 @@ def test_few_that_lie_far_apart_take_four_bytes_each():
     assert len(packed({NOTHING: 1, 1_000: 2, 2_000: 3})) == 13
 
 
-@given(st.lists(st.one_of(st.integers(0, 10**12), st.sampled_from([0, 1, 2**53 + 1, 2**63 - 1])), min_size=1))
-def test_percentiles_are_found_among_the_latencies_of_two_bins(latencies):
-    ranks, half = Ranks(Counter(map(bin_of, latencies))), len(latencies) // 2
-    ranks.add(latencies[:half])
-    ranks.add_ordered(ordered(latencies[half:]))
-    assert ranks.found() == {percent: percentile(sorted(latencies), percent) for percent in (50, 95)}
+LATENCIES = st.one_of(
+    st.integers(0, 10**12),
+    st.integers(0, 400).map(lambda n: n * 10**6),
+    st.sampled_from([0, 1, 2**53 + 1, 2**63 - 1]),
+)
 
 
-@given(st.lists(st.one_of(st.integers(0, 2**63 - 1), st.integers(0, 400).map(lambda n: n * 10**6)), min_size=1))
+@given(st.lists(st.lists(LATENCIES, min_size=1), min_size=1, max_size=5))
+def test_percentiles_are_found_among_latencies_in_parts(parts):
+    latencies = sorted(latency for part in parts for latency in part)
+    ranks = Ranks(len(latencies))
+    ranks.add(parts[0])
+    ranks.add([])
+    for part in parts[1:]:
+        ranks.add_ordered(ordered(part))
+    assert ranks.found() == {percent: percentile(latencies, percent) for percent in (50, 95)}
+
+
+@given(st.lists(LATENCIES, min_size=1))
 def test_latencies_in_order_come_back(latencies):
-    blob, middle = ordered(latencies), latencies[len(latencies) // 2]
-    assert all_of(blob) == sorted(latencies)
-    for least, most in ((0, middle), (middle, 2**63 - 1), (-5, -1), (middle - 1, middle + 1)):
-        assert between(blob, [(least, most)]) == [[one for one in sorted(latencies) if least <= one <= most]]
+    assert all_of(ordered(latencies)) == sorted(latencies)
 
 
 def test_latencies_of_whole_milliseconds_take_a_byte_each():
@@ -97,15 +102,16 @@ def test_what_are_no_latencies_in_order_is_refused(blob):
         all_of(blob)
 
 
-@given(st.integers(NOTHING, TOP))
-def test_a_bin_holds_what_lies_within_its_bounds(bin):
-    least, most = bounds(bin)
-    assert least > most or (bin_of(least), bin_of(most)) == (bin, bin)
-    assert most == 2**63 - 1 or bin_of(most + 1) > bin
+@pytest.mark.parametrize("parts", [[], [b"damaged"], [ordered([1])], [ordered([1, 2]), ordered([3])]], ids=len)
+def test_of_more_or_fewer_latencies_than_were_counted_nothing_is_found(parts):
+    ranks = Ranks(2)
+    for part in parts:
+        ranks.add_ordered(part)
+    assert ranks.found() is None
 
 
-def test_rows_that_are_not_as_the_bins_say_are_not_believed():
-    ranks = Ranks(Counter({bin_of(10**9): 2}))
-    assert ranks.found() is None
-    ranks.add([10**9])
-    assert ranks.found() is None
+def test_latencies_are_not_kept_once_their_percentiles_are_found():
+    ranks = Ranks(3)
+    ranks.add_ordered(ordered([5, 7]))
+    ranks.add([6])
+    assert (ranks.found(), ranks._parts) == ({50: 6, 95: 7}, [])

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.collector.intake import Limits
-from assay.collector.intake._beside import LARGE
 from assay.collector.intake._body import Body, Disconnected, Inflated, Pending, Plain, Receive, sink
 from assay.collector.intake._errors import Permanent, Retryable
+from assay.collector.intake._large import LARGE
 
 LIMIT = 1000
 LIMITS = Limits(request_bytes=LIMIT, stall_seconds=0.05)

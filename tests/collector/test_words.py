@@ -24,7 +24,7 @@ import pytest
 from assay.collector.records import Retention, Run
 from assay.collector.stores.sqlite import SQLiteStore, _behind, _words, encode
 from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._held import Held
+from assay.collector.stores.sqlite._held import BYTES, Held
 from assay.collector.stores.sqlite._texts import CHARACTERS, add_leaves, leaves
 from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._words import LOT, PIECE
@@ -235,22 +235,26 @@ def test_segments_are_merged_a_few_pages_at_a_time(store: SQLiteStore) -> None:
 
 
 def test_what_a_large_piece_leaves_to_be_merged_is_merged_in_turn_with_others(store: SQLiteStore) -> None:
-    behind, merged = store._behind, []
+    behind, merged = store._behind, list[str]()
     behind.close()
     pick, long = random.Random(1), _words.MERGED_A_PAGE * _words.MERGED_AT_ONCE
-    db, commits = store._file._db, store._file.writer.commits
-    db.set_trace_callback(lambda sql: merged.append(sql) if "'merge'" in sql else None)
-    for n in range(3):
-        texts = ("".join(chr(97 + pick.randrange(26)) for _ in range(9)) for _ in range(long // 10))
-        store.append([run(inputs=" ".join(texts), trace_id=f"{n + 1:032x}")])
-    behind._piece = 4 * long
-    behind._under_load = True
-    behind._next_put = 0.0
-    store._file.appender.held._most = 0  # as if it were full
-    assert behind._from_memory(False)
-    assert len(merged) == 1 + 2
-    assert {sql.rpartition(", ")[2].rstrip(")") for sql in merged} == {str(_words.MERGED_AT_ONCE)}
-    assert store._file.writer.commits == commits + 3 + len(merged)
+    db, behind._under_load = store._file._db, True
+    store._file.write(lambda db: db.execute("INSERT INTO words (words, rank) VALUES ('usermerge', 2)"))
+    for merges in (1 + 1, 1 + 2):  # there is nothing to be merged with the first, which is found out once
+        for _ in range(3):
+            texts = ("".join(chr(97 + pick.randrange(26)) for _ in range(9)) for _ in range(long // 10))
+            store.append([run(inputs=" ".join(texts))])
+        behind._piece, behind._next_put = 4 * long, 0.0
+        store._file.appender.held._most = 0  # as if it were full
+        commits = store._file.writer.commits
+        db.set_trace_callback(lambda sql: merged.append(sql) if "'merge'" in sql else None)
+        assert behind._from_memory(False)
+        db.set_trace_callback(None)
+        store._file.appender.held._most = BYTES
+        assert len(merged) == merges
+        assert {sql.rpartition(", ")[2].rstrip(")") for sql in merged} == {str(_words.MERGED_AT_ONCE)}
+        assert store._file.writer.commits == commits + len(merged)  # the first is of the piece's own
+        merged.clear()
 
 
 def test_a_file_of_before_merges_as_a_new_one_does_and_one_without_that_table_opens(tmp_path: Path) -> None:
@@ -261,7 +265,7 @@ def test_a_file_of_before_merges_as_a_new_one_does_and_one_without_that_table_op
     for then in ("DELETE FROM words_config WHERE k <> 'version'", "DROP TABLE words_config"):
         with SQLiteStore(tmp_path / "a.db"):
             pass
-        assert settings() == {"automerge": 0, "usermerge": _words.SEGMENTS}
+        assert settings() == {"automerge": 0, "usermerge": _words.SEGMENTS, "crisismerge": _words.TOO_MANY}
         with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as db:
             db.execute(then)
     with SQLiteStore(tmp_path / "a.db") as store:

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing, suppress
 from functools import partial
 
@@ -146,6 +147,14 @@ def test_processes_share_one_file(path):
     assert [one.wait(60) for one in running] == [0, 0, 0]
     with closing(VectorFile(path)) as file:
         assert file.stats().vectors == 90
+
+
+def test_a_new_file_to_which_another_process_writes_is_waited_for(path):
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.2, other.execute, ["ROLLBACK"]).start()
+        assert encoded(path, ["a"])[0] == ["a"]
+    assert encoded(path, ["a"])[0] == []
 
 
 def test_a_file_that_another_process_sets_up_meanwhile_is_no_other_database(path, monkeypatch):

@@ -1,13 +1,30 @@
 """Capture: `@trace`, spans, delivery. Imports nothing of the other folders."""
 
-from assay.tracer._ambient import session, tags, user
-from assay.tracer._decorate import trace
-from assay.tracer._feedback import feedback
-from assay.tracer._instrument import instrument, tracer_provider, uninstrument
-from assay.tracer._propagate import carry, extract, inject
-from assay.tracer._run import Run, current_run, span
-from assay.tracer._runtime import Stats, configure, flush, shutdown, stats
-from assay.tracer._tally import FlushResult
+from typing import TYPE_CHECKING
+
+from assay.tracer.lazy import lazy
+
+if TYPE_CHECKING:
+    from assay.tracer._ambient import session, tags, user
+    from assay.tracer._decorate import trace
+    from assay.tracer._feedback import feedback
+    from assay.tracer._instrument import instrument, tracer_provider, uninstrument
+    from assay.tracer._propagate import carry, extract, inject
+    from assay.tracer._run import Run, current_run, span
+    from assay.tracer._runtime import Stats, configure, flush, shutdown, stats
+    from assay.tracer._tally import FlushResult
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        _ambient="session tags user",
+        _decorate="trace",
+        _feedback="feedback",
+        _instrument="instrument tracer_provider uninstrument",
+        _propagate="carry extract inject",
+        _run="Run current_run span",
+        _runtime="Stats configure flush shutdown stats",
+        _tally="FlushResult",
+    )
 
 __all__ = [
     "FlushResult",

@@ -1,16 +1,35 @@
 """Dialects: spans and log records of any convention become `Run`s and `Feedback` here, and nowhere else."""
 
-from assay.collector.dialects._also import Also, Said, said
-from assay.collector.dialects._draft import Dialect, Draft, Fields
-from assay.collector.dialects._faults import Fault, log_fault, log_once
-from assay.collector.dialects._feedback import read_feedback, via_of, written
-from assay.collector.dialects._langfuse_scores import langfuse_score
-from assay.collector.dialects._log import LogDialect, LogItem, read_log
-from assay.collector.dialects._prices import cost
-from assay.collector.dialects._raw import RawLog, RawSpan
-from assay.collector.dialects._read import Whole, read, read_whole
-from assay.collector.dialects._readable import from_readable
+from typing import TYPE_CHECKING
+
 from assay.collector.records import Amendment
+from assay.tracer.lazy import lazy
+
+if TYPE_CHECKING:
+    from assay.collector.dialects._also import Also, Said, said
+    from assay.collector.dialects._draft import Dialect, Draft, Fields
+    from assay.collector.dialects._faults import Fault, log_fault, log_once
+    from assay.collector.dialects._feedback import read_feedback, via_of, written
+    from assay.collector.dialects._langfuse_scores import langfuse_score
+    from assay.collector.dialects._log import LogDialect, LogItem, read_log
+    from assay.collector.dialects._prices import cost
+    from assay.collector.dialects._raw import RawLog, RawSpan
+    from assay.collector.dialects._read import Whole, read, read_whole
+    from assay.collector.dialects._readable import from_readable
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        _also="Also Said said",
+        _draft="Dialect Draft Fields",
+        _faults="Fault log_fault log_once",
+        _feedback="read_feedback via_of written",
+        _langfuse_scores="langfuse_score",
+        _log="LogDialect LogItem read_log",
+        _prices="cost",
+        _raw="RawLog RawSpan",
+        _read="Whole read read_whole",
+        _readable="from_readable",
+    )
 
 __all__ = [
     "Also",

@@ -1,18 +1,38 @@
 """OTLP in: request → `Decoded` (each span a `RawSpan`, then a `Draft`, then a `Run`) → the store, then the answer."""
 
-from assay.collector.intake import _answer as answers
-from assay.collector.intake._answer import PROTOBUF, otlp_error
-from assay.collector.intake._body import Body, Disconnected
-from assay.collector.intake._cost import check_json
-from assay.collector.intake._decoded import check_ids
-from assay.collector.intake._decoders import MOST_DECODERS, automatic_decoders
-from assay.collector.intake._errors import ItemRefused, Permanent, RequestRefused, Retryable
-from assay.collector.intake._held import weighed
-from assay.collector.intake._http import PATHS, ROOTS, SIGNALS, Receiver
-from assay.collector.intake._keep import Keeper
-from assay.collector.intake._limits import MOST_MONEY, MOST_TOKENS, Limits
-from assay.collector.intake._signal import HOPS, Request, hops
-from assay.collector.intake._texts import bounded_texts, check_amended, check_names
+from typing import TYPE_CHECKING
+
+from assay.tracer.lazy import lazy
+
+if TYPE_CHECKING:
+    from assay.collector.intake._body import Body, Disconnected
+    from assay.collector.intake._cost import check_json
+    from assay.collector.intake._decoded import check_ids
+    from assay.collector.intake._decoders import MOST_DECODERS, automatic_decoders
+    from assay.collector.intake._errors import ItemRefused, Permanent, RequestRefused, Retryable
+    from assay.collector.intake._held import weighed
+    from assay.collector.intake._http import PATHS, ROOTS, SIGNALS, Receiver
+    from assay.collector.intake._keep import Keeper
+    from assay.collector.intake._limits import MOST_MONEY, MOST_TOKENS, Limits
+    from assay.collector.intake._signal import HOPS, Request, hops
+    from assay.collector.intake._texts import bounded_texts, check_amended, check_names
+    from assay.collector.intake.answers import PROTOBUF, otlp_error
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        answers="PROTOBUF otlp_error",
+        _body="Body Disconnected",
+        _cost="check_json",
+        _decoded="check_ids",
+        _decoders="MOST_DECODERS automatic_decoders",
+        _errors="ItemRefused Permanent RequestRefused Retryable",
+        _held="weighed",
+        _http="PATHS ROOTS SIGNALS Receiver",
+        _keep="Keeper",
+        _limits="MOST_MONEY MOST_TOKENS Limits",
+        _signal="HOPS Request hops",
+        _texts="bounded_texts check_amended check_names",
+    )
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Body",

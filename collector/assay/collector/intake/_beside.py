@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import heapq
 import itertools
 from collections.abc import AsyncIterator, Callable
@@ -12,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from assay.collector.intake._large import HUGE, LARGE, give_back
+
 R = TypeVar("R")
-LARGE = 512 * 1024  # bytes, from which on a body is decoded beside the event loop, and waits for its turn
-HUGE = 4 * 1024 * 1024  # bytes, from which on it waits in the other lane; and memory is given back after it
 PACE = 1024 * 1024  # bytes a second: who has so much more to bring lets those pass who come a second later
 
 
@@ -92,9 +91,3 @@ class Beside:
     def close(self) -> None:
         """End the threads, after the work that they are at."""
         self._threads.shutdown(cancel_futures=True)
-
-
-def give_back() -> None:
-    """Give freed memory back: the C library keeps it for the next such request, which may never come."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
-        ctypes.CDLL(None).malloc_trim(0)

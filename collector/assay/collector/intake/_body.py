@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from io import BytesIO
 from typing import Any, Protocol
 
-from assay.collector.intake._beside import LARGE
 from assay.collector.intake._errors import Permanent, Retryable
+from assay.collector.intake._large import LARGE
 from assay.collector.intake._limits import Limits
 
 ENDLESS = sys.maxsize

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from assay.collector.dialects import Fault, Whole
-from assay.collector.intake._beside import LARGE
 from assay.collector.intake._decoded import Decoded, check_count
 from assay.collector.intake._errors import ItemRefused, Permanent, Unparsed
+from assay.collector.intake._large import LARGE
 from assay.collector.intake._limits import Allowance, Limits
 from assay.collector.records import JSON
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from assay.collector._access import access_of
 from assay.collector._metrics import Metrics
-from assay.collector.intake import _answer
+from assay.collector.intake import answers
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._body import Body, Disconnected, Pending, Receive
 from assay.collector.intake._decode import Codec
@@ -63,7 +63,7 @@ class Route(Generic[T]):
 
     def __init__(self, receiver: Receiver, signal: Signal[T]) -> None:
         self._receiver, self._signal = receiver, signal
-        self._codecs = {_answer.PROTOBUF: signal.protobuf, _answer.JSON: signal.json}
+        self._codecs = {answers.PROTOBUF: signal.protobuf, answers.JSON: signal.json}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -114,17 +114,17 @@ class Route(Generic[T]):
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
-        return _answer.encoded(_answer.success(self._signal, decoded), content_type)
+        return answers.encoded(answers.success(self._signal, decoded), content_type)
 
 
 async def _send_error(send: Send, content_type: bytes, refused: Permanent | Retryable) -> None:
     """Answer with a google.rpc.Status, in JSON if what was sent was neither."""
-    kind = content_type if content_type == _answer.PROTOBUF else _answer.JSON
-    status, retry_after = _answer.status(refused)[0], _answer.retry_after(refused)
+    kind = content_type if content_type == answers.PROTOBUF else answers.JSON
+    status, retry_after = answers.status(refused)[0], answers.retry_after(refused)
     extra = [] if retry_after is None else [(b"retry-after", b"%d" % retry_after)]
     if status == 405:
         extra.append((b"allow", b"POST"))
-    await _send(send, status, kind, _answer.encoded(_answer.error(refused), kind), extra)
+    await _send(send, status, kind, answers.encoded(answers.error(refused), kind), extra)
 
 
 async def _send(

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from assay.collector._metrics import Metrics
 from assay.collector.dialects import log_once
-from assay.collector.intake._beside import LARGE, Beside
+from assay.collector.intake._beside import Beside
 from assay.collector.intake._decode import decode
 from assay.collector.intake._decoded import Decoded
 from assay.collector.intake._decoders import Decoders
 from assay.collector.intake._errors import BesideRefused, Permanent, RequestRefused, from_store
 from assay.collector.intake._keep import Keeper, Refusals
+from assay.collector.intake._large import LARGE
 from assay.collector.intake._limits import Limits
 from assay.collector.intake._signal import Request, Signal
 

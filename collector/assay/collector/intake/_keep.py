@@ -13,15 +13,13 @@ from assay.collector.intake._apart import Rows
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._errors import BesideRefused, ItemRefused
 from assay.collector.intake._held import held
+from assay.collector.intake._large import MANY
 from assay.collector.intake._settled import Settled
 from assay.collector.intake._signal import Request
 from assay.collector.intake._texts import check_amended
 from assay.collector.records import Feedback, OpenRun, ProcessReport, Run
 from assay.collector.stores import SendsOn, Serving, Store, TakesRows
 
-# Runs, from which on they are encoded beside the event loop, and written in pieces; amendments, or feedback with runs,
-# in one commit
-MANY = 250
 Refusals = Sequence[ItemRefused]
 
 

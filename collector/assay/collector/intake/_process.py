@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from assay.collector.intake._apart import ENCODER, READY, REQUEST, SIZE, Answer, Encode, Start
 from assay.collector.intake._errors import Retryable
+from assay.collector.intake._link import Link, Reader
 
 MODULE = "assay.collector.intake._decoder"
 ENDING = 5.0  # seconds until a process that has closed its socket must be gone
@@ -45,24 +46,25 @@ class Process:
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.cpu = 0.0  # seconds, of all requests
         self._jobs: deque[Job] = deque()
-        self._queue: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
         self._encode = start.encode
-        self._socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
         try:
-            self._socket.setblocking(False)
-            for end in (self._socket, theirs):
+            for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             self._popen = _started(theirs)
             if start.nice:  # from here, as importing is work, too
                 os.setpriority(os.PRIO_PROCESS, self._popen.pid, start.nice)
+            self._link = Link(ours, self._reader(), self._failed)
         except BaseException:
-            self._socket.close()
+            ours.close()
             raise
         finally:
             theirs.close()
         self._slow = self._is_strange = False
+        self._ending: asyncio.Task[None] | None = None
         self._watch = self._loop.call_later(STARTING, self._too_slow)
-        self._tasks = [self._loop.create_task(self._write(start)), self._loop.create_task(self._read())]
+        told = pickle.dumps(start, pickle.HIGHEST_PROTOCOL)
+        self._link.send(SIZE.pack(len(told)), told)
 
     @property
     def pid(self) -> int:
@@ -85,7 +87,7 @@ class Process:
         if not self._jobs and self.is_ready:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
         self._jobs.append(job)
-        self._queue.put_nowait((REQUEST.pack(len(body), codec, rows), body))
+        self._link.send(REQUEST.pack(len(body), codec, rows), body)
         del body
         return await job.done
 
@@ -93,15 +95,12 @@ class Process:
         """Have the requests that are asked from now on encoded so."""
         if encode is not self._encode:
             self._encode, told = encode, pickle.dumps(encode, pickle.HIGHEST_PROTOCOL)
-            self._queue.put_nowait((REQUEST.pack(len(told), ENCODER, False), told))
+            self._link.send(REQUEST.pack(len(told), ENCODER, False), told)
 
     def end(self) -> None:
         """Let it end, which is no fault of its own; from any thread once the loop has ended."""
         self._watch.cancel()
-        for task in self._tasks:
-            if not self._loop.is_closed():
-                task.cancel()
-        self._socket.close()
+        self._link.close()
 
     def wait(self, seconds: float) -> int:
         """Its exit status; killed if it takes longer."""
@@ -110,35 +109,22 @@ class Process:
         self._popen.kill()
         return self._popen.wait()
 
-    async def _write(self, start: Start) -> None:
-        told = pickle.dumps(start, pickle.HIGHEST_PROTOCOL)
-        with contextlib.suppress(OSError):  # it has ended, as the reading side finds, too
-            await self._loop.sock_sendall(self._socket, SIZE.pack(len(told)) + told)
-            while True:
-                head, body = await self._queue.get()
-                await self._loop.sock_sendall(self._socket, head)
-                await self._loop.sock_sendall(self._socket, body)
-                del head, body  # which may be large, and the next far off
+    def _reader(self) -> Reader:
+        yield len(READY)
+        self._watch.cancel()
+        self.ready.set_result(None)
+        if self._jobs:
+            self._watch = self._loop.call_later(self._seconds, self._too_slow)
+        while True:
+            self._answered((yield from self._answer()))  # of which nothing stays here: the next may be far off
 
-    async def _read(self) -> None:
-        try:
-            await self._exactly(len(READY))
-            self._watch.cancel()
-            self.ready.set_result(None)
-            if self._jobs:
-                self._watch = self._loop.call_later(self._seconds, self._too_slow)
-            while True:
-                self._answered(await self._answer())  # of which nothing stays here: the next may be far off
-        except (OSError, EOFError):
-            await self._ended()
-        except Exception:  # it says what nobody here knows: perhaps the package was replaced under the server
-            self._is_strange = True
-            await self._ended()
-
-    async def _answer(self) -> tuple[Answer, list[bytearray]]:
-        [size] = SIZE.unpack(await self._exactly(SIZE.size))
-        answer: Answer = pickle.loads(await self._exactly(size))
-        return answer, [await self._exactly(size) for size in answer.sizes]
+    def _answer(self) -> Generator[int, bytearray, tuple[Answer, list[bytearray]]]:
+        [size] = SIZE.unpack((yield SIZE.size))
+        answer: Answer = pickle.loads((yield size))
+        pieces = list[bytearray]()
+        for size in answer.sizes:
+            pieces += [(yield size)]
+        return answer, pieces
 
     def _answered(self, found: tuple[Answer, list[bytearray]]) -> None:
         self._watch.cancel()
@@ -149,26 +135,18 @@ class Process:
         if self._jobs:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
 
-    async def _exactly(self, size: int) -> bytearray:
-        """So many bytes. Raises `EOFError` if they do not come."""
-        received = bytearray(size)
-        with memoryview(received) as view:
-            while size:
-                got = await self._loop.sock_recv_into(self._socket, view[len(view) - size :])
-                if not got:
-                    raise EOFError
-                size -= got
-        return received
-
     def _too_slow(self) -> None:
         """End one that hangs, or is stopped; the reading side finds that it has ended."""
         self._slow = True
         self._popen.kill()
 
+    def _failed(self, error: Exception) -> None:
+        """It has ended, or says what nobody here knows: perhaps the package was replaced under the server."""
+        self._is_strange = not isinstance(error, (OSError, EOFError))
+        self._ending = self._loop.create_task(self._ended())
+
     async def _ended(self) -> None:
         self._watch.cancel()
-        self._tasks[0].cancel()
-        self._socket.close()
         status = await asyncio.to_thread(self.wait, ENDING)
         how = "too slow" if self._slow or status == -signal.SIGPROF else _named(status)
         how = "not understood" if self._is_strange else how

@@ -4,59 +4,83 @@ Times are integer nanoseconds since the Unix epoch, ids are lower-case hex, cost
 user data (`inputs`, `outputs`, `metadata`, …) holds plain JSON values.
 """
 
-from assay.collector.records._admin import AuditEvent, Key, Outlet, QueueItem, Retention
-from assay.collector.records._amendment import Amendment
-from assay.collector.records._case import Case
-from assay.collector.records._change import CHANGEABLE, changed
-from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
-from assay.collector.records._feedback import Feedback, Target, feedback_id, restored, scored
-from assay.collector.records._ids import canonical
-from assay.collector.records._lists import (
-    Branch,
-    Bucket,
-    FeedbackStats,
-    Page,
-    RunScores,
-    SessionSummary,
-    TraceSummary,
-    paged,
-)
-from assay.collector.records._monitor import (
-    Booked,
-    Booking,
-    Changes,
-    Claim,
-    Condition,
-    Decided,
-    Decision,
-    Finish,
-    Head,
-    Lease,
-    Rule,
-    RuleSettings,
-    RuleStatus,
-    Setting,
-    Stratum,
-    WeightedScore,
-    Why,
-    WorkerReport,
-)
-from assay.collector.records._numbering import Numbering, distinct
-from assay.collector.records._process import Process, ProcessReport
-from assay.collector.records._quick import quick
-from assay.collector.records._run import Document, Event, Link, OpenRun, Run, Trace, Usage
-from assay.collector.records._values import (
-    JSON,
-    DatasetKind,
-    Outcome,
-    Period,
-    QueueStatus,
-    RuleTarget,
-    Scope,
-    Source,
-    Status,
-    Verdict,
-)
+from typing import TYPE_CHECKING
+
+from assay.tracer.lazy import lazy
+
+if TYPE_CHECKING:
+    from assay.collector.records._admin import AuditEvent, Key, Outlet, QueueItem, Retention
+    from assay.collector.records._amendment import Amendment
+    from assay.collector.records._case import Case
+    from assay.collector.records._change import CHANGEABLE, changed
+    from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
+    from assay.collector.records._feedback import Feedback, Target, feedback_id, restored, scored
+    from assay.collector.records._ids import canonical
+    from assay.collector.records._lists import (
+        Branch,
+        Bucket,
+        FeedbackStats,
+        Page,
+        RunScores,
+        SessionSummary,
+        TraceSummary,
+        paged,
+    )
+    from assay.collector.records._monitor import (
+        Booked,
+        Booking,
+        Changes,
+        Claim,
+        Condition,
+        Decided,
+        Decision,
+        Finish,
+        Head,
+        Lease,
+        Rule,
+        RuleSettings,
+        RuleStatus,
+        Setting,
+        Stratum,
+        WeightedScore,
+        Why,
+        WorkerReport,
+    )
+    from assay.collector.records._numbering import Numbering, distinct
+    from assay.collector.records._process import Process, ProcessReport
+    from assay.collector.records._quick import quick
+    from assay.collector.records._run import Document, Event, Link, OpenRun, Run, Trace, Usage
+    from assay.collector.records._values import (
+        JSON,
+        DatasetKind,
+        Outcome,
+        Period,
+        QueueStatus,
+        RuleTarget,
+        Scope,
+        Source,
+        Status,
+        Verdict,
+    )
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        _admin="AuditEvent Key Outlet QueueItem Retention",
+        _amendment="Amendment",
+        _case="Case",
+        _change="CHANGEABLE changed",
+        _dataset="Dataset Example Experiment example_id",
+        _feedback="Feedback Target feedback_id restored scored",
+        _ids="canonical",
+        _lists="Branch Bucket FeedbackStats Page RunScores SessionSummary TraceSummary paged",
+        _monitor="Booked Booking Changes Claim Condition Decided Decision Finish Head "
+        "Lease Rule RuleSettings RuleStatus Setting Stratum WeightedScore Why WorkerReport",
+        _numbering="Numbering distinct",
+        _process="Process ProcessReport",
+        _quick="quick",
+        _run="Document Event Link OpenRun Run Trace Usage",
+        _values="JSON DatasetKind Outcome Period QueueStatus RuleTarget Scope Source Status Verdict",
+    )
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Amendment",

@@ -19,7 +19,7 @@ from assay.collector.statistics._forms import databricks_results, databricks_tab
 from assay.collector.statistics._keys import summarise
 from assay.collector.statistics._newest import nameless, newest, place_of
 from assay.collector.statistics._paired import Paired, paired
-from assay.collector.statistics._percentile import percentile
+from assay.collector.statistics._percentile import nearest_rank, percentile
 from assay.collector.statistics._sampling import u
 from assay.collector.statistics._student import quantile
 from assay.collector.statistics._tally import Passes, Tally
@@ -59,6 +59,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "draw",
     "haystack_results",
     "nameless",
+    "nearest_rank",
     "newest",
     "paired",
     "percentile",

@@ -15,4 +15,9 @@ def percentile(ordered: Sequence[int], percent: int) -> int:
         raise ValueError(
             f"no percentile {percent!r} of {len(ordered)} values: it takes some, and a percent in 1 to 100"
         )
-    return ordered[(len(ordered) * percent + 99) // 100 - 1]
+    return ordered[nearest_rank(len(ordered), percent) - 1]
+
+
+def nearest_rank(n: int, percent: int) -> int:
+    """Of `n` values in order, the first one 1, which of them is their percentile."""
+    return (n * percent + 99) // 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -42,7 +41,7 @@ class Tally:
     passed: int = 0
     minimum: float = inf
     maximum: float = -inf
-    labels: Counter[str] = field(default_factory=Counter)
+    labels: dict[str, int] = field(default_factory=dict)
     plain: Sum = field(default_factory=Sum)  # of the scores whose weight is 1
     weighted: Weighted | None = None  # the other scores, once there are any
 
@@ -52,7 +51,7 @@ class Tally:
         if outcome == "score":
             label, score = feedback.label, feedback.score
             if label is not None:
-                self.labels[label] += 1
+                self.labels[label] = self.labels.get(label, 0) + 1
             if score is not None:
                 return self._add_score(score, weight)
             self.labelled += 1
@@ -100,8 +99,8 @@ class Tally:
         self.minimum = min(self.minimum, minimum)
         self.maximum = max(self.maximum, maximum)
         self.labelled += labelled
-        if labels:
-            self.labels.update(labels)
+        for label, times in labels.items():
+            self.labels[label] = self.labels.get(label, 0) + times
         self.failed += failed
         self.skipped += skipped
 

@@ -5,16 +5,33 @@ several threads; `assay.collector.aio(store)` gives the same verbs as coroutines
 its kinds, never an error of its driver.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from assay.collector.stores._checked import Checks, judgements, votes_of
-from assay.collector.stores._control import ControlStore
-from assay.collector.stores._serving import Said, SendsOn, Serving, TakesRows
-from assay.collector.stores._summary import summary
-from assay.collector.stores._traces import TraceStore
-from assay.collector.stores._tree import Line, branch, in_order
-from assay.collector.stores._under_way import under_way
-from assay.collector.stores._unread import Streams, Unread
+from assay.tracer.lazy import lazy
+
+if TYPE_CHECKING:
+    from assay.collector.stores._checked import Checks, judgements, votes_of
+    from assay.collector.stores._control import ControlStore
+    from assay.collector.stores._serving import Said, SendsOn, Serving, TakesRows
+    from assay.collector.stores._store import Store
+    from assay.collector.stores._summary import summary
+    from assay.collector.stores._traces import TraceStore
+    from assay.collector.stores._tree import Line, branch, in_order
+    from assay.collector.stores._under_way import under_way
+    from assay.collector.stores._unread import Streams, Unread
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        _checked="Checks judgements votes_of",
+        _control="ControlStore",
+        _serving="Said SendsOn Serving TakesRows",
+        _store="Store",
+        _summary="summary",
+        _traces="TraceStore",
+        _tree="Line branch in_order",
+        _under_way="under_way",
+        _unread="Streams Unread",
+    )
 
 __all__ = [
     "Checks",
@@ -35,7 +52,3 @@ __all__ = [
     "under_way",
     "votes_of",
 ]
-
-
-class Store(TraceStore, ControlStore, Protocol):
-    """What `connect()` returns: both contracts in one object."""

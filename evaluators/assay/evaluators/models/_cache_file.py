@@ -126,7 +126,7 @@ class CacheFile:
         if (application, version) != (self.APPLICATION, self.FORMAT) and (application or version or tables):
             newer = application == self.APPLICATION
             raise NotOurs("it is a newer version's" if newer else f"it is no cache of {self.OF}, but another database")
-        connection.execute("PRAGMA journal_mode = WAL")
+        _log_ahead(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         if not tables:
             connection.executescript(
@@ -145,6 +145,19 @@ class CacheFile:
                 f"DELETE FROM {self.TABLE} WHERE key IN (SELECT key FROM {self.TABLE} ORDER BY made LIMIT "
                 f"(SELECT 1 + count(*) / 10 FROM {self.TABLE}))"
             )
+
+
+def _log_ahead(connection: sqlite3.Connection) -> None:
+    """Have it a write-ahead log. SQLite itself does not wait for another process that writes at this moment."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 _complained: set[Path] = set()

@@ -8,10 +8,10 @@ percentiles, too, of up to `EXACT` traces; of more they come from the bins of th
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, Final, Literal
 
 import orjson
@@ -91,7 +91,7 @@ class _Total:
         self.last: int | None = None
         self.starts: list[int] = []
         self.latencies: list[int] = []
-        self.bins: Counter[int] = Counter()
+        self.bins: Mapping[int, int] = {}
         self.percentiles: dict[int, int] = {}  # that are known, in nanoseconds
         self.tallies: dict[str, Tally] = {}
 
@@ -111,7 +111,10 @@ class _Total:
         return percentile(self.latencies, percent) / 1e6
 
     def tally(self, key: str) -> Tally:
-        return self.tallies.setdefault(key, Tally())
+        found = self.tallies.get(key)
+        if found is None:
+            found = self.tallies[key] = Tally()
+        return found
 
 
 def buckets(
@@ -245,8 +248,18 @@ class _Aggregate:
         self._count(self._ask(_FEEDBACK, chosen))
 
     def _count(self, rows: Iterable[Sequence[Any]]) -> None:
-        for start, group, key, *row in rows:
-            _count(self._of((start, group)).tally(key), row)
+        """Add outcomes that share a key and a label, as `_FEEDBACK` has them."""
+        for start, group, key, label, said, n, total, minimum, maximum, failed, skipped in rows:
+            self._of((start, group)).tally(key).add_counts(
+                n=n,
+                total=total,
+                minimum=minimum if n else inf,
+                maximum=maximum if n else -inf,
+                labelled=said - n,
+                labels={} if label is None else {label: said},
+                failed=failed,
+                skipped=skipped,
+            )
 
     def _ask(self, sql: str, chosen: Plan, where: str = "", values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         by_model = self._group_by == "model"
@@ -264,17 +277,14 @@ class _Aggregate:
 
     def _add_latencies(self, question: Question) -> None:
         """Of few traces as they are, of many from the sums."""
-        summed = {place for place, total in self._totals.items() if total.is_summed}
-        few: dict[Place, Counter[int]] = {}
-        for place, bins in question.latencies(self._db, summed).items():
+        summed = {place: total.traces for place, total in self._totals.items() if total.is_summed}
+        few = {place: Ranks(n) for place, n in summed.items() if n <= EXACT}
+        for place, bins in question.latencies(self._db, summed.keys() - few.keys()).items():
             total = self._totals[place]
             bins.update(map(_latencies.bin_of, total.latencies))
-            if total.traces <= EXACT:
-                few[place] = bins
-            else:
-                total.bins = bins
+            total.bins = bins
         if few:
-            self._rank({place: Ranks(bins) for place, bins in few.items()}, question)
+            self._rank(few, question)
 
     def _rank(self, few: Mapping[Place, Ranks], question: Question) -> None:
         """Find percentiles by what is ready of them, and by the rows of other hours."""
@@ -377,14 +387,6 @@ class _Aggregate:
 def _stats(tallies: dict[str, Tally]) -> tuple[FeedbackStats, ...]:
     """By name."""
     return tuple(tallies[key].stats(key) for key in sorted(tallies))
-
-
-def _count(tally: Tally, row: list[Any]) -> None:
-    """Add the outcomes that share a label: a row of `_FEEDBACK`, from `f.label` on."""
-    label, said, n, total, minimum, maximum, failed, skipped = row
-    scores = {"total": total, "minimum": minimum, "maximum": maximum} if n else {}
-    labels = {} if label is None else {label: said}
-    tally.add_counts(n=n, **scores, labelled=said - n, labels=labels, failed=failed, skipped=skipped)
 
 
 def _latest(one: int | None, other: int | None) -> int | None:

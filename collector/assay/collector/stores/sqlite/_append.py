@@ -28,12 +28,13 @@ from assay.collector.stores.sqlite._codec import (
 from assay.collector.stores.sqlite._counted import Counted, counted
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._known import BELOW, FLAGS, Drift, Fresh, Keeper, Known
+from assay.collector.stores.sqlite._nodes import Adrift, Spans
 from assay.collector.stores.sqlite._processes import Origin, Processes, origin
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp
 from assay.collector.stores.sqlite._running import Running
 from assay.collector.stores.sqlite._sql import find_many, insert_many, overwrite
-from assay.collector.stores.sqlite._state import Adrift, Spans, State, summed
+from assay.collector.stores.sqlite._state import State, summed
 from assay.collector.stores.sqlite._sums import Sums
 from assay.collector.stores.sqlite._tombstones import Tombstones
 from assay.collector.stores.sqlite._values import loads
@@ -212,10 +213,8 @@ class Appender:
         touched: dict[str, Known] = {}
         others: dict[str, dict[str, _Came]] = {}
         for trace_id, state in known.items():
-            begin = len(spans.ids)
-            if self._whole(trace_id, state, parts[trace_id], spans):
+            if self._whole(trace_id, state, parts[trace_id], spans, new=state.key >= before):
                 touched[trace_id] = state
-                self._keep_text(trace_id, state.key, parts[trace_id], spans, begin, new=state.key >= before)
             else:
                 others[trace_id] = _came(parts[trace_id])
         here = self._look_up(known, others)
@@ -248,7 +247,7 @@ class Appender:
                 parts.setdefault(trace_id, []).append(_Part(batch, positions, resources))
         return parts
 
-    def _whole(self, trace_id: str, state: Known, parts: Sequence[_Part], out: _Rows) -> bool:
+    def _whole(self, trace_id: str, state: Known, parts: Sequence[_Part], out: _Rows, *, new: bool) -> bool:
         """Take all that has come of a trace that is new, if it came in one piece, as most do; whether it did."""
         [(batch, positions, resources), *more] = parts
         if more or not isinstance(state, Fresh) or state.facts or len(positions) > self.keeper.small:
@@ -265,12 +264,15 @@ class Appender:
         out.facts += facts
         out.payloads += [batch.payloads[position] for position in positions]
         out.resources += [resources[batch.resources[position]] for position in positions]
+        self.held.add(state.key, batch.texts.get(trace_id), rows[-1], state.rolled.size, new=new)
         return True
 
     def _keep_text(
         self, trace_id: str, key: int, parts: Sequence[_Part], rows: _Rows, begin: int, *, new: bool
     ) -> None:
-        """Have the text index know what was written of a trace, if it is all that was sent, as it was sent."""
+        """Have the text index know what was written of a trace that did not come whole, if it is all that was sent, as
+        it was sent.
+        """
         facts, texts = rows.facts[begin:], [part.batch.texts.get(trace_id) for part in parts]
         known = [text for text in texts if text is not None]
         sent = sum(len(part.positions) for part in parts)
@@ -391,12 +393,12 @@ class Appender:
     ) -> None:
         if not touched:
             return
-        rows, is_new, counts = [], set(new), dict[int, Counted]()
+        rows, is_new, counts, open_runs = [], set(new), dict[int, Counted](), bool(self.running)
         numbers, now = self._clock.take(self.db, len(touched))
         for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
             rolled, root = self._rolled(state, here)
-            if running := self.running.left(trace_id, state.key, came.get(trace_id, ()), settled=rolled.complete == 1):
-                rolled = rolled._replace(running=running, complete=0)
+            if open_runs:
+                rolled = self._with_open_runs(trace_id, state.key, rolled, came.get(trace_id, ()))
             change = (number, number, now)
             rows.append((state.key, trace_id, now, root, *change, *rolled))
             if state.key in is_new:
@@ -406,6 +408,10 @@ class Appender:
         self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
+
+    def _with_open_runs(self, trace_id: str, key: int, rolled: RollUp, came: Iterable[str]) -> RollUp:
+        running = self.running.left(trace_id, key, came, settled=rolled.complete == 1)
+        return rolled._replace(running=running, complete=0) if running else rolled
 
     def _rolled(self, state: Known, here: dict[int, Spans]) -> tuple[RollUp, int]:
         """What a trace sums up to, and the row of its root."""
@@ -597,7 +603,8 @@ class Appender:
 
     def _trim(self) -> None:
         while self._cached_spans > self.bound and len(self._cache) > 1:
-            self._drop(next(iter(self._cache)))
+            trace_id, _ = self._cache.popitem(last=False)
+            self._cached_spans -= self._weights.pop(trace_id)
 
     def _resource(self, blob: str) -> int:
         key = self._resources.get(blob)

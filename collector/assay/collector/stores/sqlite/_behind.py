@@ -158,9 +158,12 @@ class Behind:
             self._merge(future.result())
 
     def _merge(self, characters: int) -> None:
-        """Have merged what a piece has left to be merged: others have their turn between."""
+        """Have merged what a piece has left to be merged: others have their turn between. Mostly there is nothing: each
+        time would be a commit.
+        """
         for _ in range(_words.left(characters)):
-            self._writer.put(Job(weight=64, action=_words.merge, patient=True)).result()
+            if not self._do(_words.merge):
+                return
 
     @property
     def _most(self) -> int:

@@ -3,8 +3,8 @@
 SQLite would do it within a commit, and whoever waits for that commit would wait for the disk, too. Here another
 connection copies what is there while the writer goes on, and the writer copies the little that has come since, so that
 the log begins anew. It does so only when no reader looks into the log any more. The writer waits a moment for those who
-soon have done; for others the log grows, and is cut (`_open.LOG_KEPT`) when they have gone. Should this ever fall
-behind, SQLite does it as it always would (`_open.LAST_RESORT`).
+soon have done, a longer one where the log has become large; for others the log grows, and is cut (`_open.LOG_KEPT`)
+when they have gone. Should this ever fall behind, SQLite does it as it always would (`_open.LAST_RESORT`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import sqlite3
 import threading
 import time
+from functools import partial
 
 from assay.collector.errors import StoreError
 from assay.collector.stores.sqlite._fork import keep_in_forks
@@ -25,9 +26,11 @@ DUE_BYTES = 16 * 2**20  # of log
 REST_BYTES = 2 * 2**20  # that the writer copies itself: some milliseconds
 MUCH_BYTES = 8 * 2**20  # the same where the log has become large, as the writer was faster than the copying
 ROUNDS = 4  # of copying, in each of which less comes
-MOMENT_MS = 20  # that the writer waits for readers
+MOMENT_MS, LONGER_MS = 20, 100  # that the writer waits for readers; where the log has become large
 DUE_SECONDS = 30.0  # after which the little that has been written is copied, too
-LOOK, PATIENCE = 0.1, 2.0  # seconds between two looks; at most, where readers keep the log from beginning anew
+LARGE_BYTES = 2 * DUE_BYTES
+# Seconds between two looks; at most where readers keep the log from beginning anew, and where it has become large
+LOOK, PATIENCE, HASTE = 0.1, 2.0, 0.5
 
 
 class Checkpointer:
@@ -54,7 +57,7 @@ class Checkpointer:
             if not self._is_due():
                 wait = LOOK
                 continue
-            wait = min(PATIENCE, 2 * wait)
+            wait = min(HASTE if self._watch.log().bytes > LARGE_BYTES else PATIENCE, 2 * wait)
             try:
                 if self._move():  # but for readers who were in the log: they may have left by then
                     wait = LOOK
@@ -72,8 +75,9 @@ class Checkpointer:
         for _ in range(ROUNDS):
             _copy(self._db)
             now = self._watch.log()
-            if now.waiting <= (REST_BYTES if now.bytes < 2 * DUE_BYTES else MUCH_BYTES):
-                self._writer.alone(_begin_anew)
+            is_large = now.bytes > LARGE_BYTES
+            if now.waiting <= (MUCH_BYTES if is_large else REST_BYTES):
+                self._writer.alone(partial(_begin_anew, LONGER_MS if is_large else MOMENT_MS))
                 return self._watch.log().waiting == 0
         return False
 
@@ -82,10 +86,10 @@ def _copy(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
-def _begin_anew(db: sqlite3.Connection) -> None:
-    """Copy the rest, and wait a moment for readers to leave the log."""
+def _begin_anew(moment_ms: int, db: sqlite3.Connection) -> None:
+    """Copy the rest, and wait so long at most for readers to leave the log: those who come now do not enter it."""
     [patience] = db.execute("PRAGMA busy_timeout").fetchone()
-    db.execute(f"PRAGMA busy_timeout = {MOMENT_MS}").fetchall()
+    db.execute(f"PRAGMA busy_timeout = {moment_ms}").fetchall()
     try:
         db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
     finally:

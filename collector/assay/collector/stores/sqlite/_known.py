@@ -11,21 +11,12 @@ import msgspec
 from assay.collector.errors import StoreError
 from assay.collector.stores.sqlite._codec import Fact
 from assay.collector.stores.sqlite._ledger import WHOLE
+from assay.collector.stores.sqlite._nodes import COST, TOKENS, Node, Spans
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._rollup import RollUp, roll_up
 from assay.collector.stores.sqlite._sql import find_many, insert_many
-from assay.collector.stores.sqlite._state import (
-    COST,
-    LONG,
-    TOKENS,
-    Node,
-    Spans,
-    State,
-    characters,
-    pack,
-    summed,
-    unpack,
-)
+from assay.collector.stores.sqlite._state import LONG, State, characters, summed
+from assay.collector.stores.sqlite._totals import pack, unpack
 
 SMALL = 64  # spans: of such a trace they are read where its state is not remembered; larger ones' states are kept
 MOST = 200_000  # spans of a trace that is summed up anew at all: some 60 MB for as long as it is read

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from itertools import accumulate, pairwise
 from math import gcd
 from struct import Struct
+from typing import TypeAlias
 
 from ddsketch.mapping import LogarithmicMapping
 
-from assay.collector.stores.sqlite._values import INT_MAX
+from assay.collector.statistics import nearest_rank
 
 ERROR = 0.01  # of a percentile, relative
 EXACT = 10_000  # traces, of which a percentile is one of their latencies
@@ -36,7 +36,6 @@ _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of `array`, by width
 _WIDTHS = (1, 2, 4)  # of counts
 _HEAD = Struct("<BQQ")  # before the steps between latencies in order
 _OLDER = (bytes(6), b"\xff" * 6)  # at 2:8 of the older form alone: a bin is below 65,536, and no count is 0
-_LATENCIES = range(1, INT_MAX + 1)
 _LANE = 8  # bytes of a count while blobs are added up
 
 
@@ -170,60 +169,47 @@ def ordered(latencies: Iterable[int]) -> bytes:
     return _HEAD.pack(width, unit, here[0]) + _bytes(array(_CODES[width], whole))
 
 
-def between(blob: bytes, ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Of latencies in order those of each range, its ends included. Raises `ValueError` for what are none."""
-    unit, first, sums = _steps(blob)
-    found = []
-    for least, most in ranges:
-        some = sums[bisect_left(sums, -((first - least) // unit)) : bisect_right(sums, (most - first) // unit)]
-        found.append([first + unit * steps for steps in some])
-    return found
+# In which unit, the least, and how many units it is from each to the next
+InOrder: TypeAlias = tuple[int, int, Sequence[int]]
+
+
+def in_order(blob: bytes) -> InOrder:
+    """As `ordered` has made them. Raises `ValueError` for what are none."""
+    if len(blob) < _HEAD.size:
+        raise ValueError(f"no latencies in order: {blob[:16]!r}")
+    width, unit, least = _HEAD.unpack_from(blob)
+    steps = blob[_HEAD.size :]
+    if width not in _CODES or not unit or len(steps) % width:
+        raise ValueError(f"no latencies in order: {blob[:16]!r}")
+    return unit, least, steps if width == 1 else _array(_CODES[width], steps)
 
 
 def all_of(blob: bytes) -> list[int]:
     """All latencies that are in order there. Raises `ValueError` for what are none."""
-    unit, first, sums = _steps(blob)
-    return [first + unit * steps for steps in sums]
+    least, unit, [found] = alike([in_order(blob)])
+    return [least + unit * above for above in found]
 
 
-def _steps(blob: bytes) -> tuple[int, int, list[int]]:
-    """In which unit, the least, and how far from that each is."""
-    if len(blob) < _HEAD.size:
-        raise ValueError(f"no latencies in order: {blob[:16]!r}")
-    width, unit, first = _HEAD.unpack_from(blob)
-    steps = blob[_HEAD.size :]
-    if width not in _CODES or not unit or len(steps) % width:
-        raise ValueError(f"no latencies in order: {blob[:16]!r}")
-    return unit, first, list(accumulate(steps if width == 1 else _array(_CODES[width], steps), initial=0))
-
-
-def places(bins: Mapping[int, int], percents: Sequence[int]) -> list[tuple[int, int]]:
-    """In which bin each `statistics.percentile` of what was counted (at least one) lies, and before it how many of
-    that.
+def alike(parts: Sequence[InOrder]) -> tuple[int, int, list[list[int]]]:
+    """The least of all parts (at least one), a unit, and how many units above the least the latencies of each part are:
+    with such small numbers all that is done with them takes half the time.
     """
-    counted = sorted(bins.items())
-    upto = list(accumulate(count for _, count in counted))
-    if not upto or upto[-1] <= 0:
-        raise ValueError(f"no percentiles {percents!r} of nothing")
+    start = min([least for _, least, _ in parts])
+    common = gcd(*[least - start for _, least, _ in parts], *[unit for unit, _, steps in parts if steps]) or 1
     found = []
-    for percent in percents:
-        rank = (upto[-1] * percent + 99) // 100
-        place = bisect_left(upto, rank)
-        bin, count = counted[place]
-        found.append((bin, rank - 1 - (upto[place] - count)))
-    return found
+    for unit, least, steps in parts:
+        above = (least - start) // common
+        if unit == common:
+            found.append(list(accumulate(steps, initial=above)))
+        else:
+            found.append([above + unit // common * some for some in accumulate(steps, initial=0)])
+    return start, common, found
 
 
 def percentile(bins: Mapping[int, int], percent: int) -> float:
     """Nanoseconds within `ERROR` of `statistics.percentile` of what was counted (at least one)."""
-    return latency_of(places(bins, (percent,))[0][0])
-
-
-@cache
-def bounds(bin: int) -> tuple[int, int]:
-    """The least and the greatest latency (in nanoseconds, as rows have them) that a bin counts."""
-    return (_least(bin) if bin != NOTHING else -INT_MAX), _least(bin + 1) - 1
-
-
-def _least(bin: int) -> int:
-    return 1 + bisect_left(_LATENCIES, bin, key=bin_of)
+    counted = sorted(bins.items())
+    upto = list(accumulate(count for _, count in counted))
+    if not upto or upto[-1] <= 0:
+        raise ValueError(f"no percentile {percent!r} of nothing")
+    return latency_of(counted[bisect_left(upto, nearest_rank(upto[-1], percent))][0])

@@ -85,9 +85,7 @@ def lean(filter: Filter) -> Plan:
 
 
 def _count(db: sqlite3.Connection, condition: Condition) -> int:
-    """For how many traces it holds, `FEW` and one at most; not looked at where that alone is as dear as the answer."""
-    if condition.is_dear:
-        return FEW + 1
+    """For how many traces it holds, `FEW` and one at most."""
     sql = f"SELECT count(*) FROM (SELECT 1 FROM ({condition.ids}) LIMIT {FEW + 1})"
     return int(db.execute(sql, condition.ids_values).fetchone()[0])
 

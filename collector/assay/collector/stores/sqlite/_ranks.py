@@ -1,42 +1,62 @@
-"""Percentiles of what sums have counted, exactly: bins say where they lie, so that few latencies are looked at."""
+"""Percentiles of latencies that are gathered part by part, exactly."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 
-from assay.collector.stores.sqlite._latencies import between, bounds, places
+from assay.collector.statistics import nearest_rank, percentile
+from assay.collector.stores.sqlite._latencies import InOrder, alike, in_order, ordered
 
 PERCENTS = (50, 95)
 
 
 class Ranks:
-    """Gathers the latencies of the bins in which the percentiles of a place lie."""
+    """The percentiles of `n` latencies, in nanoseconds. They are found as soon as all are there, and no latency is kept
+    then: a thousand hours have as many as there are traces.
+    """
 
-    def __init__(self, bins: Counter[int]) -> None:
-        self._places = places(bins, PERCENTS)
-        self._counts = [bins[bin] for bin, _ in self._places]
-        self._ranges = [bounds(bin) for bin, _ in self._places]
-        self._inside: list[list[int]] = [[] for _ in PERCENTS]
+    def __init__(self, n: int) -> None:
+        self._left = n
+        self._parts: list[InOrder] = []
+        self._found: dict[int, int] | None = None
 
     def add(self, latencies: Iterable[int]) -> None:
-        """Some of the place's latencies, in nanoseconds."""
-        some = list(latencies)
-        for inside, (least, most) in zip(self._inside, self._ranges, strict=True):
-            inside += [one for one in some if least <= one <= most]
+        """Some of them."""
+        if some := list(latencies):
+            self.add_ordered(ordered(some))
 
     def add_ordered(self, blob: bytes) -> None:
         """The same as `_latencies.ordered` has them; damaged ones are left out."""
-        with suppress(ValueError):
-            for inside, some in zip(self._inside, between(blob, self._ranges), strict=True):
-                inside += some
+        try:
+            part = in_order(blob)
+        except ValueError:
+            return
+        self._parts.append(part)
+        self._left -= len(part[2]) + 1
+        self._found = None if self._left else self._rank()
+
+    def _rank(self) -> dict[int, int]:
+        least, unit, parts = alike(self._parts)
+        self._parts.clear()
+        return {percent: least + unit * _together(parts, percent) for percent in PERCENTS}
 
     def found(self) -> dict[int, int] | None:
-        """Nanoseconds by percent; None where there are not as many as the bins say: they may be of a machine whose
-        logarithm has another last digit.
-        """
-        if [len(inside) for inside in self._inside] != self._counts:
-            return None
-        ranked = zip(PERCENTS, self._inside, self._places, strict=True)
-        return {percent: sorted(inside)[rank] for percent, inside, (_, rank) in ranked}
+        """Nanoseconds by percent; None where there were not as many as that."""
+        return self._found
+
+
+def _together(parts: Sequence[Sequence[int]], percent: int) -> int:
+    """The percentile of all parts, each in order. It lies between the least and the greatest of their own, so that what
+    lies there alone is put in order.
+    """
+    own = [percentile(part, percent) for part in parts]
+    least, most, before = min(own), max(own), 0
+    between: list[int] = []
+    for part in parts:
+        first = bisect_left(part, least)
+        before += first
+        between += part[first : bisect_right(part, most, first)]
+    between.sort()
+    rank = nearest_rank(sum(map(len, parts)), percent)
+    return between[rank - 1 - before]

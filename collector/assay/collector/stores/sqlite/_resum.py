@@ -18,8 +18,9 @@ from typing import NamedTuple, TypeVar
 from assay.collector.errors import StoreError, Unavailable
 from assay.collector.stores.sqlite._append import Appender
 from assay.collector.stores.sqlite._known import MOST, flags_of
+from assay.collector.stores.sqlite._nodes import COST, TOKENS, Spans
 from assay.collector.stores.sqlite._reader import Reader
-from assay.collector.stores.sqlite._state import COST, TOKENS, Due, Spans, State
+from assay.collector.stores.sqlite._state import Due, State
 
 log = logging.getLogger("assay.collector")
 

@@ -90,26 +90,34 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int, Above]:
     with_model: list[Fact] = []
     errors = size = 0
     start_ns, end_ns = facts[0].start_ns, facts[0].end_ns
-    tagged = counted = marked = False
+    tagged = counted = marked = tried = False
     for fact in facts:
         by_id[fact.span_id] = fact
         names[fact.name] = kinds[fact.kind] = None
-        errors += fact.status == "error"
         size += fact.size
-        start_ns, end_ns = min(start_ns, fact.start_ns), max(end_ns, fact.end_ns)
+        if fact.status == "error":
+            errors += 1
+        if fact.start_ns < start_ns:  # `min` would take thrice as long
+            start_ns = fact.start_ns
+        if fact.end_ns > end_ns:
+            end_ns = fact.end_ns
         if fact.input_tokens is not None:
             with_tokens.append(fact)
         if fact.cost is not None:
             with_cost.append(fact)
         if fact.model is not None:
             with_model.append(fact)
-        tagged = tagged or bool(fact.tags)
-        counted = counted or fact.local_root is not None
-        if fact.said is not OURS:
-            marked = marked or fact.said.judgement
+        if fact.tags:
+            tagged = True
+        if fact.local_root is not None:
+            counted = True
+        if fact.experiment_id or fact.example_id:
+            tried = True
+        if fact.said is not OURS and fact.said.judgement:
+            marked = True
     position = _root(facts, by_id)
     root = facts[position]
-    experiment_id = root.experiment_id or next((f.experiment_id for f in facts if f.experiment_id), None)
+    experiment_id, example_id = _tried(root, facts) if tried else (root.experiment_id, root.example_id)
     above = Above(_above(with_tokens, by_id), _above(with_cost, by_id))
     tokens, costs = _lowest(with_tokens, above.tokens), _lowest(with_cost, above.cost)
     complete, dropped, calls_sent = _counted(facts, by_id) if counted else (None, 0, 0)
@@ -130,7 +138,7 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int, Above]:
         session_id=root.session_id or next((fact.session_id for fact in facts if fact.session_id), None),
         user_id=root.user_id or next((fact.user_id for fact in facts if fact.user_id), None),
         experiment_id=experiment_id,
-        example_id=root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
+        example_id=example_id,
         repetition=root.repetition,
         complete=complete,
         names=dumps(list(names)[:LISTED]),
@@ -149,10 +157,18 @@ def roll_up(facts: Sequence[Fact]) -> tuple[RollUp, int, Above]:
     return rolled, position, above
 
 
+def _tried(root: Fact, facts: Sequence[Fact]) -> tuple[str | None, str | None]:
+    """Of which experiment and example a trace is."""
+    return (
+        root.experiment_id or next((fact.experiment_id for fact in facts if fact.experiment_id), None),
+        root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
+    )
+
+
 def _root(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int:
-    if len(facts) == 1:
-        return 0
     tops = [i for i, fact in enumerate(facts) if fact.parent_id is None]
+    if len(tops) == 1:
+        return tops[0]
     tops = tops or [i for i, fact in enumerate(facts) if fact.parent_id not in by_id]
     return min(tops or range(len(facts)), key=lambda i: (facts[i].start_ns, facts[i].span_id))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from assay.collector.errors import Refused
@@ -46,7 +47,7 @@ def insert_many(
         chunk = rows[start : start + at_once]
         marks = ",".join(["(" + ",".join("?" * len(columns)) + ")"] * len(chunk))
         sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES {marks} {conflict}"
-        db.execute(sql, [value for row in chunk for value in row])
+        db.execute(sql, list(chain.from_iterable(chunk)))
 
 
 def find_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> list[Any]:

@@ -8,106 +8,18 @@ that the trace must be summed up anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
-
-import msgspec
 
 from assay.collector.filters import EVALUATOR
 from assay.collector.stores.sqlite._codec import Counts, Fact
 from assay.collector.stores.sqlite._ledger import WHOLE, Ledger, LocalRoot, Orphans
-from assay.collector.stores.sqlite._rollup import LISTED, PICO, RollUp, lateness, models_text, pico
+from assay.collector.stores.sqlite._nodes import COST, TOKENS, Adrift, Node, Spans, node
+from assay.collector.stores.sqlite._rollup import LISTED, RollUp, lateness, pico
+from assay.collector.stores.sqlite._totals import FIRSTS, Carrier, Totals
 from assay.collector.stores.sqlite._values import dumps
 
-TOKENS, COST = 1, 2  # flags: somewhere below a span are such as have some
-
-
-class Adrift(Exception):
-    """To say what a trace sums up to now would take longer than a batch may; it is found out behind the writer."""
-
-
-class Node:
-    """A span that is here, as far as its children and its marks ask for it."""
-
-    __slots__ = ("below", "cost", "further", "input_tokens", "model", "output_tokens", "parent_id", "row")
-
-    def __init__(
-        self,
-        row: int,
-        parent_id: str | None,
-        model: str | None,
-        input_tokens: int | None,
-        output_tokens: int | None,
-        cost: float | None,
-        below: int = 0,
-    ) -> None:
-        self.row, self.parent_id, self.model, self.cost = row, parent_id, model, cost
-        self.input_tokens, self.output_tokens = input_tokens, output_tokens
-        self.below = below
-        self.further: str | None = None  # a span above it, up to which nothing is a local root
-
-    @property
-    def carries(self) -> int:
-        """Flags of what the span has itself."""
-        return (self.input_tokens is not None) * TOKENS | (self.cost is not None) * COST
-
-
-def node(row: int, fact: Fact, below: int = 0) -> Node:
-    """The node of a fact."""
-    return Node(row, fact.parent_id, fact.model, fact.input_tokens, fact.output_tokens, fact.cost, below)
-
-
-class Spans:
-    """The spans of a trace that are here: those that were looked up, others by `find`. `read` gives a row's fact."""
-
-    def __init__(
-        self,
-        known: dict[str, Node | None] | None = None,
-        find: Callable[[str], Node | None] = lambda _: None,
-        read: Callable[[int], Fact] | None = None,
-        steps: int = 2**62,
-    ) -> None:
-        self.known = {} if known is None else known
-        self.facts: dict[int, Fact] = {}
-        self.marked: list[Node] = []  # whose flags have changed
-        self._find, self._read, self.steps = find, read, steps
-
-    def get(self, span_id: str) -> Node | None:
-        """The span, None if it is not here."""
-        if span_id not in self.known:
-            self.known[span_id] = self._find(span_id)
-        return self.known[span_id]
-
-    def fact(self, row: int) -> Fact:
-        """The fact of a row."""
-        if row not in self.facts:
-            assert self._read is not None
-            self.facts[row] = self._read(row)
-        return self.facts[row]
-
-    def mark(self, one: Node, flags: int) -> None:
-        """Set flags of a span. Raises `Adrift` where these are more than a batch may set."""
-        one.below |= flags
-        self.marked.append(one)
-        self.step()
-
-    def step(self) -> None:
-        """Go one span up. Raises `Adrift` where a batch has gone too far."""
-        self.steps -= 1
-        if self.steps < 0:
-            raise Adrift
-
-
 LONG = 2_000  # characters that weigh as much as a span
-FIRSTS = ("session_id", "user_id", "experiment_id", "example_id", "metadata")
-
-
-class Carrier(msgspec.Struct, array_like=True):
-    """The first span with tokens, or with a cost: it counts where parents go in a circle, so that none would."""
-
-    row: int
-    model: str | None
-    amounts: tuple[int, ...]
 
 
 def characters(fact: Fact) -> int:
@@ -119,41 +31,6 @@ def characters(fact: Fact) -> int:
     if fact.experiment_id is not None:
         count += len(fact.experiment_id) + len(fact.example_id or "")
     return count + sum(map(len, fact.tags)) if fact.tags else count
-
-
-class Totals(msgspec.Struct, array_like=True):
-    """All of a state that does not grow with its trace."""
-
-    count: int = 0
-    errors: int = 0
-    size: int = 0
-    start_ns: int = 2**63 - 1
-    end_ns: int = 0
-    names: dict[str, int] = {}  # as a list that is searched, in order of arrival
-    kinds: dict[str, int] = {}
-    tags: dict[str, int] = {}
-    models: dict[str, list[int]] = {}  # calls, input tokens, output tokens, cost in trillionths
-    firsts: dict[str, tuple[int, str]] = {}  # of `FIRSTS`: row and value
-    top: tuple[int, str, int] | None = None  # start, span, row of the earliest without a parent
-    first: tuple[int, str, int] | None = None  # the earliest of all
-    orphan: tuple[int, str, int, str] | None = None  # with its parent; None where it must be looked for
-    missing: int = 0  # parents that are not here
-    root: Fact | None = None
-    root_row: int = 0
-    marked: bool = False  # a monitor's
-    with_tokens: int = 0  # spans whose tokens count
-    tokens: tuple[int, int] = (0, 0)
-    with_cost: int = 0
-    cost: int = 0
-    first_tokens: Carrier | None = None
-    first_cost: Carrier | None = None
-    untold: int = 0  # spans without a local root, of which no parent is missing
-    unwalked: bool = False  # some have come for which no local root was looked, as there was none
-    local_roots: int = 0
-    not_arrived: int = 0  # of these
-    waiting: int = 0  # of these, for calls
-    dropped: int = 0
-    calls_sent: int = 0
 
 
 class Due(NamedTuple):
@@ -465,7 +342,7 @@ class State:
             totals.root, totals.root_row = spans.fact(row), row
         root = totals.root
         experiment_id = self._root_or_first("experiment_id", root)
-        tokens, cost = self._tokens(), self._cost()
+        tokens, cost = totals.shown_tokens(), totals.shown_cost()
         return RollUp(
             span_count=totals.count,
             error_count=totals.errors,
@@ -485,10 +362,10 @@ class State:
             experiment_id=experiment_id,
             example_id=self._root_or_first("example_id", root),
             repetition=root.repetition,
-            complete=self._complete(),
+            complete=totals.complete(),
             names=dumps(list(totals.names)),
             kinds=dumps(list(totals.kinds)),
-            models=self._models() if totals.models else None,
+            models=totals.shown_models() if totals.models else None,
             tags=dumps(list(totals.tags)) if totals.tags else None,
             metadata=self._root_or_first("metadata", root),
             size=totals.size,
@@ -504,38 +381,6 @@ class State:
         first = self.totals.firsts.get(name)
         found: str | None = getattr(root, name) or (first[1] if first else None)
         return found
-
-    def _tokens(self) -> Sequence[int]:
-        first = self.totals.first_tokens
-        return first.amounts if first is not None and not self.totals.with_tokens else self.totals.tokens
-
-    def _cost(self) -> float | None:
-        first, totals = self.totals.first_cost, self.totals
-        if first is None:
-            return None
-        return (totals.cost if totals.with_cost else first.amounts[0]) / PICO
-
-    def _models(self) -> str:
-        """Of the models; where parents go in a circle, with what the first span carries."""
-        totals = self.totals
-        models: dict[str | None, Sequence[int]] = dict(totals.models.items())
-        for first, counted, place in (
-            (totals.first_tokens, totals.with_tokens, 1),
-            (totals.first_cost, totals.with_cost, 3),
-        ):
-            if first is not None and not counted and first.model in models:
-                found = [*models[first.model]]
-                found[place : place + len(first.amounts)] = first.amounts
-                models[first.model] = found
-        return models_text(models)
-
-    def _complete(self) -> int | None:
-        totals = self.totals
-        if not totals.local_roots:
-            return None
-        if totals.not_arrived:
-            return 0
-        return None if totals.missing or totals.untold or totals.waiting else 1
 
 
 _FIXED = ("parent_id", "name", "kind", "start_ns", "local_root")
@@ -556,17 +401,3 @@ def summed(key: int, facts: Sequence[tuple[int, Fact]]) -> tuple[State, Spans]:
     state, spans = State(key), Spans()
     state.settle(state.gather(facts, spans), spans)
     return state, spans
-
-
-_encoder = msgspec.json.Encoder()  # its integers have no bounds, as sums of costs ask for
-_decoder = msgspec.json.Decoder(Totals)
-
-
-def pack(totals: Totals) -> bytes:
-    """As a column holds them."""
-    return _encoder.encode(totals)
-
-
-def unpack(data: bytes) -> Totals:
-    """What `pack` has made. Raises `msgspec.DecodeError`, also for what another version has made."""
-    return _decoder.decode(data)

@@ -56,9 +56,10 @@ _ORDERED = (
     f" WHERE {{where}} AND p.rest = {READY} AND {{level.ordered}} IS NOT NULL"
 )
 _SAID = (
-    "SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.said), sum(f.n), total(f.total), min(f.minimum),"
-    " max(f.maximum), sum(f.failed), sum(f.skipped) FROM {level.source} CROSS JOIN {level.said} f ON f.cell = s.id"
-    " WHERE {where} GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label"
+    "SELECT {bucket} AS b, {group} AS g, f.key, nullif(f.label, ''), sum(f.said), sum(f.n), total(f.total),"
+    " min(f.minimum), max(f.maximum), sum(f.failed), sum(f.skipped)"
+    " FROM {level.source} CROSS JOIN {level.said} f ON f.cell = s.id WHERE {where}"
+    " GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label"
 )
 
 
@@ -80,13 +81,13 @@ class Question:
 
     def said(self, db: sqlite3.Connection) -> Iterator[Any]:
         """As the rows of `_aggregate._FEEDBACK`."""
-        for bucket, group, key, label, *counts in self._ask(db, _SAID):
-            yield bucket, group, key, label[1:] if label else None, *counts
+        for row in self._ask(db, _SAID):
+            yield row if row[3] is None else (*row[:3], row[3][1:], *row[4:])
 
     def latencies(self, db: sqlite3.Connection, places: set[Place]) -> dict[Place, Counter[int]]:
         """Bins of buckets and groups."""
         blobs: dict[Place, list[bytes]] = {place: [] for place in places}
-        for bucket, group, blob in self._ask(db, _LATENCIES):
+        for bucket, group, blob in self._ask(db, _LATENCIES) if blobs else ():
             if (bucket, group) in blobs:
                 blobs[bucket, group].append(blob)
         return {place: unpacked(some) for place, some in blobs.items()}

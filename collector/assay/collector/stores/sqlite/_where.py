@@ -15,15 +15,12 @@ from assay.collector.stores.sqlite._values import dumps
 
 
 class Condition(NamedTuple):
-    """SQL that holds for a row `t`; `ids` is a statement that yields the ids of all such rows, where an index can.
-    `is_dear`: it cannot begin to before it has found them all.
-    """
+    """SQL that holds for a row `t`; `ids` is a statement that yields the ids of all such rows, where an index can."""
 
     sql: str
     values: tuple[Any, ...] = ()
     ids: str | None = None
     ids_values: tuple[Any, ...] = ()
-    is_dear: bool = False
 
 
 _NOTHING = Filter()
@@ -210,7 +207,6 @@ def _outcome(outcome: str) -> Callable[[Any], list[Condition]]:
 
 
 BEGINNINGS = 8  # of words, in one question
-SHORT = 1  # of them of a letter or two, each of which takes as long as most questions together
 
 
 def _text(value: str) -> list[Condition]:
@@ -219,13 +215,16 @@ def _text(value: str) -> list[Condition]:
         return []
     if match.count('"*') > BEGINNINGS:
         raise Refused(f"text asks for more than {BEGINNINGS} beginnings of words; write some words out, without `*`")
-    if len(_SHORT.findall(match)) > SHORT:
-        raise Refused(f"text asks for more than {SHORT} word that begins with one or two letters; write three or more")
+    if short := _SHORT.search(match):
+        way = "write three letters or more, or a word out, without `*`"
+        raise Refused(f"text asks for all words that begin with {short[1]!r}; {way}")
     ids = "SELECT rowid FROM words WHERE words MATCH ?"
-    return [Condition(f"t.id IN ({ids})", (match,), ids, (match,), is_dear=_SHORT.search(match) is not None)]
+    return [Condition(f"t.id IN ({ids})", (match,), ids, (match,))]
 
 
-_SHORT = re.compile(r'"[\x00-\x7f]{1,2}"\*')  # a beginning that so many words have that FTS5 takes 0.1 s to gather them
+# A beginning that so many words have that FTS5 takes 0.1 s to gather those of 200,000 traces, and longer for more; from
+# U+3000 on, as in Chinese, a character is as rare as a word
+_SHORT = re.compile(r'"([\x00-\u2fff]{1,2})"\*')
 
 
 def matching(text: str) -> str:

@@ -43,9 +43,13 @@ ROWS_OF_WORDS, LOT = 2_048, 128
 # Characters of one transaction, if no single trace has more. Appends wait for it, but FTS5 writes a segment for each,
 # and merges them: with 1,000 traces a transaction, a trace costs a third of what it does with 40
 PIECE, MOST = 25_000, 8_000_000
-# Segments that are merged into one; pages of 4 KB that each transaction merges, one more for so many characters, and at
-# most. Left to itself FTS5 merges hundreds at once, now and then: thirty milliseconds, for which all others wait
-SEGMENTS, MERGED, MERGED_A_PAGE, MERGED_AT_ONCE = 8, 8, 1_000, 100
+# Segments that are merged into one: as many as FTS5 lets be, as each word is written again with each level of merges. A
+# question looks into each, some tens, which takes it microseconds. When as many as `TOO_MANY` stand in a level FTS5
+# merges them all at once, whoever waits: new ones come while some are merged, hence it is above
+SEGMENTS, TOO_MANY = 16, 64
+# Pages of 4 KB that each transaction merges, one more for so many characters, and at most. Left to itself FTS5 merges
+# hundreds at once, now and then: thirty milliseconds, for which all others wait
+MERGED, MERGED_A_PAGE, MERGED_AT_ONCE = 8, 1_000, 100
 MOMENT = 0.02  # seconds that it may take, within these bounds
 SETTLED_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
 OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
@@ -245,18 +249,20 @@ def settle(db: sqlite3.Connection) -> None:
     """
     with suppress(sqlite3.Error):
         found = dict(db.execute("SELECT k, v FROM words_config").fetchall())
-        for name, value in (("automerge", 0), ("usermerge", SEGMENTS)):
+        for name, value in (("automerge", 0), ("usermerge", SEGMENTS), ("crisismerge", TOO_MANY)):
             if found.get(name) != value:
                 db.execute("INSERT INTO words (words, rank) VALUES (?, ?)", (name, value))
 
 
-def merge(db: sqlite3.Connection, pages: int = MERGED_AT_ONCE) -> None:
-    """Merge some of what was written before."""
+def merge(db: sqlite3.Connection, pages: int = MERGED_AT_ONCE) -> bool:
+    """Merge some of what was written before; whether there was anything to be merged."""
+    before = db.total_changes
     db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
+    return db.total_changes - before > 1  # the statement itself counts as one, as FTS5 documents it
 
 
 def left(characters: int) -> int:
-    """How often there is to be merged as much as goes at once, besides, after so many were written in one piece."""
+    """How often there is to be merged as much as goes at once, at most, after so many were written in one piece."""
     return characters // (MERGED_A_PAGE * MERGED_AT_ONCE)
 
 

@@ -98,8 +98,9 @@ class Writer:
 
     @property
     def depth(self) -> int:
-        """Spans that wait to be written."""
-        return self._weight
+        """Spans and feedback that wait to be written, but not what else is to be done."""
+        with self._ready:
+            return sum(job.weight for job in (*self._jobs, *self._patient) if job.batch is not None)
 
     @property
     def trouble(self) -> str | None:
