@@ -23,8 +23,9 @@ import pytest
 
 from assay.collector.records import Retention, Run
 from assay.collector.stores.sqlite import SQLiteStore, _behind, _words, encode
+from assay.collector.stores.sqlite._behind import LONG
 from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._held import BYTES, Held
+from assay.collector.stores.sqlite._held import BYTES, MEMORY, Held
 from assay.collector.stores.sqlite._texts import CHARACTERS, add_leaves, leaves
 from assay.collector.stores.sqlite._values import loads
 from assay.collector.stores.sqlite._words import LOT, PIECE
@@ -105,7 +106,7 @@ def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> No
     runs, found = some(), []
     for most in (0, 2**20):
         with SQLiteStore(tmp_path / f"{most}.db") as store:
-            store._behind._file.appender.held = Held(most)
+            store._behind._file.appender.held = Held(str(tmp_path), most)
             with waiting(store) as file:
                 store.append(runs)
                 assert len(file.appender.held) == (len(ODD) if most else 0)
@@ -115,18 +116,18 @@ def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> No
     assert found[0] == found[1] != set()
 
 
-def test_what_memory_has_no_room_for_is_read_back(store: SQLiteStore) -> None:
+def test_what_memory_has_no_room_for_is_read_back(store: SQLiteStore, tmp_path: Path) -> None:
     with waiting(store) as file:
-        file.appender.held = held = Held(2_000)
+        file.appender.held = held = Held(str(tmp_path), 2_000)
         store.append([run(inputs=f"word{number} " + "filler " * 20) for number in range(100)])
-        assert 0 < len(held) < 10
-        assert held.bytes <= 2_000
+        assert 0 < len(held) < 20
+        assert 0 < held.bytes <= 2_000
     assert {f"word{number}" for number in range(100)} <= {word for word, _ in indexed(store)}
     assert held.bytes == 0
 
 
 def test_memory_is_given_back_whichever_way_a_trace_goes() -> None:
-    held = Held(10_000)
+    held = Held("", 10_000)
     for key, text in ((1, "a"), (2, "b" * 100), (3, None), (4, "c" * 20_000)):
         held.add(key, text, 7, 9, new=True)
     held.add(1, "more", 8, 9, new=False)
@@ -136,7 +137,7 @@ def test_memory_is_given_back_whichever_way_a_trace_goes() -> None:
     assert taken is not None
     assert taken == ("a\nmore", 8, 18)
     held.drop(2)
-    assert (held.bytes, held.take(1)) == (0, None)
+    assert (held.bytes, held.memory, held.take(1)) == (0, 0, None)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
@@ -419,8 +420,8 @@ def test_a_damaged_span_keeps_no_other_out_of_the_index_and_its_trace_can_be_del
 LATER = 10**9  # seconds on the clock that is never set back
 
 
-def filled(most: int, *sizes: int) -> Held:
-    held = Held(most)
+def filled(most: int, *sizes: int, memory: int = MEMORY) -> Held:
+    held = Held("", most, memory)
     for key, size in enumerate(sizes):
         held.add(key, "x" * size, key, 1, new=True)
     return held
@@ -443,26 +444,60 @@ def test_a_piece_has_so_many_characters_and_one_trace_however_long() -> None:
 
 
 def test_when_much_is_held_what_rests_longest_is_taken_though_it_may_grow() -> None:
-    held = filled(6_000, 1_000, 1_000, 10)
+    held = filled(2_600, 1_000, 1_000, 10)
     held.add(0, "more", 9, 1, new=False)
     assert held.is_filling
     assert held.due(1_100, 0.0, 0.0) == [1, 2]
 
 
 def test_tiny_traces_fill_the_memory_as_well() -> None:
-    held = filled(100_000, *[1] * 1_000)
+    held = filled(2**20, *[1] * 1_000, memory=100_000)
     assert 100 < len(held) < 200
-    assert held.bytes <= 100_000
+    assert held.is_filling
+    assert held.memory <= 100_000
     while taken := held.due(PIECE, LATER, 0.0):
         for key in taken:
             held.take(key)
-    assert (len(held), held.bytes) == (0, 0)
+    assert (len(held), held.bytes, held.memory) == (0, 0, 0)
 
 
 def test_one_wide_character_does_not_make_all_others_wide() -> None:
-    held = Held()
+    held = Held("")
     held.add(1, "\N{GRINNING FACE}" + "x" * 100_000, 1, 1, new=True)
     assert held.bytes < 110_000
+
+
+def test_what_the_disk_does_not_give_back_is_read_from_the_file(store: SQLiteStore) -> None:
+    with waiting(store) as file:
+        store.append([run(inputs=f"word{number}") for number in range(3)])
+        held = file.appender.held
+        held._spill.take = lambda place: None  # type: ignore[method-assign]
+    assert words(store) == "word0 word1 word2"
+    assert (len(held), held.bytes, held.memory) == (0, 0, 0)
+
+
+def test_under_load_words_wait_until_they_are_due_or_too_many(still: SQLiteStore) -> None:
+    behind, held = still._behind, still._file.appender.held
+    still.append([run(inputs="word")])
+    behind._next_put = 0.0
+    assert (behind._from_memory(True), len(held)) == (False, 1)
+    behind._next_put, held._most = 0.0, 4
+    behind._from_memory(True)
+    assert len(held) == 0
+
+
+def test_what_a_burst_has_left_is_taken_in_large_pieces_when_it_is_over(still: SQLiteStore) -> None:
+    behind, held = still._behind, still._file.appender.held
+    behind._piece = 4 * PIECE
+    for key in range(20):
+        held.add(key, "x" * PIECE, key, 1, new=True)
+    behind._under_load = True
+    assert behind._most == 4 * PIECE
+    behind._under_load = False
+    assert behind._most == LONG * 4 * PIECE
+    for key in range(12):
+        held.drop(key)
+    assert behind._most == PIECE
 
 
 def test_a_trace_that_grows_while_it_is_held_is_indexed_once_and_whole(store: SQLiteStore) -> None:

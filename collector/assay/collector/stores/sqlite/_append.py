@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,7 +125,7 @@ class Appender:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
         self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
-        self.held = Held()
+        self.held = Held(folder_of(reader.db))
         newest = newest_dictionary(reader.db)
         self._compressor, self.encoder = Compressor(newest), Encoder(newest)
         self._dictionaries = {0, *(number for (number,) in reader.db.execute("SELECT id FROM dictionaries"))}
@@ -615,6 +616,11 @@ class Appender:
             if len(blob) <= LONGEST:
                 self._resources[blob] = key
         return key
+
+
+def folder_of(db: sqlite3.Connection) -> str:
+    """Where the database's file is."""
+    return os.path.dirname(db.execute("PRAGMA database_list").fetchone()[2]) or "."
 
 
 def newest_dictionary(db: sqlite3.Connection) -> bytes | None:

@@ -28,7 +28,9 @@ AFTER_FAILURE = 30  # seconds
 PAUSE = 0.25  # seconds between looks at what there is to do
 BUSY_RATE = 2_000  # spans a second
 IDLE = 2.0  # seconds between them while nothing is written: some of it has its time
-EVERY = 1.0  # seconds from one transaction of words to the next, and between looks at `unindexed` under load
+EVERY = 1.0  # seconds from one transaction of words to the next
+SELDOM = 5.0  # seconds between looks at `unindexed` under load
+LONG = 3  # times as much as usual that is taken at once where a burst has left much, and is over
 REST = 20  # times as long as a look has taken, none follows
 # Spans stored when the first, second, third dictionary is made, and its bytes: the file holds it, too
 DICTIONARIES = ((1_000, 65_536), (20_000, 262_144), (500_000, 262_144))
@@ -109,13 +111,16 @@ class Behind:
             return self._from_file(later) or more
 
     def _from_memory(self, later: bool) -> bool:
-        """Index what is held, about once a second, in one transaction; if much arrives, only when much is held or has
-        waited for long.
+        """Index what is held, about once a second, in one transaction; if much arrives, only when very much is held or
+        has waited for long: the writer's time is for spans then.
         """
         held, now = self._appender.held, time.monotonic()
         if not (len(held) and (held.is_filling or now >= self._next_put)):
             return False
-        settled, overdue = now - (_words.RESTED_NS if later else _words.SETTLED_NS) / 1e9, now - _words.OVERDUE_NS / 1e9
+        settled, overdue = (
+            now - (_words.OVERDUE_NS if later else _words.SETTLED_NS) / 1e9,
+            now - _words.OVERDUE_NS / 1e9,
+        )
         most = self._most
         put = partial(_words.put_held, self._appender.reader, held, most, settled, overdue)
         characters: int = self._writer.put(Job(weight=64, action=partial(self._timed, put), patient=True)).result()
@@ -140,7 +145,7 @@ class Behind:
             entries = list(_words.entries(reader, due))
             self._all_indexed = commits if _words.is_empty(reader) else -1
         self._put_in_pieces(entries)
-        rest = max(EVERY if later else 0.0, REST * (looked - began))
+        rest = max(SELDOM if later else 0.0, REST * (looked - began))
         self._next_look = 0.0 if due else time.monotonic() + rest
         return bool(due)
 
@@ -167,8 +172,13 @@ class Behind:
 
     @property
     def _most(self) -> int:
-        """Characters of one transaction: few where little arrives, as nothing is gained by having that wait."""
-        return self._piece if self._under_load else max(self._piece // 4, _words.PIECE)
+        """Characters of one transaction: few where little arrives, as nothing is gained by having that wait; many where
+        a burst has left much and is over.
+        """
+        if self._under_load:
+            return self._piece
+        long = LONG * self._piece
+        return long if self._appender.held.bytes > long else max(self._piece // 4, _words.PIECE)
 
     def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> int:
         began = time.thread_time()  # not of the others: else what is dear as the cores are busy became dearer

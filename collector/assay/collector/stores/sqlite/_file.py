@@ -181,6 +181,7 @@ class File:
         if not self.origin.is_here or not self._closed.acquire(blocking=False):
             return
         self.writer.close()
+        self.appender.held.close()
         self._readers.close()
         self._aside.close()
         self._db.close()

@@ -1,4 +1,7 @@
-"""Texts of traces on their way from the writer into the index: what is here need not be read back."""
+"""Texts of traces on their way from the writer into the index: what is here need not be read back.
+
+While much arrives they wait, so that the writer has its time for spans; see `Behind`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import time
 from itertools import chain, takewhile
 from typing import NamedTuple
 
+from assay.collector.stores.sqlite._spill import BLOCK, BLOCKS, Place, Spill
 from assay.collector.stores.sqlite._texts import CHARACTERS
 
-BYTES = 16 * 1024 * 1024
-OVERHEAD = 600  # bytes of a trace besides its texts
-PART_OVERHEAD = 50  # of each text
+BYTES = BLOCKS * BLOCK
+OVERHEAD, PART_OVERHEAD = 600, 150  # bytes in memory of a trace and of each of its texts, which are elsewhere
+MEMORY = 32 * 1024 * 1024  # of them
 
 
 class Taken(NamedTuple):
@@ -22,18 +26,22 @@ class Taken(NamedTuple):
 
 
 class Texts:
-    """What came of one trace: kept as UTF-8, as one character may make each other four bytes of a text in memory."""
+    """What came of one trace, and where its texts are: in UTF-8, joined by line breaks."""
 
     __slots__ = ("came", "characters", "parts", "size", "upto")
 
     def __init__(self, now: float) -> None:
         self.came = now
-        self.parts: list[bytes] = []
+        self.parts: list[Place] = []
         self.characters = self.upto = self.size = 0
 
     @property
     def bytes(self) -> int:
-        return OVERHEAD + sum(map(len, self.parts)) + PART_OVERHEAD * len(self.parts)
+        return sum(place.end - place.begin for place in self.parts)
+
+    @property
+    def memory(self) -> int:
+        return OVERHEAD + PART_OVERHEAD * len(self.parts)
 
 
 class Held:
@@ -43,8 +51,11 @@ class Held:
     writer's thread changes it; others may ask how much is in it.
     """
 
-    def __init__(self, most: int = BYTES) -> None:
-        self._most, self.bytes = most, 0
+    def __init__(self, folder: str, most: int = BYTES, memory: int = MEMORY) -> None:
+        """What does not go into memory is in `folder`."""
+        self._most, self._most_memory = most, memory
+        self._spill = Spill(folder)
+        self.bytes = self.memory = 0  # of texts; of what is known of them
         self._texts: dict[int, Texts] = {}  # in the order in which they came
         self._touched: dict[int, float] = {}  # in the order in which something was added last
         self._unsettled: set[int] = set()  # changed by transactions that may not be durable
@@ -58,7 +69,7 @@ class Held:
     @property
     def is_filling(self) -> bool:
         """Whether the index had better take something."""
-        return self.bytes > self._most // 2
+        return self.bytes > self._most // 4 * 3 or self.memory > self._most_memory // 4 * 3
 
     def add(self, key: int, text: str | None, upto: int, size: int, *, new: bool) -> None:
         """Keep what a batch brought of a trace (see `Taken`): no text if not all of it is as it was sent. `new`: it is
@@ -67,22 +78,28 @@ class Held:
         now = time.monotonic()
         if new:
             self._texts[key] = Texts(now)
-            self.bytes += OVERHEAD
+            self.memory += OVERHEAD
         elif key not in self._texts:
             return
         one = self._texts[key]
-        if text is None or one.characters + len(text) > CHARACTERS or not self._fits(data := _encoded(text)):
+        place = None if text is None or one.characters + len(text) > CHARACTERS else self._put(_encoded(text))
+        if place is None:
             self.drop(key)
             return
-        one.parts.append(data)
-        one.characters, one.upto, one.size = one.characters + len(text) + 1, upto, one.size + size
-        self.bytes += len(data) + PART_OVERHEAD
+        one.parts.append(place)
+        one.characters, one.upto, one.size = one.characters + len(text or "") + 1, upto, one.size + size
         self._touched.pop(key, None)
         self._touched[key] = now
         self._unsettled.add(key)
 
-    def _fits(self, data: bytes) -> bool:
-        return self.bytes + len(data) + PART_OVERHEAD <= self._most
+    def _put(self, data: bytes) -> Place | None:
+        if self.bytes + len(data) > self._most or self.memory + PART_OVERHEAD > self._most_memory:
+            return None
+        place = self._spill.put(data)
+        if place is not None:
+            self.bytes += len(data)
+            self.memory += PART_OVERHEAD
+        return place
 
     def due(self, characters: int, settled: float, overdue: float) -> list[int]:
         """Traces to which nothing has been added since `settled`, or that came before `overdue` (both monotonic); if
@@ -101,17 +118,31 @@ class Held:
 
     def drop(self, key: int) -> None:
         """Leave a trace to be read back."""
-        self.take(key)
+        if (one := self._forget(key)) is not None:
+            for place in one.parts:
+                self._spill.drop(place)
 
     def take(self, key: int) -> Taken | None:
-        """What is known of a trace, which is no longer here then; None if it was not."""
+        """What is known of a trace, which is no longer here then; None if it was not, or cannot be read."""
+        one = self._forget(key)
+        if one is None:
+            return None
+        parts = [self._spill.take(place) for place in one.parts]
+        known = [part for part in parts if part is not None]
+        return Taken(_decoded(b"\n".join(known)), one.upto, one.size) if len(known) == len(parts) else None
+
+    def _forget(self, key: int) -> Texts | None:
         self._unsettled.discard(key)
         self._touched.pop(key, None)
         one = self._texts.pop(key, None)
-        if one is None:
-            return None
-        self.bytes -= one.bytes
-        return Taken(_decoded(b"\n".join(one.parts)), one.upto, one.size)
+        if one is not None:
+            self.bytes -= one.bytes
+            self.memory -= one.memory
+        return one
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._spill.close()
 
     def settle(self) -> None:
         """All that is here is durable now."""

@@ -55,9 +55,9 @@ def find_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: S
     return [row for cursor in _in_chunks(db, sql, values, before) for row in cursor.fetchall()]
 
 
-def each(db: sqlite3.Connection, sql: str, values: Iterable[Any]) -> Iterator[Any]:
+def each(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> Iterator[Any]:
     """The same rows one after the other, so that no more than one of them is in memory, however large they are."""
-    for cursor in _in_chunks(db, sql, values):
+    for cursor in _in_chunks(db, sql, values, before):
         yield from cursor
 
 

@@ -19,7 +19,7 @@ import logging
 import sqlite3
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, starmap
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -27,7 +27,7 @@ from assay.collector.errors import StoreError
 from assay.collector.records import JSON
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._reader import Reader
-from assay.collector.stores.sqlite._sql import delete_many, find_many, insert_many, overwrite
+from assay.collector.stores.sqlite._sql import delete_many, each, find_many, insert_many, overwrite
 from assay.collector.stores.sqlite._texts import CHARACTERS, leaves
 
 log = logging.getLogger("assay.collector")
@@ -58,10 +58,11 @@ RESTED_NS = 10_000_000_000  # or when nothing has come for this long,
 RESTED_NS_A_BYTE = 125_000  # or for a second for each 8 KB of its payloads
 FULL = 2**62  # bytes at which a trace of `CHARACTERS` is indexed anew
 
-# How many wait, and since when; not of those that are in the index already, which grow and have no time promised
+# How many wait, and since when; not of those that are in the index already, which grow and have no time promised. The
+# first that came have the lowest keys, but for a few whose feedback came before them
 LAG = (
-    "SELECT count(*), min(CASE WHEN NOT EXISTS (SELECT 1 FROM indexed i WHERE i.trace = u.trace) THEN since_ns END)"
-    " FROM unindexed u"
+    "SELECT count(*), (SELECT min(since_ns) FROM (SELECT since_ns FROM unindexed u WHERE NOT EXISTS"
+    " (SELECT 1 FROM indexed i WHERE i.trace = u.trace) ORDER BY u.trace LIMIT 1000)) FROM unindexed"
 )
 
 
@@ -96,8 +97,8 @@ def waiting(
 ) -> list[Waiting]:
     """Traces whose time it is, by the store's clock, but for those whose texts are in memory."""
     settled = 0 if overdue_only else now - SETTLED_NS
-    rows = reader.db.execute(_WAITING, (settled, now - OVERDUE_NS, now))
-    return list(islice((Waiting(*row) for row in rows if row[0] not in held), ROUND))
+    keys = (key for (key,) in reader.db.execute("SELECT trace FROM unindexed ORDER BY trace") if key not in held)
+    return [*islice(starmap(Waiting, each(reader.db, _WAITING, keys, (settled, now - OVERDUE_NS, now))), ROUND)]
 
 
 def is_empty(reader: Reader) -> bool:
@@ -109,10 +110,10 @@ _SETTLED = "(t.updated_ns < ? OR u.since_ns < ?)"
 _WAITING = (
     "SELECT u.trace, i.upto, i.again, coalesce(t.size, 0), t.runs_change FROM unindexed u"
     " LEFT JOIN traces t ON t.id = u.trace LEFT JOIN indexed i ON i.trace = u.trace"
-    f" WHERE t.updated_ns IS NULL OR (coalesce(i.again, 0) <= t.size AND {_SETTLED})"
+    f" WHERE (t.updated_ns IS NULL OR (coalesce(i.again, 0) <= t.size AND {_SETTLED})"
     f" OR t.updated_ns < ? - min({RESTED_NS}, max({SETTLED_NS}, t.size * {RESTED_NS_A_BYTE}))"
-    f" OR (i.again = {FULL} AND NOT EXISTS (SELECT 1 FROM replaced r WHERE r.trace = u.trace))"
-    " ORDER BY u.trace"
+    f" OR (i.again = {FULL} AND NOT EXISTS (SELECT 1 FROM replaced r WHERE r.trace = u.trace)))"
+    " AND u.trace IN (%s) ORDER BY u.trace"
 )
 
 
