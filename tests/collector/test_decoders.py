@@ -301,7 +301,7 @@ def asked(encode: Any, seconds: float = 60) -> Any:
     ended: list[str] = []
 
     async def ask() -> Any:
-        process = Process(Start(Limits(), encode, 0, seconds, 120, MEMORY), lambda one, how, job: ended.append(how))
+        process = Process(Start(Limits(), encode, 0, seconds, 120, MEMORY, {}), lambda one, how, job: ended.append(how))
         try:
             return (await process.ask(0, request(span()), True))[0].refused
         except Retryable as error:
@@ -335,7 +335,7 @@ def test_a_process_that_ends_is_told(encode, seconds, how):
 
 def test_nothing_of_a_request_stays_in_memory_after_its_answer():
     async def ask() -> None:
-        process = Process(Start(Limits(), None, 0, 60, 120, MEMORY), lambda *how: None)
+        process = Process(Start(Limits(), None, 0, 60, 120, MEMORY, {}), lambda *how: None)
         try:
             await process.ready
             tracemalloc.start()
@@ -351,7 +351,7 @@ def test_nothing_of_a_request_stays_in_memory_after_its_answer():
 
 def test_a_request_that_a_process_has_is_not_in_memory_here_as_well():
     async def ask() -> None:
-        process = Process(Start(Limits(), hangs, 0, 60, 120, MEMORY), lambda *how: None)
+        process = Process(Start(Limits(), hangs, 0, 60, 120, MEMORY, {}), lambda *how: None)
         try:
             await process.ready
             tracemalloc.start()
@@ -412,7 +412,7 @@ def test_a_body_over_which_processes_end_is_kept_out_after_a_while():
 
 def test_one_with_little_to_do_is_ended_and_another_comes_when_there_is_more():
     async def comes_and_goes() -> list[int]:
-        pool, pids = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY), Metrics(), idle=0.1), list[int]()
+        pool, pids = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics(), idle=0.1), list[int]()
         for _ in range(2):
             process = pool.any()
             assert process is not None
@@ -429,7 +429,10 @@ def test_one_with_little_to_do_is_ended_and_another_comes_when_there_is_more():
 
 def test_where_no_file_may_be_opened_there_is_no_process_and_no_error():
     async def starved() -> list[int]:
-        pool, before = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY), Metrics()), resource.getrlimit(RLIMIT_NOFILE)
+        pool, before = (
+            Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics()),
+            resource.getrlimit(RLIMIT_NOFILE),
+        )
         resource.setrlimit(RLIMIT_NOFILE, (3, before[1]))
         try:
             return [pool.any() is None, len(pool)]
@@ -441,7 +444,7 @@ def test_where_no_file_may_be_opened_there_is_no_process_and_no_error():
 
 def test_deaths_in_a_row_are_followed_by_longer_pauses():
     async def died() -> list[int]:
-        pool = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY), Metrics())
+        pool = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics())
         process = pool.any()
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)

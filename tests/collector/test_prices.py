@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +13,7 @@ from genai_prices import Usage, calc_price
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.dialects import RawSpan, read
+from assay.collector.dialects import RawSpan, known_prices, read
 
 T = 1_760_000_000_000_000_000  # 2025-10-09
 
@@ -27,6 +30,31 @@ def genai(model: str, given: int, made: int, **more: Any) -> RawSpan:
 
 def test_a_call_costs_its_tokens() -> None:
     assert read(genai("gpt-4o-mini", 1_000_000, 1_000_000, gen_ai__system="openai")).cost == pytest.approx(0.75)
+
+
+ELSEWHERE = """
+import pickle, sys
+from assay.collector.dialects import learn_prices, read
+learn, spans = pickle.loads(bytes.fromhex(sys.argv[1]))
+learn_prices(learn)
+print([read(span).cost for span in spans], "genai_prices" in sys.modules)
+"""
+
+
+def test_a_process_that_is_told_prices_asks_for_none() -> None:
+    spans = [genai(model, 1000, 100) for model in ("gpt-4o-mini", "gpt-4o", "no-such-model")]
+    costs = [read(span).cost for span in spans]
+    told = pickle.dumps((known_prices(), spans)).hex()
+    found = subprocess.run([sys.executable, "-c", ELSEWHERE, told], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == f"{costs} False"
+
+
+def test_what_no_sum_answers_is_asked_for_in_a_process_that_is_told_prices() -> None:
+    spans = [genai("gpt-4o-mini", 1000, 100, gen_ai__usage__cache_creation__input_tokens=900)]
+    costs = [read(span).cost for span in spans]
+    told = pickle.dumps((known_prices(), spans)).hex()
+    found = subprocess.run([sys.executable, "-c", ELSEWHERE, told], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == f"{costs} True"
 
 
 def test_openinference_with_tokens_from_the_cache() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from assay.collector.dialects._feedback import read_feedback, via_of, written
     from assay.collector.dialects._langfuse_scores import langfuse_score
     from assay.collector.dialects._log import LogDialect, LogItem, read_log
-    from assay.collector.dialects._prices import cost
+    from assay.collector.dialects._prices import cost, known_prices, learn_prices
     from assay.collector.dialects._raw import RawLog, RawSpan
     from assay.collector.dialects._read import Whole, read, read_whole
     from assay.collector.dialects._readable import from_readable
@@ -25,7 +25,7 @@ else:
         _feedback="read_feedback via_of written",
         _langfuse_scores="langfuse_score",
         _log="LogDialect LogItem read_log",
-        _prices="cost",
+        _prices="cost known_prices learn_prices",
         _raw="RawLog RawSpan",
         _read="Whole read read_whole",
         _readable="from_readable",
@@ -46,7 +46,9 @@ __all__ = [
     "Whole",
     "cost",
     "from_readable",
+    "known_prices",
     "langfuse_score",
+    "learn_prices",
     "log_fault",
     "log_once",
     "read",

@@ -1,7 +1,8 @@
 """What a model call has cost, where nobody said: its tokens at the prices that genai-prices knows, without a network.
 
 A price is looked up once per model, provider and hour of the call (some change with the time of day), found or not.
-Up to its first tier it is linear, so that of most calls nothing but a sum is asked: genai-prices takes 70 µs for each.
+Up to its first tier it is linear, so that of most calls nothing but a sum is asked: genai-prices takes 70 µs for each,
+and a third of a second, with 16 MB, to begin with: a process that is told what is known needs none of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.collector.dialects._draft import Draft
+from assay.collector.dialects._keys import Memo
 from assay.collector.dialects._values import text
 from assay.collector.records import Usage
 
@@ -33,13 +35,34 @@ MILLION = 1_000_000
 
 
 class Price(NamedTuple):
-    """What genai-prices knows of a model, and dollars per token for calls of up to `until` input tokens."""
+    """Dollars per token for calls of up to `until` input tokens; beyond it genai-prices is asked."""
 
-    model: ModelPrice
     until: float
     input: float
     output: float
     cached: float
+
+
+class Asked(NamedTuple):
+    """Whose price it is, and in which hour since 1970."""
+
+    model: str
+    provider: str | None
+    hour: int
+
+
+_known: Memo[Asked, Price | None] = Memo()  # None: it knows no such model
+
+
+def known_prices() -> dict[Asked, Price | None]:
+    """What has been looked up, for `learn_prices` in another process."""
+    return dict(_known)
+
+
+def learn_prices(known: Mapping[Asked, Price | None]) -> None:
+    """Have what another process has looked up."""
+    for asked, price in known.items():
+        _known.keep(asked, price, len(asked.model))
 
 
 def prices(draft: Draft) -> None:
@@ -54,8 +77,12 @@ def cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_ns: int)
     if len(model) > LONGEST:
         return None
     provider = None if attributes.keys().isdisjoint(PROVIDERS) else _provider(attributes)
-    price = _price(model, provider, start_ns // HOUR_NS)
-    return None if price is None else _cost(price, usage)
+    asked = Asked(model, provider, start_ns // HOUR_NS)
+    try:
+        price = _known[asked]
+    except KeyError:
+        price = _known.keep(asked, _linear(asked), len(model))
+    return None if price is None else _cost(asked, price, usage)
 
 
 def _provider(attributes: Mapping[str, Any]) -> str | None:
@@ -63,18 +90,20 @@ def _provider(attributes: Mapping[str, Any]) -> str | None:
     return provider and provider[:LONGEST]
 
 
-def _cost(price: Price, usage: Usage) -> float | None:
+def _cost(asked: Asked, price: Price, usage: Usage) -> float | None:
     details = {name: n for name, n in usage.details.items() if n and name in DETAILS} if usage.details else {}
     cached = details.pop(CACHED, 0)
     if details or not 0 <= cached <= usage.input_tokens <= price.until or usage.output_tokens < 0:
-        return _billed(price.model, usage)
+        model = _model(asked)
+        return None if model is None else _billed(model, usage)
     return (usage.input_tokens - cached) * price.input + usage.output_tokens * price.output + cached * price.cached
 
 
-@lru_cache(maxsize=4096)
-def _price(model: str, provider: str | None, hour: int) -> Price | None:
+@lru_cache(maxsize=1024)
+def _model(asked: Asked) -> ModelPrice | None:
+    model, provider, hour = asked
     try:
-        return _linear(_of_snapshot(model, provider, datetime.fromtimestamp(hour * 3600, UTC)))
+        return _of_snapshot(model, provider, datetime.fromtimestamp(hour * 3600, UTC))
     except (LookupError, ValueError, OverflowError, OSError):  # an unknown model; a clock beyond the calendar
         return None
 
@@ -90,15 +119,18 @@ def _of_snapshot(model: str, provider: str | None, when: datetime) -> ModelPrice
         return snapshot.find_provider_model(model, None, None, None)[1].get_prices(when)
 
 
-def _linear(model: ModelPrice) -> Price:
+def _linear(asked: Asked) -> Price | None:
+    model = _model(asked)
+    if model is None:
+        return None
     tiers = [tier.start for price in vars(model).values() for tier in getattr(price, "tiers", ())]
     until = min(tiers, default=math.inf)
     part = int(min(until, MILLION))
     parts = (Usage(part), Usage(0, MILLION), Usage(part, 0, {CACHED: part}))
     given, made, cached = (_billed(model, usage) for usage in parts)
     if not part or given is None or made is None or cached is None:
-        return Price(model, -1, 0.0, 0.0, 0.0)
-    return Price(model, until, given / part, made / MILLION, cached / part)
+        return Price(-1, 0.0, 0.0, 0.0)
+    return Price(until, given / part, made / MILLION, cached / part)
 
 
 def _billed(model: ModelPrice, usage: Usage) -> float | None:

@@ -33,6 +33,7 @@ class Start(NamedTuple):
     seconds: float  # of CPU for one request, after which the process ends itself
     patience: float  # seconds after which the server ends it
     memory: int  # bytes of data that it may have
+    prices: dict[Any, Any]  # of models, as far as the server knows them
 
 
 class Answer(NamedTuple):

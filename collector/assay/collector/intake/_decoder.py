@@ -17,7 +17,7 @@ import socket
 import time
 from typing import Any
 
-from assay.collector.dialects import log_once
+from assay.collector.dialects import learn_prices, log_once
 from assay.collector.intake._apart import CODECS, ENCODER, READY, REQUEST, SIZE, Answer, Start
 from assay.collector.intake._decode import decode
 from assay.collector.intake._decoded import Decoded
@@ -124,6 +124,7 @@ def _survive_signals() -> None:
 
 
 def _settle(start: Start) -> None:
+    learn_prices(start.prices)
     with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, HUGE)
     with contextlib.suppress(OSError, ValueError):  # it has less already

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from assay.collector._metrics import Metrics
+from assay.collector.dialects import known_prices
 from assay.collector.intake._apart import CODECS, Answer, Rows, Start
 from assay.collector.intake._beside import Beside
 from assay.collector.intake._decoded import Decoded
@@ -84,7 +85,7 @@ class Pool:
         if starting or len(self._processes) >= self._most or time.monotonic() < self._again:
             return
         try:
-            process = Process(self._start, self._died)
+            process = Process(self._start._replace(prices=known_prices()), self._died)
         except Exception as error:  # whatever it is: this process can do without
             self._failed(f"no process for decoding can be started: {error}")
             return
@@ -161,8 +162,8 @@ class Decoders:
         self._began, self._spent = 0.0, 0.0
         self._told: set[str] = set()
         seconds, memory = limits.decode_seconds, 256 * MIB + 8 * limits.request_bytes
-        usual = Start(limits, encode, 0, seconds, 2 * seconds, memory)
-        polite = Start(limits, encode, POLITE, seconds, PATIENT * seconds, memory)
+        usual = Start(limits, encode, 0, seconds, 2 * seconds, memory, {})
+        polite = Start(limits, encode, POLITE, seconds, PATIENT * seconds, memory, {})
         self._usual = Pool(most if encode else 0, usual, metrics)
         self._polite = Pool(1 if most else 0, polite, metrics)  # the lanes let one large and one huge body in
         self._pools = (self._usual, self._polite)
