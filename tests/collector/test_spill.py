@@ -101,3 +101,10 @@ def test_what_the_disk_does_not_give_back_is_none(spill: Spill, monkeypatch: pyt
     taken = [spill.take(place) for place in places]
     assert None in taken
     assert [one for one in taken if one] == [piece(number) for number, one in enumerate(taken) if one]
+
+
+def test_nothing_longer_than_a_block_is_taken(spill: Spill) -> None:
+    assert spill.put(bytes(_spill.BLOCK + 1)) is None
+    place = spill.put(bytes(_spill.BLOCK))
+    assert place is not None
+    assert spill.take(place) == bytes(_spill.BLOCK)

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from assay.collector.records import Retention, Run
-from assay.collector.stores.sqlite import SQLiteStore, _behind, _words, encode
+from assay.collector.stores.sqlite import SQLiteStore, _behind, _spill, _words, encode
 from assay.collector.stores.sqlite._behind import LONG
 from assay.collector.stores.sqlite._file import File
 from assay.collector.stores.sqlite._held import BYTES, MEMORY, Held
@@ -497,7 +497,49 @@ def test_what_a_burst_has_left_is_taken_in_large_pieces_when_it_is_over(still: S
     assert behind._most == LONG * 4 * PIECE
     for key in range(12):
         held.drop(key)
+    assert behind._most == 4 * PIECE
+    for key in range(12, 18):
+        held.drop(key)
     assert behind._most == PIECE
+
+
+def test_load_is_many_spans_that_take_much_of_the_writers_time(still: SQLiteStore) -> None:
+    behind, writer, found = still._behind, still._file.writer, []
+    for rate, share in ((2.0, 2.0), (2.0, 0.5), (0.5, 2.0)):
+        behind._looked -= 10.0
+        writer.written += int(rate * 10 * _behind.BUSY_RATE)
+        writer.spent += share * 10 * _behind.BUSY_SHARE
+        found.append(behind._busy())
+    assert found == [True, False, False]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+def test_a_burst_that_went_to_the_disk_has_the_words_that_are_in_its_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    monkeypatch.setattr(_spill, "BLOCK", 4_000)
+    monkeypatch.setattr(_spill, "IN_MEMORY", 1)
+    monkeypatch.setattr(_spill, "SPARE", 0)
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        with waiting(store) as file:
+            runs = [run(inputs=f"word{number} " * 9, outputs=f"answer{number}") for number in range(400)]
+            store.append(runs)
+            store.append([replace(one, outputs="final", end_ns=one.end_ns + 1) for one in runs[::7]])
+            store.append([child(one, inputs="added") for one in runs[::5]])
+            store.delete(trace_ids=tuple(one.trace_id for one in runs[::3]))
+            assert file.appender.held._spill._file is not None
+            if lost:
+                file.appender.held.close()
+                file.appender.held = Held(str(tmp_path))
+        found = indexed(store)
+        assert (len(file.appender.held), file.appender.held.bytes) == (0, 0)
+        expected = set()
+        for number, one in enumerate(runs):
+            if number % 3:
+                said = f"word{number} " + ("final" if number % 7 == 0 else f"answer{number}")
+                said += " added" * (number % 5 == 0)
+                expected |= {(word, one.trace_id) for word in said.split()}
+        assert found == expected
 
 
 def test_a_trace_that_grows_while_it_is_held_is_indexed_once_and_whole(store: SQLiteStore) -> None:

@@ -26,7 +26,7 @@ log = logging.getLogger("assay.collector")
 
 AFTER_FAILURE = 30  # seconds
 PAUSE = 0.25  # seconds between looks at what there is to do
-BUSY_RATE = 2_000  # spans a second
+BUSY_RATE, BUSY_SHARE = 2_000, 0.4  # spans a second, and of the writer's time, from which on there is load
 IDLE = 2.0  # seconds between them while nothing is written: some of it has its time
 EVERY = 1.0  # seconds from one transaction of words to the next
 SELDOM = 5.0  # seconds between looks at `unindexed` under load
@@ -45,7 +45,7 @@ class Behind:
         self._file = file
         self._appender, self._writer = file.appender, file.writer
         self._checkpointer = Checkpointer(file.path, file.writer, file.watch)
-        self._looked, self._written, self._under_load = time.monotonic(), 0, False
+        self._looked, self._written, self._spent, self._under_load = time.monotonic(), 0, 0.0, False
         self._next_put = self._next_look = self._next_work = 0.0
         self._all_indexed, self._all_done = -1, -1  # commits by then
         self._stop = threading.Event()
@@ -172,13 +172,13 @@ class Behind:
 
     @property
     def _most(self) -> int:
-        """Characters of one transaction: few where little arrives, as nothing is gained by having that wait; many where
-        a burst has left much and is over.
+        """Characters of one transaction: few where little waits, as nothing is gained by having more wait; many where a
+        burst has left much, and is over.
         """
-        if self._under_load:
-            return self._piece
-        long = LONG * self._piece
-        return long if self._appender.held.bytes > long else max(self._piece // 4, _words.PIECE)
+        held, piece = self._appender.held.bytes, self._piece
+        if self._under_load or piece < held <= LONG * piece:
+            return piece
+        return LONG * piece if held > piece else max(piece // 4, _words.PIECE)
 
     def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> int:
         began = time.thread_time()  # not of the others: else what is dear as the cores are busy became dearer
@@ -197,10 +197,11 @@ class Behind:
 
     def _busy(self) -> bool:
         """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
-        now, written = time.monotonic(), self._writer.written
-        if now - self._looked >= 1.0:
-            rate = (written - self._written) / (now - self._looked)
-            self._looked, self._written, self._under_load = now, written, rate > BUSY_RATE
+        now, written, spent = time.monotonic(), self._writer.written, self._writer.spent
+        if (passed := now - self._looked) >= 1.0:
+            rate, share = (written - self._written) / passed, (spent - self._spent) / passed
+            self._under_load = rate > BUSY_RATE and share > BUSY_SHARE
+            self._looked, self._written, self._spent = now, written, spent
         return self._under_load
 
     def train_if_due(self) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from io import FileIO
 from typing import NamedTuple
 
-BLOCK = 1024 * 1024  # bytes; nothing that is put may be longer
+BLOCK = 1024 * 1024  # bytes; there is no room for more in one piece
 IN_MEMORY = 8  # blocks, besides the one that is filled and the one that was read last
 BLOCKS = 256
 SPARE = 1024 * 1024 * 1024  # bytes of the disk that are left to others
@@ -45,7 +45,7 @@ class Spill:
 
     def put(self, data: bytes) -> Place | None:
         """Keep this; None where there is no room."""
-        if len(self._filled) + len(data) > BLOCK and not self._begin_another():
+        if len(data) > BLOCK or (len(self._filled) + len(data) > BLOCK and not self._begin_another()):
             return None
         begin = len(self._filled)
         self._filled += data

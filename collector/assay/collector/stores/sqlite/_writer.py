@@ -86,6 +86,7 @@ class Writer:
         self._closing = False
         self._company = 1  # callers that lately waited at the same time
         self.commits = self.written = 0
+        self.spent = 0.0  # seconds on all that is not patient
         self.last_commit_ns = 0
         self.writable = True  # false from a commit that found no room on the disk until the next that succeeds
         self.halted: Halted | None = None  # why nothing more is written
@@ -161,7 +162,9 @@ class Writer:
             if jobs:
                 began = time.monotonic()
                 self._commit(jobs)
-                self._share(jobs, time.monotonic() - began)
+                took = time.monotonic() - began
+                self.spent += 0.0 if jobs[0].patient else took
+                self._share(jobs, took)
             elif self._closing:
                 return
 
