@@ -193,9 +193,10 @@ class Questions:
             f"aggregate: {days} days by 12 hours": lambda: _address("/api/aggregate", bucket_ns=12 * HOUR),
             f"aggregate: {days} days by day": lambda: _address("/api/aggregate", bucket_ns=24 * HOUR),
             **{
-                f"aggregate: {days} days by day and {group}": partial(
-                    _address, "/api/aggregate", bucket_ns=24 * HOUR, group_by=group
+                f"aggregate: {days} days by {length} and {group}": partial(
+                    _address, "/api/aggregate", bucket_ns=width, group_by=group
                 )
+                for length, width in (("hour", HOUR), ("day", 24 * HOUR))
                 for group in ("name", "model")
             },
             f"aggregate: a name's {days} days": lambda: _address(

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import httpx
@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from assay.collector.errors import NotFound, Refused
 from assay.collector.filters import Filter
-from assay.collector.records import Bucket, Feedback, Run, Target, Usage
+from assay.collector.records import Bucket, Feedback, FeedbackStats, Run, Target, Usage
 from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore, _cells, _days, _rest
+from assay.collector.stores.sqlite import SQLiteStore, _cells, _days, _hours, _rest
 from assay.collector.stores.sqlite._aggregate import _Aggregate
 from assay.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
 from assay.collector.stores.sqlite._days import added_up, in_order, names
@@ -124,7 +124,7 @@ def assert_same(here: Held) -> None:
     with here.file.read() as reader:
         for filter in FILTERS:
             for group_by in GROUPS:
-                for bucket_ns in (None, HOUR_NS, 24 * HOUR_NS):
+                for bucket_ns in (None, HOUR_NS, 2 * HOUR_NS, 24 * HOUR_NS):
                     through_sums, through_rows = both(reader.db, filter, bucket_ns, group_by)
                     assert through_sums == through_rows
 
@@ -239,8 +239,9 @@ def resting(here: Held, hour: int) -> Iterator[None]:
     here.make_ready()
     with here.file.read() as reader:
         latencies, named, day = in_order(reader.db, hour), names(reader.db, hour), added_up(reader.db, hour // 24)
+        rows = _hours.added_up(reader.db, hour, latencies or {})
     yield
-    here.file.write(lambda db: here.rest._put_hour(hour, latencies, named, db))
+    here.file.write(lambda db: here.rest._put_hour(hour, latencies, rows, named, db))
     here.file.write(lambda db: here.rest._put_day(hour // 24, day, [], db))
 
 
@@ -436,6 +437,102 @@ def test_a_day_of_very_many_names_stays_with_its_hours(here):
     assert summed == exact
 
 
+def some_hours(here: Held) -> list[Run]:
+    """Of three names, two models and two projects, with scores, labels and experiments among them; at rest."""
+    starts = [NOW + i * HOUR_NS // 5 for i in range(60)]
+    runs = [
+        later(i, start_ns=start, end_ns=start + i % 7, name="abc"[i % 3], model="mn"[i % 2], project="pq"[i % 9 == 0])
+        for i, start in enumerate(starts)
+    ]
+    runs += [replace(run, trace_id=run.trace_id[1:] + "f", experiment_id="x") for run in runs[:9]]
+    said = [said_of(run, score=i % 5 / 4, label="good" if i % 4 else None) for i, run in enumerate(runs)]
+    here.traces.append(runs, [*said, *(said_of(run, "l", label="bad", score=None) for run in runs[::3])])
+    here.make_ready()
+    return runs
+
+
+@pytest.mark.parametrize("bucket_ns", [HOUR_NS, 3 * HOUR_NS])
+@pytest.mark.parametrize("group_by", GROUPS)
+def test_hours_at_rest_answer_without_their_cells(here, group_by, bucket_ns):
+    some_hours(here)
+    with here.file.read() as reader:
+        _, exact = both(reader.db, Filter(), bucket_ns, group_by)
+    here.file.write(lambda db: db.execute("UPDATE sums SET n = 9, cost = 9.0, errors = 9"))
+    here.file.write(lambda db: db.execute("DELETE FROM sums_said"))
+    with here.file.read() as reader:
+        ready, _ = both(reader.db, Filter(), bucket_ns, group_by)
+    assert ready == exact
+
+
+@pytest.mark.parametrize("damage", ["UPDATE sums_of_hours SET data = x'91'", "UPDATE sums_of_hours SET data = x'90'"])
+def test_a_check_finds_hours_that_are_not_what_their_cells_add_up_to(here, damage):
+    some_hours(here)
+    here.file.write(lambda db: db.execute(damage))
+    [said] = here.file.check()
+    assert said == "12 hours and days at rest whose latencies or sums are not those of their hours"
+
+
+def test_where_an_hour_is_damaged_cells_answer(here):
+    some_hours(here)
+    here.file.write(lambda db: db.execute("UPDATE sums_of_hours SET data = substr(data, 1, 20) WHERE id % 5 = 0"))
+    assert_same(here)
+
+
+@pytest.mark.parametrize("bucket_ns", [HOUR_NS, 2 * HOUR_NS])
+def test_an_hour_of_very_many_says_that_its_percentiles_are_approximate(here, bucket_ns):
+    here.traces.append([later(i, start_ns=NOW + i, name="ab"[i % 5 == 0]) for i in range(10_001)])
+    here.make_ready()
+    with here.file.read() as reader:
+        [whole], [exact] = both(reader.db, Filter(), bucket_ns, None)
+        by_name, exact_by_name = both(reader.db, Filter(), bucket_ns, "name")
+    assert (whole.latency_error, exact.latency_error) == (0.01, 0.0)
+    assert whole.p95_ms == pytest.approx(exact.p95_ms, rel=0.01)
+    assert by_name == exact_by_name
+
+
+def test_an_hour_with_more_than_a_row_can_hold_answers_by_its_cells(here):
+    here.traces.append([later(i) for i in range(5)])
+    here.file.write(
+        lambda db: db.execute("UPDATE traces SET input_tokens = 1 << 62")
+    )  # nothing that is sent has as many
+    here.file.write(lambda _: here.file.appender.sums.mark(NOW // HOUR_NS, 1))
+    here.count()
+    here.make_ready()
+    assert here.ready() == (0, 1)
+    assert_same(here)
+
+
+def test_more_buckets_than_an_answer_holds_are_refused_also_of_hours_at_rest(here):
+    for hour in range(3):
+        start = NOW + hour * HOUR_NS
+        here.traces.append([later(i + hour * 3_500, name=f"n{i}", start_ns=start) for i in range(3_500)])
+    here.make_ready()
+    assert here.ready() == (3, 1)
+    with pytest.raises(Refused, match="more than 10,000 buckets"), here.file.read() as reader:
+        both(reader.db, Filter(), HOUR_NS, "name")
+
+
+def test_a_part_of_an_hour_has_all_that_a_bucket_has(here):
+    """Where records change, what is in files is to be made anew: by another version of the file."""
+    theirs = [field.name for field in fields(Bucket)], [field.name for field in fields(FeedbackStats)]
+    of_file = (*_hours.Part.__struct_fields__[3:], _hours.Stats.__struct_fields__[:-1])
+    assert ([*of_file[:-1]], list(of_file[-1])) == theirs
+
+
+def test_a_file_whose_hours_are_not_added_up_has_them_made_ready_again(here):
+    some_hours(here)
+    here.file.close()
+    with closing(sqlite3.connect(here.path, isolation_level=None)) as db:
+        db.execute("DROP TABLE sums_of_hours")
+        db.execute("PRAGMA user_version = 15")
+    here.open()
+    assert here.ready() == (0, 1)
+    assert_same(here)
+    here.make_ready()
+    assert here.ready() == (12, 1)
+    assert_right(here)
+
+
 @pytest.mark.parametrize("damage", ["UPDATE sums_latencies SET data = x'00'", "DELETE FROM sums_latencies"])
 def test_latencies_that_are_damaged_come_from_rows(here, damage):
     here.traces.append([later(i) for i in range(30)])
@@ -571,8 +668,11 @@ def test_more_than_a_float_can_hold_is_read_from_rows(here):
 
 
 @pytest.mark.parametrize("start", [-5 * HOUR_NS - 1, -HOUR_NS, -1, 0, 1, HOUR_NS, 2**62])
-def test_hours_of_wrong_clocks(here, start):
+@pytest.mark.parametrize("at_rest", [False, True])
+def test_hours_of_wrong_clocks(here, start, at_rest):
     here.traces.append([later(0, start_ns=start, end_ns=start + 5), later(1)])
+    if at_rest:
+        here.make_ready()
     assert_right(here)
     with here.file.read() as reader:
         for filter in (Filter(), Filter(since_ns=start), Filter(until_ns=start + 1), Filter(since_ns=-7, until_ns=9)):
@@ -602,6 +702,9 @@ def test_the_last_hour_that_a_column_holds(here, since, bucket_ns):
 def test_models_and_names_that_sql_would_cut_or_leave_out(here, names):
     said = [said_of(later(i), score=None, label=name) for i, name in enumerate(names)]
     here.traces.append([later(i, name=name, model=name) for i, name in enumerate(names)], said)
+    assert_right(here)
+    assert_same(here)
+    here.make_ready()
     assert_right(here)
     assert_same(here)
 

@@ -11,21 +11,21 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import Any, Final, Literal
 
 import orjson
 
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
-from assay.collector.records import Bucket, FeedbackStats
-from assay.collector.statistics import Tally, percentile
+from assay.collector.records import Bucket
 from assay.collector.stores.sqlite import _latencies, _summed
-from assay.collector.stores.sqlite._counted import CHECKS, stretch
+from assay.collector.stores.sqlite._counted import CHECKS, HOUR_NS, stretch
+from assay.collector.stores.sqlite._hours import Part
 from assay.collector.stores.sqlite._latencies import EXACT
 from assay.collector.stores.sqlite._plan import Plan, lean, of_experiments, plan
 from assay.collector.stores.sqlite._ranks import Ranks
 from assay.collector.stores.sqlite._summed import EVERYTHING, Place, Question, Stretch
+from assay.collector.stores.sqlite._total import Total
 from assay.collector.stores.sqlite._values import dumps
 
 NEWEST = 100_000  # traces, whose ids are in memory
@@ -62,59 +62,6 @@ SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.outcome = 'score'), co
 FROM {source} CROSS JOIN feedback f ON f.trace = t.id WHERE {where} AND f.standing >= 1 AND NOT {checks}
 GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label
 """
-
-
-class _Total:
-    """One bucket of a group, while its parts are put together."""
-
-    __slots__ = (
-        "bins",
-        "cost",
-        "errors",
-        "first",
-        "input_tokens",
-        "is_summed",
-        "last",
-        "latencies",
-        "output_tokens",
-        "percentiles",
-        "starts",
-        "tallies",
-        "traces",
-    )
-
-    def __init__(self) -> None:
-        self.traces = self.errors = 0
-        self.is_summed = False
-        self.input_tokens = self.output_tokens = self.cost = 0.0
-        self.first: int | None = None  # hours of the sums
-        self.last: int | None = None
-        self.starts: list[int] = []
-        self.latencies: list[int] = []
-        self.bins: Mapping[int, int] = {}
-        self.percentiles: dict[int, int] = {}  # that are known, in nanoseconds
-        self.tallies: dict[str, Tally] = {}
-
-    def add(self, traces: int, errors: int, input_tokens: float, output_tokens: float, cost: float) -> None:
-        self.traces += traces
-        self.errors += errors
-        self.input_tokens += input_tokens
-        self.output_tokens += output_tokens
-        self.cost += cost
-
-    def percentile_ms(self, percent: int) -> float:
-        if self.bins:
-            return _latencies.percentile(self.bins, percent) / 1e6
-        if percent in self.percentiles:
-            return self.percentiles[percent] / 1e6
-        self.latencies.sort()
-        return percentile(self.latencies, percent) / 1e6
-
-    def tally(self, key: str) -> Tally:
-        found = self.tallies.get(key)
-        if found is None:
-            found = self.tallies[key] = Tally()
-        return found
 
 
 def buckets(
@@ -205,34 +152,56 @@ class _Aggregate:
     ) -> None:
         self._db, self._filter, self._bucket_ns, self._group_by = db, filter, bucket_ns, group_by
         self._way = way or partial(plan, db, in_order=False)
-        self._totals: dict[Place, _Total] = {}
+        self._totals: dict[Place, Total] = {}
+        self._alone: dict[Place, Part] = {}  # buckets that are a part of an hour, and nothing else
 
     def buckets(self, question: Question | None) -> list[Bucket]:
         """All of it, with the sums' help if they can."""
         if question is not None:
+            question = self._add_parts(question)
             self._add_sums(question)
         for stretch_ in _summed.from_rows(self._db, question) if question is not None else [EVERYTHING]:
             self._add_rows(stretch_)
         if question is not None:
             self._add_latencies(question)
             self._find_ends()
-        places = sorted(self._totals, key=lambda place: (place[0], *_group(place[1])))
-        return [self._bucket(place, self._totals[place]) for place in places]
+        places = sorted([*self._totals, *self._alone], key=lambda place: (place[0], *_group(place[1])))
+        return [self._bucket(place) for place in places]
 
-    def _of(self, place: Place) -> _Total:
+    def _of(self, place: Place) -> Total:
         """Raises `_TooMany`."""
         total = self._totals.get(place)
         if total is None:
-            _check_few(len(self._totals) + 1)
-            total = self._totals[place] = _Total()
+            _check_few(len(self._totals) + len(self._alone) + 1)
+            total = self._totals[place] = Total()
         return total
+
+    def _add_parts(self, question: Question) -> Question:
+        """What hours that are added up have; what is to be asked then."""
+        try:
+            for place, part in question.parts(self._db):
+                self._add_part(place, part)
+        except ValueError:  # one is damaged
+            self._alone.clear()
+            self._totals.clear()
+            return replace(question, by_cells=True)
+        return question
+
+    def _add_part(self, place: Place, part: Part) -> None:
+        """As it is, if it is all that an hour has in this place."""
+        if self._bucket_ns == HOUR_NS and place not in self._alone and place not in self._totals:
+            _check_few(len(self._totals) + len(self._alone) + 1)
+            self._alone[place] = part
+            return
+        first = self._alone.pop(place, None)
+        for one in (first, part) if first is not None else (part,):
+            one.add_to(self._of(place))
 
     def _add_sums(self, question: Question) -> None:
         for start, group, *counts, first, last in question.counts(self._db):
             total = self._of((start, group))
             total.add(*counts)
-            total.is_summed = True
-            total.first, total.last = _earliest(total.first, first), _latest(total.last, last)
+            total.add_hours(first, last)
         self._count(question.said(self._db))
 
     def _add_rows(self, within: Stretch) -> None:
@@ -249,17 +218,8 @@ class _Aggregate:
 
     def _count(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add outcomes that share a key and a label, as `_FEEDBACK` has them."""
-        for start, group, key, label, said, n, total, minimum, maximum, failed, skipped in rows:
-            self._of((start, group)).tally(key).add_counts(
-                n=n,
-                total=total,
-                minimum=minimum if n else inf,
-                maximum=maximum if n else -inf,
-                labelled=said - n,
-                labels={} if label is None else {label: said},
-                failed=failed,
-                skipped=skipped,
-            )
+        for start, group, *said in rows:
+            self._of((start, group)).add_said(*said)
 
     def _ask(self, sql: str, chosen: Plan, where: str = "", values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         by_model = self._group_by == "model"
@@ -292,6 +252,8 @@ class _Aggregate:
             if (start, group) in few:
                 few[start, group].add_ordered(ordered)
         for place, ranks in few.items():
+            for part in self._totals[place].ordered:
+                ranks.add_ordered(part)
             ranks.add(self._totals[place].latencies)
         where, values = self._in_groups({group for _, group in few})
         for within in self._within(question.not_in_order(self._db), {start for start, _ in few}):
@@ -362,8 +324,10 @@ class _Aggregate:
         where, values = (f" AND {_GROUPS['model']} = ?", (group,)) if by_model else ("", ())
         return int(next(self._ask(_STARTS + order, chosen, where, values))[0])
 
-    def _bucket(self, place: Place, total: _Total) -> Bucket:
-        start, width = place[0], self._bucket_ns
+    def _bucket(self, place: Place) -> Bucket:
+        if place in self._alone:
+            return self._alone[place].bucket()
+        total, start, width = self._totals[place], place[0], self._bucket_ns
         if width is None:
             since, until = self._filter.since_ns, self._filter.until_ns
             start = since if since is not None else min(total.starts)
@@ -376,17 +340,12 @@ class _Aggregate:
             errors=total.errors,
             p50_ms=total.percentile_ms(50),
             p95_ms=total.percentile_ms(95),
-            latency_error=_latencies.ERROR if total.bins else 0.0,
+            latency_error=total.latency_error,
             input_tokens=int(total.input_tokens),
             output_tokens=int(total.output_tokens),
             cost=total.cost,
-            feedback=_stats(total.tallies),
+            feedback=total.stats(),
         )
-
-
-def _stats(tallies: dict[str, Tally]) -> tuple[FeedbackStats, ...]:
-    """By name."""
-    return tuple(tallies[key].stats(key) for key in sorted(tallies))
 
 
 def _latest(one: int | None, other: int | None) -> int | None:

@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from typing import Any
 
+from assay.collector.stores.sqlite import _hours
 from assay.collector.stores.sqlite._counted import HOUR_NS, Cell, Delta, Part, Said, amount, count
 from assay.collector.stores.sqlite._latencies import added, unpacked
 
@@ -86,6 +87,7 @@ def drop(db: sqlite3.Connection, hour: int) -> None:
     for table in ("sums_said", "sums_latencies"):
         db.execute(f"DELETE FROM {table} WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
     db.execute("DELETE FROM sums WHERE hour = ?", (hour,))
+    _hours.drop(db, hour)
 
 
 def stored(db: sqlite3.Connection, hour: int) -> dict[Any, Any]:

@@ -190,6 +190,13 @@ def all_of(blob: bytes) -> list[int]:
     return [least + unit * above for above in found]
 
 
+def together(parts: Sequence[bytes]) -> bytes:
+    """Latencies of several parts (at least one), each in order. Raises `ValueError` for what are none."""
+    if not parts:
+        raise ValueError("no latencies in order")
+    return parts[0] if len(parts) == 1 else ordered(one for part in parts for one in all_of(part))
+
+
 def alike(parts: Sequence[InOrder]) -> tuple[int, int, list[list[int]]]:
     """The least of all parts (at least one), a unit, and how many units above the least the latencies of each part are:
     with such small numbers all that is done with them takes half the time.

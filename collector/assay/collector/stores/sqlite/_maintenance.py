@@ -189,7 +189,7 @@ def _sums(db: sqlite3.Connection) -> Iterator[str]:
         return
     if bad:
         yield f"{bad} hours whose sums are not those of their traces"
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_days'").fetchone() and (bad := _days.wrong(db)):
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_of_hours'").fetchone() and (bad := _days.wrong(db)):
         yield f"{bad} hours and days at rest whose latencies or sums are not those of their hours"
 
 

@@ -1,9 +1,9 @@
 """Hours and days at rest: what charts over months ask of them is made ready behind the writer.
 
-Of an hour these are the latencies of each cell in order, so that exact percentiles read no rows, and which names its
-runs have (it may be said of more); of a day its sums, with latencies in order. An hour is at rest when it is over and
-nothing has changed in it between two looks. Who changes it afterwards says so in the same transaction (`Sums`, the
-column `rest`): then it is asked as before, and made ready again later.
+Of an hour these are the latencies of each cell in order, so that exact percentiles read no rows, what its cells add up
+to (`_hours`), and which names its runs have (it may be said of more); of a day its sums, with latencies in order. An
+hour is at rest when it is over and nothing has changed in it between two looks. Who changes it afterwards says so in
+the same transaction (`Sums`, the column `rest`): then it is asked as before, and made ready again later.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 
+from assay.collector.stores.sqlite import _hours
 from assay.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
 from assay.collector.stores.sqlite._days import Day, added_up, in_order, insert, names
 from assay.collector.stores.sqlite._file import File
@@ -72,20 +74,28 @@ class Rest:
         self._days = [day for (day,) in reversed(days) if day < now // 24 and day not in moved]
 
     def make_hour(self, hour: int) -> None:
-        """Put the latencies of an hour in order, and note the names of its runs."""
+        """Put the latencies of an hour in order, add up its cells, and note the names of its runs."""
         with self._file.read() as reader:
-            found = in_order(reader.db, hour, lambda: self._stop.wait(PAUSE)), names(reader.db, hour)
-        self._file.writer.call(partial(self._put_hour, hour, *found), patient=True)
+            latencies = in_order(reader.db, hour, lambda: self._stop.wait(PAUSE))
+            rows = None if latencies is None else _hours.added_up(reader.db, hour, latencies)
+            named = names(reader.db, hour)
+        self._file.writer.call(partial(self._put_hour, hour, latencies, rows, named), patient=True)
 
     def _put_hour(
-        self, hour: int, found: dict[int, bytes] | None, named: list[str] | None, db: sqlite3.Connection
+        self,
+        hour: int,
+        latencies: dict[int, bytes] | None,
+        rows: Sequence[_hours.Row] | None,
+        named: Sequence[str] | None,
+        db: sqlite3.Connection,
     ) -> None:
         sums = self._file.appender.sums
         if hour in sums.stirred:
             return
-        insert_many(db, "sums_latencies", ("cell", "data"), list((found or {}).items()), _INSTEAD)
+        insert_many(db, "sums_latencies", ("cell", "data"), list((latencies or {}).items()), _INSTEAD)
+        _hours.put(db, hour, rows or ())
         insert_many(db, "sums_names", ("name", "hour"), [(name, hour) for name in named or ()], _ONCE)
-        rest = BARE if found is None else READY
+        rest = BARE if rows is None else READY
         sql = "UPDATE sums_hours SET rest = ?, named = ? WHERE hour = ? AND state = 0"
         db.execute(sql, (rest, named is not None, hour))
         sums.made_ready()

@@ -403,7 +403,7 @@ _SUMS: tuple[str, ...] = (
 # All tables of sums, also of later versions
 SUMS = (
     *("sums", "sums_said", "sums_hours"),
-    *("sums_names", "sums_latencies", "sums_days", "sums_of_days", "sums_said_of_days"),
+    *("sums_names", "sums_latencies", "sums_of_hours", "sums_days", "sums_of_days", "sums_said_of_days"),
 )
 
 
@@ -477,6 +477,20 @@ def _make_ready(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _AT_REST)
 
 
+# What an hour at rest adds up to (see `_hours`). Hours that were ready without it are made ready again
+_HOURS: tuple[str, ...] = (
+    "CREATE TABLE sums_of_hours (id INTEGER PRIMARY KEY, hour INTEGER NOT NULL, side INTEGER NOT NULL,"
+    " project TEXT NOT NULL, data BLOB NOT NULL)",
+    "CREATE UNIQUE INDEX sums_by_side ON sums_of_hours (hour, side, project)",
+    "UPDATE sums_hours SET rest = 0",
+)
+
+
+def _add_up_hours(db: sqlite3.Connection, report: Report) -> None:
+    """Hours, by name and by model."""
+    _do(db, report, _HOURS)
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -494,6 +508,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _part,
     _write_less,
     _make_ready,
+    _add_up_hours,
 )
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from assay.collector.filters import Filter
-from assay.collector.stores.sqlite._counted import DAY_NS, HOUR_NS, OF_EXPERIMENT, OWN, WHOLE, stretch
+from assay.collector.stores.sqlite._counted import DAY_NS, HOUR_NS, LIVE, OF_EXPERIMENT, OWN, WHOLE, stretch
+from assay.collector.stores.sqlite._hours import AS_WHOLE, BY_MODEL, BY_NAME, Part, parts
 from assay.collector.stores.sqlite._latencies import unpacked
 from assay.collector.stores.sqlite._sums import READY
 from assay.collector.stores.sqlite._values import INT_MAX
@@ -21,6 +22,7 @@ EVERYTHING: Stretch = (None, None)
 _ANSWERED = ("project", "environment", "name")
 _GROUPS = {None: "NULL", "project": "s.project", "environment": "s.environment", "name": "s.name"}
 _GROUPS["model"] = "substr(s.model, 2)"
+_SIDES: dict[str | None, int] = {"name": BY_NAME, "model": BY_MODEL}
 _NOTHING = Filter()
 
 
@@ -61,6 +63,10 @@ _SAID = (
     " FROM {level.source} CROSS JOIN {level.said} f ON f.cell = s.id WHERE {where}"
     " GROUP BY b, g, f.key, f.label ORDER BY b, g, f.key, f.label"
 )
+_ADDED_UP = (
+    "SELECT {bucket}, h.project, h.data FROM sums_hours p CROSS JOIN sums_of_hours h ON h.hour = p.hour AND h.side = ?"
+    f" WHERE {{where}} AND p.rest = {READY}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,32 @@ class Question:
     group_by: str | None
     first: int | None = None
     last: int | None = None
+    by_cells: bool = False  # of all hours, also where these are added up
+
+    @property
+    def side(self) -> int | None:
+        """Where hours that are added up answer it (see `_hours`); None: their cells have to."""
+        if self.by_cells or self.filter.name is not None:
+            return None
+        return _SIDES.get(self.group_by, AS_WHOLE)
+
+    def parts(self, db: sqlite3.Connection) -> Iterator[tuple[Place, Part]]:
+        """What hours that are added up have in a bucket and group. Raises `ValueError` where one is damaged."""
+        least, most = self._shown()
+        environment = self.filter.environment
+        for bucket, project, data in self._added_up(db) if self.side is not None else ():
+            for part in parts(data):
+                if least <= part.shown <= most and environment in (None, part.environment):
+                    if self.group_by in ("project", "environment"):
+                        part.group = project if self.group_by == "project" else part.environment
+                    yield (bucket, part.group), part
+
+    def _added_up(self, db: sqlite3.Connection) -> Iterator[tuple[int, str, bytes]]:
+        where, bounds = self._within(_HOURS)
+        project = self.filter.project
+        only, values = ("", []) if project is None else (" AND h.project = ?", [project])
+        sql = _ADDED_UP.format(bucket=self._bucket(_HOURS), where=where + only)
+        return db.execute(sql, (self.side, *bounds, *values))
 
     def counts(self, db: sqlite3.Connection) -> Iterator[Any]:
         """Rows of bucket, group, traces, errors, input and output tokens, cost, first and last hour; of a bucket and
@@ -87,7 +119,7 @@ class Question:
     def latencies(self, db: sqlite3.Connection, places: set[Place]) -> dict[Place, Counter[int]]:
         """Bins of buckets and groups."""
         blobs: dict[Place, list[bytes]] = {place: [] for place in places}
-        for bucket, group, blob in self._ask(db, _LATENCIES) if blobs else ():
+        for bucket, group, blob in self._ask(db, _LATENCIES, added_up=True) if blobs else ():
             if (bucket, group) in blobs:
                 blobs[bucket, group].append(blob)
         return {place: unpacked(some) for place, some in blobs.items()}
@@ -102,15 +134,18 @@ class Question:
         sql = f"SELECT p.hour FROM sums_hours p WHERE {where} AND p.rest <> {READY} ORDER BY p.hour"
         return joined([stretch(row[0]) for row in db.execute(sql, values)])
 
-    def _ask(self, db: sqlite3.Connection, sql: str) -> Iterator[Any]:
+    def _ask(self, db: sqlite3.Connection, sql: str, added_up: bool = False) -> Iterator[Any]:
+        """`added_up`: also of hours of which there are `parts`."""
         wanted, values = self._wanted()
         for level in self._levels():
             where, bounds = self._within(level)
-            bucket = f"{level.start} / {self.bucket_ns} * {self.bucket_ns}" if self.bucket_ns else "0"
-            group = _GROUPS[self.group_by]
-            yield from db.execute(
-                sql.format(level=level, bucket=bucket, group=group, where=f"{where} AND {wanted}"), (*bounds, *values)
-            )
+            if level is _HOURS and self.side is not None and not added_up:
+                where = f"{where} AND p.rest <> {READY}"
+            parts = {"level": level, "bucket": self._bucket(level), "group": _GROUPS[self.group_by]}
+            yield from db.execute(sql.format(**parts, where=f"{where} AND {wanted}"), (*bounds, *values))
+
+    def _bucket(self, level: _Level) -> str:
+        return f"{level.start} / {self.bucket_ns} * {self.bucket_ns}" if self.bucket_ns else "0"
 
     def _levels(self) -> tuple[_Level, ...]:
         """Days only where they are in one bucket each."""
@@ -129,12 +164,14 @@ class Question:
             where, bounds = f"{where} AND p.hour / 24 NOT IN ({ready})", [*bounds, *days]
         return where, bounds
 
+    def _shown(self) -> tuple[int, int]:
+        """The least and the greatest `shown` of what is asked for."""
+        least = LIVE if self.filter.leaves_out_judgements else OWN
+        return least, LIVE if self.filter.experiment is not None else OF_EXPERIMENT
+
     def _wanted(self) -> tuple[str, list[Any]]:
         wanted = [f"s.model {'<>' if self.group_by == 'model' else '='} '{WHOLE}'"]
-        if self.filter.leaves_out_judgements:
-            wanted.append(f"s.shown > {OWN}")
-        if self.filter.experiment is not None:
-            wanted.append(f"s.shown < {OF_EXPERIMENT}")
+        wanted.append("s.shown BETWEEN {} AND {}".format(*self._shown()))
         asked = [(name, getattr(self.filter, name)) for name in _ANSWERED]
         wanted += [f"s.{name} = ?" for name, value in asked if value is not None]
         return " AND ".join(wanted), [value for _, value in asked if value is not None]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from assay.collector.stores.sqlite import _cells
+from assay.collector.stores.sqlite import _cells, _hours
 from assay.collector.stores.sqlite._counted import (
     MOST_ROWS,
     Cell,
@@ -196,6 +196,7 @@ class Sums:
                 self.mark(hour, WILD)
             elif rows + grown == 0:
                 self._db.execute("DELETE FROM sums_hours WHERE hour = ?", (hour,))
+                _hours.drop(self._db, hour)
                 self._hours.pop(hour, None)
             elif grown:
                 self._db.execute("UPDATE sums_hours SET rows = ? WHERE hour = ?", (rows + grown, hour))
