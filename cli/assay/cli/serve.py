@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,8 +101,9 @@ def serve(
 
     Example: `assay serve --port 4318 --store assay.db`
     """
-    from assay.collector.forward import FeedbackOut, Forwarder, targets
-    from assay.collector.stores.sqlite import SQLiteStore
+    with _loading():
+        from assay.collector.forward import FeedbackOut, Forwarder, targets
+        from assay.collector.stores.sqlite import SQLiteStore
 
     if rules is not None and not Path(rules).is_file():
         raise Refused(f"there is no file of rules {rules!r}")
@@ -115,7 +116,7 @@ def serve(
     sys.setswitchinterval(SWITCH)
     _give_back_at_once()
     _tell_audit()
-    with SQLiteStore(path) as store:
+    with _loading(), SQLiteStore(path) as store:
         key = os.environ.get("ASSAY_API_KEY")
         if key is None and rules is not None and not is_loopback(bare(host)):
             key = _key_of_one_run(store)
@@ -259,8 +260,19 @@ def _give_back_at_once() -> None:
             ctypes.CDLL(None).mallopt(parameter, value)
 
 
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """Search for no cycles while modules are loaded, which have none; until its end, or `_settle`."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def _settle() -> None:
     """Take what is loaded by now out of the search for cycles, which stopped all for 50 to 100 ms every few seconds."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(YOUNG)
