@@ -140,7 +140,7 @@ def test_more_buckets_than_an_answer_holds_are_refused_before_they_are_made(stor
     monkeypatch.setattr(_aggregate, "MOST", 5)
     store.append([later(i, user_id=f"u{i}") for i in range(6)])
     made = []
-    monkeypatch.setattr(_aggregate, "_Total", lambda: made.append(1))
+    monkeypatch.setattr(_aggregate, "Total", lambda: made.append(1))
     for asked in ({"bucket_ns": 1}, {"group_by": "user"}, {"group_by": "user", "bucket_ns": 1000}):
         with pytest.raises(Refused, match="more than 5 buckets in one answer: make them wider"):
             store.aggregate(**asked)
