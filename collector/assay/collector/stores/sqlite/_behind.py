@@ -117,10 +117,8 @@ class Behind:
         held, now = self._appender.held, time.monotonic()
         if not (len(held) and (held.is_filling or now >= self._next_put)):
             return False
-        settled, overdue = (
-            now - (_words.OVERDUE_NS if later else _words.SETTLED_NS) / 1e9,
-            now - _words.OVERDUE_NS / 1e9,
-        )
+        overdue = now - _words.OVERDUE_NS / 1e9
+        settled = overdue if later else now - _words.SETTLED_NS / 1e9
         most = self._most
         put = partial(_words.put_held, self._appender.reader, held, most, settled, overdue)
         characters: int = self._writer.put(Job(weight=64, action=partial(self._timed, put), patient=True)).result()
