@@ -10,7 +10,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from math import inf
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -86,16 +85,8 @@ class Part(msgspec.Struct, array_like=True, gc=False):
         if self.ordered is not None and total.traces <= EXACT:
             total.ordered.append(self.ordered)
         for one in self.feedback:
-            total.tally(one.key).add_counts(
-                n=one.n,
-                total=one.total,
-                minimum=inf if one.minimum is None else one.minimum,
-                maximum=-inf if one.maximum is None else one.maximum,
-                labelled=one.labelled,
-                labels=one.labels,
-                failed=one.failed,
-                skipped=one.skipped,
-            )
+            said = (one.key, one.n, one.total, one.minimum, one.maximum, one.labelled, one.labels)
+            total.add_outcomes(*said, one.failed, one.skipped)
 
 
 _PARTS = msgspec.msgpack.Decoder(list[Part])

@@ -69,13 +69,29 @@ class Total:
         skipped: int,
     ) -> None:
         """Add outcomes that share a key and a label: of `said` that are no error and no skip `n` have a score."""
+        labels = {} if label is None else {label: said}
+        self.add_outcomes(key, n, total, minimum, maximum, said - n, labels, failed, skipped)
+
+    def add_outcomes(
+        self,
+        key: str,
+        n: int,
+        total: float,
+        minimum: float | None,
+        maximum: float | None,
+        labelled: int,
+        labels: Mapping[str, int],
+        failed: int,
+        skipped: int,
+    ) -> None:
+        """Add outcomes of a key, `n` of them with a score; there is no extreme where none has."""
         self.tally(key).add_counts(
             n=n,
             total=total,
             minimum=inf if minimum is None else minimum,
             maximum=-inf if maximum is None else maximum,
-            labelled=said - n,
-            labels={} if label is None else {label: said},
+            labelled=labelled,
+            labels=labels,
             failed=failed,
             skipped=skipped,
         )
