@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from assay.evaluators.builtin._quotation import is_quoted
 from assay.evaluators.builtin.json import InvalidJSON, loads, unfenced
 
 NUMBERS = ("score", "rating", "value", "grade")  # what an object may call its number, in letters of any case
@@ -44,11 +45,12 @@ _SCORE = re.compile(rf"{_QUOTE}?\bscore\b{_QUOTE}?\s*[:=]\s*{_QUOTE}?({_NUMBER.p
 _QUOTED = re.compile(r'"[^"]*+"|“[^“”]*+”|„[^„“”]*+[“”]|‘[^‘’]*+’')
 
 
-def number_in(reply: Any) -> float:
+def number_in(reply: Any, judged: Iterable[str] = ()) -> float:
     """The one number that a reply gives: a number, a text that is one, an object with one, or words with "score: 4".
 
     In an object it is the value of `NUMBERS`, a number or a text that is one; the others may be words. Raises
-    `ValueError` when there is none, when several differ, and for JSON that cannot be read.
+    `ValueError` when there is none, when several differ, for JSON that cannot be read, and for an object among words
+    whose number one of the `judged` texts states, too: it may be a quotation.
     """
     if isinstance(reply, bool | int | float):
         return _float(reply)
@@ -57,6 +59,8 @@ def number_in(reply: Any) -> float:
         return float(text)
     objects, words = objects_in(text) if isinstance(reply, str) else ([reply], "")
     given = [number for each in objects for number in _numbers_of(each)]
+    if words.strip() and any(is_quoted(_numbered(each), {}, judged) for each in objects):
+        raise ValueError("an object among its words is also in the judged text and may be a quotation of it")
     given += map(float, _SCORE.findall(_QUOTED.sub(_unless_said, words)))
     if not given:
         raise ValueError(f"it is no number, and has none called {' or '.join(map(repr, NUMBERS))}")
@@ -121,6 +125,15 @@ def _numbers_of(value: Any) -> Iterator[float]:
     if named and not numbers:
         raise ValueError(f"its {' or '.join(map(repr, NUMBERS))} is {named[0]!r:.100}, which is no number")
     yield from numbers
+
+
+def _numbered(value: Any) -> Any:
+    """The members of an object that give its number."""
+    return (
+        {name: member for name, member in value.items() if _is_number_called(name)}
+        if isinstance(value, Mapping)
+        else {}
+    )
 
 
 def _is_number_called(name: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,10 @@ from assay.evaluators.protocol import Metric, Skip, builtin, value_of
 from assay.evaluators.protocol.standards import VALID
 
 
-def parse_number(answer: Any) -> float:
+def parse_number(answer: Any, judged: Iterable[str] = ()) -> float:
     """The number in what a judge said, as `number_in` reads it. Raises `ValueError`, which shows what it said."""
     try:
-        return number_in(answer)
+        return number_in(answer, judged)
     except ValueError as error:
         raise ValueError(f"the judging pipeline said {answer!r:.200}: {error}") from error
 
@@ -43,8 +43,8 @@ class Pipeline:
 
     What it returns must be a number, a text that is one, an object, or words with "score: 4". JSON (also in a code
     fence or among words) is read before words are searched, so that a number that it only quotes never counts. The
-    number of an object is its "score", "rating", "value" or "grade". None, several that differ, and JSON that is cut
-    off are errors that show the reply.
+    number of an object is its "score", "rating", "value" or "grade". None, several that differ, JSON that is cut off,
+    and an object among words whose number stands in what the function was given are errors that show the reply.
     """
 
     function: Callable[..., Any]
@@ -71,12 +71,13 @@ class Pipeline:
         return (Metric("pipeline", (self.minimum, self.maximum) if declared else None, primary=True),)
 
     async def __call__(self, case: Case, outputs: Any) -> dict[str, Any]:
-        answer = self.function(**self._arguments(case, outputs))
+        arguments = self._arguments(case, outputs)
+        answer = self.function(**arguments)
         if inspect.isawaitable(answer):
             answer = await answer
         if answer is None:
             raise Skip("the judging pipeline gave nothing")
-        score = parse_number(answer)
+        score = parse_number(answer, map(str, arguments.values()))
         if not self.minimum <= score <= self.maximum:
             raise ValueError(f"the judging pipeline gave {score!r}, outside [{self.minimum!r}, {self.maximum!r}]")
         return {"score": score, "comment": None if isinstance(answer, int | float) else f"{answer}"[:1000]}

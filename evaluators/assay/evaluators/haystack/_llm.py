@@ -164,11 +164,16 @@ class LLMEvaluator:
             return None, told
 
     async def _result(self, row: Mapping[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
-        messages = self._prompt.messages({name: text_of(value) for name, value in row.items()})
+        values = {name: text_of(value) for name, value in row.items()}
+        asked = Ask(
+            messages=self._prompt.messages(values),
+            schema=self._task.schema,
+            name=self._prompt.id,
+            values=tuple(values.values()),
+        )
 
         async def ask(sample: int) -> Answer:
-            asked = Ask(messages=messages, schema=self._task.schema, name=self._prompt.id, sample=sample)
-            answer = await self._judge.ask(asked)
+            answer = await self._judge.ask(replace(asked, sample=sample))
             told.append(_meta(answer))
             return answer
 

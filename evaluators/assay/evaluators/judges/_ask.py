@@ -18,7 +18,8 @@ class Ask:
     """One question: messages, and the JSON schema of an object as the reply (None: words).
 
     `sample` numbers askings of the same question that are to be answered anew (samples, repetitions); `logprobs` is how
-    many alternatives are wanted per token of the reply, 0 for none.
+    many alternatives are wanted per token of the reply, 0 for none. `values` are the judged texts in the messages: a
+    verdict that a reply quotes from them does not count.
     """
 
     messages: tuple[Message, ...]
@@ -26,6 +27,7 @@ class Ask:
     name: str = "reply"  # the schema's name
     sample: int = 0
     logprobs: int = 0
+    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Judgement:
             name=prompt.id,
             sample=self._repetition * SAMPLES + sample,
             logprobs=logprobs,
+            values=tuple(values[name] for name in prompt.asked),
         )
         return await self._asked(prompt, ask)
 

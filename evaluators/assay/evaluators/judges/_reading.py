@@ -1,17 +1,20 @@
 """What a reply says: JSON as the schema has it, read strictly first, then with patience, never by guessing.
 
-Only an object that stands in the reply as such counts, and of several only what they agree on. What is quoted in a
-rationale is a text in it; words beside an object are not looked at.
+Only an object that stands in the reply as such counts, and of several only a rating that they agree on; the
+reasons are then those of the first. What is quoted in a
+rationale is a text in it; words beside an object are not looked at. An object among words that the judged values state,
+too, may be a quotation of them: it does not count, and neither does any other object of that reply.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from assay.collector.records import JSON
+from assay.evaluators.builtin._quotation import is_quoted, ratings_of
 from assay.evaluators.builtin._replies import objects_in
 from assay.evaluators.builtin.json import InvalidJSON, loads
 from assay.evaluators.judges._ask import Ask, Completion, CutOff, Declined, ParseFailure
@@ -42,7 +45,7 @@ def reading(ask: Ask, completion: Completion) -> Reading:
         strictly = None if ask.schema is None else _strictly(text, ask.schema)
         if strictly is None and completion.finish == "length":
             raise _cut_off(completion)
-        return strictly or (Reading(text) if ask.schema is None else _patiently(text, ask.schema))
+        return strictly or (Reading(text) if ask.schema is None else _patiently(text, ask.schema, ask.values))
     except InvalidJSON as error:
         raise ParseFailure(str(error), completion.text) from None
 
@@ -99,13 +102,17 @@ def _checked(value: Any, schema: Mapping[str, JSON]) -> tuple[Any, tuple[str, ..
     return tidy, tuple(dict.fromkeys(notes))
 
 
-def _patiently(text: str, schema: Mapping[str, JSON]) -> Reading:
+def _patiently(text: str, schema: Mapping[str, JSON], values: Sequence[str]) -> Reading:
     """The one verdict among words, fences and JSON as models write it. Raises `InvalidJSON`."""
     if len(text) > LONGEST:
         raise InvalidJSON(f"the reply is no JSON, and too long to look for some: {len(text):,} characters")
     found = _candidates(text, schema) or [_repaired(text, schema)]
     (value, forgiven), *others = (_checked(each, schema) for each in found)
-    if any(other != value for other, _ in others):
+    if any(is_quoted(each, schema, values) for each in (value, *(other for other, _ in others))):
+        raise InvalidJSON(
+            "a verdict among words is also in the judged text and may be a quotation; reply with JSON alone"
+        )
+    if any(ratings_of(other, schema) != ratings_of(value, schema) for other, _ in others):
         raise InvalidJSON(f"{len(found)} objects that differ; give one")
     return Reading(value, ("read with patience: the reply was not plain JSON", *forgiven))
 
