@@ -97,6 +97,21 @@ def test_what_no_other_try_can_mend_is_said(reply, what):
         asked(server)
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("retry", [{}, {"Retry-After": "0"}], ids=["", "retry after"])
+def test_a_redirect_is_refused_and_no_other_address_gets_a_request(status, retry):
+    with serving(embeddings) as other:
+        headers = {"Location": f"{other.url}/embeddings", **retry}
+        with (
+            serving([Reply(status=status, body="", headers=headers)]) as server,
+            pytest.raises(
+                Unjudged, match=rf"redirects to '{other.url}/embeddings' \({status}\), and redirects are not"
+            ),
+        ):
+            asked(server)
+    assert (len(server.requests), other.requests) == (1, [])
+
+
 def test_the_key_is_in_no_message():
     told = error(400, "the key sk-secret is not welcome")
     with serving([told]) as server, pytest.raises(Unjudged, match="the key … is not welcome"):

@@ -321,9 +321,20 @@ def test_a_reply_without_an_end_is_not_read_to_its_end(packed):
         assert "answered with more than 32 MiB" in str(failing(server, Unjudged))
 
 
-def test_redirects_without_an_end_are_told_at_once():
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("retry", [{}, {"Retry-After": "0"}], ids=["", "retry after"])
+def test_a_redirect_is_refused_and_no_other_address_gets_a_request(status, retry):
+    with serving([YES]) as other:
+        headers = {"Location": f"{other.url}/chat/completions?secret=1", **retry}
+        with serving([Reply(status=status, body="", headers=headers)]) as server:
+            told = str(failing(server, Unjudged))
+    assert told.startswith(f"{server.url} redirects to '{other.url}/chat/completions' ({status})")
+    assert (len(server.requests), other.requests) == (1, [])
+
+
+def test_a_redirect_to_the_same_host_is_refused_too():
     with serving(lambda request: Reply(status=307, body="", headers={"Location": request.path})) as server:
-        assert "cannot be asked: TooManyRedirects" in str(failing(server, Unjudged))
+        assert "redirects to '/v1/chat/completions' (307)" in str(failing(server, Unjudged))
 
 
 def test_a_host_without_an_address_is_told_at_once():

@@ -186,10 +186,12 @@ class _Clients:
                 await asyncio.shield(self._close_old())
 
     def _of(self, base_url: str, key: str | None) -> _Held:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         if (base_url, key) not in self._held:
-            self._held[base_url, key] = _Held(AsyncOpenAI(base_url=base_url, api_key=key or _NO_KEY, max_retries=0))
+            http = DefaultAsyncHttpxClient(follow_redirects=False)
+            made = AsyncOpenAI(base_url=base_url, api_key=key or _NO_KEY, max_retries=0, http_client=http)
+            self._held[base_url, key] = _Held(made)
         self._held.move_to_end((base_url, key))
         return self._held[base_url, key]
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from assay.evaluators.judges._ask import Declined
-from assay.evaluators.protocol import Unjudged, may_pass
+from assay.evaluators.models._address import redirect_words
+from assay.evaluators.protocol import Unjudged, headers_of, may_pass, status_of
 
 if TYPE_CHECKING:
     from openai import APIError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 LONGEST = 300  # characters of what a server said
 _TOO_LONG = ("context_length", "context length", "context size", "exceed_context", "too long", "maximum context")
 _FILTERED = ("content_filter", "content_policy", "responsibleai")
-_NEVER = ("TooManyRedirects", "LocalProtocolError", "UnsupportedProtocol", "InvalidURL")  # httpx's, by name
+_NEVER = ("LocalProtocolError", "UnsupportedProtocol", "InvalidURL")  # httpx's, by name
 _NO_CREDIT = "insufficient_quota"
 
 
@@ -38,7 +39,7 @@ class Asked(Protocol):
 
 def final(error: APIError, asked: Asked) -> Unjudged | None:
     """An error that no other try can mend, as an outcome; None for one that may pass."""
-    lasting = _lasting(error, asked)
+    lasting = _lasting(error, asked) or redirect_words(asked.base_url, status_of(error), headers_of(error))
     if lasting:
         return Unjudged(lasting)
     if may_pass(error):

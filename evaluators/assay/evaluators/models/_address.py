@@ -64,6 +64,18 @@ def hidden(url: Any) -> str:
     return repr(shown)[:200]
 
 
+def redirect_words(base_url: str, status: int | None, headers: Mapping[str, str]) -> str | None:
+    """Return what to say of a reply that redirects; None for any other. Redirects are refused: a request that follows
+    one sends the judged text to a host that nobody has named.
+    """
+    if status is None or not 300 <= status < 400 or "location" not in headers:
+        return None
+    return (
+        f"{base_url} redirects to {hidden(headers['location'])} ({status}), and redirects are not followed; give the "
+        "address that answers as base_url"
+    )
+
+
 def of_environment(url: Any) -> bool:
     """Whether the environment names this address. Raises `ValueError` for what is none."""
     asked = check_address(url)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from assay.evaluators.models._address import OPENAI, check_address, check_key, first_of, hidden
+from assay.evaluators.models._address import OPENAI, check_address, check_key, first_of, hidden, redirect_words
 from assay.evaluators.models._find import NoModel, Place, installed, loading
 from assay.evaluators.models._source import vectors_of
 from assay.evaluators.models._unobserved import unobserved
-from assay.evaluators.protocol import Unjudged, may_pass, status_of, wait_before
+from assay.evaluators.protocol import Unjudged, headers_of, may_pass, status_of, wait_before
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -113,6 +113,8 @@ class Endpoint:
                 pause = wait_before(attempt, error)
                 if isinstance(error, Unjudged):
                     raise
+                if refused := redirect_words(self.base_url, status_of(error), headers_of(error)):
+                    raise Unjudged(refused) from None
                 if not may_pass(error):
                     raise Unjudged(self._told(error)) from error
                 if time.monotonic() + pause >= until:
@@ -141,10 +143,15 @@ class Endpoint:
 
     def _connected(self) -> OpenAI:
         """A client, whose connections are kept as long as this is."""
-        from openai import OpenAI
+        from openai import DefaultHttpxClient, OpenAI
 
         if self._client is None or self._client[0] != os.getpid():
-            client = OpenAI(base_url=self.base_url, api_key=self._api_key or _NO_KEY, max_retries=0)
+            client = OpenAI(
+                base_url=self.base_url,
+                api_key=self._api_key or _NO_KEY,
+                max_retries=0,
+                http_client=DefaultHttpxClient(follow_redirects=False),
+            )
             weakref.finalize(self, client.close)
             self._client = os.getpid(), client
         return self._client[1]
