@@ -867,6 +867,28 @@ def test_known_values(store: Store) -> None:
     assert (store.values("session"), store.values("user"), store.values("feedback")) == (["s"], ["u"], ["good"])
 
 
+def test_known_values_of_one_project(store: Store) -> None:
+    judged = run(model="m", **{**A, "tags": ("x",)})
+    store.append([judged, run("b", kind="llm", environment="dev", model="n", tags=("z",), session_id="t", user_id="v")])
+    store.append([run("judge", kind="evaluator", project="judges")])
+    store.feedback(judged.trace_id, "good", 1)
+    fields = ("environment", "name", "kind", "model", "tag", "session", "user", "feedback", "project")
+    assert store.values("project") == ["default", "judges", "p"]
+    assert {field: store.values(field, project="p") for field in fields} == {
+        "environment": ["prod"],
+        "name": ["answer"],
+        "kind": ["chain"],
+        "model": ["m"],
+        "tag": ["x"],
+        "session": ["s"],
+        "user": ["u"],
+        "feedback": ["good"],
+        "project": ["p"],
+    }
+    assert store.values("tag", project="default", limit=1) == ["z"]
+    assert store.values("name", project="judges") == store.values("feedback", project="nobody") == []
+
+
 def test_counts(store: Store) -> None:
     root = run()
     store.append([root, child(root), run()])

@@ -13,8 +13,8 @@ from assay.collector.filters import Filter
 from assay.collector.pages.traces import _list
 from assay.collector.records import Feedback, Run, Target
 from assay.collector.server import Server
-from assay.collector.stores import project
-from assay.collector.stores.sqlite import SQLiteStore, _aggregate
+from assay.collector.stores.project import ProjectStore
+from assay.collector.stores.sqlite import SQLiteStore, _aggregate, _menus
 from assay.collector.stores.sqlite._counted import HOUR_NS
 
 NOW = 486_000 * HOUR_NS + 1
@@ -157,11 +157,11 @@ def test_what_the_sums_answer_has_no_more_buckets_either(store, monkeypatch):
     assert len(store.aggregate(group_by="name", newest=5)) == 5
 
 
-def test_a_project_of_more_values_than_buckets_is_told_those_of_its_newest_traces(store, monkeypatch):
-    monkeypatch.setattr(_aggregate, "MOST", 3)
-    monkeypatch.setattr(project, "NEWEST", 2)
-    store.append([later(i, user_id=f"u{i}", project="mine") for i in range(5)])
-    assert project.ProjectStore(store, "mine").values("user") == ["u3", "u4"]
+def test_menus_of_a_project_have_the_values_of_its_newest_traces(store):
+    store.append([later(i, user_id=f"u{i}", project="mine") for i in range(3)])
+    store.append([later(10 + i, user_id="new", project="mine") for i in range(_menus.NEWEST - 1)])
+    store.append([later(20 + _menus.NEWEST, user_id="theirs", project="other")])
+    assert ProjectStore(store, "mine").values("user") == store.values("user", project="mine") == ["new", "u2"]
 
 
 def test_a_page_says_that_its_charts_show_the_newest_alone(store):

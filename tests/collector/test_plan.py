@@ -7,7 +7,7 @@ import pytest
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.readings import as_text
-from assay.collector.stores.sqlite import SQLiteStore, encode
+from assay.collector.stores.sqlite import SQLiteStore, _menus, encode
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._where import conditions, matching
 from collector.making import child, run
@@ -43,6 +43,24 @@ def test_traces_with_errors_have_an_index(tmp_path):
         way = " ".join(row[-1] for row in rows)
         db.close()
     assert "USING INDEX traces_with_errors" in way
+
+
+MENUS = [*_menus.OF_ALL.values(), *_menus.OF_PROJECT.values()]
+
+
+@pytest.mark.parametrize("sql", MENUS, ids=[*_menus.OF_ALL, *(f"{field} of a project" for field in _menus.OF_PROJECT)])
+def test_no_menu_scans_a_table(tmp_path, sql):
+    with SQLiteStore(tmp_path / "assay.db"):
+        db = sqlite3.connect(tmp_path / "assay.db")
+        steps = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", (1, "p")[: 1 + ("?2" in sql)])]
+        db.close()
+    scans = [step for step in steps if step.startswith("SCAN") and not step.startswith(BOUNDED)]
+    assert steps
+    assert not scans
+
+
+# The values found so far, and an index over evaluators' traces or JSON of rows that a LIMIT bounds
+BOUNDED = ("SCAN v", "SCAN t", "SCAN j VIRTUAL TABLE", "SCAN (subquery", "SCAN traces USING INDEX traces_of_evaluators")
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,11 @@ class TraceStore(Protocol):
         "all" counts all of them. Raises `Refused` for more than 10,000 buckets.
         """
 
-    def values(self, field: str, *, limit: int = 100) -> list[str]:
-        """Known values of project, environment, name, kind, model, tag, session, user or feedback (keys)."""
+    def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
+        """Return known values of project, environment, name, kind, model, tag, session, user or feedback (keys).
+
+        With `project`, the values are those of the project's newest traces (1,000). Raises `Refused`.
+        """
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
         """The feed: heads of all traces that changed after a position, in the order of their changes.

@@ -12,13 +12,12 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from assay.collector.errors import Forbidden, NotFound, Refused, TooLarge
+from assay.collector.errors import Forbidden, NotFound, TooLarge
 from assay.collector.filters import Filter, combined, deletable
 from assay.collector.records import (
     JSON,
     Amendment,
     Branch,
-    Bucket,
     Changes,
     Condition,
     Experiment,
@@ -42,7 +41,6 @@ from assay.collector.stores._unread import Unread
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
 UNSAID = "default"  # the project of records that say nothing
 SLICE = 500  # ids in one question
-NEWEST = 10_000  # traces whose values are told where there are too many
 # Verbs whose filter, or whose argument `project`, is all that holds them to a project
 FILTERED = frozenset(("traces", "each", "sessions", "aggregate", "delete"))
 NAMED = frozenset(
@@ -51,7 +49,6 @@ NAMED = frozenset(
         "cursor decisions delete_decisions claim status weighted"
     ).split()
 )
-GROUPS = frozenset(("environment", "name", "model", "user", "session"))  # whose values an aggregate tells
 
 
 class ProjectStore:
@@ -235,22 +232,10 @@ class ProjectStore:
         page: Page[RunScores] = self._store.scores(experiment_id, **given)
         return page
 
-    def values(self, field: str, *, limit: int = 100) -> list[str]:
-        """As of `TraceStore`, of what an aggregate groups by, as far as that counts; of other fields none. Where there
-        are more than it takes groups, those of the newest traces.
-        """
-        if field == "project":
-            return [self.project]
-        if field not in GROUPS:
-            return []
-        mine = Filter(project=self.project)
-        buckets: Sequence[Bucket] = ()
-        with suppress(Refused):  # for a trace may have hundreds of models
-            try:
-                buckets = self._store.aggregate(mine, group_by=field)
-            except Refused:
-                buckets = self._store.aggregate(mine, group_by=field, newest=NEWEST)
-        return sorted({bucket.group for bucket in buckets if bucket.group})[:limit]
+    def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
+        """As of `TraceStore`."""
+        found: list[str] = self._store.values(field, limit=limit, project=self._mine(project))
+        return found
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
         """As of `TraceStore`; pages may hold less than asked, also nothing, before the end."""

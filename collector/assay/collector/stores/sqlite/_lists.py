@@ -1,4 +1,4 @@
-"""Lists besides that of traces: feedback, sessions, known values, counts."""
+"""Lists besides that of traces: feedback, sessions, counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
 from assay.collector.stores._halves import ScoresOf
@@ -199,37 +198,6 @@ def _session(row: Any) -> SessionSummary:
         output_tokens=row[8],
         cost=row[9],
     )
-
-
-# One step through an index per value, however many rows share it
-_DISTINCT = """
-WITH RECURSIVE v (x) AS (
-  SELECT min({column}) FROM {table} WHERE {where}
-  UNION ALL
-  SELECT (SELECT min({column}) FROM {table} WHERE {where} AND {column} > v.x) FROM v WHERE v.x IS NOT NULL
-)
-SELECT x FROM v WHERE x IS NOT NULL LIMIT ?
-"""
-_INDEXED = {
-    "project": ("project", "traces", "project IS NOT NULL"),
-    "name": ("name", "traces", "name IS NOT NULL"),
-    "session": ("session_id", "traces", "session_id IS NOT NULL"),
-    "user": ("user_id", "traces", "user_id IS NOT NULL"),
-    "feedback": ("key", "feedback", "standing = 2"),
-}
-_KEPT = ("environment", "kind", "model", "tag")
-
-
-def values(db: sqlite3.Connection, field: str, limit: int) -> list[str]:
-    """Known values of a field, in order."""
-    if field in _INDEXED:
-        column, table, where = _INDEXED[field]
-        sql = _DISTINCT.format(column=column, table=table, where=where)
-        return [row[0] for row in db.execute(sql, (limit,))]
-    if field in _KEPT:
-        sql = "SELECT value FROM known WHERE field = ? ORDER BY value LIMIT ?"
-        return [row[0] for row in db.execute(sql, (field, limit))]
-    raise Refused(f"there are no values of {field!r}; use one of {', '.join((*_INDEXED, *_KEPT))}")
 
 
 def count(db: sqlite3.Connection) -> dict[str, int]:

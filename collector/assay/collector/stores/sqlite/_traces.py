@@ -46,6 +46,7 @@ from assay.collector.stores.sqlite import (
     _large,
     _lists,
     _maintenance,
+    _menus,
     _outlets,
     _parts,
     _processes,
@@ -217,8 +218,10 @@ class SQLiteTraces(Half):
         return _aggregate.buckets(db, combined(filter, conditions), bucket_ns, group_by, newest)
 
     @reads
-    def values(self, db: sqlite3.Connection, /, field: str, *, limit: int = 100) -> list[str]:
-        return _lists.values(db, field, limit)
+    def values(
+        self, db: sqlite3.Connection, /, field: str, *, limit: int = 100, project: str | None = None
+    ) -> list[str]:
+        return _menus.values(db, field, limit, project)
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> Changes:
         now_ns = self._file.clock.now()  # before it is read: what is not in it yet changes later
