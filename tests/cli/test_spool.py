@@ -70,7 +70,7 @@ def test_send_to_whom_it_is_for(server: Server) -> None:
     left_for("http://127.0.0.1:1")
     sent = assay("send")
     assert (sent.exit_code, f"2 sent to {server.url}" in sent.stderr) == (1, True)
-    assert "2 left (ConnectionError)" in sent.stderr
+    assert "2 left (connection refused)" in sent.stderr
     assert (server.store.count()["spans"], [one.url for one in spool.waiting()]) == (2, ["http://127.0.0.1:1"])
 
 

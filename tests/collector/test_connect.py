@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import threading
 from inspect import getattr_static
 from pathlib import Path
 
 import pytest
+import trustme
 
 from assay.collector import aio, connect, describe
 from assay.collector.client import HTTPStore
@@ -16,6 +20,7 @@ from assay.collector.querystring import to_filter, to_items
 from assay.collector.server import Server
 from assay.collector.stores import SendsOn, Serving
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.tracer.certificates import VARIABLES
 from collector.making import run
 
 
@@ -127,3 +132,32 @@ def test_what_a_server_asks_of_a_file_is_found_as_python_3_12_looks_for_it(tmp_p
     with connect(tmp_path / "a.db") as store:
         assert [name for name in asked if getattr_static(store, name, None) is None] == []
         assert isinstance(store, protocol)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:abc", "http://[::1", "http://", "http://a b"])
+def test_a_malformed_address_is_refused(url: str) -> None:
+    with pytest.raises(Refused, match="is malformed"):
+        connect(url)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_private_authority_is_trusted(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "ca.pem"))
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepted = threading.Thread(target=lambda: context.wrap_socket(listener.accept()[0], server_side=True).close())
+        accepted.start()
+        with pytest.raises(Unavailable) as raised:
+            connect(f"https://localhost:{listener.getsockname()[1]}").traces(limit=1)
+        accepted.join(10)
+    assert "CERTIFICATE" not in str(raised.value)
+
+
+def test_an_unusable_file_of_authorities_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/ca.pem")
+    with pytest.raises(Refused, match=r"/no/such/ca\.pem"):
+        connect("https://localhost:1")

@@ -75,7 +75,7 @@ def test_a_timeout_is_in_seconds_or_milliseconds(text: str, seconds: float, monk
     [
         ({"ENDPOINT": "http://a:4317", "PROTOCOL": "grpc"}, "we speak http/protobuf", DEFAULT_URL),
         ({"ENDPOINT": "http://a", "TIMEOUT": "soon"}, "TIMEOUT is 'soon': it is no number", "http://a"),
-        ({"ENDPOINT": "a:4318"}, "ENDPOINT is 'a:4318': it is no address", DEFAULT_URL),
+        ({"ENDPOINT": "a:4318"}, "ENDPOINT is 'a:4318': it is not a usable address", DEFAULT_URL),
         ({"ENDPOINT": "http://a", "COMPRESSION": "zip"}, "we know gzip and none", "http://a"),
     ],
 )
@@ -146,10 +146,10 @@ def test_headers_of_others_that_can_be_none_are_left_and_named(
     assert settings.shown_url == "https://collector"
 
 
-def test_what_belongs_to_another_address_does_not_go_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_authorities_of_the_environment_are_trusted_for_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://theirs")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/their/ca.pem")
     assert resolve().certificate == "/their/ca.pem"
-    assert resolve(url="https://ours").certificate is None
+    assert resolve(url="https://ours").certificate == "/their/ca.pem"
     monkeypatch.setenv("ASSAY_URL", "https://ours")
-    assert resolve().certificate is None
+    assert resolve().certificate == "/their/ca.pem"

@@ -78,7 +78,7 @@ def test_what_a_collector_is_away_for_stays_and_what_it_refuses_is_lost(sink: Si
     first, second = spool.waiting()
     statuses = iter([503, 400])
     sink.answer = lambda path, body: (next(statuses), {}, b"")
-    assert spool.send(first) == spool.Sent(kept=0, lost={}, left=3, why="http_503")
+    assert spool.send(first) == spool.Sent(kept=0, lost={}, left=3, why="HTTP 503 Service Unavailable")
     assert spool.send(second) == spool.Sent(kept=0, lost={"http_400": 2}, left=0)
 
 

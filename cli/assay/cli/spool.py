@@ -102,6 +102,6 @@ def _told(to: str, sent: spool.Sent) -> str:
 
 
 def _why(reason: str) -> str:
-    if reason in ("http_401", "http_403"):
+    if reason.startswith(("HTTP 401", "HTTP 403")):
         return f"{reason}: set ASSAY_API_KEY to its key, and name it with --for"
     return reason

@@ -34,6 +34,7 @@ from assay.tracer._settings import Settings
 from assay.tracer._tally import FlushResult, Tally
 from assay.tracer._wire import encode
 from assay.tracer.backoff import pause
+from assay.tracer.connection_errors import one_line
 
 _random = random.Random()  # our own: the application's sequence must not depend on our retries
 EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
@@ -80,6 +81,7 @@ class Delivery:
         self._closed = self._exiting = self._loaded = False
         self._deadline, self._hurried_until = float("inf"), 0.0
         self._failures, self._not_before = 0, 0.0  # in a row
+        self._failure = ""  # why the latest request failed, in words
         # What was taken from the queue and is not settled is in these three. Who works on them holds the lock, but for
         # the time of a request; who takes over says so.
         self._flight: Flight | None = None
@@ -381,10 +383,11 @@ class Delivery:
 
     def _acknowledged(self, path: str, answer: Answer, count: int, earlier: bool = False) -> None:
         self._failures = 0
-        refused = min(rejected(path, answer.body), count)
+        items, why = rejected(path, answer.body)
+        refused = min(items, count)
         self.tally.add(delivered=count - refused)
         if refused:
-            self._drop("rejected", refused, path=path)
+            self._drop("rejected", refused, path=path, detail=why)
         if path == TRACES and not earlier:
             self.account.delivered += count - refused
 
@@ -410,13 +413,18 @@ class Delivery:
             refused = f"the collector at {url} refuses our key ({reason})"
             _errors.say_once(reason, f"{refused}: spans wait on disk until ASSAY_API_KEY is right")
         else:
-            _errors.say_once("spilled", f"no collector answers at {url}: spans wait on disk until one does")
+            failure = self._failure or "no connection"
+            text = f"no collector answers at {url} ({failure}): spans wait on disk until one does"
+            _errors.say_once(f"spilled:{failure}", text)
 
-    def _drop(self, reason: str, count: int, earlier: bool = False, path: str = TRACES) -> None:
+    def _drop(self, reason: str, count: int, earlier: bool = False, path: str = TRACES, detail: str = "") -> None:
         self.tally.add(dropped=count, reason=reason, earlier=earlier)
         if path == TRACES:
             self.account.dropped[reason] += count
-        _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {reason} ({self.settings.shown_url})")
+        if reason == "collector_away":
+            detail = detail or self._failure
+        said = f"{reason}: {one_line(detail)}" if detail else reason
+        _errors.say_once(f"dropped:{reason}", f"spans or feedback are dropped: {said} ({self.settings.shown_url})")
 
     def _reachable(self) -> bool:
         """Whether to send now; not when the process ends before there could be an answer: it would be sent again."""
@@ -424,6 +432,7 @@ class Delivery:
         return now >= self._not_before and self._deadline - now >= _SIGN
 
     def _back_off(self, answer: Answer) -> None:
+        self._failure = answer.explanation
         longest = pause(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures += 1
         self._not_before = time.monotonic() + max(answer.after, longest * _random.uniform(0.7, 1.0))

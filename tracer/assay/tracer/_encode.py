@@ -77,14 +77,16 @@ def _value(value: Any) -> AnyValue:
     return AnyValue(string_value=text.encode("utf-8", "replace").decode())
 
 
-def rejected(path: str, body: bytes) -> int:
-    """How many items a successful answer says it did not take."""
+def rejected(path: str, body: bytes) -> tuple[int, str]:
+    """Return how many items a successful answer rejects, and the reason that the server gives (may be empty)."""
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
     try:
         if path == TRACES:
-            return int(ExportTraceServiceResponse.FromString(body).partial_success.rejected_spans)
-        return int(ExportLogsServiceResponse.FromString(body).partial_success.rejected_log_records)
+            spans = ExportTraceServiceResponse.FromString(body).partial_success
+            return spans.rejected_spans, spans.error_message
+        logs = ExportLogsServiceResponse.FromString(body).partial_success
+        return logs.rejected_log_records, logs.error_message
     except Exception:  # not every server answers in protobuf
-        return 0
+        return 0, ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from assay.tracer import _errors
+from assay.tracer.addresses import url_problem
 
 _TRACES = "/v1/traces"
 _MILLISECONDS = 500.0  # from here on a time-out is in milliseconds, as specified; Python's SDK takes seconds
@@ -31,7 +32,6 @@ class Otlp:
     headers: Mapping[str, str] = field(default_factory=dict)
     compression: str | None = None
     timeout: float | None = None  # seconds
-    certificate: str | None = None
 
 
 def of_environment() -> Otlp:
@@ -39,15 +39,15 @@ def of_environment() -> Otlp:
     url, traces_url = _urls()
     if url is not None and _variable("PROTOCOL") == "grpc":
         return _left("PROTOCOL", "grpc", "we speak http/protobuf: spans do not go there")
-    if url is not None and not url.startswith(("http://", "https://")):
-        return _left("ENDPOINT", url, "it is no address with http:// or https://")
+    for address in filter(None, (url, traces_url)):
+        if problem := url_problem(address):
+            return _left("ENDPOINT", address, f"it is not a usable address: {problem}")
     return Otlp(
         url,
         traces_url,
         _headers(_pairs(_variable("HEADERS") or "")) if url else {},  # they are for its own address
         _compression(_variable("COMPRESSION")),
         _seconds(_variable("TIMEOUT")),
-        _variable("CERTIFICATE"),
     )
 
 

@@ -7,17 +7,17 @@ import os
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import urlsplit
 
 from assay.tracer import attributes as names
 from assay.tracer._encode import TRACES
 from assay.tracer._settings import Settings
+from assay.tracer.addresses import is_loopback
 from assay.tracer.backoff import seconds_until
+from assay.tracer.connection_errors import explain, one_line
 
 if TYPE_CHECKING:
     import requests
 
-_NEAR = ("127.0.0.1", "localhost", "::1")  # bytes to this machine itself cost less than packing them
 _WORTH_PACKING = 1024  # bytes
 _LONGEST_WAIT = 300.0  # seconds, whatever a server asks for
 _NO_KEY = frozenset((401, 403))  # somebody can mend that, and the next process may have the right one
@@ -56,12 +56,16 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`verdict` is ok, refused (permanent), too_large, or later (retryable, not before `after` seconds)."""
+    """Outcome of a request: ok, refused (permanent), too_large, or later (retryable, not before `after` seconds).
+
+    `reason` is a key for counters, `explanation` the cause in words for the log.
+    """
 
     verdict: Literal["ok", "refused", "too_large", "later"]
     reason: str = ""
     after: float = 0.0
     body: bytes = b""
+    explanation: str = ""
 
 
 class Post:
@@ -73,8 +77,7 @@ class Post:
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
         self._headers.update(settings.headers)
-        near = (urlsplit(settings.url).hostname or "") in _NEAR
-        self._packs = settings.compression == "gzip" or (settings.compression is None and not near)
+        self._packs = settings.compression == "gzip" or (settings.compression is None and not is_loopback(settings.url))
         self._session: requests.Session | None = None
         self.is_assay: bool | None = None  # whether the collector is one of Assay's; None: it has not said
 
@@ -84,11 +87,11 @@ class Post:
 
         if self._session is None:
             self._session = requests.Session()
-            self._session.verify = self._settings.certificate or True
         headers = self._headers
         if self._packs and len(body) >= _WORTH_PACKING:
             body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
         address = self._address(path)
+        self._session.trust_env = not is_loopback(address)  # a proxy cannot reach the loopback of this machine
         auth = requests.utils.get_auth_from_url(address)
         try:
             response = self._session.post(
@@ -97,10 +100,11 @@ class Post:
                 headers=headers,
                 auth=auth if any(auth) else _as_it_is,
                 timeout=max(timeout, 0.05),
+                verify=self._settings.certificate or True,
                 allow_redirects=False,
             )
-        except requests.RequestException as error:
-            return Answer("later", type(error).__name__)
+        except OSError as error:  # all of requests' own, and a file of certificates that does not exist
+            return Answer("later", type(error).__name__, explanation=explain(error, timeout))
         if response.ok or names.COLLECTOR_HEADER in response.headers:
             self.is_assay = response.headers.get(names.COLLECTOR_HEADER) == "1"
         return _meaning(response)
@@ -122,7 +126,10 @@ def _meaning(response: requests.Response) -> Answer:
     if status == 413:
         return Answer("too_large", "http_413")
     if status in _RETRYABLE:
-        return Answer("later", f"http_{status}", _seconds(response.headers.get("Retry-After")))
+        after = _seconds(response.headers.get("Retry-After"))
+        return Answer(
+            "later", f"http_{status}", after, explanation=f"HTTP {status} {one_line(response.reason or '')}".strip()
+        )
     return Answer("refused", f"http_{status}")
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from assay.tracer import _otlp
+from assay.tracer.addresses import url_problem
+from assay.tracer.certificates import trusted_authorities
 
 Capture: TypeAlias = Literal["none", "metadata", "full"]
 Compression: TypeAlias = Literal["gzip", "none"]
@@ -30,7 +32,7 @@ class Settings:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     compression: Compression | None = None  # None: gzip, but not to this machine itself
     timeout: float = 10.0  # seconds of one request
-    certificate: str | None = None  # a file with the authorities to trust
+    certificate: str | None = None  # a file or folder with the certificate authorities to trust
     by_otel: bool = False  # the address is that of OpenTelemetry's own variables
     project: str = "default"
     environment: str = "default"
@@ -58,7 +60,7 @@ def resolve(**given: Any) -> Settings:
     """Settings from what was given (None: not given) over the environment over the defaults. Raises `ValueError`."""
     values = {**_environment(), **{k: v for k, v in given.items() if v is not None}}
     if given.get("url") is not None:  # what the environment says of another address does not go to this one
-        values |= {"traces_url": None, "by_otel": False, "certificate": None}
+        values |= {"traces_url": None, "by_otel": False}
         values["headers"] = given.get("headers") or {}
     values["url"] = _url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
@@ -102,7 +104,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "headers": lambda: {} if get("ASSAY_URL") else otlp().headers,
         "compression": lambda: otlp().compression,
         "timeout": lambda: otlp().timeout,
-        "certificate": lambda: None if get("ASSAY_URL") else otlp().certificate,
+        "certificate": trusted_authorities,
         "api_key": lambda: get("ASSAY_API_KEY"),
         "project": lambda: get("ASSAY_PROJECT"),
         "environment": lambda: get("ASSAY_ENVIRONMENT") or _otlp.environment(),
@@ -144,8 +146,8 @@ def _switch(name: str) -> bool | None:
 
 
 def _url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError(f"url is the collector's address such as {DEFAULT_URL!r}, not {value!r}")
+    if problem := url_problem(value):
+        raise ValueError(f"url is the collector's address such as {DEFAULT_URL!r}, not {value!r}: {problem}")
     return value.rstrip("/").removesuffix("/v1/traces")
 
 

@@ -105,9 +105,9 @@ def send(waiting: Waiting, to: str | None = None, *, with_key: bool = False) -> 
         nonlocal kept, why
         answer = post.send(path, body, settings.timeout)
         if answer.verdict == "later":
-            why = answer.reason
+            why = answer.explanation or answer.reason
         elif answer.verdict == "ok":
-            refused = min(count, rejected(path, answer.body))
+            refused = min(count, rejected(path, answer.body)[0])
             kept += count - refused
             lost.update({"rejected": refused} if refused else {})
         else:
@@ -132,12 +132,12 @@ def _settings() -> Settings:
 
 
 def _for(url: str, with_key: bool) -> Settings:
-    """The environment's settings, with key, headers and certificate only where they are for that address."""
+    """The environment's settings, with key and headers only where they are for that address."""
     settings = _settings()
     if same_address(settings.url, url):
         return replace(settings, url=url.rstrip("/"))
     key = settings.api_key if with_key else None
-    return replace(settings, url=url.rstrip("/"), api_key=key, traces_url=None, headers={}, certificate=None)
+    return replace(settings, url=url.rstrip("/"), api_key=key, traces_url=None, headers={})
 
 
 def _address(url: str) -> tuple[str, str, int | None, str]:

@@ -24,7 +24,7 @@ class HTTPStore(Traces, Control):
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._transport = Transport(self.url, api_key)
+        self._transport = Transport(url, api_key)
 
     def __repr__(self) -> str:
         return f"HTTPStore({self.url!r})"

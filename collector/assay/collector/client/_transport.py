@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
@@ -11,21 +13,30 @@ import httpx
 
 from assay.collector import _wire
 from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, TooSlow, Unavailable
+from assay.tracer.addresses import url_problem
+from assay.tracer.certificates import VARIABLES, trusted_authorities
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
 KINDS = {403: Forbidden, 404: NotFound, 413: TooLarge, 422: TooSlow}  # other statuses below 500 are `Refused`
+_CERTIFICATES = f"correct or unset the variable that names them ({', '.join(VARIABLES)})"
 LARGEST = 32 * 1024 * 1024  # bytes of a body, as servers take them
 TIMEOUT, PATIENCE = httpx.Timeout(60.0, connect=5.0), httpx.Timeout(None, connect=5.0)
 
 
 class Transport:
-    """Connections to one server, kept open. Safe to use from several threads."""
+    """Connections to one server, kept open. Safe to use from several threads.
+
+    Trusts the certificate authorities that `assay.tracer.certificates` finds. Raises `Refused` for a malformed address
+    or an unusable file of authorities.
+    """
 
     def __init__(self, url: str, api_key: str | None) -> None:
+        if problem := url_problem(url):
+            raise Refused(f"the store's address {url!r} is malformed: {problem}; use one such as http://127.0.0.1:4318")
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self.url = url.rstrip("/")
-        self._client = httpx.Client(base_url=self.url, headers=headers, trust_env=False)
+        self._client = httpx.Client(base_url=self.url, headers=headers, trust_env=False, verify=_verification(self.url))
         weakref.finalize(self, self._client.close)  # a client that nobody closed leaves no socket behind
 
     @overload
@@ -75,6 +86,21 @@ class Transport:
     def close(self) -> None:
         """Let go of the connections."""
         self._client.close()
+
+
+def _verification(url: str) -> ssl.SSLContext | bool:
+    authorities = trusted_authorities()
+    if authorities is None or not url.startswith("https://"):
+        return True
+    folder = os.path.isdir(authorities)
+    try:
+        return ssl.create_default_context(
+            cafile=None if folder else authorities, capath=authorities if folder else None
+        )
+    except OSError as error:
+        raise Refused(
+            f"the certificate authorities in {authorities!r} cannot be read: {error}; {_CERTIFICATES}"
+        ) from error
 
 
 def segment(name: str) -> str:
