@@ -188,6 +188,10 @@ def test_deepeval_sees_documents_and_tools():
     tool = Run(**ids, span_id="b" * 16, parent_id="a" * 16, name="search", kind="tool", inputs={"q": 1})
     [given] = score(Looks(), Trace(root, (root, tool)), documents=["doc"])
     assert given.comment == "['doc'] [('search', {'q': 1})]"
+    call = {"id": "c", "function": {"name": "search", "arguments": '{"q": 1}'}}
+    asked = Run(**ids, span_id="c" * 16, parent_id="a" * 16, name="chat", kind="llm", outputs=[{"tool_calls": [call]}])
+    [given] = score(Looks(), Trace(root, (root, asked)), documents=["doc"])
+    assert given.comment == "['doc'] [('search', {'q': 1})]"
 
 
 @pytest.mark.usefixtures("_deepeval")

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 from assay.collector.records import JSON, Run, Status, Trace
 from assay.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
 from assay.evaluators.builtin._below import Below
-from assay.evaluators.builtin.json import InvalidJSON, loads
 from assay.evaluators.protocol import Metric, Skip, builtin
 from assay.evaluators.protocol.standards import OUTCOMES, SECURE, TRANSPARENT, VALID
+from assay.evaluators.protocol.tool_calls import ToolCall, tool_calls, values
 from assay.tracer import attributes as names
 from assay.tracer.hints import did_you_mean
 
@@ -20,8 +20,7 @@ Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
 Made: TypeAlias = tuple[str, list[Any]]  # a tool's name, and what its arguments may be
 Wanted: TypeAlias = tuple[str, Any]  # its name and arguments, None for any
 Same: TypeAlias = Callable[[Any, Any], bool]
-# Where senders whose spans have other names say a tool's: OTel GenAI, OpenInference, the AI SDK, Haystack
-TOOLS = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "haystack.tool.name")
+NO_CALLS = "the trace has neither spans of tools nor messages of models, so that its tool calls are unknown"
 MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
 
 
@@ -39,7 +38,11 @@ MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
 )
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """Whether the agent called the expected tools: spans of kind "tool", by start time.
+    """Whether the agent called the expected tools.
+
+    Calls are read from spans of kind "tool" and from the replies of model runs (OpenAI, Anthropic, Gemini, GenAI,
+    LangChain); a call that has both counts once. Calls are in the order of their spans' start; without a span, of the
+    end of the model run. A trace with neither tool spans nor recorded replies is skipped.
 
     Expected calls come from `expected` or the reference (a list, or its field "tool_calls"), each a name or
     `{"name": …, "arguments": {…}}`. `match`: "strict" (the same calls in the same order), "unordered" (the same calls),
@@ -59,7 +62,9 @@ class ToolCalls:
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> list[dict[str, Any]]:
         wanted = [_call(call) for call in _expected(self.expected, reference_outputs, "tool_calls")]
-        made = [(_tool(run), _arguments(run)) for run in _runs(trace) if run.kind == "tool"]
+        if (calls := tool_calls(trace)) is None:
+            raise Skip(NO_CALLS)
+        made = [(call.name, call.arguments) for call in calls]
         hits = self._hits(made, wanted)
         passed = _matches(made, wanted, self.match, self._same, hits)
         called = ", ".join(name for name, _ in made)[:1000] or "no tool"
@@ -105,7 +110,9 @@ class TrajectoryMatch:
     """Whether the steps of the trace, the names of its spans by start time, are the expected ones.
 
     Expected steps come from `expected` or the reference (a list, or its field "trajectory"). `kinds` restricts the
-    steps to spans of these kinds; the root is no step. `match` as in `tool_calls`.
+    steps to spans of these kinds; the root is no step. Steps of kind "tool" are the tool calls that `tool_calls` reads,
+    by the tools' names. `match` as in `tool_calls`. With `kinds=["tool"]` a trace whose tool calls are unknown is
+    skipped.
     """
 
     expected: Sequence[str] | None = None
@@ -118,8 +125,9 @@ class TrajectoryMatch:
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> dict[str, Any]:
         wanted = [str(step) for step in _expected(self.expected, reference_outputs, "trajectory")]
-        steps = [run for run in _runs(trace) if run.span_id != trace.root.span_id]
-        taken = [run.name for run in steps if self.kinds is None or run.kind in self.kinds]
+        if self.kinds is not None and set(self.kinds) == {"tool"} and tool_calls(trace) is None:
+            raise Skip(NO_CALLS)
+        taken = _steps(trace, self.kinds)
         hits = (Counter(taken) & Counter(wanted)).total()
         passed = _matches(taken, wanted, self.match, str.__eq__, hits)
         return {"score": passed, "comment": " → ".join(taken)[:1000] or "no steps"}
@@ -185,7 +193,10 @@ class HasSpan:
 )
 @dataclass(frozen=True, slots=True)
 class StepLimit:
-    """Whether the run took at most `limit` steps: spans below the root, of the given `kinds` (None: all)."""
+    """Whether the run took at most `limit` steps: spans below the root, of the given `kinds` (None: all).
+
+    Steps of kind "tool" are the tool calls that `tool_calls` reads.
+    """
 
     limit: int
     kinds: Sequence[str] | None = ("tool", "llm")
@@ -196,8 +207,7 @@ class StepLimit:
         _check_kinds(self.kinds)
 
     def __call__(self, trace: Trace) -> dict[str, Any]:
-        steps = [run for run in trace.runs if run.span_id != trace.root.span_id]
-        count = sum(self.kinds is None or run.kind in self.kinds for run in steps)
+        count = len(_steps(trace, self.kinds))
         return {"score": count <= self.limit, "comment": f"{count} steps"}
 
 
@@ -266,8 +276,14 @@ class AgentSanity:
         return named + [Artifact(path) for path in further if path not in known]
 
 
-def _runs(trace: Trace) -> list[Run]:
-    return sorted(trace.runs, key=lambda run: run.start_ns)
+def _steps(trace: Trace, kinds: Sequence[str] | None) -> list[str]:
+    """Return the names of the steps below the root, by start time: spans of the kinds, and tool calls."""
+    root = trace.root.span_id
+    spans = [run for run in trace.runs if run.kind != "tool" and (kinds is None or run.kind in kinds)]
+    calls: list[ToolCall] = [] if kinds is not None and "tool" not in kinds else tool_calls(trace) or []
+    steps = [(run.start_ns, run.name) for run in spans if run.span_id != root]
+    steps += [(call.time_ns, call.name) for call in calls if call.run.kind != "tool" or call.run.span_id != root]
+    return [name for _, name in sorted(steps, key=lambda step: step[0])]
 
 
 def _expected(parameter: Sequence[Any] | None, reference: Any, name: str) -> Sequence[Any]:
@@ -285,31 +301,8 @@ def _call(call: Any) -> tuple[str, Any]:
     if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):  # as OpenAI writes tool calls
         call = call["function"]
     if isinstance(call, Mapping) and isinstance(call.get("name"), str):
-        return call["name"], _values(call.get("arguments", call.get("args")))
+        return call["name"], values(call.get("arguments", call.get("args")))
     raise ValueError(f"an expected tool call is a name or {{'name': …, 'arguments': {{…}}}}, not {call!r:.200}")
-
-
-def _tool(run: Run) -> str:
-    named = (run.attributes.get(name) for name in TOOLS)
-    return next((name for name in named if isinstance(name, str) and name), run.name)
-
-
-def _arguments(run: Run) -> list[Any]:
-    """The arguments of a call; where a tool takes one dict, that may be them as well, or the value of one of them."""
-    given = _values(run.inputs)
-    alone = isinstance(given, Mapping) and len(given) == 1
-    inner = _values(next(iter(given.values()))) if alone else None
-    return [given, inner] if isinstance(inner, Mapping) else [given]
-
-
-def _values(arguments: Any) -> Any:
-    """Models give arguments as JSON in a text."""
-    if not isinstance(arguments, str) or not arguments.lstrip().startswith("{"):
-        return arguments
-    try:
-        return loads(arguments)
-    except InvalidJSON:
-        return arguments
 
 
 def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Same) -> int:

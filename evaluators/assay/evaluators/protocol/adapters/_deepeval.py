@@ -13,6 +13,7 @@ from assay.evaluators.protocol._messages import messages
 from assay.evaluators.protocol._outcomes import Skip
 from assay.evaluators.protocol._threads import in_thread
 from assay.evaluators.protocol.adapters._common import Adapted, Values, contents, derives, text, version_of
+from assay.evaluators.protocol.tool_calls import ToolCall, tool_calls
 
 _NEEDS = {
     "input": "inputs",
@@ -94,16 +95,19 @@ def _single(values: Values) -> Any:
     )
 
 
-def _tools(trace: Trace, kind: Callable[..., Any]) -> list[Any]:
-    called = [run for run in trace.runs if run.kind == "tool"]
-    return [
-        kind(
-            name=run.name,
-            input_parameters=dict(run.inputs) if isinstance(run.inputs, Mapping) else {"input": run.inputs},
-            output=run.outputs,
-        )
-        for run in called
-    ]
+def _tools(trace: Trace, kind: Callable[..., Any]) -> list[Any] | None:
+    """Return the tool calls of a trace; None where they are unknown."""
+    calls = tool_calls(trace)
+    return None if calls is None else [_tool(call, kind) for call in calls]
+
+
+def _tool(call: ToolCall, kind: Callable[..., Any]) -> Any:
+    given = call.arguments[0]
+    return kind(
+        name=call.name,
+        input_parameters=dict(given) if isinstance(given, Mapping) else {"input": given},
+        output=call.run.outputs if call.run.kind == "tool" else None,
+    )
 
 
 def _conversation(values: Values) -> Any:
