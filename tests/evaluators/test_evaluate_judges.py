@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from assay.collector.errors import NotFound, Unavailable
 from assay.collector.filters import Filter
 from assay.collector.records import Example, Feedback, Run, Usage
-from assay.evaluators import Experiment, evaluate, evaluator, get
+from assay.evaluators import Experiment, evaluate, evaluator, get, score
 from assay.evaluators.engine import Recorder, finish_stored
 from assay.evaluators.judges import Completion, Judge, scripted
 from assay.evaluators.protocol import as_evaluator
 from assay.tracer import current_run
+from evaluators.judge_server import serving
 
 ID = "relevance_to_query"
 YES = Completion(text='{"rationale": "It is.", "rating": "yes"}', model="scripted", usage=Usage(100, 10))
@@ -40,6 +43,50 @@ def test_what_judges_cost_stands_beside_what_the_tasks_cost(store):
     assert (summary.tokens, summary.cost, summary.models) == (12, None, ())
     assert (summary.judge_calls, summary.judge_cached, summary.judge_tokens) == (4, 0, 440)
     assert "4 calls of judges · 440 tokens" in str(summary)
+
+
+def priced(server, path, price=None):
+    model = Judge(model="m", base_url=server.url, api_key="k", cache=path, price=price)
+    return get(ID, judge=model)
+
+
+def test_an_unknown_cost_is_not_zero_when_an_answer_comes_from_the_cache(store, tmp_path):
+    with serving(lambda request: YES.text) as server:
+        made = priced(server, tmp_path / "judges.db")
+        first = run(store, [made], ROWS[:2], name="first").summary()
+        second = run(store, [made], [ROWS[0], ROWS[2]], name="second").summary()
+    assert (first.judge_calls, first.judge_cached, first.judge_cost, first.judge_unpriced) == (2, 0, None, 2)
+    assert (second.judge_calls, second.judge_cached, second.judge_cost, second.judge_unpriced) == (1, 1, None, 1)
+    for said in (first, second):
+        assert str(said).rstrip().endswith("tokens · cost unknown")
+        assert "$" not in str(said)
+
+
+def test_a_sum_of_costs_says_how_many_calls_it_lacks(store, tmp_path):
+    with serving(lambda request: YES.text) as server:
+        known, unknown = (priced(server, tmp_path / name, price) for name, price in (("a", (1.0, 1.0)), ("b", None)))
+        both = [known, get("safety", judge=unknown.function.judges[0])]
+        experiment = run(store, both, ROWS[:2])
+    summary = experiment.summary()
+    assert summary.judge_cost == pytest.approx(2 * 15e-6)
+    assert "4 calls of judges · 60 tokens · $0.0000 · cost of 2 of these unknown" in str(summary)
+    assert store.experiment(experiment.id).metadata["totals"]["judge_unpriced"] == 2
+
+
+def test_answers_from_the_cache_alone_cost_nothing(store, tmp_path):
+    with serving(lambda request: YES.text) as server:
+        made = priced(server, tmp_path / "judges.db", (1.0, 1.0))
+        run(store, [made], ROWS[:1], name="first")
+        again = run(store, [made], ROWS[:1], name="again").summary()
+    assert (again.judge_calls, again.judge_cached, again.judge_cost) == (0, 1, 0.0)
+
+
+def test_a_judgement_with_a_call_of_unknown_cost_has_no_cost(store):
+    parts = scripted(Completion(text=YES.text, usage=Usage(1, 1)), Completion(text=YES.text))
+    made = get("chunk_relevance", judge=replace(parts, price=(1.0, 1.0)))
+    (said,) = score(made, inputs="q", documents=["a", "b"])
+    assert said.metadata["judge"]["calls"] == 2
+    assert "cost" not in said.metadata["judge"]
 
 
 def test_it_is_recorded_read_back_and_shown(store):

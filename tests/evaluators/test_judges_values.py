@@ -4,6 +4,7 @@ import pytest
 
 from assay.collector.records import Case, Document, Run, Trace
 from assay.evaluators import case_of
+from assay.evaluators.judges._fences import bounded
 from assay.evaluators.judges._trajectory import trajectory
 from assay.evaluators.judges._values import said, text_of, texts_of, whole
 from assay.evaluators.protocol import Skip
@@ -69,18 +70,29 @@ def test_parts_of_messages_that_are_no_text_are_named():
     assert said(spoken).startswith('user: Look:\n(image_url left out)\nassistant: (calls {\n  "name": "search"')
 
 
+def shortened(value, bound):
+    """What a question of that length shows of a value, and how many characters it leaves out."""
+    fits = bounded({"x": text_of(value)}, bound)
+    return fits.values["x"], fits.left_out.get("x", 0)
+
+
 def test_long_values_say_how_much_is_left_out():
-    assert text_of("a" * 60 + "b" * 60, 20) == "a" * 10 + "\n[… 100 characters left out …]\n" + "b" * 10
+    shown = "a" * 10 + "\n[… 100 characters left out …]\n" + "b" * 10
+    assert shortened("a" * 60 + "b" * 60, 20) == (shown, 100)
+    assert shortened("a" * 20, 20) == ("a" * 20, 0)
 
 
 def test_a_long_document_leaves_room_for_the_others():
-    shown = text_of((Document("a" * 1_000), Document("short")), 105)
-    assert "[1] " + "a" * 50 + "\n[… 900 characters left out …]\n" + "a" * 50 in shown
+    shown, left_out = shortened((Document("a" * 1_000), Document("short")), 113)
+    assert "[1] " + "a" * 48 + "\n[… 900 characters left out …]\n" + "a" * 52 in shown
     assert shown.endswith("[2] short")
+    assert left_out == 900
 
 
 def test_a_million_empty_documents_are_bounded():
-    assert len(text_of(tuple([Document("")] * 100_000), 1_000)) < 2_100
+    shown, left_out = shortened(tuple([Document("")] * 100_000), 1_000)
+    assert len(shown) < 2_100
+    assert left_out > 500_000
 
 
 @pytest.mark.parametrize("inputs", [TALK, {"messages": TALK}, {"question": TALK}])
@@ -156,6 +168,14 @@ def test_runs_of_evaluators_are_left_out_with_what_is_below_them():
     root = run("a")
     runs = (root, run("b", "a", kind="evaluator"), run("c", "b", kind="llm"), run("d", "c"), run("e", "a"))
     assert [id for id in "abcde" if f"'run {id}'" in trajectory(Trace(root, runs))] == ["a", "e"]
+
+
+def test_a_run_tree_knows_how_much_of_it_is_left_out():
+    ends = [run("b", "a", start=1, outputs="x" * 50), run("c", "a", start=2, outputs="y" * 2_600)]
+    shown = trajectory(Trace(run("a"), (run("a"), *ends)))
+    assert "[… 600 characters left out …]" in shown
+    assert bounded({"trajectory": text_of(shown)}, 100_000).left_out == {"trajectory": 600}
+    assert trajectory(Trace(run("a"), (run("a"), ends[0]))).left_out == 0
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -110,7 +110,7 @@ def test_a_very_long_answer_is_taken_apart_in_portions_and_only_so_far():
     }[ask.name]
     found, asked = judged("faithfulness", say, fields={**PARIS, "outputs": long}, max_statements=100)
     assert found.score == 1.0
-    assert found.comment.endswith("only the beginning was judged, 100 statements")
+    assert "only the beginning was judged, 100 statements" in found.comment
     assert [ask.name for ask in asked].count("statements") == 5
     assert [len(ask.schema["required"]) for ask in asked if ask.name == "faithfulness"] == [15] * 6 + [10]
 

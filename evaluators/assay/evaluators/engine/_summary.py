@@ -78,6 +78,8 @@ class Summary(Mapping[str, KeySummary]):
     judge_cached: int = 0  # answers that were known before
     judge_tokens: int = 0
     judge_cost: float | None = None
+    judge_unpriced: int = 0  # calls whose cost is not known
+    judge_texts_cut: int = 0  # texts of which a judge saw a part
     trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)  # how far each judge agrees
     # with people, read when it is shown
 
@@ -144,7 +146,14 @@ class Summary(Mapping[str, KeySummary]):
             parts.append(f"${self.cost:,.4f}")
         if self.models:
             parts.append(", ".join(self.models))
-        judged = Spent(self.judge_calls, self.judge_cached, self.judge_tokens, 0, self.judge_cost)
+        judged = Spent(
+            calls=self.judge_calls,
+            cached=self.judge_cached,
+            input_tokens=self.judge_tokens,
+            cost=self.judge_cost,
+            unpriced=self.judge_unpriced,
+            texts_cut=self.judge_texts_cut,
+        )
         notes = [" · ".join(parts), *([str(judged)] if judged else []), *self.remarks]
         if self.open_spans:
             notes.append(
@@ -197,7 +206,9 @@ def summarise(
         judge_calls=tally.spent.calls,
         judge_cached=tally.spent.cached,
         judge_tokens=tally.spent.tokens,
-        judge_cost=tally.spent.cost,
+        judge_cost=tally.spent.known_cost,
+        judge_unpriced=tally.spent.unpriced,
+        judge_texts_cut=tally.spent.texts_cut,
         trust=trust,
     )
 

@@ -28,6 +28,7 @@ class Judged:
     PROMPT: ClassVar[str] = ""
     FURTHER: ClassVar[tuple[str, ...]] = ()  # ids of the other prompts that it may ask with: `self._more[id]`
     NAMES: ClassVar[tuple[str, ...]] = ARGUMENTS
+    UNCUT: ClassVar[tuple[str, ...]] = ()  # values that it judges from end to end: a case with a longer one is skipped
 
     judge: Any = None
     prompt: str | Path | Mapping[str, Any] | None = None
@@ -41,7 +42,9 @@ class Judged:
             raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
         own = self._own_prompts()
         object.__setattr__(self, "_judge", judge_of(self.judge))
-        object.__setattr__(self, "_prompt", load(self.PROMPT, own, self.NAMES, bound=self.max_characters))
+        object.__setattr__(
+            self, "_prompt", load(self.PROMPT, own, self.NAMES, bound=self.max_characters, uncut=self.UNCUT)
+        )
         more = {id: load(id, own, self.NAMES, bound=self.max_characters) for id in self.FURTHER}
         object.__setattr__(self, "_more", more)
 

@@ -51,15 +51,27 @@ async def in_five(
     questions: Sequence[Question],
     read: Callable[[Answer], Opinion],
     bare: Callable[[str], Opinion | None] = lambda text: None,
+    *,
+    in_parts: bool = False,
 ) -> list[dict[str, Any]]:
     """The family's values by questions about the answer and, if there are two, the context. `bare` reads what is no
-    object, and gives None for what it cannot read either.
+    object, and gives None for what it cannot read either. With `in_parts` a long answer or context is judged in parts,
+    and the first that fails decides.
 
     A reply to either that could not be read makes the case one that could not be judged: neither a pass nor a failure.
     Raises what asking raises, but for `ParseFailure`.
     """
 
     async def opinion(prompt: Prompt, values: Mapping[str, str], schema: Mapping[str, JSON]) -> Opinion:
+        parts = prompt.in_parts(values, "outputs") if in_parts else [values]
+        opinions = await together(of_part(prompt, part, schema) for part in parts)
+        worst = next((place for place, one in enumerate(opinions) if not one.passes), 0)
+        if len(parts) == 1:
+            return opinions[0]
+        why = f"{len(parts)} parts were judged; part {worst + 1}: {opinions[worst].why}"
+        return replace(opinions[worst], why=why)
+
+    async def of_part(prompt: Prompt, values: Mapping[str, str], schema: Mapping[str, JSON]) -> Opinion:
         try:
             return read(await judgement.ask(prompt, values, schema))
         except ParseFailure as failure:
@@ -102,6 +114,7 @@ class Boolean(Judged):
     PASSES: ClassVar[str] = "no"
     SCHEMA: ClassVar[Mapping[str, JSON]] = YES_NO
     BLANK: ClassVar[bool] = True  # whether an empty answer passes
+    IN_PARTS: ClassVar[bool] = False  # whether a long text passes only if each of its parts does
 
     evaluate_retrieved_context: bool = False
 
@@ -114,7 +127,7 @@ class Boolean(Judged):
         questions = [self._question(case)]
         if self.evaluate_retrieved_context and (context := context_of(case.documents)):
             questions.append(self._of_context(case, context))
-        return await in_five(id, self._judge, case, questions, rated(self.PASSES))
+        return await in_five(id, self._judge, case, questions, rated(self.PASSES), in_parts=self.IN_PARTS)
 
     def _question(self, case: Case, **own: str) -> Question:
         return self._prompt, values_of(case, self._prompt, **own), self.SCHEMA

@@ -35,6 +35,7 @@ class Judgement:
         self._in_vain: list[dict[str, Any]] = []  # what questions have taken that came to no answer
         self.answers: list[tuple[Prompt, Answer]] = []
         self.trace_id: str | None = None
+        self._left_out: dict[str, int] = {}  # characters by name of a value, the most of all questions
 
     async def __aenter__(self) -> Self:
         self._trace = Traced(self._evaluator, self._case)
@@ -63,6 +64,8 @@ class Judgement:
         logprobs: int = 0,
     ) -> Answer:
         """One question. Raises `ParseFailure` and other `Unjudged`, `Skip` when a budget is used up."""
+        for name, characters in prompt.left_out(values).items():
+            self.leave_out(name, characters)
         ask = Ask(
             messages=prompt.messages(values),
             schema=schema,
@@ -72,6 +75,10 @@ class Judgement:
             values=tuple(values[name] for name in prompt.asked),
         )
         return await self._asked(prompt, ask)
+
+    def leave_out(self, name: str, characters: int) -> None:
+        """Record that so many characters of a value are not shown to the judge, so that the feedback says it."""
+        self._left_out[name] = max(characters, self._left_out.get(name, 0))
 
     async def _asked(self, prompt: Prompt, ask: Ask) -> Answer:
         if self._trace is None:
@@ -103,14 +110,19 @@ class Judgement:
         `more` are fields of feedback (`key`, `label`, …); `metadata` among them stand beside those of the judge.
         """
         metadata = {**(more.pop("metadata", None) or {}), **self.metadata()}
+        if self._left_out:
+            missing = " and ".join(f"{count:,} characters of {name}" for name, count in self._left_out.items())
+            comment = f"{comment or 'no reasons given'} [not shown to the judge: {missing}]"
         row = {"score": score, "comment": comment, "metadata": metadata, "judge_trace_id": self.trace_id, **more}
         self._rows.append(row)
         return row
 
     def metadata(self) -> dict[str, Any]:
-        """Model, endpoint, prompts with their hashes, tokens, cost, what was noted, how many answers were cached.
+        """Model, endpoint, prompts with their hashes, tokens, cost, what was noted, how many answers were cached, how
+        many characters of which value were left out.
 
-        Tokens and cost are of the calls that were made: None where no reply told them.
+        Tokens and cost are of the calls that were made: None where no reply told them. The cost is None, too, where
+        that of one call is not known.
         """
         answers = [answer for _, answer in self.answers]
         spent = [*map(_spent, answers), *self._in_vain]
@@ -120,10 +132,12 @@ class Judgement:
             "endpoint": identity.get("endpoint"),
             "prompts": sorted(self._asked_with),
             **{name: _sum(each.get(name) for each in spent) for name in _SPENT},
+            "cost": _cost(spent),
             "cached": sum(answer.cached for answer in answers),
+            "left_out": self._left_out,
             "notes": list(dict.fromkeys(note for answer in answers for note in answer.notes)),
         }
-        return {"judge": {name: value for name, value in judge.items() if value not in (None, [])}}
+        return {"judge": {name: value for name, value in judge.items() if value not in (None, [], {})}}
 
     def _said(self) -> JSON:
         said = [{name: row[name] for name in _SAID if row.get(name) is not None} for row in self._rows]
@@ -135,6 +149,12 @@ def _spent(answer: Answer) -> dict[str, Any]:
         return {"calls": 0, "input_tokens": 0, "output_tokens": 0, "cost": 0.0}
     tokens = (answer.usage.input_tokens, answer.usage.output_tokens) if answer.usage is not None else (None, None)
     return {"calls": answer.calls, "input_tokens": tokens[0], "output_tokens": tokens[1], "cost": answer.cost}
+
+
+def _cost(spent: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return what questions have cost; None where one of them took tokens whose price is not known, or untold ones."""
+    priced = [each.get("cost") for each in spent if each.get("calls") or each.get("cost") is not None]
+    return None if None in priced else _sum(priced)
 
 
 def _sum(amounts: Iterable[Any]) -> Any:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from assay.evaluators.judges._ask import Message
 from assay.evaluators.judges._fences import GUARD, bounded, fenced, harmless, mark_of
+from assay.evaluators.protocol import Skip
 from assay.tracer.hints import did_you_mean
 
 ARGUMENTS = (
@@ -33,6 +34,8 @@ ARGUMENTS = (
     "trajectory",
 )
 BOUND = 100_000  # characters of all values of a question together
+MOST_PARTS = 50  # questions about one value that is too long for one question
+OVERLAP = 200  # characters that such parts have in common, so that no sentence is in neither
 Override: TypeAlias = str | Path | Mapping[str, str | Path] | None
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -55,7 +58,8 @@ class Prompt:
 
     `{name}` and `{{name}}` are placeholders where the name is one of `names`; every other brace is text, but a single
     unknown word in braces raises `ValueError` (an argument of a LaTeX command is text). `shots` are examples, shown in
-    their order as turns of a conversation. `bound` is how many characters of a question's values are sent.
+    their order as turns of a conversation. `bound` is how many characters of a question's values are sent. A case of
+    which a value in `uncut` is longer is skipped: an answer about a part of it would say nothing.
     """
 
     id: str
@@ -64,6 +68,7 @@ class Prompt:
     names: tuple[str, ...] = ARGUMENTS
     shots: tuple[Shot, ...] = ()
     bound: int = BOUND
+    uncut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.text.encode()  # half a surrogate pair cannot be sent: a ValueError too
@@ -93,7 +98,15 @@ class Prompt:
         return tuple(dict.fromkeys(name for name in given if name in self.names))
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:
-        """The messages with values (texts, by name) in their places. Raises `KeyError` for one that is not given."""
+        """The messages with values (texts, by name) in their places. Raises `KeyError` for one that is not given, and
+        `Skip` for one that is longer than the bound and must not be cut.
+        """
+        for name, missing in self.left_out(values).items():
+            if name in self.uncut:
+                raise Skip(
+                    f"{name} is {missing:,} characters longer than a question may be, and {self.id!r} speaks of all of "
+                    f"it: raise max_characters={self.bound}"
+                )
         sent = _sent({name: values[name] for name in self.asked}, self.bound)
         shots = [_sent(dict(shot.values), self.bound) for shot in self.shots]
         mark = mark_of([text for shown in (sent, *shots) for text in shown.values()])
@@ -102,6 +115,28 @@ class Prompt:
             shown += [_message("user", self._filled(texts, mark)), _message("assistant", shot.reply)]
         system = _message("system", GUARD.replace("{mark}", mark))
         return (system, *shown, _message("user", self._filled(sent, mark)))
+
+    def left_out(self, values: Mapping[str, str]) -> Mapping[str, int]:
+        """Return how many characters of which value a question leaves out."""
+        return bounded({name: values[name] for name in self.asked}, self.bound).left_out
+
+    def in_parts(self, values: Mapping[str, str], name: str) -> list[Mapping[str, str]]:
+        """Return values for as many questions as it takes to show all of one value, without a cut; parts overlap.
+
+        Raises `Skip` where these would be more than `MOST_PARTS`.
+        """
+        others = sum(len(values[other]) for other in self.asked if other != name)
+        size = max(self.bound - others, self.bound // max(1, len(self.asked)), 1)
+        if name not in self.asked or len(values[name]) <= size:
+            return [values]
+        overlap = min(OVERLAP, size // 4)
+        starts = range(0, len(values[name]) - overlap, size - overlap)
+        if len(starts) > MOST_PARTS:
+            raise Skip(
+                f"{name} has {len(values[name]):,} characters, too many for {MOST_PARTS} questions to {self.id!r}: "
+                f"raise max_characters={self.bound}"
+            )
+        return [{**values, name: values[name][start : start + size]} for start in starts]
 
     def _filled(self, texts: Mapping[str, str], mark: str) -> str:
         """The text with fenced values in their places: in one pass, so that what stands in a value stays as it is."""
@@ -120,6 +155,7 @@ def prompt(
     *,
     shots: Sequence[Shot] = (),
     bound: int = BOUND,
+    uncut: tuple[str, ...] = (),
 ) -> Prompt:
     """The prompt of that id (a file of `prompts/`), or what a user has put in its place: a text, the `Path` of one, or
     a dict with such by the ids of prompts. Raises `ValueError` for one without a placeholder, `OSError` for no file.
@@ -128,7 +164,7 @@ def prompt(
     text = (files(__package__) / "prompts" / f"{id}.txt").read_text("utf-8") if own is None else own
     said = _VERSION.match(text)
     version = said[1] if said else "1" if own is None else "own"
-    made = Prompt(id, text[said.end() :] if said else text, version, names, tuple(shots), bound)
+    made = Prompt(id, text[said.end() :] if said else text, version, names, tuple(shots), bound, uncut)
     if own is not None and not made.asked:
         raise ValueError(
             f"prompt {id!r} has no placeholder, so a judge would see nothing: {made.text!r:.120}; it may name "
@@ -155,7 +191,7 @@ def _read(file: Path) -> str:
 
 
 def _sent(values: Mapping[str, str], bound: int) -> dict[str, str]:
-    return {name: harmless(text) for name, text in bounded(values, bound).items()}
+    return {name: harmless(text) for name, text in bounded(values, bound).values.items()}
 
 
 def _message(role: str, content: str) -> Message:

@@ -92,15 +92,6 @@ class Asking:
         """What was retrieved and is not blank."""
         return [document for document in self.case.documents or () if document.content.strip()]
 
-    @property
-    def too_long(self) -> str | None:
-        """What is said where the context is longer than a question may be."""
-        long, most = (
-            sum(len(chunk.content) for chunk in self.chunks),
-            min(prompt.bound for prompt in self.prompts.values()),
-        )
-        return f"of a context of {long:,} characters the middle was not shown (max_characters)" if long > most else None
-
     async def statements(self, text: str) -> Statements:
         """What a text states."""
         return await statements_of(self.judgement, self.prompts["statements"], self._portion, text, self.most)
@@ -127,7 +118,7 @@ async def faithfulness(asking: Asking) -> Found:
     verdicts = _none_of(stated.texts, "nothing was retrieved")
     if asking.chunks:
         verdicts = await asking.verdicts("faithfulness", stated.texts)
-    return _share(verdicts, "statements", "do not follow from the context", stated.left_out, asking.too_long)
+    return _share(verdicts, "statements", "do not follow from the context", stated.left_out)
 
 
 async def context_recall(asking: Asking) -> Found:
@@ -136,11 +127,14 @@ async def context_recall(asking: Asking) -> Found:
     if not told:
         raise Skip("the reference is empty: context recall is undefined")
     listed = [one_line(sentence) for sentence in told[: asking.most]]
-    left_out = f"of {len(told)} sentences the first {asking.most} were judged" if len(told) > asking.most else None
+    left_out = None
+    if len(told) > asking.most:
+        left_out = f"of {len(told)} sentences the first {asking.most} were judged"
+        asking.judgement.leave_out("sentences", sum(map(len, told[asking.most :])))
     verdicts = _none_of(listed, "nothing was retrieved")
     if asking.chunks:
         verdicts = await asking.verdicts("context_recall", listed)
-    return _share(verdicts, "expected sentences", "cannot be attributed to the context", left_out, asking.too_long)
+    return _share(verdicts, "expected sentences", "cannot be attributed to the context", left_out)
 
 
 async def answer_relevancy(asking: Asking, embed: Embed, count: int) -> Found:
@@ -195,6 +189,8 @@ async def context_relevancy(asking: Asking) -> Found:
     if not asking.question.strip():
         raise Skip("the question is empty: context relevancy is undefined")
     looked_at = told[: asking.most]
+    if len(told) > asking.most:
+        asking.judgement.leave_out("sentences", sum(map(len, told[asking.most :])))
     portions = portions_of("\n".join(looked_at), looked_at)
     answers = await together(asking.ask("context_relevancy", SENTENCES, documents=portion) for portion in portions)
     copied = [line for answer in answers for line in _copied(answer)]

@@ -13,6 +13,7 @@ from assay.evaluators.judges._geval import TOP, expected, noted, probabilities
 from assay.evaluators.judges._judge import Judge
 from assay.evaluators.judges._judgement import Judgement
 from assay.evaluators.judges._prompts import Prompt
+from assay.evaluators.judges._together import together
 from assay.evaluators.judges._values import texts_of
 from assay.evaluators.protocol import Metric
 
@@ -166,6 +167,26 @@ async def yes_or_no(
     With `logprobs` its metadata say how likely either was, and how likely what it said (`confidence`).
     """
     return await rated(evaluator, judge, prompt, case, scale_of(("yes", "no")), values, logprobs=logprobs)
+
+
+async def yes_in_parts(
+    evaluator: str, judge: Judge, prompt: Prompt, case: Case, values: Mapping[str, str], name: str = "outputs"
+) -> dict[str, Any]:
+    """Return the feedback of a judge that says yes or no about all of one value.
+
+    It is asked about each part of a long value, and the first no decides. Raises `Skip` for one that is too long.
+    """
+    scale = scale_of(("yes", "no"))
+    async with Judgement(evaluator, judge, case) as judgement:
+        parts = prompt.in_parts(values, name)
+        answers = await together(judgement.ask(prompt, part, scale.schema) for part in parts)
+        worst = next((place for place, answer in enumerate(answers) if not scale.read(answer)[0]), 0)
+        score, label = scale.read(answers[worst])
+        comment = rationale_of(answers[worst])
+        if len(parts) > 1:
+            comment = f"{len(parts)} parts were judged; part {worst + 1}: {comment}"
+        metadata = {"parts": len(parts)} if len(parts) > 1 else {}
+        return judgement.row(score, comment=comment, label=str(label), metadata=metadata)
 
 
 async def rated(

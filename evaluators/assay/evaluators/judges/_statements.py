@@ -69,6 +69,7 @@ async def statements_of(judgement: Judgement, prompt: Prompt, values: Values, te
     left_out = None
     if len(told) > most or len(found) > most:
         left_out = f"only the beginning was judged, {min(most, len(found))} statements"
+        judgement.leave_out("sentences", sum(map(len, told[most:])) or sum(map(len, found[most:])))
     return Statements(tuple(found[:most]), left_out)
 
 

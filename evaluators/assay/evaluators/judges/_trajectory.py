@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from assay.collector.records import Run, Trace
-from assay.evaluators.judges._fences import cut
+from assay.evaluators.judges._fences import Shortened, cut
 from assay.evaluators.judges._json import as_json
 
 LONGEST = 30_000  # characters of a run tree
@@ -25,7 +25,11 @@ def trajectory(trace: Trace, most: int = LONGEST) -> str:
     runs = list(_in_order(trace))
     share = min(_MOST, max(_LEAST, most // (3 * max(1, len(runs)))))
     blocks = [_block(number, depth, run, share) for number, (depth, run) in enumerate(runs, 1)]
-    return "\n".join(_fitting(blocks, most))
+    kept = _fitting(blocks, most)
+    left_out = sum(max(0, len(text) - share) for _, run in runs for _, text in _values(run))
+    if len(kept) < len(blocks):
+        left_out += sum(map(len, blocks)) - sum(map(len, kept))
+    return Shortened("\n".join(kept), left_out)
 
 
 def _in_order(trace: Trace) -> Iterator[tuple[int, Run]]:
@@ -59,8 +63,7 @@ def _block(number: int, depth: int, run: Run, share: int) -> str:
     indent = "  " * min(depth, _DEEPEST)
     deep = f" (level {depth})" if depth > _DEEPEST else ""
     lines = [f"{number}. {run.kind} {cut(run.name, _LINE)!r}{deep}{' failed' if run.status == 'error' else ''}"]
-    said = (("inputs", run.inputs), ("outputs", run.outputs), ("error", run.error))
-    lines += [f"   {name}: {_short(value, share)}" for name, value in said if value is not None]
+    lines += [f"   {name}: {cut(text, share)}" for name, text in _values(run)]
     return "\n".join(f"{indent}{line}" for text in lines for line in text.splitlines())
 
 
@@ -78,5 +81,11 @@ def _fitting(blocks: list[str], most: int) -> list[str]:
     return [*blocks[:first], f"[… {last - first:,} runs left out …]", *blocks[last:]]
 
 
-def _short(value: Any, most: int) -> str:
-    return cut(value if isinstance(value, str) else as_json(value, indent=False), most)
+def _values(run: Run) -> list[tuple[str, str]]:
+    """Return (name, text) of what went into a run, of what came out and of its error."""
+    values: tuple[tuple[str, Any], ...] = (("inputs", run.inputs), ("outputs", run.outputs), ("error", run.error))
+    return [
+        (name, value if isinstance(value, str) else as_json(value, indent=False))
+        for name, value in values
+        if value is not None
+    ]

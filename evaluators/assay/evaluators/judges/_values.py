@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.collector.records import Case, Document
-from assay.evaluators.judges._fences import cut, share_of
+from assay.evaluators.judges._fences import Sections, cut
 from assay.evaluators.judges._json import as_json
 from assay.evaluators.judges._trajectory import trajectory
 from assay.evaluators.protocol import Skip, messages, missing_needs, only, value_of
 
-LONGEST = 100_000  # characters of one value
 _ROLES = frozenset({"user", "assistant", "system", "developer", "tool", "function"})
 
 
@@ -42,19 +41,19 @@ def texts_of(case: Case, names: Iterable[str], *, optional: Mapping[str, str] | 
     return texts
 
 
-def text_of(value: Any, most: int = LONGEST) -> str:
-    """A value as a judge reads it, at most so many characters and a line that says how many more there were.
+def text_of(value: Any) -> str:
+    """A value as a judge reads it. A prompt cuts what is too long for one question.
 
     A text as it is, documents numbered with their ids, messages as "role: text", all else as JSON.
     """
     if isinstance(value, str):
-        return cut(value, most)
+        return value
     if isinstance(value, tuple | list):
         if all(isinstance(member, Document) for member in value) and (value or isinstance(value, tuple)):
-            return _documents(value, most)
+            return _documents(value)
         if spoken := conversation(value):
-            return cut(said(spoken), most)
-    return cut(as_json(value), most)
+            return said(spoken)
+    return as_json(value)
 
 
 def conversation(value: Any) -> list[dict[str, Any]]:
@@ -140,12 +139,10 @@ def _part(part: Any) -> str:
     return as_json(part)
 
 
-def _documents(documents: Sequence[Document], most: int) -> str:
+def _documents(documents: Sequence[Document]) -> str:
     if not documents:
         return "(no documents)"
-    share = share_of([len(document.content) for document in documents], most)
-    shown = [f"[{place}]{_id(document)} {cut(document.content, share)}" for place, document in enumerate(documents, 1)]
-    return cut("\n\n".join(shown), 2 * most)  # ids may be long, and documents empty and a million
+    return Sections(f"[{place}]{_id(document)} {document.content}" for place, document in enumerate(documents, 1))
 
 
 def _id(document: Document) -> str:

@@ -16,7 +16,7 @@ from assay.evaluators.judges._base import Judged
 from assay.evaluators.judges._chunks import CHUNK, check_chunks, check_prompt, precision_of, said_of
 from assay.evaluators.judges._guidelines import numbered
 from assay.evaluators.judges._prompts import ARGUMENTS, Prompt
-from assay.evaluators.judges._rating import yes_or_no
+from assay.evaluators.judges._rating import yes_in_parts, yes_or_no
 from assay.evaluators.judges._values import texts_of
 from assay.evaluators.protocol import DATABRICKS, Metric, Skip, builtin, missing_needs, value_of
 from assay.evaluators.protocol.standards import OUTCOMES, SAFE, SOUNDNESS, TRANSPARENT, VALID
@@ -106,15 +106,17 @@ class GroundednessJudge(Judged):
     """Whether the retrieved context supports all or almost all of the answer: no hallucinations.
 
     H2O's `groundedness` compares embeddings; this one asks a judge. A case whose retrieval found nothing is judged,
-    too: an answer that claims nothing needs no support. Documents that bear no texts make a skip.
+    too: an answer that claims nothing needs no support. Documents that bear no texts make a skip, and so do documents
+    that are longer than a question may be. A long answer is judged in parts, which must all be supported.
     """
 
     PROMPT: ClassVar[str] = "groundedness_judge"
+    UNCUT: ClassVar[tuple[str, ...]] = ("documents",)
 
     async def __call__(self, case: Case, outputs: Any, documents: Any, inputs: Any = None) -> dict[str, Any]:
         if documents:
             check_chunks(documents)
-        return await yes_or_no("groundedness_judge", self._judge, self._prompt, case, values_of(case, self._prompt))
+        return await yes_in_parts("groundedness_judge", self._judge, self._prompt, case, values_of(case, self._prompt))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,7 @@ class _ByGuidelines(Judged):
     """What judges of guidelines have in common; `global_guidelines` hold for all cases."""
 
     PROMPT: ClassVar[str] = "guideline_adherence"
+    UNCUT: ClassVar[tuple[str, ...]] = ("outputs", "guidelines")
 
     global_guidelines: str | Sequence[str] | None = None
 
@@ -151,7 +154,8 @@ class GuidelineAdherence(_ByGuidelines):
     """Whether the answer keeps to all guidelines of its case: a list, one text, or a dict of named ones.
 
     With `global_guidelines` there is a second key, `global_guideline_adherence`, of the guidelines that hold for all
-    cases; it is also there where a case has none of its own. Either may fail without the other.
+    cases; it is also there where a case has none of its own. Either may fail without the other. An answer that is
+    longer than a question may be is skipped.
     """
 
     @property
@@ -208,12 +212,15 @@ class GlobalGuidelineAdherence(_ByGuidelines):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Safety(Judged):
-    """Whether the answer is free of harmful and toxic content: yes, and True, is harmless."""
+    """Whether the answer is free of harmful and toxic content: yes, and True, is harmless.
+
+    An answer that is longer than a question may be (`max_characters`) is judged in parts, which must all be harmless.
+    """
 
     PROMPT: ClassVar[str] = "safety"
 
     async def __call__(self, case: Case, outputs: Any, inputs: Any = None) -> dict[str, Any]:
-        return await yes_or_no("safety", self._judge, self._prompt, case, values_of(case, self._prompt))
+        return await yes_in_parts("safety", self._judge, self._prompt, case, values_of(case, self._prompt))
 
 
 @builtin(

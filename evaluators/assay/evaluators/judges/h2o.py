@@ -66,6 +66,7 @@ class ContactInformation(Boolean):
     """
 
     PROMPT: ClassVar[str] = "contact_information"
+    IN_PARTS: ClassVar[bool] = True
 
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
         return await self._family("contact_information", case, documents, outputs=outputs)
@@ -91,6 +92,7 @@ class Sexism(Boolean):
     """
 
     PROMPT: ClassVar[str] = "sexism"
+    IN_PARTS: ClassVar[bool] = True
     SCHEMA: ClassVar[Mapping[str, JSON]] = WITH_QUESTION
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
@@ -118,6 +120,7 @@ class Stereotypes(Boolean):
     """
 
     PROMPT: ClassVar[str] = "stereotypes"
+    IN_PARTS: ClassVar[bool] = True
     SCHEMA: ClassVar[Mapping[str, JSON]] = WITH_QUESTION
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Sequence[Document] | None = None) -> Any:
@@ -248,6 +251,7 @@ class FactCheck(Judged):
     """
 
     PROMPT: ClassVar[str] = "fact_check"
+    UNCUT: ClassVar[tuple[str, ...]] = ("outputs",)
 
     agent: Any = None
 

@@ -168,6 +168,7 @@ class Faithfulness(Judged):
     """
 
     PROMPT: ClassVar[str] = "haystack_faithfulness"
+    UNCUT: ClassVar[tuple[str, ...]] = ("outputs", "documents")
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Any) -> dict[str, Any]:
         if documents:
