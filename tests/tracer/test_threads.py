@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
+import os
+import queue
+import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
 from opentelemetry import context as otel_context
 from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+from tests.tracer.conftest import Sink, until
 
-from assay.tracer import _threads, configure, session, span, trace
+from assay.tracer import _threads, configure, flush, inject, session, span, tags, trace, tracer_provider, user
+from assay.tracer.spans import marked
 from assay.tracer.testing import Spans, capture_spans
 
 
@@ -183,3 +191,307 @@ def test_subclasses_of_the_executor_are_as_before(traced: Spans) -> None:
     assert pool.count == 3
     assert sum(s.parent is not None for s in traced.spans) == 3
     assert sys.getrefcount(pool) < 10
+
+
+class Worker:
+    """A thread or task that the first request starts, and that works off the jobs of all requests."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.Queue[Any] = queue.Queue()
+
+    def run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            work, done = job
+            try:
+                work()
+            finally:
+                done.set()
+
+    def do(self, work: Callable[[], object]) -> None:
+        done = threading.Event()
+        self.jobs.put((work, done))
+        assert done.wait(60)
+
+
+def in_thread(run: Callable[[], None]) -> Callable[[], object]:
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread.join
+
+
+def in_executor(run: Callable[[], None]) -> Callable[[], object]:
+    pool = ThreadPoolExecutor(1)
+    return pool.submit(run).result
+
+
+def in_thread_pool(run: Callable[[], None]) -> Callable[[], object]:
+    pool = ThreadPool(1)
+    result = pool.apply_async(run)
+    pool.close()
+    return lambda: (result.get(), pool.join())
+
+
+def in_timer(run: Callable[[], None]) -> Callable[[], object]:
+    timer = threading.Timer(0, run)
+    timer.start()
+    return timer.join
+
+
+def of(traced: Spans, name: str, key: str) -> list[Any]:
+    return [(s.attributes or {}).get(key) for s in traced.spans if s.name == name]
+
+
+@pytest.mark.parametrize("started", [in_thread, in_executor, in_thread_pool, in_timer])
+def test_a_worker_that_a_request_starts_works_for_later_requests_on_its_own(traced: Spans, started: Any) -> None:
+    worker = Worker()
+    for number in range(3):
+        with session(f"s{number}"), user(f"u{number}"), tags("t"), span("request"):
+            if number == 0:
+                end = started(worker.run)
+            worker.do(leaf)
+    worker.jobs.put(None)
+    end()
+    first = next(s for s in traced.spans if s.name == "request")
+    spans = [s for s in traced.spans if s.name == "leaf"]
+    assert [s.parent and s.parent.span_id for s in spans] == [first.context.span_id, None, None]
+    assert len({s.context.trace_id for s in spans}) == 3
+    assert of(traced, "leaf", "session.id") == ["s0", None, None]
+    assert of(traced, "leaf", "user.id") == ["u0", None, None]
+    assert of(traced, "leaf", "tag.tags") == [("t",), None, None]
+    assert [[link.context.span_id for link in s.links] for s in spans] == [
+        [],
+        [first.context.span_id],
+        [first.context.span_id],
+    ]
+
+
+def test_an_asyncio_task_that_a_request_starts_works_for_later_requests_on_its_own(traced: Spans) -> None:
+    async def main() -> None:
+        jobs: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def work() -> None:
+            while (done := await jobs.get()) is not None:
+                leaf()
+                done.set_result(None)
+
+        async def request(number: int) -> None:
+            nonlocal task
+            with session(f"s{number}"), span("request"):
+                task = task or asyncio.create_task(work())
+                done = asyncio.get_running_loop().create_future()
+                await jobs.put(done)
+                await done
+
+        task: asyncio.Task[None] | None = None
+        for number in range(3):
+            await asyncio.create_task(request(number))
+        await jobs.put(None)
+        assert task is not None
+        await task
+
+    asyncio.run(main())
+    assert [s.parent is not None for s in traced.spans if s.name == "leaf"] == [True, False, False]
+    assert of(traced, "leaf", "session.id") == ["s0", None, None]
+
+
+def test_what_a_worker_sets_for_its_job_counts_and_what_the_ended_request_had_set_does_not(traced: Spans) -> None:
+    worker = Worker()
+
+    def job() -> None:
+        with session("mine"):
+            leaf()
+            assert "assay.user" not in inject()["baggage"]
+
+    def nested() -> None:
+        with span("job"):
+            leaf()
+            headers = inject()
+            assert "assay.user" not in headers.get("baggage", "")
+
+    with session("s"), user("u"), span("request"):
+        end = in_thread(worker.run)
+    worker.do(job)
+    worker.do(nested)
+    worker.do(lambda: tracer_provider().get_tracer("lib").start_as_current_span("call").__enter__())
+    worker.do(leaf)
+    worker.jobs.put(None)
+    end()
+    assert of(traced, "leaf", "session.id") == ["mine", None, None]
+    assert of(traced, "leaf", "user.id") == [None, None, None]
+
+
+def test_a_thread_inside_an_open_run_of_its_own_goes_on_after_the_request(traced: Spans) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with span("job"):
+            entered.set()
+            go_on.wait(60)
+            leaf()
+
+    with session("s"), span("request"):
+        end = in_thread(run)
+        assert entered.wait(60)
+    go_on.set()
+    end()
+    assert (traced.parent("job"), traced.parent("leaf")) == ("request", "job")
+    assert of(traced, "leaf", "session.id") == ["s"]
+
+
+def test_a_thread_of_a_step_belongs_to_it_while_the_request_goes_on(traced: Spans) -> None:
+    worker = Worker()
+    with span("request"):
+        with span("step"):
+            end = in_thread(worker.run)
+        worker.do(leaf)
+    worker.jobs.put(None)
+    end()
+    assert traced.parent("leaf") == "step"
+
+
+def test_timers_that_start_each_other_leave_the_request_behind(traced: Spans) -> None:
+    ended, done = threading.Event(), threading.Event()
+
+    def tick(left: int) -> None:
+        assert ended.wait(60)
+        leaf()
+        if left:
+            threading.Timer(0, tick, (left - 1,)).start()
+        else:
+            done.set()
+
+    with session("s"), span("request"):
+        threading.Timer(0, tick, (2,)).start()
+    ended.set()
+    assert done.wait(60)
+    assert len({s.context.trace_id for s in traced.spans}) == 4
+    assert of(traced, "leaf", "session.id") == [None] * 3
+
+
+def test_a_queued_task_belongs_to_the_run_that_submitted_it_although_that_has_ended(traced: Spans) -> None:
+    go_on = threading.Event()
+
+    def task() -> None:
+        leaf()
+        leaf()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(go_on.wait, 60)
+        with session("s"), span("request") as run:
+            queued = pool.submit(task)
+        go_on.set()
+        queued.result()
+    assert [s.parent and f"{s.parent.span_id:016x}" for s in traced.spans if s.name == "leaf"] == [run.span_id] * 2
+    assert of(traced, "leaf", "session.id") == ["s", "s"]
+
+
+def test_tasks_that_a_leftover_thread_submits_belong_to_no_request(traced: Spans) -> None:
+    worker = Worker()
+    with ThreadPoolExecutor(1) as pool:
+        with session("s"), span("request"):
+            end = in_thread(worker.run)
+        worker.do(lambda: pool.submit(leaf).result())
+        worker.jobs.put(None)
+        end()
+    assert traced.parent("leaf") is None
+    assert of(traced, "leaf", "session.id") == [None]
+
+
+CALLS: dict[str, Callable[[ThreadPool], object]] = {
+    "apply": lambda pool: pool.apply(leaf),
+    "apply_async": lambda pool: pool.apply_async(func=leaf).get(),
+    "map": lambda pool: pool.map(leaf, [1]),
+    "map_async": lambda pool: pool.map_async(leaf, [1]).get(),
+    "starmap": lambda pool: pool.starmap(leaf, [(1, 2)]),
+    "imap": lambda pool: list(pool.imap(leaf, [1])),
+    "imap_unordered": lambda pool: list(pool.imap_unordered(leaf, [1], 2)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_tasks_of_a_thread_pool_have_the_context_of_who_submits_them(traced: Spans, call: str) -> None:
+    with session("creator"), span("creator"):
+        pool = ThreadPool(1)
+        pool.apply(int)
+    with pool:
+        with session("submitter"), span("submitter"):
+            CALLS[call](pool)
+        assert pool.apply(otel_context.get_current) == {}
+        with pytest.raises(TypeError):
+            pool.imap()  # type: ignore[call-arg]
+    assert traced.parent("leaf") == "submitter"
+    assert of(traced, "leaf", "session.id") == ["submitter"]
+
+
+def test_a_thread_pool_made_before_the_first_trace_is_followed(sink: Sink) -> None:
+    code = """
+from multiprocessing.pool import ThreadPool
+pool = ThreadPool(1)
+from assay.tracer import flush, span, trace
+leaf = trace(name="leaf")(lambda _: 1)
+with span("root"):
+    pool.map(leaf, [1])
+assert flush(60)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "ASSAY_URL": sink.url})
+    ids = {s.name: s for s in sink.spans()}
+    assert ids["leaf"].parent_span_id == ids["root"].span_id
+
+
+def of_its_process(_: int) -> str:
+    with span("task") as run:
+        return run.trace_id
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_workers_of_a_process_pool_that_a_request_forks_belong_to_no_request(sink: Sink) -> None:
+    configure(url=sink.url)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool, session("s"), span("request") as run:
+        ids = list(pool.map(of_its_process, range(2)))
+    assert len({run.trace_id, *ids}) == 3
+
+
+def test_what_a_monitor_leaves_running_keeps_its_mark(traced: Spans) -> None:
+    worker = Worker()
+    with marked(), session("s"), span("evaluation"):
+        end = in_thread(worker.run)
+    worker.do(leaf)
+    worker.jobs.put(None)
+    end()
+    assert traced.parent("leaf") is None
+    assert (of(traced, "leaf", "assay.monitor"), of(traced, "leaf", "session.id")) == ([True], [None])
+
+
+def test_a_context_that_an_instrumentation_gives_explicitly_is_taken_as_it_is(traced: Spans) -> None:
+    with span("request"):
+        context = otel_context.get_current()
+    tracer_provider().get_tracer("lib").start_span("late", context).end()
+    assert traced.parent("late") == "request"
+
+
+def test_a_worker_in_a_joined_set_up_works_on_its_own_after_the_request(sink: Sink) -> None:
+    configure(url=sink.url, provider=TracerProvider())
+    worker = Worker()
+    with session("s"), span("request") as run:
+        end = in_thread(worker.run)
+        worker.do(leaf)
+    worker.do(leaf)
+    worker.jobs.put(None)
+    end()
+    assert flush(60)
+    spans = sorted((s for s in until(sink.spans) if s.name == "leaf"), key=lambda s: s.start_time_unix_nano)
+    assert [s.parent_span_id.hex() for s in spans] == [run.span_id, ""]
+    assert [link.span_id.hex() for link in spans[1].links] == [run.span_id]
+    assert [[a.value.string_value for a in s.attributes if a.key == "session.id"] for s in spans] == [["s"], []]
+
+
+def test_a_worker_beside_a_foreign_set_up_works_on_its_own_after_the_request(traced: Spans) -> None:
+    worker = Worker()
+    with TracerProvider().get_tracer("web").start_as_current_span("GET"), session("s"), span("request"):
+        end = in_thread(worker.run)
+        worker.do(leaf)
+    worker.do(leaf)
+    worker.jobs.put(None)
+    end()
+    assert [s.parent is not None for s in traced.spans if s.name == "leaf"] == [True, False]
+    assert of(traced, "leaf", "session.id") == ["s", None]

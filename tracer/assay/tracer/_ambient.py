@@ -38,7 +38,7 @@ def user(id: str) -> Iterator[None]:
 @contextmanager
 def tags(*tags: str) -> Iterator[None]:
     """All spans started inside get these tags, besides those of outer `tags(…)`. Also usable as a decorator."""
-    outer = _context.ambient(_context.get_current()).get(names.TAGS, ())
+    outer = _context.ambient(_context.live()).get(names.TAGS, ())
     with _below({names.TAGS: tuple(dict.fromkeys((*outer, *map(str, tags))))}):
         yield
 
@@ -76,7 +76,7 @@ def apart() -> Context:
 
 
 def _context_with(attributes: dict[str, Any], ctx: Context | None = None) -> Context:
-    ctx = _context.get_current() if ctx is None else ctx
+    ctx = _context.live() if ctx is None else ctx
     new = _context.with_value(ctx, _context.AMBIENT_KEY, {**_context.ambient(ctx), **attributes})
     with ours("baggage"):
         for key, value in attributes.items():

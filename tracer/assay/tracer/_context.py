@@ -7,11 +7,13 @@ of our own, so that its traces stay as they would be without us.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextvars import Token
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from opentelemetry import baggage
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
@@ -19,7 +21,7 @@ from opentelemetry.trace import SpanContext
 
 from assay.tracer import attributes as names
 from assay.tracer._sampling import KEY
-from assay.tracer._span import MARKED, SAMPLED, VENDOR, LiveSpan
+from assay.tracer._span import MARKED, SAMPLED, VENDOR, Clock, LiveSpan, Local, span_context
 
 # OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.
 OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())))
@@ -31,6 +33,8 @@ BAGGAGE = {
     names.MONITOR: names.MONITOR,
 }
 AMBIENT_KEY = otel_context.create_key("assay-ambient")  # attributes for all spans below: session, user, tags
+ORIGIN_KEY = otel_context.create_key("assay-origin")  # the span context that a trace started here links to
+KEPT_KEY = otel_context.create_key("assay-kept")  # an ended span that stays the parent: that of a queued pool task
 
 # The variable behind OpenTelemetry's context, learnt in the same way: it is three times as fast as the functions.
 _token = otel_context.attach(otel_context.get_current())
@@ -99,6 +103,78 @@ def parse_entry(text: str) -> Remote | None:
     except ValueError:
         return None
     return Remote(trace_id, span_id, bool(flags & SAMPLED), ot, bool(flags & MARKED)) if trace_id and span_id else None
+
+
+def live() -> Context:
+    """Return the current context, without the request that it was inherited from if that request has ended.
+
+    A thread or an asyncio task keeps the context that it was started with. Once the root of that trace has ended, what
+    the thread or task does is work of its own: it starts a new trace, linked to the span that it came from, without the
+    session, user and tags of the ended request. The mark of a monitor stays. The new context becomes the current one.
+    The same holds in a forked worker of a process pool, which inherits the context of the first task's submitter.
+    """
+    ctx = get_current()
+    ended = _ended_parent(ctx)
+    if ended is None:
+        return ctx
+    new = Context({key: value for key, value in ctx.items() if not _is_of_request(key, value)})
+    is_marked = names.MONITOR in ambient(ctx)
+    if ctx.get(AMBIENT_KEY) is not None:
+        new = with_value(new, AMBIENT_KEY, {names.MONITOR: True} if is_marked else None)
+    for key, name in BAGGAGE.items():
+        if key != names.MONITOR:
+            new = baggage.remove_baggage(name, new)
+    new = with_value(new, ORIGIN_KEY, ended)
+    attach(new)
+    return new
+
+
+def is_over(ctx: Context) -> bool:
+    """Return whether the trace that a context belongs to has ended in this process."""
+    return _ended_parent(ctx) is not None
+
+
+def keep_parent(ctx: Context) -> Context:
+    """Return a context whose parent stays the parent although its trace has ended."""
+    return with_value(ctx, KEPT_KEY, ctx.get(OWN_KEY) or ctx.get(OTEL_KEY))
+
+
+def _ended_parent(ctx: Context) -> SpanContext | None:
+    """The parent in a context if it has ended together with its local root; None for a parent that still counts."""
+    current = ctx.get(OWN_KEY) or ctx.get(OTEL_KEY)
+    span = current.span if isinstance(current, Hidden) else current
+    local = _local_of(span)
+    if local is None or ctx.get(KEPT_KEY) is current:
+        return None
+    assert isinstance(span, otel.Span)
+    if local.epoch != Clock.epoch:
+        has_ended = _is_pool_worker()
+    else:
+        has_ended = local.closed and not span.is_recording() and not _is_captured(local)
+    return span_context(local.trace_id, span.get_span_context().span_id) if has_ended else None
+
+
+def _is_pool_worker() -> bool:
+    """Return whether this process is a worker of a process pool."""
+    processes = sys.modules.get("multiprocessing.process")
+    target = getattr(processes.current_process(), "_target", None) if processes is not None else None
+    return getattr(target, "__module__", None) in ("concurrent.futures.process", "multiprocessing.pool")
+
+
+def _local_of(span: object) -> Local | None:
+    if isinstance(span, LiveSpan):
+        return span.local
+    joined: Local | None = getattr(span, "_assay_local", None)  # a span of a provider that we have joined
+    return joined
+
+
+def _is_captured(local: Local) -> bool:
+    """Whether the spans of a trace go to an experiment, however late they are."""
+    return local.account is None and local.undecided is None
+
+
+def _is_of_request(key: str, value: object) -> bool:
+    return key == OWN_KEY or (key == OTEL_KEY and _local_of(value) is not None)
 
 
 def with_span(ctx: Context, span: LiveSpan, hidden: bool) -> Context:

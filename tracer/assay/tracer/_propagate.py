@@ -41,7 +41,7 @@ def inject(carrier: MutableMapping[str, str] | None = None) -> MutableMapping[st
     """
     headers: MutableMapping[str, str] = {} if carrier is None else carrier
     with ours("inject"):
-        ctx = _context.get_current()
+        ctx = _context.live()
         _write(headers, ctx)
         if (local := _local(ctx)) is not None:
             count_sent(local)
@@ -88,7 +88,7 @@ def _with_entry(context: SpanContext, own: Remote) -> SpanContext:
 def extract(carrier: Mapping[str, str]) -> Iterator[None]:
     """What starts inside continues the trace in the carrier: `inject()`'s dict, or the headers of a request."""
     current()  # threads started inside, before any span, are to get the context too
-    token = _context.attach(_incoming(carrier, _context.get_current()))
+    token = _context.attach(_incoming(carrier, _context.live()))
     try:
         yield
     finally:
@@ -115,7 +115,7 @@ class carry(Generic[P, R]):
         self._carrier: dict[str, str] = {}
         self._local: Local | None = None
         with ours("inject"):
-            ctx = _context.get_current()
+            ctx = _context.live()
             _write(self._carrier, ctx)
             self._local = _local(ctx)
         functools.update_wrapper(self, function, updated=())

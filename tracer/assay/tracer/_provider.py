@@ -18,7 +18,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind
 
 from assay.tracer import _context, _sampling
 from assay.tracer import attributes as names
-from assay.tracer._context import AMBIENT_KEY, OTEL_KEY, OWN_KEY, Remote, from_baggage
+from assay.tracer._context import AMBIENT_KEY, ORIGIN_KEY, OTEL_KEY, OWN_KEY, Remote, from_baggage
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._errors import ours
 from assay.tracer._span import Clock, LiveSpan, Local, new_local, open_local
@@ -61,13 +61,20 @@ class Spans:
         ctx: Context,
         start_time: int | None = None,
     ) -> LiveSpan:
-        """A started span, child of the nearest span of ours in the context. `attributes` becomes the span's own."""
+        """Start a span as a child of the nearest span of ours in the context. `attributes` becomes the span's own.
+
+        If that span has ended with its trace and `ctx` is the current context, `_context.live` replaces the context.
+        A context that the caller chose itself is taken as it is.
+        """
+        parent = ctx.get(OTEL_KEY)
+        is_open = type(parent) is LiveSpan and parent._end_time is None and parent.local.epoch == Clock.epoch
+        if not is_open and (parent is not None or OWN_KEY in ctx) and ctx is _context.get_current():
+            ctx = _context.live()
         given = ctx.get(AMBIENT_KEY)
         if given is not None:
             attributes = merged(given, attributes)
-        parent = ctx.get(OTEL_KEY)
-        if type(parent) is LiveSpan and parent.local.epoch == Clock.epoch:
-            return self._child(parent, name, attributes, scope, start_time)
+        if is_open:
+            return self._child(parent, name, attributes, scope, start_time)  # type: ignore[arg-type]
         return self._start(name, attributes, scope, ctx, start_time)
 
     def _start(
@@ -124,6 +131,8 @@ class Spans:
         span.parent_remote, span.ambient = remote is not None, given or None
         if foreign is not None and not (remote and foreign.trace_id == trace_id):
             _note_foreign(span, foreign)
+        if remote is None and (origin := ctx.get(ORIGIN_KEY)) is not None:
+            span.add_link(origin)  # type: ignore[arg-type]
         return span
 
     def _local(self, trace_id: int, remote: Remote | None, foreign: SpanContext | None) -> Local:

@@ -15,6 +15,7 @@ from opentelemetry.context.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext
 
 from assay.tracer import _context, _errors, _settings
 from assay.tracer import attributes as names
@@ -90,10 +91,12 @@ class Runtime:
         self.delivery.close()
 
     def open(self, name: str, attributes: dict[str, Any], ctx: Context) -> tuple[otel.Span, Context]:
-        """A started span, and the context in which it is the current one."""
+        """A started span, and the context in which it is the current one. `ctx` is the current context."""
         if self._joined_tracer is not None and not isinstance(ctx.get(_context.OTEL_KEY), LiveSpan):
             return self._open_joined(self._joined_tracer, name, attributes, ctx)
         span = self.spans.start(name, attributes, SCOPE, ctx)
+        if not span.parent_id:
+            ctx = _context.get_current()  # `start` may have replaced it
         if self.spans.extra:
             self.spans.announce(span, ctx)
         return span, _context.with_span(ctx, span, span.hidden)
@@ -101,8 +104,11 @@ class Runtime:
     def _open_joined(
         self, tracer: otel.Tracer, name: str, attributes: dict[str, Any], ctx: Context
     ) -> tuple[otel.Span, Context]:
+        ctx = _context.live()
         given = ctx.get(_context.AMBIENT_KEY)
-        span = tracer.start_span(name, ctx, attributes=merged(given, attributes) if given else attributes)
+        origin = ctx.get(_context.ORIGIN_KEY) if _context.OTEL_KEY not in ctx else None
+        links = [Link(origin)] if isinstance(origin, SpanContext) else None
+        span = tracer.start_span(name, ctx, attributes=merged(given, attributes) if given else attributes, links=links)
         return span, otel.set_span_in_context(span, ctx)
 
     def fail(self, span: otel.Span, error: BaseException) -> None:
