@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from assay.collector.records import Feedback
 from assay.collector.stores import Store
 from assay.evaluators import evaluator
 from assay.evaluators.monitors import Stuck
+from assay.evaluators.monitors._memory import Memory, is_lack_of_memory, used
 from evaluators.watched import decisions, length, rule, scores, trace_id, until, verdicts, watching, whole
 
 
@@ -267,3 +269,36 @@ def test_a_rules_own_feedback_starts_no_loop(store: Store) -> None:
         store.add_feedback([Feedback(target=decisions(store)[0].target, key="x", score=1.0)])
         assert monitor.step() > 0
     assert [one.reopened for one in decisions(store)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lack"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (RuntimeError("can't start new thread"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (RuntimeError("no"), False),
+    ],
+)
+def test_a_lack_of_memory_is_recognised_in_what_led_to_an_error(error: Exception, is_lack: bool) -> None:
+    wrapped = ValueError("wrapped by a library")
+    wrapped.__cause__ = error
+    assert (is_lack_of_memory(error), is_lack_of_memory(wrapped)) == (is_lack, is_lack)
+
+
+def test_a_lack_of_memory_in_a_full_worker_is_not_the_evaluators_outcome(store: Store) -> None:
+    def large(outputs: str) -> bool:
+        raise MemoryError
+
+    memory = Memory(limit=(used() or 0) + (1 << 30))
+    filled = [bytearray(400 << 20)]
+    with watching(store, rule(evaluators=[large], retries=0), memory=memory) as monitor:
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+        (row,) = decisions(store)
+        assert (row.verdict, row.attempts) == ("waiting", 0)
+        assert row.reason.startswith("'large' is tried in another worker: the memory of this one was full (")
+        filled.clear()
+        run_until(monitor, lambda: verdicts(store) == {"1": "failed"})

@@ -13,6 +13,7 @@ import pytest
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators.monitors import Plan, Supervisor
+from evaluators.watched import decisions, whole
 from integration.serving import environment
 
 RULES = """
@@ -215,3 +216,65 @@ def test_a_worker_that_slept_together_with_its_supervisor_is_left_alone(url, tmp
         assert [child.pid for child in psutil.Process(process.pid).children()] == [worker.pid]
         worker.send_signal(signal.SIGSTOP)
         assert "gave no sign of life for 4 s" in process.stdout.readline()
+
+
+LEAKING = """
+KEPT = []
+
+@evaluator
+def leak(outputs):
+    KEPT.append(bytearray(550 << 20))
+    return True
+
+@evaluator
+def big(outputs):
+    return len(bytearray(400 << 20)) > 0
+
+@evaluator
+def greedy(outputs):
+    return len(bytearray(4 << 30)) > 0
+
+monitor("leaking", evaluators=[leak], filter={"name": "leaks"})
+monitor("large", evaluators=[big, greedy], filter={"name": "answer"}, retries=0)
+"""
+
+
+@pytest.mark.slow  # several processes that fill their memory
+def test_a_leaking_evaluator_does_not_make_those_of_other_rules_fail(store, url, tmp_path):
+    with supervised(tmp_path, url, more=LEAKING, memory=1 << 30, full=0.5) as monitor:
+        (first,) = monitor.running()
+        until(lambda: len(store.rules()) == 3)
+        store.append([whole(1, name="leaks")])
+        until(lambda: [row.verdict for row in decisions(store, rule="leaking")] == ["scored"])
+        store.append([whole(2)])
+        (done,) = until(lambda: [row for row in decisions(store, rule="large") if row.verdict == "failed"])
+        assert {key: state["state"] for key, state in done.states.items()} == {"big": "scored", "greedy": "failed"}
+        assert first.pid not in [worker.pid for worker in monitor.workers()]
+    (line,) = [line for line in monitor.told if "is replaced" in line]
+    assert "of 1.00 GiB; an evaluator keeps memory" in line
+
+
+FILLING = """
+KEPT = []
+
+@evaluator
+def fills(outputs):
+    try:
+        while True:
+            KEPT.append(bytearray(20 << 20))
+    except MemoryError:
+        KEPT.pop()
+        return True
+
+monitor("filling", evaluators=[fills])
+"""
+
+
+@pytest.mark.slow  # several processes that fill their memory
+def test_a_worker_that_stays_near_its_memory_limit_is_replaced(store, url, tmp_path):
+    with supervised(tmp_path, url, more=FILLING, memory=800 << 20, full=0.5) as monitor:
+        (first,) = monitor.running()
+        until(lambda: len(store.rules()) == 2)
+        store.append([whole(1)])
+        assert "worker 1 is replaced: it fills" in monitor.heard("is replaced")
+        until(lambda: [worker.pid for worker in monitor.workers()] not in ([], [first.pid]))

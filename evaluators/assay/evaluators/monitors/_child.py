@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,7 @@ from assay.collector import connect
 from assay.evaluators.monitors._conduct import Conduct
 from assay.evaluators.monitors._file import BrokenRules, load
 from assay.evaluators.monitors._guard import guard
+from assay.evaluators.monitors._memory import Memory, used
 from assay.evaluators.monitors._reload import content, sources
 from assay.evaluators.monitors._report import Teller
 from assay.evaluators.monitors._rule import Monitored
@@ -43,26 +45,29 @@ def main() -> None:
     os.set_inheritable(given.line, False)
     guard(given.report, given.memory)
     said: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
-    _begin(_beat, teller)
+    memory = Memory(given.memory)
+    _begin(_beat, teller, memory)
     _begin(_hear, given.line, said, given.ending)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: said.put(_END))
     try:
-        status = _run(given, teller, said)
+        status = _run(given, teller, said, memory)
     except BaseException:  # nothing of this process's may end it without a word
         teller.tell("say", text=f"a worker failed: {traceback.format_exc(limit=-3)}")
         status = FAILED
     _leave(status)
 
 
-def _run(given: argparse.Namespace, teller: Teller, said: queue.SimpleQueue[Mapping[str, Any]]) -> int:
+def _run(given: argparse.Namespace, teller: Teller, said: queue.SimpleQueue[Mapping[str, Any]], memory: Memory) -> int:
     rules = _loaded(given.file, teller)
     if rules is None:
         return BROKEN
+    memory.rules_are_loaded()
     first = said.get()
     if "end" in first:
         return 0
-    return Conduct(connect(given.url), rules, said=said, teller=teller).run({**first, "claim_s": given.claim})
+    conduct = Conduct(connect(given.url), rules, said=said, teller=teller, memory=memory)
+    return conduct.run({**first, "claim_s": given.claim})
 
 
 def _loaded(file: Path, teller: Teller) -> list[Monitored] | None:
@@ -95,11 +100,15 @@ def _frames(trace: TracebackType | None) -> list[tuple[str, int]]:
     return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(trace)]
 
 
-def _beat(teller: Teller) -> None:
-    """A sign of life; there is none while something keeps all threads of this process from running."""
+def _beat(teller: Teller, memory: Memory) -> None:
+    """Tell the supervisor that this process lives, and how full it is.
+
+    No message comes while something keeps all threads of this process from running.
+    """
     never = threading.Event()
     while not never.wait(BEAT):
-        teller.tell("beat")
+        with suppress(MemoryError):
+            teller.tell("beat", used=used(), deferred=memory.deferred)
 
 
 def _hear(line: int, said: queue.SimpleQueue[Mapping[str, Any]], ending: float) -> None:

@@ -13,6 +13,7 @@ from assay.collector.records import Rule, canonical
 from assay.collector.stores import Store
 from assay.evaluators.monitors._data import of_data
 from assay.evaluators.monitors._held import API
+from assay.evaluators.monitors._memory import Memory
 from assay.evaluators.monitors._report import Teller
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.monitors._run import Stuck
@@ -32,8 +33,10 @@ class Conduct:
     `said` is what the supervisor says: `{"resting": [[project, rule]], …}` or `{"end": seconds}`.
     """
 
-    def __init__(self, store: Store, own: Sequence[Monitored], *, said: Said, teller: Teller) -> None:
-        self._own, self._said, self._teller = own, said, teller
+    def __init__(
+        self, store: Store, own: Sequence[Monitored], *, said: Said, teller: Teller, memory: Memory | None = None
+    ) -> None:
+        self._own, self._said, self._teller, self._memory = own, said, teller, memory
         self._idle: dict[str, str] = {}  # rules of the API that cannot be, and why
         self._store = telling(store, teller, self._idle)
         self._resting: set[tuple[str, str]] = set()
@@ -68,7 +71,8 @@ class Conduct:
             self._resting = {(project, name) for project, name in message["resting"]}
 
     def _begin(self, of_api: Sequence[Monitored], claim_s: float | None, activate: bool = False) -> _Running:
-        monitor = Monitor(self._store, [*self._own, *of_api], activate=activate, claim_s=claim_s or CLAIM)
+        rules = [*self._own, *of_api]
+        monitor = Monitor(self._store, rules, activate=activate, claim_s=claim_s or CLAIM, memory=self._memory)
         monitor.rest(self._resting)
         return _Running(monitor, self._teller)
 

@@ -31,7 +31,7 @@ class Loading:
             if working.to_run(row.states, now) or row.inputs_hash is not None:
                 wanted.append(row)
             else:
-                yield Outcome(_empty(working, row), working.pauses, now).finish()
+                yield Outcome(_empty(working, row), working.pauses, working.memory, now).finish()
         yield from self._of_traces(working, [row for row in wanted if row.target.trace_id is not None], now)
         for row in wanted:
             if row.target.session_id is not None:
@@ -76,7 +76,7 @@ def _made(working: Working, row: Decision, case: Case | str, now: float) -> Made
         return job
     if row.inputs_hash == hashed and len(working.to_run(states, float("inf"))) == 0:
         return unchanged(job)
-    return Outcome(job, working.pauses, now).finish()
+    return Outcome(job, working.pauses, working.memory, now).finish()
 
 
 def _empty(working: Working, row: Decision) -> Job:

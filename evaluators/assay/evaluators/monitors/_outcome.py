@@ -10,6 +10,7 @@ from assay.collector.format import first_line
 from assay.collector.records import Feedback, Finish, Verdict
 from assay.evaluators.engine import Spent
 from assay.evaluators.monitors._job import Came, Job, is_done, state_of
+from assay.evaluators.monitors._memory import Memory
 from assay.evaluators.monitors._money import OverBudget
 from assay.evaluators.monitors._pauses import Pauses
 from assay.evaluators.protocol import may_pass, retry_after, status_of, wait_before
@@ -17,6 +18,8 @@ from assay.evaluators.protocol import may_pass, retry_after, status_of, wait_bef
 WORST: tuple[Verdict, ...] = ("failed", "skipped", "scored")
 SHADOW = "shadow:"  # before the keys of a shadow's feedback, which no mean of the rule's own key is to have
 WAIT_AGAIN = 1.0  # seconds, for what was not even begun
+FULL_TRIES = 10  # failures in full workers after which one more counts
+LONGEST_FULL = 300.0  # seconds between two of these tries
 
 
 class _Again(NamedTuple):
@@ -30,8 +33,8 @@ class _Again(NamedTuple):
 class Outcome:
     """The end of one claim. Made where pauses are known; `now` is in seconds of their clock."""
 
-    def __init__(self, job: Job, pauses: Pauses, now: float) -> None:
-        self._job, self._pauses, self._now = job, pauses, now
+    def __init__(self, job: Job, pauses: Pauses, memory: Memory, now: float) -> None:
+        self._job, self._pauses, self._memory, self._now = job, pauses, memory, now
         self._states: dict[str, Any] = {}
         self._reported: list[str] = []
         self._feedback: list[Feedback] = []
@@ -76,6 +79,11 @@ class Outcome:
 
     def _came(self, key: str, came: Came, before: Mapping[str, Any]) -> None:
         attempts = int(before.get("attempts") or 0)
+        full = int(before.get("full") or 0)
+        if full < FULL_TRIES and self._memory.is_to_blame(came.error):
+            why = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
+            self._wait(key, {**before, "full": full + 1}, _Again("waiting", min(2.0**full, LONGEST_FULL), why))
+            return
         again = self._to_try_again(key, came, attempts)
         if again is not None:
             counted = again.verdict == "waiting"

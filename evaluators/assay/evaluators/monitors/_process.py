@@ -19,6 +19,7 @@ from assay.evaluators.monitors._report import Listener
 
 Phase: TypeAlias = Literal["loading", "loaded", "running", "ending"]
 LEAVING = 4.0  # seconds for giving back and for what threads are left, when a worker ends
+NEAR = 0.9  # of the memory limit
 CHILD = "assay.evaluators.monitors._child"
 
 
@@ -28,7 +29,8 @@ class Plan:
 
     `key` is the collector's, handed over in the environment. The times are in seconds: `loading` for the file to run,
     `grace` beyond the longest timeout of its rules until a worker that gives no sign is replaced, `ending` for what
-    runs when all is told to end, `draining` when rules have changed.
+    runs when all is told to end, `draining` when rules have changed or a worker is full, `full` for which a worker may
+    be near its memory limit.
     """
 
     file: Path
@@ -41,6 +43,7 @@ class Plan:
     grace: float = 15.0
     ending: float = 2.0
     draining: float = 20.0
+    full: float = 10.0
     claim: float | None = None  # seconds for which a target is taken; None: as the monitor does
 
 
@@ -65,6 +68,9 @@ class Worker:
         self.silent = self.spent = 0.0  # seconds since the last sign of life, and in this phase
         self.overdue: str | None = None  # why it was killed
         self.claims: dict[tuple[str, ...], None] = {}
+        self.used: int | None = None  # bytes, as it was last told
+        self.near = 0.0  # seconds for which it has been near its memory limit
+        self._deferred = 0  # failures of evaluators because it was full
         report, theirs = os.pipe()
         mine, self._line = os.pipe()
         try:
@@ -81,7 +87,7 @@ class Worker:
 
     def enter(self, phase: Phase) -> None:
         """A new phase, whose time begins."""
-        self.phase, self.spent, self.silent = phase, 0.0, 0.0
+        self.phase, self.spent, self.silent, self.near = phase, 0.0, 0.0, 0.0
 
     def end(self, seconds: float) -> None:
         """Ask it to end: what runs has so many seconds to finish, the rest is given back."""
@@ -100,6 +106,8 @@ class Worker:
     def passed(self, seconds: float) -> None:
         """Time has passed; one that has no more of it is killed."""
         self.silent, self.spent = self.silent + seconds, self.spent + seconds
+        is_near = self.plan.memory is not None and (self.used or 0) > NEAR * self.plan.memory
+        self.near = self.near + seconds if is_near else 0.0
         if self.overdue and self.spent > 2.0:
             self.kill()
         elif not self.overdue and (why := self._too_long()):
@@ -117,13 +125,23 @@ class Worker:
             return f"it gave no sign of life for {longest + plan.grace:g} s"
         return None
 
+    def is_full(self, patience: float) -> bool:
+        """Whether another worker shall take its place: evaluators fail because of its memory, or it stays near the
+        limit for so many seconds.
+        """
+        return self.phase == "running" and (
+            self.near > patience or (self._deferred > 0 and self.spent > self.plan.full)
+        )
+
     def told(self) -> list[Mapping[str, Any]]:
         """What it says; signs of life and claims are noted here."""
         messages = list(self.listener.messages())
         if messages:
             self.silent = 0.0
         for message in messages:
-            if message["kind"] == "claimed":
+            if message["kind"] == "beat":
+                self.used, self._deferred = message.get("used"), message.get("deferred", 0)
+            elif message["kind"] == "claimed":
                 self.claims.update(dict.fromkeys(map(tuple, message["claims"])))
             elif message["kind"] == "finished":
                 for claim in message["claims"]:

@@ -19,6 +19,7 @@ from assay.evaluators.monitors._held import Held, Name
 from assay.evaluators.monitors._job import Job, claim_of
 from assay.evaluators.monitors._loading import Loading
 from assay.evaluators.monitors._marked import marked_runs
+from assay.evaluators.monitors._memory import Memory
 from assay.evaluators.monitors._outcome import Outcome
 from assay.evaluators.monitors._slots import Loop, seconds_for
 from assay.evaluators.monitors._working import Working
@@ -47,7 +48,9 @@ class Runner:
         claim_s: float,
         wake: threading.Event,
         now: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
     ) -> None:
+        self._memory = memory or Memory(None)
         self._store, self._holder, self._claim_s, self._wake, self._now = store, holder, claim_s, wake, now
         self._judgements = Judgements()
         self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -60,7 +63,9 @@ class Runner:
         self._orphans: set[str] = set()  # traces of judgements to which no feedback leads, perhaps stored already
         self._runs: list[Run] = []  # of judgements, which feedback leads to that is not stored before them
         self._unread: dict[Name, dict[Target, Decision]] = {}  # claimed, and still to be read
-        self.working = [Working(one, Loop(), self._put, self._judgements, ledgers.get(one.name)) for one in held]
+        self.working = [
+            Working(one, Loop(), self._put, self._judgements, ledgers.get(one.name), self._memory) for one in held
+        ]
         self._by_name = {one.held.name: one for one in self.working}
         self.finished = 0
         self.refused = 0
@@ -131,7 +136,7 @@ class Runner:
         working = self._by_name[job.held.name]
         now = self._now()
         working.ended(job)
-        finish = Outcome(job, working.pauses, now).finish()
+        finish = Outcome(job, working.pauses, working.memory, now).finish()
         self._finishes.append((working, finish))
         if orphans := _judged(f for came in job.came.values() for f in came.feedback) - _judged(finish.feedback):
             self._forget(orphans)
@@ -173,7 +178,7 @@ class Runner:
         self._over(job)
 
     def _claim(self) -> int:
-        if self._suspects:
+        if self._suspects or self._memory.is_short:
             return 0
         now = self._now()
         rooms = [(one, room) for one in self.working if (room := one.room(now)) > 0]

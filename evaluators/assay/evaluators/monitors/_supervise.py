@@ -19,6 +19,7 @@ from assay.tracer.backoff import pause
 TICK = 0.2  # seconds
 LOOK = 1.0  # seconds between two looks at the files
 LONGEST = 30.0  # seconds between a death and the next beginning
+STEADY = 600.0  # seconds of work after which a full worker counts as the first of its kind
 LIVED = 10.0  # seconds of work after which a death is not one more of a row
 AGAIN = 60.0  # seconds until a file that could not be loaded is tried once more, if nothing runs
 
@@ -44,6 +45,7 @@ class Supervisor:
         self._said: set[str] = set()  # of this content
         self._deaths = 0  # in a row
         self._begun = 0
+        self._full = 0  # workers replaced in a row because they were full
         self._not_before = 0.0
         self._looked = 0.0
 
@@ -174,8 +176,22 @@ class Supervisor:
     def _pass(self, seconds: float) -> None:
         for worker in self._workers:
             worker.passed(seconds)
+            if worker.is_full(min(self._plan.full * 2.0**self._full, STEADY)):
+                self._replace_full(worker)
         if self._rest.passed(seconds):
             self._send_rest()
+
+    def _replace_full(self, worker: Worker) -> None:
+        """Let another worker take the place of one whose memory stays full."""
+        self._full = 0 if worker.spent > STEADY else self._full + 1
+        if "full" not in self._said:
+            self._said.add("full")
+            used, limit = (f"{(size or 0) / 2**30:.2f}" for size in (worker.used, self._plan.memory))
+            self._tell(
+                f"worker {worker.number} is replaced: it fills {used} of {limit} GiB; an evaluator keeps memory, or "
+                "its rules need more (--memory). Later replacements are not logged"
+            )
+        worker.end(self._plan.draining)
 
     def _send_rest(self) -> None:
         for worker in self._workers:

@@ -19,6 +19,7 @@ from assay.collector.records import JSON, WorkerReport
 from assay.collector.stores import Store
 from assay.evaluators.monitors._feed import Follower
 from assay.evaluators.monitors._held import API, Held, Name, save
+from assay.evaluators.monitors._memory import Memory
 from assay.evaluators.monitors._money import StoreLedger, unpriced
 from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.monitors._run import Runner, Stuck
@@ -49,6 +50,7 @@ class Monitor:
         activate: bool = False,
         claim_s: float = CLAIM,
         now: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
     ) -> None:
         self.holder = f"{holder or f'{socket.gethostname()}/{os.getpid()}'}/{secrets.token_hex(4)}"
         owners = {rule.record.owner for rule in rules} - {API}
@@ -60,7 +62,9 @@ class Monitor:
         ledgers = {one.name: StoreLedger(store, one) for one in self._held}
         self._follower = Follower(store, self._held, self.holder, now)
         self._wake = threading.Event()
-        self._runner = Runner(store, self._held, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now)
+        self._runner = Runner(
+            store, self._held, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now, memory
+        )
         self._saved = False
         self._last = LAST
         self._over = threading.Event()

@@ -11,6 +11,7 @@ from assay.collector.statistics import percentile
 from assay.evaluators.judges import Ledger, charged
 from assay.evaluators.monitors._held import Held
 from assay.evaluators.monitors._job import Came, Job, is_done, state_of
+from assay.evaluators.monitors._memory import Memory
 from assay.evaluators.monitors._notes import Notes, noted
 from assay.evaluators.monitors._pauses import Pauses
 from assay.evaluators.monitors._slots import Loop, Slots
@@ -36,8 +37,9 @@ class Working:
         done: Callable[[Job], None],
         judgements: Judgements,
         money: Ledger | None,
+        memory: Memory,
     ) -> None:
-        self.held = held
+        self.held, self.memory = held, memory
         self.pauses = Pauses()
         self.claimed: dict[Target, Decision] = {}
         self.look_at = 0.0
