@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from assay.collector.errors import Refused
 from assay.collector.records import Key
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
+from integration.serving import COMMAND, environment
 
 
 def assay(*arguments: object, **options: Any) -> Any:
@@ -160,3 +162,25 @@ def test_the_audit_says_who_did_what(path: Path) -> None:
     assert json.loads(newest["about"]) == {"id": made["id"], "name": "ann [bold]"}
     shown = assay("audit", "--limit", 1, "--store", path).stdout
     assert ("delete_key" in shown, "save_key" in shown, "ann [bold]" in shown) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "why"),
+    [(["--require-key"], {}, "--require-key"), ([], {"ASSAY_API_KEY": "master"}, "ASSAY_API_KEY is set")],
+)
+def test_serve_says_why_it_requires_keys_on_loopback(
+    path: Path, options: list[str], env: dict[str, str], why: str
+) -> None:
+    created("first", "--store", path)
+    command = [*COMMAND, "serve", "--port", "0", "--no-grpc", "--store", str(path), *options]
+    with subprocess.Popen(command, env=environment() | env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines: list[str] = []
+        while not lines or "API keys are required" not in lines[-1]:
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+        assert lines[-1].strip() == f"API keys are required ({why})"
+        url = lines[0].split()[0]
+        assert httpx.get(f"{url}/api/count", timeout=60).status_code == 401
+        process.terminate()
+        process.communicate(timeout=60)

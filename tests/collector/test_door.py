@@ -44,6 +44,58 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
+# A server on loopback
+
+
+@pytest.fixture
+def unlocked(store: SQLiteStore) -> Iterator[Server]:
+    for secret, fields in (("p", {"project": "p"}), ("reader", {"scopes": ("read",)})):
+        sha = hashlib.sha256(secret.encode()).hexdigest()
+        store.save_key(Key(id=secret, name=secret, sha256=sha, **fields))  # type: ignore[arg-type]
+    with Server(store) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"authorization": "Bearer none"}, 200),  # of clients that demand a key
+        ({"authorization": "Bearer nonsense"}, 401),
+        ({"x-api-key": "nonsense"}, 401),
+        ({"api_key": "nonsense"}, 401),
+        ({"authorization": "Bearer reader"}, 403),
+        ({"authorization": "Bearer p"}, 403),  # deletion in bulk needs admin
+    ],
+)
+def test_a_key_that_is_sent_is_checked_on_loopback(unlocked, store, headers, status):
+    store.append([run()])
+    answer = httpx.delete(f"{unlocked.url}/api/traces?project=default", headers=headers, timeout=60)
+    assert answer.status_code == status
+    assert len(store.traces().items) == (0 if status == 200 else 1)
+
+
+def test_a_key_of_one_project_sees_that_project_on_loopback(unlocked, store):
+    store.append([run(project="p"), run(project="q")])
+    found = httpx.get(f"{unlocked.url}/api/values/project", headers=bearer("p"), timeout=60)
+    assert found.json() == ["p"]
+
+
+@pytest.mark.parametrize("given", [{"require_key": True}, {"api_key": MASTER}])
+def test_keys_can_be_required_on_loopback(store, given, monkeypatch):
+    monkeypatch.setenv("ASSAY_API_KEY", MASTER)
+    with Server(store, **given) as server:
+        for path in ("/api/traces", "/v1/traces"):
+            assert httpx.get(f"{server.url}{path}", timeout=60).status_code == 401
+        assert httpx.get(f"{server.url}/api/traces", headers=bearer(MASTER), timeout=60).status_code == 200
+
+
+def test_keys_that_are_required_must_exist(store, monkeypatch):
+    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    with pytest.raises(Refused, match="with --require-key it needs an API key: set ASSAY_API_KEY"):
+        Server(store, require_key=True)
+
+
 # Names
 
 

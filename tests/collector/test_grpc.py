@@ -97,6 +97,15 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+def test_a_key_that_is_sent_is_checked_on_loopback(server):
+    body = request(span())
+    wrong = refused(server, body, metadata=[("authorization", "Bearer nonsense")])
+    server.store.save_key(Key(id="reader", name="reader", sha256=hashed("reader"), scopes=KEYS["reader"]))
+    unfit = refused(server, body, metadata=[("authorization", "Bearer reader")])
+    assert (wrong.code(), unfit.code()) == (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    assert send(server, body) == b""
+
+
 # What it takes
 
 

@@ -28,7 +28,7 @@ from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import PROTOBUF, request, span
 
 SECRET = "secret"
-ALWAYS = Ages(fresh=0, patience=60, grace=60, pause=0)  # every request waits for a reading of its own
+ALWAYS = Ages(fresh=0, patience=60, grace=60, pause=0, apart=0)  # every request waits for a reading of its own
 
 
 def sha256(secret: str = SECRET) -> str:
@@ -138,7 +138,7 @@ def test_a_failing_store_is_named(store: Held) -> None:
 
 
 def test_the_last_keys_hold_while_the_store_does_not_answer(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0, patience=0.05, grace=60, pause=0))
+    keys = Keys(store, Ages(fresh=0, patience=0.05, grace=60, pause=0, apart=0))
     assert scopes(keys)
     with store.held():
         assert scopes(keys) == ("read", "write")
@@ -146,7 +146,7 @@ def test_the_last_keys_hold_while_the_store_does_not_answer(store: Held) -> None
 
 
 def test_a_reading_that_takes_long_is_waited_for_once(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0, patience=0.3, grace=60, pause=0))
+    keys = Keys(store, Ages(fresh=0, patience=0.3, grace=60, pause=0, apart=0))
     assert scopes(keys)
     with store.held():
         scopes(keys)
@@ -157,7 +157,7 @@ def test_a_reading_that_takes_long_is_waited_for_once(store: Held) -> None:
 
 
 def test_the_last_keys_do_not_hold_for_ever(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0.1, patience=0.05, grace=0.1, pause=0))
+    keys = Keys(store, Ages(fresh=0.1, patience=0.05, grace=0.1, pause=0, apart=0))
     start = time.monotonic()
     assert scopes(keys)
     with store.held():
@@ -168,7 +168,7 @@ def test_the_last_keys_do_not_hold_for_ever(store: Held) -> None:
 
 
 def test_an_expired_key_opens_nothing_though_the_store_does_not_answer(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0, patience=0.01, grace=60, pause=0))
+    keys = Keys(store, Ages(fresh=0, patience=0.01, grace=60, pause=0, apart=0))
 
     def opens_for_a_moment() -> bool:
         store.save_key(key("brief", expires_ns=time.time_ns() + 200_000_000))
@@ -204,7 +204,7 @@ def test_keys_are_read_once_for_many_requests(store: Held) -> None:
 
 
 def test_how_long_keys_hold() -> None:
-    assert Ages() == Ages(fresh=10.0, patience=1.0, grace=20.0, pause=1.0)  # docs/collector.md says so
+    assert Ages() == Ages(fresh=10.0, patience=1.0, grace=20.0, pause=1.0, apart=0.05)  # docs/collector.md says so
 
 
 def test_keys_are_remembered(store: Held) -> None:
@@ -215,7 +215,7 @@ def test_keys_are_remembered(store: Held) -> None:
 
 
 def test_keys_are_read_anew_before_they_are_too_old(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=200, patience=100, pause=0))
+    keys = Keys(store, Ages(fresh=200, patience=100, pause=0, apart=0))
     assert scopes(keys)
     keys._known = replace(keys._known, since=keys._known.since - 110)  # as if they had been read that long ago
     with store.held():
@@ -240,11 +240,20 @@ def test_a_revoked_key_opens_nothing_once_keys_are_read_anew(store: Held) -> Non
     assert scopes(keys) is None
 
 
-def test_a_key_that_was_made_meanwhile_opens_once_keys_are_read_anew(store: Held) -> None:
-    keys = Keys(store, ALWAYS)
-    assert scopes(keys, "new") is None
+def test_a_new_key_opens_in_its_first_request(store: Held) -> None:
+    keys = Keys(store)
+    assert scopes(keys)
+    assert scopes(keys, "new") is None  # as after somebody tried an unknown key
     store.save_key(key("new", scopes=("read",)))
     assert scopes(keys, "new") == ("read",)
+
+
+def test_unknown_keys_share_readings(store: Held) -> None:
+    async def many(keys: Keys) -> list[Key | None]:
+        return await asyncio.gather(*(keys.find(sha256(f"unknown {n}")) for n in range(100)))
+
+    assert asyncio.run(many(Keys(store))) == [None] * 100
+    assert store.readings <= 20
 
 
 def test_a_key_of_one_project_hides_none_of_the_same_secret(store: Held) -> None:

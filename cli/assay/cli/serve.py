@@ -33,6 +33,13 @@ Rules = Annotated[
     str | None,
     typer.Option("--monitor", metavar="RULES.PY", help="Evaluate what comes in by the rules of this file, too."),
 ]
+RequireKey = Annotated[
+    bool,
+    typer.Option(
+        "--require-key",
+        help="Ask every request for an API key, on loopback too; ASSAY_API_KEY in the environment has the same effect.",
+    ),
+]
 Cors = Annotated[
     list[str] | None,
     typer.Option(
@@ -92,6 +99,7 @@ def serve(
     forward: Forward = None,
     feedback_to: FeedbackTo = None,
     cors: Cors = None,
+    require_key: RequireKey = False,
     query_seconds: QuerySeconds = 10.0,
     decoders: Decoders = "auto",
 ) -> None:
@@ -117,16 +125,19 @@ def serve(
     _give_back_at_once()
     _tell_audit()
     with _loading(), SQLiteStore(path) as store:
-        key = os.environ.get("ASSAY_API_KEY")
-        if key is None and rules is not None and not is_loopback(bare(host)):
+        key = os.environ.get("ASSAY_API_KEY") or None
+        why_keys = _why_keys(host, key, require_key)
+        if key is None and rules is not None and why_keys:
             key = _key_of_one_run(store)
-        server = _server(store, host, port, key, cors or (), grpc_port, grpc, passes_on, tells, query_seconds, helpers)
+        server = _server(
+            store, host, port, key, require_key, cors or (), grpc_port, grpc, passes_on, tells, query_seconds, helpers
+        )
         pick_up = PickUp()
 
         def ready() -> None:
             if server.failure is None:
                 _settle()
-                _tell(server, path, passes_on)
+                _tell(server, path, passes_on, why_keys)
                 for target in tells.targets:
                     told = f"sends feedback on to {target.name}: {target.url}"
                     notes.print(told, soft_wrap=True, markup=False, highlight=False)
@@ -149,6 +160,7 @@ def _server(
     host: str,
     port: int,
     key: str | None,
+    require_key: bool,
     cors: Sequence[str],
     grpc_port: int | None,
     grpc: bool,
@@ -166,6 +178,7 @@ def _server(
         host=host,
         port=port,
         api_key=key,
+        require_key=require_key,
         cors=cors,
         grpc_port=usual if grpc_port is None or not grpc else grpc_port,
         grpc_required=grpc_port is not None,
@@ -186,7 +199,7 @@ def _decoders_of(asked: str) -> int:
     return int(asked)
 
 
-def _tell(server: Server, path: str, passes_on: Forwarder) -> None:
+def _tell(server: Server, path: str, passes_on: Forwarder, why_keys: str) -> None:
     notes.print(f"[bold]{server.url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
     if server.grpc_url is not None:
         notes.print(f"[bold]{server.grpc_url}[/]  takes OTLP over gRPC", soft_wrap=True)
@@ -198,15 +211,18 @@ def _tell(server: Server, path: str, passes_on: Forwarder) -> None:
         told = f"{', '.join(left)} in {path}.forward wait for targets that --forward does not name now"
         notes.print(told, soft_wrap=True, markup=False, highlight=False)
     _tell_who_else_reads(path)
-    _tell_who_needs_no_key(server.host)
+    if why_keys:
+        notes.print(f"API keys are required ({why_keys})", soft_wrap=True, markup=False, highlight=False)
 
 
-def _tell_who_needs_no_key(host: str) -> None:
-    if os.environ.get("ASSAY_API_KEY") and is_loopback(bare(host)):
-        told = (
-            f"ASSAY_API_KEY is asked of nobody: bound to {host} this server answers this machine alone, without keys;"
-        )
-        notes.print(f"{told} behind a proxy bind it to an address, such as 0.0.0.0", soft_wrap=True)
+def _why_keys(host: str, key: str | None, require_key: bool) -> str:
+    """Return what makes the server require keys: an option, a variable or its address; "" if it requires none."""
+    reasons = {
+        "--require-key": require_key,
+        "ASSAY_API_KEY is set": key is not None,
+        f"bound to {host}": not is_loopback(bare(host)),
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
 def _tell_who_else_reads(path: str) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Collection
 
 from assay.collector.errors import Refused
 
-PLACES = frozenset(("authorization", "x-api-key", "api_key"))
-_PLACES = PLACES | {name.encode() for name in PLACES}
+_NAMES = ("authorization", "x-api-key", "api_key")
+PLACES = frozenset((*_NAMES, *(name.encode() for name in _NAMES)))  # headers of HTTP, metadata of gRPC
+NO_KEY = "none"  # what a client that demands a key is given where the server requires none
 
 
 def secret_of(headers: Collection[tuple[str | bytes, str | bytes]]) -> str | None:
@@ -17,22 +18,23 @@ def secret_of(headers: Collection[tuple[str | bytes, str | bytes]]) -> str | Non
 
     It stands in `authorization`, as a bearer token, bare, or as the password of Basic, or in `x-api-key` or `api_key`.
     The same key may stand in several places. Where two differ neither is taken: whoever reads on behind us, or a proxy
-    before us, might take the other one. What is malformed, empty or of another scheme is no key.
+    before us, might take the other one. What is malformed, empty, `none` or of another scheme is no key.
     """
-    found = {secret for name, value in headers if name in _PLACES if (secret := _secret(name, value))}
+    found = {secret for name, value in headers if name in PLACES if (secret := _secret(name, value))}
     if len(found) > 1:
         raise Refused(f"two different API keys came, in {_listed(headers)}: send one")
     return next(iter(found), None)
 
 
 def _listed(headers: Collection[tuple[str | bytes, str | bytes]]) -> str:
-    names = {_text(name) for name, value in headers if name in _PLACES and _secret(name, value)}
+    names = {_text(name) for name, value in headers if name in PLACES and _secret(name, value)}
     return " and ".join(map(repr, sorted(names)))
 
 
 def _secret(name: str | bytes, value: str | bytes) -> str:
     text = _text(value).strip()
-    return _authorized(text) if name in ("authorization", b"authorization") else text
+    secret = _authorized(text) if name in ("authorization", b"authorization") else text
+    return "" if secret == NO_KEY else secret
 
 
 def _authorized(text: str) -> str:

@@ -39,9 +39,10 @@ class Server:
 
     Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
     port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
-    whose pages may send telemetry and feedback. `query_seconds` is how long a question may run. `decoders` are
-    processes that help to decode under load: so many at most, and one for large bodies. Raises `Refused`: a port is
-    taken, or the server would be open to others without a key.
+    whose pages may send telemetry and feedback. Beyond loopback, and with `require_key` or `api_key` (a key that may do
+    everything, as ASSAY_API_KEY may), every request needs a key; elsewhere a key that is sent is checked.
+    `query_seconds` is how long a question may run. `decoders` are processes that help to decode under load: so many at
+    most, and one for large bodies. Raises `Refused`: a port is taken, or there is no key where one is required.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Server:
         host: str = DEFAULT_HOST,
         port: int = 0,
         api_key: str | None = None,
+        require_key: bool = False,
         limits: Limits | None = None,
         cors: Iterable[str] = (),
         grpc_port: int | None = None,
@@ -61,10 +63,10 @@ class Server:
         decoders: int = 0,
     ) -> None:
         self.store, self.host = store, bare(host)
-        self._keys, secret = _asked(store, self.host, api_key)
+        self.door = _door(store, self.host, api_key, required=require_key)
         self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        self.door, self._metrics = Door(self._keys, secret), Metrics()
+        self._metrics = Metrics()
         self._forward = forward if forward and forward.targets else None
         self._feedback_to = feedback_to if feedback_to and feedback_to.targets else None
         keepers = [self._forward] if self._forward else []
@@ -160,8 +162,8 @@ class Server:
                 self._feedback_to.close()
             self._receiver.close()
             self._socket.close()
-            if self._keys:
-                self._keys.close()
+            if self.door.keys:
+                self.door.keys.close()
 
     def _announce(self, url: str | None) -> None:
         if isinstance(self.store, Serving):
@@ -176,10 +178,10 @@ class Guarded:
 
     def __init__(self, app: ASGI, scopes: Scopes, keys: KeyStore, *, host: str, port: int) -> None:
         self.host = bare(host)
-        self._keys, secret = _asked(keys, self.host)
+        self._door = _door(keys, self.host)
         self._socket = _bound(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._server = _Uvicorn(_config(Guard(app, scopes, Door(self._keys, secret))))
+        self._server = _Uvicorn(_config(Guard(app, scopes, self._door)))
 
     @property
     def url(self) -> str:
@@ -193,21 +195,23 @@ class Guarded:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
-            if self._keys:
-                self._keys.close()
+            if self._door.keys:
+                self._door.keys.close()
 
     def stop(self) -> None:
         """Stop, from any thread."""
         self._server.stop()
 
 
-def _asked(store: KeyStore, host: str, api_key: str | None = None) -> tuple[Keys | None, str | None]:
-    """Which keys a server is to ask for that binds there; none where it answers this machine alone."""
-    locked, secret = not is_loopback(host), api_key or os.environ.get("ASSAY_API_KEY")
-    if locked and not secret and not store.keys():
+def _door(store: KeyStore, host: str, api_key: str | None = None, *, required: bool = False) -> Door:
+    """Return the check of keys of a server that binds to `host`. Raises `Refused` if no key exists that is required."""
+    master = api_key or os.environ.get("ASSAY_API_KEY")
+    required = required or api_key is not None or not is_loopback(host)
+    if required and not master and not store.keys():
+        why = f"binding to {host!r} opens this server to others, so" if not is_loopback(host) else "with --require-key"
         way_out = "set ASSAY_API_KEY, or make a first key with `assay keys create NAME --store FILE`"
-        raise Refused(f"binding to {host!r} opens this server to others, so it needs an API key: {way_out}")
-    return Keys(store) if locked else None, secret
+        raise Refused(f"{why} it needs an API key: {way_out}")
+    return Door(Keys(store), master, required=required)
 
 
 class _Uvicorn(uvicorn.Server):

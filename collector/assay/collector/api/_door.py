@@ -38,16 +38,20 @@ class Refusal:
 
 
 class Door:
-    """Asks for keys if `keys` are given: for one of these, or for `api_key`, which opens everything."""
+    """Check of API keys: a key that is sent must be one of `keys`, or `api_key`, which opens everything.
 
-    def __init__(self, keys: Keys | None = None, api_key: str | None = None) -> None:
+    Requests without a key are refused if `required`; else they may do everything. Without `keys` nothing is checked.
+    """
+
+    def __init__(self, keys: Keys | None = None, api_key: str | None = None, *, required: bool = True) -> None:
         self.keys, self.tries = keys, Tries()
+        self._required = required
         self._master = sha256(api_key.encode()).digest() if api_key else None
 
     @property
     def locked(self) -> bool:
         """Whether a key is needed."""
-        return self.keys is not None
+        return self.keys is not None and self._required
 
     async def admit(self, headers: Headers, address: str, needed: Callable[[], str]) -> Access | Refusal:
         """What whoever sends these headers (or gRPC metadata) from an address may have, if that is what is needed.
@@ -61,7 +65,7 @@ class Door:
         except Refused as error:
             return Refusal(401, str(error))
         if secret is None:
-            return Refusal(401, NEEDED)
+            return Refusal(401, NEEDED) if self._required else Access(address=address)
         access = await self.tried(hashed(secret), address)
         return access if isinstance(access, Refusal) else enough(access, needed())
 

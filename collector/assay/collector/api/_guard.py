@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from assay.collector import _wire, pages
 from assay.collector._access import ACCESS, Access
 from assay.collector._acting import ACTING
+from assay.collector._credentials import PLACES
 from assay.collector._sign_ins import SignIns, bond_of, signed
 from assay.collector.api._door import Door, Refusal, enough
 from assay.collector.api._scopes import READING, Scopes
@@ -33,11 +34,11 @@ OURS = ("same-origin", "none", "")  # where a request comes from that a browser 
 
 
 class Guard:
-    """ASGI middleware. If the door is locked, a key is asked for that allows what the request needs; on pages a session
-    does, too.
+    """ASGI middleware. If keys are required, a request needs one that allows what it does; on pages a session suffices.
 
-    Otherwise the server is one of this machine: then a request must name it by a loopback name, which keeps a web page
-    from reaching it under a name of its own (DNS rebinding), and no proxy may say that it came from elsewhere.
+    Otherwise only this machine may send requests: each must name the server by a loopback name, which keeps a web page
+    from reaching it under a name of its own (DNS rebinding), and no proxy may say that it came from elsewhere. A key
+    that is sent is checked there, too.
     """
 
     def __init__(self, app: ASGI, scopes: Scopes, door: Door | None = None, sign_ins: SignIns | None = None) -> None:
@@ -70,9 +71,15 @@ class Guard:
     async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
         address = (scope.get("client") or ("",))[0]
         if not self.door.locked:
-            return _misnamed(scope, headers) or _unlocked(address)
+            return _misnamed(scope, headers) or await self._unlocked(scope, headers, address)
         if (session := await self._session(scope, headers, address)) is not None:
             return session
+        return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
+
+    async def _unlocked(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal:
+        """Return what a request may do where no key is required: everything, or what the key that it sends allows."""
+        if PLACES.isdisjoint(headers):
+            return _of_everybody(address)
         return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
 
     async def _session(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal | None:
@@ -126,8 +133,8 @@ def _of_name(netloc: bytes) -> Refusal | None:
 
 
 @lru_cache(64)
-def _unlocked(address: str) -> Access:
-    """What everybody may have who sends from an address, where no key is needed."""
+def _of_everybody(address: str) -> Access:
+    """Return what a request without a key may do where none is required."""
     return Access(address=address)
 
 

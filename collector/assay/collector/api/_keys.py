@@ -30,13 +30,15 @@ class Ages:
 
     At half of `fresh` the next reading begins, beside the requests; after `fresh` they wait for it, until it has taken
     `patience` (while no keys hold, as at the start: `grace`). While the store does not answer, the last keys hold for
-    `grace` more; then none does. A store that fails is asked again after `pause`.
+    `grace` more; then none does. A store that fails is asked again after `pause`. A key that is unknown waits for a
+    reading that begins after it came, so that a new key opens in its first request; these begin `apart` at least.
     """
 
     fresh: float = 10.0
     patience: float = 1.0
     grace: float = 20.0
     pause: float = 1.0
+    apart: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class Keys:
 
     async def find(self, sha256: str) -> Key | None:
         """A key; None if it is unknown, revoked or expired. Raises `Unavailable`: the store is silent."""
-        key = (await self._keys()).get(sha256)
+        asked = time.monotonic()
+        key = (await self._keys()).get(sha256) or (await self._keys_after(asked)).get(sha256)
         return key if key and _opens(key) else None
 
     def peek(self, sha256: str) -> Key | None:
@@ -91,6 +94,23 @@ class Keys:
             raise Unavailable(f"the API keys cannot be read now: {self._why()}")
         return self._known.keys
 
+    async def _keys_after(self, moment: float) -> Mapping[str, Key]:
+        """The keys of a reading that began after a moment; those that are known if it fails or takes long."""
+        end = time.monotonic() + self.ages.patience
+        while self._known.since < moment and time.monotonic() < end:
+            reading = self._reading
+            if reading.done.done():
+                if reading.since >= moment:  # it failed
+                    break
+                await asyncio.sleep(reading.since + self._apart(reading) - time.monotonic())
+                self._read_anew()
+            await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=end - time.monotonic())
+        return self._known.keys
+
+    def _apart(self, reading: _Reading) -> float:
+        """Seconds between the beginning of a reading and that of the next."""
+        return self.ages.apart if reading.done.result() is None else self.ages.pause
+
     @property
     def _hold(self) -> bool:
         """Whether the keys that are known hold still."""
@@ -98,7 +118,7 @@ class Keys:
 
     def _read_anew(self) -> None:
         now = time.monotonic()
-        if self._reading.done.done() and now - self._reading.since >= self.ages.pause:
+        if self._reading.done.done() and now - self._reading.since >= self._apart(self._reading):
             reading = _Reading(now, Future())
             threading.Thread(target=self._read, args=(reading,), name="assay-keys", daemon=True).start()
             self._reading = reading  # only now: one whose thread cannot start would never be done
