@@ -7,7 +7,7 @@ import pytest
 
 from assay.evaluators import evaluate
 from assay.evaluators.engine import CannotResume
-from assay.evaluators.engine._code import code_of, unknown_to
+from assay.evaluators.protocol.fingerprint import code_of, unknown_to
 
 
 @dataclass

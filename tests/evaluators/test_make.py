@@ -71,7 +71,7 @@ def test_every_option_that_is_declared_is_taken():
 def test_what_is_not_said_has_a_default():
     made = as_evaluator(of_this_module)
     assert made.metrics == (Metric("of_this_module", None, primary=True),)
-    assert (made.version, made.retries, made.min_cases, made.max_cases, made.summary) == ("1", 0, 0, None, False)
+    assert (made.revision, made.retries, made.min_cases, made.max_cases, made.summary) == ("1", 0, 0, None, False)
     assert (made.make.source, made.make.details, made.timeout, made.spec) == ("code", True, None, None)
 
 

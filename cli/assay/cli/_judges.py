@@ -105,9 +105,11 @@ def _changed(evaluator: Evaluator, parameters: Mapping[str, Any]) -> Evaluator:
     made = as_evaluator(dataclasses.replace(evaluator.function, **parameters))  # type: ignore[type-var]
     if "key" in parameters:
         return made
-    make = replace(evaluator.make, version=made.version)
+    make = replace(evaluator.make, version=made.version, parameters=made.make.parameters)
     origin = {**evaluator.origin, "init_parameters": {**evaluator.origin["init_parameters"], **parameters}}
-    return replace(evaluator, function=made.function, version=made.version, make=make, origin=origin)
+    return replace(
+        evaluator, function=made.function, version=made.version, revision=made.revision, make=make, origin=origin
+    )
 
 
 def _parameter(pair: str) -> tuple[str, Any]:

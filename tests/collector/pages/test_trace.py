@@ -214,3 +214,11 @@ def test_a_trace_of_which_nothing_has_ended_has_a_page(store, client):
     assert page.text.index(">outer") < page.text.index("(no name)")
     store.append([run("outer", trace_id="a" * 32, span_id="b" * 16)])
     assert "Nothing of this trace" not in client.get(f"/traces/{'a' * 32}").text
+
+
+def test_a_score_shows_the_parameters_of_its_evaluator(client, store):
+    root = run(trace_id="c" * 32)
+    given = {"evaluator_parameters": {"pattern": "<b>", "k": 3}}
+    store.append([root], [Feedback(target=Target(trace_id=root.trace_id), key="k", score=1.0, metadata=given)])
+    text = client.get(f"/traces/{root.trace_id}").text
+    assert "Parameters: pattern = <code>&lt;b&gt;</code>, k = <code>3</code>" in text

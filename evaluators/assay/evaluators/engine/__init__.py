@@ -1,6 +1,5 @@
 """The engine: a dataset, a task and evaluators become an experiment."""
 
-from assay.evaluators.engine._code import NoSource, source_of
 from assay.evaluators.engine._compare import Change, Comparison, compare
 from assay.evaluators.engine._dry import dry_run
 from assay.evaluators.engine._evaluate import aevaluate, evaluate
@@ -20,7 +19,6 @@ __all__ = [
     "Experiment",
     "Failure",
     "KeySummary",
-    "NoSource",
     "OpenRun",
     "Recorder",
     "Row",
@@ -35,5 +33,4 @@ __all__ = [
     "finish_stored",
     "go_on",
     "run_again",
-    "source_of",
 ]

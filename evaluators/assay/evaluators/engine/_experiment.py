@@ -22,6 +22,7 @@ from assay.evaluators.engine._settings import Options
 from assay.evaluators.engine._summary import Summary, least_of, summarise
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._write import Unstored
+from assay.evaluators.protocol import PARAMETERS, parameters_of
 
 if TYPE_CHECKING:
     import pandas
@@ -102,8 +103,9 @@ class Row:
         return next((f"{outcome.key}: {first_line(outcome.error or '')}" for outcome in failed), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat dict: the run's fields, then one entry per key."""
+        """One flat dict: the fields of the run, one entry per key, and the parameters of evaluators that have any."""
         root = self.trace.root
+        parameters = {key: given for key, one in self.feedback.items() if (given := parameters_of(one))}
         return {
             "example_id": self.example_id,
             "repetition": self.repetition,
@@ -114,6 +116,7 @@ class Row:
             "duration_ms": root.duration_ns / 1e6,
             "trace_id": root.trace_id,
             **self.scores,
+            **({PARAMETERS: parameters} if parameters else {}),
         }
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from assay.evaluators.protocol import parameters_of
+
 if TYPE_CHECKING:
     from assay.evaluators.engine._experiment import Experiment, Row
 
@@ -85,7 +87,8 @@ def _table(rows: list[Row]) -> str:
         "outputs": _answer,
         "reference": lambda row: _value(row.reference_outputs),
     }
-    head = "".join(f"<th>{escape(name)}</th>" for name in [*columns, *keys])
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    head += "".join(f"<th>{escape(key)}{_parameters(rows, key)}</th>" for key in keys)
     lines = (
         "".join(f"<td>{cell(row)}</td>" for cell in columns.values())
         + "".join(f"<td>{_outcome(row, key)}</td>" for key in keys)
@@ -93,6 +96,12 @@ def _table(rows: list[Row]) -> str:
     )
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<table class="runs"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _parameters(rows: list[Row], key: str) -> str:
+    """The parameters of the evaluator behind a key, if it has any."""
+    given = next((parameters_of(row.feedback[key]) for row in rows if key in row.feedback), {})
+    return "".join(f"<small>{_text(f'{name} = {value}')}</small>" for name, value in given.items())
 
 
 def _answer(row: Row) -> str:

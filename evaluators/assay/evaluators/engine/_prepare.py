@@ -18,7 +18,6 @@ from assay.collector.records import Experiment as Record
 from assay.collector.stores import Store
 from assay.evaluators.engine import _setup
 from assay.evaluators.engine._brake import Brake
-from assay.evaluators.engine._code import unknown_to
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._growth import other_examples
 from assay.evaluators.engine._plan import Item, Plan
@@ -29,7 +28,7 @@ from assay.evaluators.engine._source import Source, items_of, source_of
 from assay.evaluators.engine._spool import Parcel, deliver_waiting
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
-from assay.evaluators.protocol import Evaluator
+from assay.evaluators.protocol import Evaluator, unknown_to
 from assay.tracer.spans import current as tracing
 
 UNKNOWN = 5  # values that cannot be compared, of which one is told

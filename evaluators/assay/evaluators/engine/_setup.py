@@ -12,10 +12,9 @@ from typing import Any
 import orjson
 
 from assay.collector.records import JSON, Experiment
-from assay.evaluators.engine._code import code_of
 from assay.evaluators.engine._growth import shrunk
 from assay.evaluators.engine._task import Task
-from assay.evaluators.protocol import Evaluator, in_json
+from assay.evaluators.protocol import Evaluator, code_of, in_json
 from assay.tracer.spans import SCOPE
 
 # What must be the same for a run to count as done, with the task's code and what the caller gave as metadata; `_growth`
@@ -94,7 +93,7 @@ def merged(before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON
 def _since(before: Mapping[str, JSON] | None, now: Mapping[str, JSON]) -> Mapping[str, JSON]:
     if before is None:
         return now
-    same = all(plain(before.get(name)) == plain(now[name]) for name in ("version", "origin", "code"))
+    same = all(plain(before.get(name)) == plain(now[name]) for name in ("version", "code"))
     since = before.get("since_ns") if same else time.time_ns()
     return {**now, "since_ns": since} if since else now
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,14 @@ import orjson
 from assay.evaluators.judges._judge import Judge, judge_of
 from assay.evaluators.judges._prompts import ARGUMENTS, BOUND, Prompt
 from assay.evaluators.judges._prompts import prompt as load
+from assay.evaluators.protocol import fingerprint_of
 from assay.tracer.hints import did_you_mean
+
+# Parameters that are names, or part of what `_identity` of their class returns.
+_IDENTIFIED = frozenset(
+    "agent assessment_name embed examples global_guidelines higher_is_better judge key logprobs map max_characters "
+    "max_statements maximum minimum model prompt questions scale similarity tools weights".split()
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +77,9 @@ class Judged:
 
     @property
     def version(self) -> str:
-        """8 hex digits over prompts and judge: what either changes, changes the version of the feedback."""
-        return hashlib.sha256(orjson.dumps(self._identity())).hexdigest()[:8]
+        """8 hex digits over prompts, judge and parameters: the version of the feedback."""
+        identity = [*self._identity(), *([further] if (further := self._further()) else [])]
+        return hashlib.sha256(orjson.dumps(identity)).hexdigest()[:8]
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters as they are kept and shown: prompts as texts, the judge without its key."""
@@ -81,6 +89,12 @@ class Judged:
         if kept.get("judge") is not None:
             kept["judge"] = exported_judge(self._judge, kept["judge"])
         return kept
+
+    def _further(self) -> dict[str, str]:
+        """Return the parameters that differ from their defaults and that no `_identity` contains."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name not in _IDENTIFIED}
+        usual = {one.name: one.default for one in fields(self)}
+        return {name: fingerprint_of(value) for name, value in values.items() if value != usual[name]}
 
     def _identity(self) -> list[Any]:
         """What the version is made of."""

@@ -103,6 +103,7 @@ def panel(
         version=hashlib.sha256(repr(said).encode()).hexdigest()[:8],
         metrics=[replace(metric, key=key or first.key) for metric in first.metrics[:1]],
         source="model",
+        parameters={} if samples == 1 else {"samples": samples, "temperature": temperature},
         **options,
     )
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from assay.collector.records import JSON, Rule, canonical
-from assay.evaluators.engine import NoSource, source_of
-from assay.evaluators.protocol import Evaluator, names
+from assay.evaluators.protocol import Evaluator, NoSource, names, source_of
 
 _HASHED = ("filter", "target", "kind", "scope", "evaluators")
 
@@ -24,7 +23,7 @@ def entry_of(rule: str, evaluator: Evaluator, version: str | None) -> Mapping[st
 
     Raises `ValueError` for code whose source is not to be had, unless a `version` stands for it.
     """
-    entry: dict[str, Any] = {"key": evaluator.key, "version": evaluator.version}
+    entry: dict[str, Any] = {"key": evaluator.key, "version": evaluator.revision}
     code: Any
     if _is_registered(evaluator):
         try:

@@ -30,6 +30,8 @@ from assay.evaluators.protocol._raised import Ended, caught, ends_the_run, is_ca
 from assay.evaluators.protocol._registry import as_evaluator, definition, factory, from_dict, get, names, spec, specs
 from assay.evaluators.protocol._spec import DATABRICKS, Spec
 from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
+from assay.evaluators.protocol.fingerprint import NoSource, code_of, fingerprint_of, source_of, unknown_to, version_of
+from assay.evaluators.protocol.shown_parameters import PARAMETERS, parameters_of
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Asking",
@@ -42,8 +44,10 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Judgements",
     "Maker",
     "Metric",
+    "NoSource",
     "Nonsense",
     "Options",
+    "PARAMETERS",
     "RetryOn",
     "Skip",
     "Spec",
@@ -53,6 +57,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "as_evaluator",
     "builtin",
     "caught",
+    "code_of",
     "definition",
     "document_of",
     "documents_of",
@@ -60,6 +65,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "ends_the_run",
     "evaluator",
     "factory",
+    "fingerprint_of",
     "finish",
     "from_dict",
     "get",
@@ -75,14 +81,18 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "names",
     "no_trace",
     "only",
+    "parameters_of",
     "plain",
     "retries_on",
     "retry_after",
+    "source_of",
     "spec",
     "specs",
     "status_of",
     "surroundings",
+    "unknown_to",
     "value_of",
+    "version_of",
     "wait_before",
     "waiting_on",
 ]

@@ -73,6 +73,7 @@ class Evaluator:
     binding: Binding
     make: Maker
     version: str = "1"
+    revision: str = "1"  # stands for the source text in a rule's version: a number, or a version of its own
     metrics: tuple[Metric, ...] = ()
     summary: bool = False  # judges all cases of an experiment at once
     max_cases: int | None = None  # how many cases of a set it looks at (`max_dataset_rows`)

@@ -52,7 +52,7 @@ def made(point: EntryPoint, own: dict[str, Any], options: dict[str, Any]) -> Eva
         raise ValueError(f"evaluator {point.name!r} of {point.value!r} takes no parameters, got {', '.join(own)}")
     if not callable(offered):
         raise ValueError(f"evaluator {point.name!r} of {point.value!r} is no callable: {offered!r:.200}")
-    return make(offered, name=point.name, **options)
+    return make(offered, name=point.name, parameters=own, **options)
 
 
 def describe(point: EntryPoint) -> Spec:

@@ -14,6 +14,8 @@ from assay.evaluators.protocol._metric import Metric
 from assay.evaluators.protocol._outcomes import Maker
 from assay.evaluators.protocol._passing import RetryOn, retries_on
 from assay.evaluators.protocol._spec import Spec
+from assay.evaluators.protocol.fingerprint import version_of
+from assay.evaluators.protocol.shown_parameters import shown_parameters
 from assay.tracer.hints import did_you_mean
 
 
@@ -59,6 +61,8 @@ class Origin(Options, total=False):
     origin: Mapping[str, Any]
     spec: Spec
     shares: bool  # changes nothing of what it looks at, and so needs no copies
+    revision: str  # what stands for the source text in a rule's version: a number, or a version of its own
+    parameters: Mapping[str, Any]  # given ones that its scores depend on
 
 
 def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
@@ -68,7 +72,8 @@ def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
     key = options.get("key") or own
     renamed = _renamed(own, key, options.get("metrics", ()))
     metrics = _metrics(key, renamed, options)
-    version = options.get("version", "1")
+    revision = options.get("revision") or options.get("version") or "1"
+    version = options.get("version") or _version(function, options.get("name") or key, options)
     summary, origin = options.get("summary"), options.get("origin")
     return Evaluator(
         key=key,
@@ -88,8 +93,10 @@ def make(function: Callable[..., Any], **options: Unpack[Origin]) -> Evaluator:
             source=options.get("source", "code"),
             renamed=renamed,
             details=options.get("details", True),
+            parameters=shown_parameters(_shown(options)),
         ),
         version=version,
+        revision=revision,
         metrics=metrics,
         summary=is_of_a_set(function) if summary is None else summary,
         timeout=options.get("timeout"),
@@ -133,6 +140,23 @@ def _check(options: Origin) -> None:
             raise ValueError(f"{name} is {words}, not {value!r:.200}")
     if options.get("retry_on") is not None and not options.get("retries"):
         raise ValueError("retry_on says what is tried again, but retries, how often, is 0")
+
+
+def _version(function: Callable[..., Any], name: str, options: Origin) -> str:
+    """Return the version of a function: of its name, its source text, and what decides on its arguments."""
+    return version_of(name, function=function, parameters={**options.get("parameters", {}), **_preparing(options)})
+
+
+def _preparing(options: Origin) -> dict[str, Any]:
+    """Return the options that decide on what a function is called with."""
+    return {name: value for name in ("map", "prepare_data") if (value := options.get(name)) is not None}
+
+
+def _shown(options: Origin) -> dict[str, Any]:
+    """Return the parameters that feedback carries."""
+    threshold = options.get("threshold")
+    given = {**options.get("parameters", {}), **_preparing(options)}
+    return given if threshold is None else {**given, "threshold": threshold}
 
 
 def _metrics(key: str, renamed: Mapping[str, str], options: Origin) -> tuple[Metric, ...]:

@@ -73,11 +73,11 @@ class Maker:
     source: Source = "code"
     renamed: Mapping[str, str] = field(default_factory=dict)
     details: bool = True  # False: metadata of scores is not kept
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # metadata of all feedback: see `shown_parameters`
 
     def feedback(self, target: Target, key: str | None = None, **values: Any) -> Feedback:
         """One feedback of this evaluator."""
-        key = self.key if key is None else self.renamed.get(key, key)
-        return Feedback(target=target, key=key, source=self.source, evaluator=self.name, version=self.version, **values)
+        return self._as_it_is(target, self.key if key is None else self.renamed.get(key, key), **values)
 
     def skip(self, target: Target, why: str) -> list[Feedback]:
         """A skip under every key of the evaluator."""
@@ -96,7 +96,7 @@ class Maker:
         return [self._as_it_is(target, key, outcome="error", error=told, metadata=metadata) for key in self.keys]
 
     def _unjudged(self, target: Target, error: Unjudged) -> list[Feedback]:
-        values = {"error": str(error), "metadata": error.metadata if self.details else {}}
+        values: dict[str, Any] = {"error": str(error), "metadata": error.metadata if self.details else {}}
         made = (self._as_it_is(target, key, outcome="error", **values) for key in self.keys)
         return [replace(failed, judge_trace_id=error.judge_trace_id) for failed in made]
 
@@ -104,7 +104,17 @@ class Maker:
         """Feedback for a returned value. Raises `Nonsense`."""
         kind = type(returned)
         if kind is bool or (kind is float and math.isfinite(returned)):  # most are: the shortest way
-            return [scored(target, self.key, returned, source=self.source, evaluator=self.name, version=self.version)]
+            return [
+                scored(
+                    target,
+                    self.key,
+                    returned,
+                    source=self.source,
+                    evaluator=self.name,
+                    version=self.version,
+                    metadata=self.parameters or None,
+                )
+            ]
         if kind in PLAIN or isinstance(returned, float):  # numpy's float64 is one
             return [self._from_value(returned, target)]
         if kind is dict and "results" not in returned:
@@ -123,7 +133,13 @@ class Maker:
         if value is None:
             return self.feedback(target, outcome="skip", comment="the evaluator returned None")
         if isinstance(value, Feedback):
-            return replace(value, evaluator=value.evaluator or self.name, version=value.version or self.version, id="")
+            return replace(
+                value,
+                evaluator=value.evaluator or self.name,
+                version=value.version or self.version,
+                metadata={**self.parameters, **value.metadata},
+                id="",
+            )
         said = _returned.read(value)
         return self._from_value(value, target) if said is value else self._from_item(said, target)
 
@@ -153,7 +169,7 @@ class Maker:
             source=self.source,
             evaluator=self.name,
             version=self.version,
-            metadata=metadata,
+            metadata={**self.parameters, **metadata} if metadata else (self.parameters or None),
         )
 
     def _key(self, key: str | None) -> str:
@@ -200,8 +216,9 @@ class Maker:
         beside = label if isinstance(label, str) and not isinstance(score, str) else None
         return self._from_value(score, target, key, comment, metadata, beside)
 
-    def _as_it_is(self, target: Target, key: str, **values: Any) -> Feedback:
-        return Feedback(target=target, key=key, source=self.source, evaluator=self.name, version=self.version, **values)
+    def _as_it_is(self, target: Target, key: str, metadata: Mapping[str, Any] | None = None, **values: Any) -> Feedback:
+        made = {"source": self.source, "evaluator": self.name, "version": self.version, **values}
+        return Feedback(target=target, key=key, metadata={**self.parameters, **(metadata or {})}, **made)
 
 
 def plain_number(value: Any) -> float | bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from assay.evaluators.protocol._evaluator import Evaluator
 from assay.evaluators.protocol._infinite import number_of
 from assay.evaluators.protocol._make import make
 from assay.evaluators.protocol._own import Entry, entry, entry_of
-from assay.evaluators.protocol._spec import Spec
+from assay.evaluators.protocol._spec import FIRST, Spec
 from assay.evaluators.protocol._table import TABLE
 from assay.evaluators.protocol.adapters import Adapted, adapted
+from assay.evaluators.protocol.fingerprint import text_of, version_of
 from assay.tracer.hints import did_you_mean
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def as_evaluator(judge: Any) -> Evaluator:
     if isinstance(judge, Path):
         return from_dict(definition(judge))
     if not isinstance(judge, type) and (metric := adapted(judge)):
-        return _around(metric)
+        return _around(metric, judge)
     if isinstance(judge, type) or not callable(judge):
         raise TypeError(f"an evaluator is a callable or the id of one (see assay.evaluators.names()), not {judge!r}")
     return _of_instance(judge) or make(judge)
@@ -144,8 +146,9 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
     return decorated
 
 
-def _around(metric: Adapted) -> Evaluator:
-    """The evaluator around a metric object of another library."""
+def _around(metric: Adapted, given: object) -> Evaluator:
+    """The evaluator around a metric object of another library. Its version has the object's parameters in it."""
+    parameters = _constructed_with(given)
     return make(
         metric,
         name=metric.name,
@@ -154,9 +157,16 @@ def _around(metric: Adapted) -> Evaluator:
         range=metric.range,
         higher_is_better=metric.higher_is_better,
         source=metric.source,
-        version=metric.version,
+        version=f"{metric.version} {version_of(metric.name, number='', parameters=parameters)}",
+        parameters=parameters,
         origin={},
     )
+
+
+def _constructed_with(given: object) -> dict[str, Any]:
+    """Return the plain attributes of an object that are named like parameters of its class."""
+    values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
+    return {name: value for name, value in values.items() if value is not None and text_of(value) is not None}
 
 
 def definition(file: Path) -> Mapping[str, Any]:
@@ -184,13 +194,18 @@ def _of_instance(instance: object) -> Evaluator | None:
 
 def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]) -> Evaluator:
     spec = registered.spec
+    parameters = _parameters(instance)
     instance = getattr(instance, "chosen", instance)  # some are made in several ways
     if exported := getattr(instance, "exported", None):  # what is kept of parameters that are no plain values
         origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
+        parameters = exported(parameters)
+    own_version = getattr(instance, "version", None)
     return make(
         instance,
         name=getattr(instance, "named", None) or spec.id,
-        version=getattr(instance, "version", None) or spec.version,
+        version=_version(spec, own_version, parameters, options),
+        revision=own_version or spec.version,
+        parameters={name: value for name, value in parameters.items() if name not in ("judge", *OPTIONS)},
         metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
         source=getattr(instance, "said_by", spec.kind),
         summary=spec.summary,
@@ -199,6 +214,22 @@ def _made(registered: Entry, instance: Any, origin: Mapping[str, Any], options: 
         shares=not any(map(_runs_code, origin["init_parameters"].values())),
         **options,
     )
+
+
+def _version(spec: Spec, own: str | None, parameters: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Return the version of a built-in evaluator.
+
+    `own` is the version that those with a judge or a model make of their parameters. It stays as it is, so that
+    stored scores and labels stay valid, unless the number of the evaluator or its arguments changed.
+    """
+    preparing = {
+        name: options[name] for name in ("map", "prepare_data") if options.get(name) and name not in parameters
+    }
+    if own is None:
+        return version_of(spec.id, number=spec.version, parameters={**parameters, **preparing})
+    if spec.version == FIRST and not preparing:
+        return own
+    return version_of(own, number=spec.version, parameters=preparing)
 
 
 def _runs_code(parameter: Any) -> bool:
@@ -230,7 +261,11 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 def _parameters(instance: Any) -> dict[str, Any]:
     pairs = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance) if field.init)
-    return {field.name: value for field, value in pairs if value != field.default}
+    return {field.name: value for field, value in pairs if value != _default(field)}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _point(id: str) -> EntryPoint:

@@ -9,6 +9,7 @@ from typing import Literal
 from assay.collector.records import Source
 from assay.evaluators.protocol._metric import Metric
 
+FIRST = "1"
 Need = Literal["yes", "optional", "no"]
 COLUMNS: Mapping[str, frozenset[str]] = {
     "question": frozenset({"inputs"}),
@@ -36,7 +37,7 @@ class Spec:
     metrics: tuple[Metric, ...]
     needs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
-    version: str = "1"
+    version: str = FIRST  # a number that changes whenever results change; part of the version of every feedback
     standards: tuple[str, ...] = ()
     source: str = ""  # the document that defines it
     canonical: str = ""  # the implementation whose numbers it gives

@@ -1,9 +1,9 @@
-"""The code that a function runs, as digests by name: for telling whether, and where, it has changed.
+"""Fingerprints of code: digests by name of what a function runs, and the versions of evaluators made of them.
 
-From the function on, whatever it names is followed, as far as it is written in the project: functions and classes, also
-of other modules, the constants (texts, numbers) and containers beside them, such as prompts, and what objects of the
-project hold of plain values, but for what the code itself changes (see `_state`). Installed packages are not looked at;
-and neither comments nor other functions of the same files matter.
+A walk starts at the function and follows the names that it uses, within the project: functions and classes, also of
+other modules, module constants and containers (such as prompts), and plain attributes of the project's objects. Values
+that the code itself changes while it runs (counters, caches) are left out, see `Moving`. Installed packages are not
+followed.
 """
 
 from __future__ import annotations
@@ -12,16 +12,28 @@ import dis
 import functools
 import hashlib
 import inspect
+import itertools
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import Path, PurePath
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
-
-from assay.evaluators.engine._state import PLAIN, Moving, attributes_of, is_container, settled, text_of
+from uuid import UUID
 
 MOST = 2_000  # functions and constants
+DEPTH = 4  # of containers within each other
+LARGEST = 10_000  # values of one container
+PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_TOLD_BY_REPR = (PurePath, date, time, timedelta, Decimal, UUID, re.Pattern)
+_SECRET = re.compile(r"(?i)key$|token$|secret|password|credential")  # what is rotated, and changes no answer
+_MAKING = ("__init__", "__post_init__", "__new__", "__setstate__", "model_post_init")
+_CHANGES = "add append appendleft clear discard extend insert pop popitem popleft remove reverse setdefault sort update"
+_ASSIGNS = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL")
+_MUTATORS = frozenset(_CHANGES.split())
 _INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
 _OURS = ("assay.tracer", "assay.collector", "assay.evaluators", "assay.cli")
 
@@ -34,7 +46,7 @@ def code_of(function: Any) -> dict[str, str]:
 
 
 class NoSource(ValueError):
-    """The source text of a function is not to be had: it was typed in, made by `exec`, or written in C."""
+    """The source text of a function is not available: it was typed in, made by `exec`, or written in C."""
 
 
 def source_of(function: Any) -> dict[str, str]:
@@ -45,6 +57,42 @@ def source_of(function: Any) -> dict[str, str]:
         walk.digests[_name(whole)] = _digest(_source(whole if inspect.isroutine(whole) else type(whole)))
     known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
     return dict(sorted({**known, **settled(walk.state, walk.moving)}.items()))
+
+
+def version_of(
+    name: str, *, number: str | None = None, function: Any = None, parameters: Mapping[str, Any] | None = None
+) -> str:
+    """Return the version of an evaluator: 8 hex digits over its name, its parameters, and its number or source text.
+
+    Built-in evaluators have a number that changes with their results; the source text of `function` counts for all
+    others. Bytecode takes the place of source text that is not available.
+    """
+    code: Any = number if number is not None else _own_code(function)
+    texts = {name: fingerprint_of(value) for name, value in (parameters or {}).items()}
+    return _digest(repr((name, code, sorted(texts.items()))))[:8]
+
+
+def fingerprint_of(value: Any) -> str:
+    """Return a text that is the same for the same parameter in every process; of a function its source text."""
+    if (text := text_of(value)) is not None:
+        return text
+    if isinstance(value, Mapping):
+        return repr(sorted((str(name), fingerprint_of(member)) for name, member in value.items()))
+    if isinstance(value, list | tuple):
+        return repr([fingerprint_of(member) for member in value])
+    return repr(_own_code(value)) if callable(value) else _name(type(value))
+
+
+def _own_code(function: Any) -> list[tuple[str, str]]:
+    """Return the digests of a function's source text, by name without its module, which is `__main__` at times."""
+    try:
+        found = source_of(function)
+    except NoSource:
+        code = getattr(function, "__code__", None)  # code_of finds nothing in what `exec` made
+        found = code_of(function) or {_name(function): _digest(_of_code(code)) if isinstance(code, CodeType) else ""}
+    inner = inspect.unwrap(function)
+    prefix = f"{getattr(inner, '__module__', None) or type(inner).__module__}."
+    return sorted((name.removeprefix(prefix), digest) for name, digest in found.items())
 
 
 def unknown_to(function: Any) -> list[str]:
@@ -62,10 +110,33 @@ def _bytecode(function: FunctionType) -> str:
 
 
 def _source(function: Any) -> str:
+    code = getattr(function, "__code__", None)
     try:
-        return inspect.cleandoc(inspect.getsource(function))
-    except (OSError, TypeError):
-        raise NoSource(f"the source of {_name(function)} is not to be had") from None
+        return _source_of_code(code) if isinstance(code, CodeType) else inspect.cleandoc(inspect.getsource(function))
+    except (OSError, TypeError, SyntaxError):
+        raise NoSource(f"the source text of {_name(function)} is not available") from None
+
+
+@functools.lru_cache(4096)
+def _source_of_code(code: CodeType) -> str:
+    """The source text of a function; of a lambda only its body, as its lines may hold other lambdas, too."""
+    lines, first = inspect.findsource(code)
+    if code.co_name == "<lambda>" and (spans := _positions(code)):
+        (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
+        text = [line.encode() for line in lines[start - 1 : end]]
+        text[-1] = text[-1][:to_column]
+        text[0] = text[0][from_column:]
+        return b"".join(text).decode("utf-8", "replace")
+    return inspect.cleandoc("".join(inspect.getblock(lines[first:])))
+
+
+def _positions(code: CodeType) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """(line, column) of the beginning and end of each instruction; [] where Python was told not to keep columns."""
+    return [
+        ((start, from_column), (end, to_column))
+        for start, end, from_column, to_column in code.co_positions()
+        if start is not None and end is not None and from_column is not None and to_column
+    ]
 
 
 def _walked(function: Any, text: Callable[[FunctionType], str] = _bytecode) -> _Walk:
@@ -82,7 +153,7 @@ class _Walk:
     def __init__(self, text: Callable[[FunctionType], str]) -> None:
         self._text = text
         self.digests: dict[str, str] = {}
-        self.stored: set[str] = set()  # global names that the code itself assigns: counters and caches, not settings
+        self.stored: set[str] = set()  # variables that the code itself assigns: counters and caches, not settings
         self.ahead: list[Any] = []
         self.state: dict[str, tuple[str, str, bool]] = {}  # of objects, by path: name, digest, whether a container
         self.moving = Moving()
@@ -144,7 +215,10 @@ class _Walk:
         for inner in _nested(code):
             self.moving.note(function.__name__, inner)
         named = {name for inner in _nested(code) for name in inner.co_names}
-        self.stored.update(f"{module}.{name}" for inner in _nested(code) for name in _stores(inner))
+        self.stored.update(f"{module}.{name}" for inner in _nested(code) for name in _stores(inner, "STORE_GLOBAL"))
+        self.stored.update(
+            f"{_name(function)}.{name}" for inner in _nested(code) for name in _stores(inner, "STORE_DEREF")
+        )
         for name in sorted(named):
             value = function.__globals__.get(name, sys.modules.get(name))
             if isinstance(value, ModuleType):
@@ -208,8 +282,8 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(const)
 
 
-def _stores(code: CodeType) -> Iterator[str]:
-    return (step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")
+def _stores(code: CodeType, opname: str) -> Iterator[str]:
+    return (step.argval for step in dis.get_instructions(code) if step.opname == opname)
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:
@@ -246,3 +320,75 @@ def _name(value: Any) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """What an object holds, by name, without its secrets; of slots, too."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, MemberDescriptorType):
+                try:
+                    found.setdefault(name, member.__get__(value))
+                except AttributeError:  # never set
+                    continue
+    return {name: inner for name, inner in found.items() if not is_secret(name)}
+
+
+def is_secret(name: str) -> bool:
+    """Whether an attribute or parameter of that name holds a secret."""
+    return _SECRET.search(name) is not None
+
+
+def is_container(value: Any) -> bool:
+    """Whether it can change without being assigned anew."""
+    return isinstance(value, list | set | dict)
+
+
+def text_of(value: Any) -> str | None:
+    """A text that is the same for the same plain value, in every process; None for what is not plain, or too large."""
+    try:
+        return _text(value, DEPTH, itertools.count())
+    except ValueError:
+        return None
+
+
+def _text(value: Any, depth: int, counted: Iterator[int]) -> str:
+    if next(counted) > LARGEST or depth < 0:
+        raise ValueError("too large")
+    if isinstance(value, (*PLAIN, *_TOLD_BY_REPR)):
+        return repr(value)
+    if type(value) in (list, tuple):
+        return repr([_text(inner, depth - 1, counted) for inner in value])
+    if type(value) in (set, frozenset):
+        return f"set {sorted(_text(inner, depth - 1, counted) for inner in value)}"
+    if isinstance(value, dict):
+        pairs = [(_text(key, depth - 1, counted), _text(inner, depth - 1, counted)) for key, inner in value.items()]
+        return f"dict {sorted(pairs)}"
+    raise ValueError("not plain")
+
+
+class Moving:
+    """Names of attributes and variables that code changes while it runs: counters and caches, not settings."""
+
+    def __init__(self) -> None:
+        self._assigned: set[str] = set()
+        self._mutated: set[str] = set()  # perhaps: named where something is
+
+    def note(self, name: str, code: CodeType) -> None:
+        """Look at a piece of a function of that name."""
+        if name in _MAKING:
+            return
+        steps = list(dis.get_instructions(code))
+        self._assigned.update(step.argval for step in steps if step.opname in _ASSIGNS)
+        if _MUTATORS & set(code.co_names) or any(step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in steps):
+            self._mutated.update((*code.co_names, *code.co_freevars, *code.co_varnames))
+
+    def holds(self, name: str, *, container: bool) -> bool:
+        """Whether an attribute (or variable) of that name, which holds a container or not, moves."""
+        return name in self._assigned or (container and name in self._mutated)
+
+
+def settled(state: Mapping[str, tuple[str, str, bool]], moving: Moving) -> dict[str, str]:
+    """Digests of what does not move, out of {path: (name, digest, whether it is a container)}."""
+    return {path: digest for path, (name, digest, held) in state.items() if not moving.holds(name, container=held)}
