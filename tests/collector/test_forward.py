@@ -32,6 +32,8 @@ from assay.collector.forward._letter import Letter, joined, unpacked
 from assay.collector.records import Key
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.tracer import instrument, uninstrument
+from assay.tracer.testing import capture_spans
 from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute, json_request, json_span, log_record, logs_request, request, span
 from integration.serving import ROOT, environment
@@ -165,6 +167,19 @@ def test_every_signal_is_passed_on_byte_by_byte(tmp_path, endpoint, path, kind, 
         until(lambda: number(server, "assay_forwarded_total") == 1)
     [(where, headers, content)] = to.taken
     assert (where, headers["content-type"], content) == (f"/base{path}", kind, body)
+
+
+def test_an_instrumentation_of_httpx_does_not_trace_what_is_passed_on(tmp_path, endpoint):
+    to = endpoint()
+    with capture_spans() as spans, passing_on(tmp_path, to.url) as server:
+        instrument("httpx")
+        try:
+            send(server, request(span("a")))
+            until(lambda: to.taken)
+        finally:
+            uninstrument("httpx")
+    assert spans.names() == ["POST"]  # the test's own request
+    assert "traceparent" not in {name.lower() for name in to.taken[0][1]}
 
 
 def test_what_comes_by_grpc_is_passed_on_too(tmp_path, endpoint):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from openinference.instrumentation.openai import OpenAIInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from assay.collector import aio, connect
+from assay.collector.server import Server
 from assay.evaluators import evaluate, get, score
 from assay.evaluators.judges import Judge
+from assay.evaluators.models import Embedder
 from assay.tracer import instrument, trace, uninstrument
 from assay.tracer.testing import capture_spans
-from evaluators.judge_server import serving
+from evaluators.judge_server import Reply, serving
 
 ID = "relevance_to_query"
 YES = '{"rationale": "It is.", "rating": "yes"}'
@@ -99,3 +104,20 @@ def test_judging_all_that_is_there_again_and_again_comes_to_an_end(server, judge
     assert len(store.traces(limit=100)) == 3
     assert all(one.span_count == 2 for one in store.traces(kind="evaluator", limit=100))
     assert ours.names() == []
+
+
+def test_our_own_requests_to_a_store_and_to_models_are_not_traced(server, judge, ours, store):
+    with Server(store) as collector, serving(embeddings) as embedder:
+        with connect(collector.url) as client:
+            evaluate(ROWS, answer, [judge], store=client, progress=False)
+            assert len(client.traces(limit=10)) == 3
+            asyncio.run(aio(client).traces(limit=10))
+        Embedder("m", base_url=embedder.url, cache=False).embed(["a"])
+        evaluate(ROWS, answer, [judge], store=collector.url, progress=False)
+    assert len(server.requests) == 6
+    assert ours.names() == []
+
+
+def embeddings(request):
+    data = [{"object": "embedding", "index": n, "embedding": [1.0, 2.0]} for n in range(len(request.body["input"]))]
+    return Reply(body={"object": "list", "data": data})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.collector.hosts import url_of
+from assay.tracer.suppression import suppress_instrumentation
 
 PROBE = 0.5  # seconds
 LISTENING = "0A"
@@ -23,7 +24,7 @@ def assay_at(url: str, timeout: float = PROBE) -> dict[str, Any] | None:
     # Neither httpx nor a proxy: this runs at the start of programs that may not speak to a server at all
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     failures = OSError, ValueError, urllib.error.URLError, HTTPException  # the last where another protocol is spoken
-    with suppress(*failures), opener.open(f"{url}/healthz", timeout=timeout) as answer:
+    with suppress(*failures), suppress_instrumentation(), opener.open(f"{url}/healthz", timeout=timeout) as answer:
         answered = json.load(answer)
         return answered if isinstance(answered, dict) and answered.get("service") == "assay" else None
     return None

@@ -14,6 +14,7 @@ from assay.tracer._settings import Settings
 from assay.tracer.addresses import is_loopback
 from assay.tracer.backoff import seconds_until
 from assay.tracer.connection_errors import explain, one_line
+from assay.tracer.suppression import suppress_instrumentation
 
 if TYPE_CHECKING:
     import requests
@@ -94,15 +95,16 @@ class Post:
         self._session.trust_env = not is_loopback(address)  # a proxy cannot reach the loopback of this machine
         auth = requests.utils.get_auth_from_url(address)
         try:
-            response = self._session.post(
-                address,
-                data=body,
-                headers=headers,
-                auth=auth if any(auth) else _as_it_is,
-                timeout=max(timeout, 0.05),
-                verify=self._settings.certificate or True,
-                allow_redirects=False,
-            )
+            with suppress_instrumentation():
+                response = self._session.post(
+                    address,
+                    data=body,
+                    headers=headers,
+                    auth=auth if any(auth) else _as_it_is,
+                    timeout=max(timeout, 0.05),
+                    verify=self._settings.certificate or True,
+                    allow_redirects=False,
+                )
         except OSError as error:  # all of requests' own, and a file of certificates that does not exist
             return Answer("later", type(error).__name__, explanation=explain(error, timeout))
         if response.ok or names.COLLECTOR_HEADER in response.headers:

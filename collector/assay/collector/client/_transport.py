@@ -15,6 +15,7 @@ from assay.collector import _wire
 from assay.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, TooSlow, Unavailable
 from assay.tracer.addresses import url_problem
 from assay.tracer.certificates import VARIABLES, trusted_authorities
+from assay.tracer.suppression import suppress_instrumentation
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
@@ -68,13 +69,14 @@ class Transport:
             raise TooLarge(f"the body is larger than {LARGEST:,} bytes: send less at once")
         given = [(name, _text(value)) for name, value in params if value is not None]
         try:
-            response = self._client.request(
-                method,
-                path,
-                params=given,
-                content=content,
-                timeout=PATIENCE if patient else TIMEOUT,
-            )
+            with suppress_instrumentation():
+                response = self._client.request(
+                    method,
+                    path,
+                    params=given,
+                    content=content,
+                    timeout=PATIENCE if patient else TIMEOUT,
+                )
         except httpx.TransportError as error:
             raise Unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
         except RuntimeError as error:  # httpx's word for a client that was closed

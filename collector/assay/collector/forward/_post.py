@@ -15,6 +15,7 @@ from assay.collector.forward._target import Target
 from assay.collector.hosts import is_loopback
 from assay.collector.intake import HOPS, SIGNALS
 from assay.tracer.backoff import seconds_until
+from assay.tracer.suppression import suppress_instrumentation
 
 if TYPE_CHECKING:
     import httpx
@@ -59,7 +60,10 @@ class Post:
         body, headers = self._made(letter)
         url = f"{self._target.url}/v1/{letter.signal}"
         try:
-            with self._client.stream("POST", url, content=body, headers=headers) as response:
+            with (
+                suppress_instrumentation(),
+                self._client.stream("POST", url, content=body, headers=headers) as response,
+            ):
                 return _meaning(letter, response)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return Answer("later", type(error).__name__)

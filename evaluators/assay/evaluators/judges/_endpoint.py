@@ -18,8 +18,8 @@ from assay.evaluators.judges._faults import final, not_a_completion
 from assay.evaluators.judges._habits import Form, Habits, habits_of
 from assay.evaluators.judges._loop import kept, on_judges_loop
 from assay.evaluators.judges._schemas import response_format
-from assay.evaluators.models._unobserved import unobserved
 from assay.evaluators.protocol import Unjudged, in_thread
+from assay.tracer.suppression import suppress_instrumentation
 
 if TYPE_CHECKING:
     from openai import AsyncAPIResponse, AsyncOpenAI
@@ -93,7 +93,7 @@ class Endpoint:
     async def _once(self, ask: Ask, form: Form) -> Completion:
         parameters = self._parameters(ask, form)
         async with kept(_Clients, _Clients).client(self.base_url, self.api_key) as client:
-            with unobserved():
+            with suppress_instrumentation():
                 asked = client.chat.completions.with_streaming_response.create(**parameters, timeout=self.timeout)
                 async with asked as raw:
                     content = await self._content(raw)

@@ -13,8 +13,8 @@ import orjson
 from assay.collector.records import Usage
 from assay.evaluators.judges._ask import Ask, Backend, Completion, Message
 from assay.evaluators.judges._chat import as_text, completion_of, in_words, text_in
-from assay.evaluators.models._unobserved import unobserved
 from assay.evaluators.protocol import Unjudged, in_thread
+from assay.tracer.suppression import suppress_instrumentation
 
 _WARMING = threading.Lock()
 _LISTS = (list, tuple, Sequence)
@@ -121,7 +121,7 @@ def _hint(call: Callable[..., Any], parameter: inspect.Parameter) -> Any:
 
 async def _called(call: Callable[..., Any], given: Any) -> Any:
     """What a call returns, awaited where it can be. Raises what it raises."""
-    with unobserved():
+    with suppress_instrumentation():
         is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
         try:
             returned = call(given) if is_async else await in_thread(lambda: call(given))

@@ -15,8 +15,8 @@ import orjson
 from assay.evaluators.models._address import OPENAI, check_address, check_key, first_of, hidden, redirect_words
 from assay.evaluators.models._find import NoModel, Place, installed, loading
 from assay.evaluators.models._source import vectors_of
-from assay.evaluators.models._unobserved import unobserved
 from assay.evaluators.protocol import Unjudged, headers_of, may_pass, status_of, wait_before
+from assay.tracer.suppression import suppress_instrumentation
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -128,7 +128,7 @@ class Endpoint:
         timeout = max(0.01, min(left, self._deadline / 2))  # so that a hang leaves room for another attempt
         asking = self._connected().embeddings.with_streaming_response
         said = [text or " " for text in texts]  # OpenAI refuses empty ones
-        with unobserved():
+        with suppress_instrumentation():
             asked = asking.create(model=self.model, input=said, encoding_format="base64", timeout=timeout)
             with asked as raw:
                 content = self._content(raw, time.monotonic() + timeout)

@@ -1,4 +1,4 @@
-"""Calls to models that nobody's instrumentation sees: judgements that are traced and judged in turn have no end."""
+"""Suppression of instrumentation around our own HTTP requests: they must not create traces in the store they go to."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from contextlib import contextmanager
 
 from opentelemetry import context
 
-# As in `opentelemetry.instrumentation.utils`; the last is for instrumentations from before there was a key.
-_MARKS = (
+__all__ = ["suppress_instrumentation"]
+
+# As in `opentelemetry.instrumentation.utils`, which the core install lacks. Older instrumentations read the last key.
+_KEYS = (
     context._SUPPRESS_INSTRUMENTATION_KEY,
     context._SUPPRESS_HTTP_INSTRUMENTATION_KEY,
     "suppress_instrumentation",
@@ -16,10 +18,10 @@ _MARKS = (
 
 
 @contextmanager
-def unobserved() -> Iterator[None]:
-    """OpenTelemetry's mark for "make no spans here", for clients of models and for HTTP."""
+def suppress_instrumentation() -> Iterator[None]:
+    """Ask OpenTelemetry instrumentations of HTTP and model clients to make no spans and send no context inside."""
     marked = context.get_current()
-    for key in _MARKS:
+    for key in _KEYS:
         marked = context.set_value(key, True, marked)
     token = context.attach(marked)
     try:
