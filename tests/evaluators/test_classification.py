@@ -62,7 +62,8 @@ def test_an_evaluator_over_all_cases_counts_those_left_out(target):
         f"classification_{name}" for name in ("accuracy", "precision", "recall", "f1")
     ]
     assert feedback[0].score == 0.5
-    assert feedback[0].metadata == {"labels": ["no", "yes"], "confusion": [[0, 0], [1, 1]], "cases": 2, "left_out": 1}
+    counts = {"labels": ["no", "yes"], "confusion": [[0, 0], [1, 1]], "cases": 2, "left_out": 1}
+    assert feedback[0].metadata == {"evaluator_parameters": {"normalize": True}, **counts}
 
 
 def test_a_label_that_only_the_model_uses_is_a_class(target):

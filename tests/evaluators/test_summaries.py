@@ -73,16 +73,18 @@ def test_zero_shot_is_the_mean_of_the_greatest_entailment_less_the_greatest_cont
     found = by_key(
         score(get("summarization_cf", model=table(PROBABILITIES), embedding=ONES), inputs=TEXT, outputs=SUMMARY)
     )
-    assert found["faithfulness_zs"].score == pytest.approx(((0.97 - 0.10) + (0.36 - 0.90)) / 2)
-    assert found["completeness"].comment == "1 of 2 sentences are faithful"
+    assert found["summarization_cf_faithfulness_zs"].score == pytest.approx(((0.97 - 0.10) + (0.36 - 0.90)) / 2)
+    assert found["summarization_cf_completeness"].comment == "1 of 2 sentences are faithful"
 
 
 def test_without_its_weights_conv_is_a_skip_with_its_reason():
     found = by_key(
         score(get("summarization_cf", model=table(PROBABILITIES), embedding=ONES), inputs=TEXT, outputs=SUMMARY)
     )
-    assert found["faithfulness_conv"].outcome == "skip"
-    assert found["faithfulness_conv"].comment.startswith("needs SummaC-Conv: its weights are in a file")
+    assert found["summarization_cf_faithfulness_conv"].outcome == "skip"
+    assert found["summarization_cf_faithfulness_conv"].comment.startswith(
+        "needs SummaC-Conv: its weights are in a file"
+    )
 
 
 def test_conv_weighs_the_histograms_of_entailment(tmp_path):
@@ -90,7 +92,7 @@ def test_conv_weighs_the_histograms_of_entailment(tmp_path):
     judged = get("summarization_cf", model=table(PROBABILITIES), embedding=ONES, conv=saved(tmp_path, held))
     found = by_key(score(judged, inputs=TEXT, outputs=SUMMARY))
     entailment = numpy.asarray(PROBABILITIES, "float32").astype(float)[:, :, 0]  # as models give them
-    assert found["faithfulness_conv"].score == pytest.approx(by_hand(entailment, held, BINS), abs=1e-5)
+    assert found["summarization_cf_faithfulness_conv"].score == pytest.approx(by_hand(entailment, held, BINS), abs=1e-5)
 
 
 @pytest.mark.parametrize(("bins", "edges"), [(23, BINS), (50, [place / 50 for place in range(51)])])
@@ -168,7 +170,10 @@ def test_completeness_is_the_cosine_of_the_mean_directions_of_text_and_faithful_
 def test_a_summary_of_which_nothing_is_faithful_completes_nothing():
     judged = get("summarization_cf", model=lambda pairs: [(0.1, 0.1, 0.8)] * len(pairs), embedding=ONES)
     found = by_key(score(judged, inputs=TEXT, outputs=SUMMARY))
-    assert (found["completeness"].score, found["faithfulness_zs"].score) == (0.0, pytest.approx(-0.7))
+    assert (found["summarization_cf_completeness"].score, found["summarization_cf_faithfulness_zs"].score) == (
+        0.0,
+        pytest.approx(-0.7),
+    )
 
 
 def test_the_text_is_what_was_retrieved_and_else_the_question():
@@ -227,4 +232,6 @@ def test_on_a_real_model_it_is_what_its_probabilities_make(tiny_nli):
         rows = [model(**tokenizer([pair], return_tensors="pt")).logits[0].softmax(-1).tolist() for pair in pairs]
     image = numpy.asarray(rows).reshape(3, 2, 3)
     found = by_key(score(get("summarization_cf", model=tiny_nli, embedding=ONES), inputs=TEXT, outputs=summary))
-    assert found["faithfulness_zs"].score == pytest.approx(zero_shot(image[:, :, 1], image[:, :, 0]), abs=1e-5)
+    assert found["summarization_cf_faithfulness_zs"].score == pytest.approx(
+        zero_shot(image[:, :, 1], image[:, :, 0]), abs=1e-5
+    )

@@ -364,10 +364,12 @@ def _at_least_one(name: str, value: Any) -> None:
 
 def _group(metafunc: pytest.Metafunc, settings: Settings) -> tuple[Group, list[Example]]:
     from assay.evaluators import as_evaluator, datasets
+    from assay.evaluators.protocol import check_keys
 
     given, dataset = metafunc.function.__name__, settings.dataset
     known = [as_evaluator(judge) for judge in settings.evaluators]
     known += [as_evaluator(id) for id in _ids(metafunc.fixturenames) if id not in {judge.key for judge in known}]
+    check_keys(known)
     after = tuple(judge for judge in known if judge.key not in metafunc.fixturenames and not judge.summary)
     office = getattr(metafunc.config, "workerinput", {}).get("assay")
     test = metafunc.definition.nodeid

@@ -13,7 +13,7 @@ from typing import Any
 from assay.collector.errors import StoreError
 from assay.collector.records import Experiment as Record
 from assay.collector.records import Run
-from assay.collector.statistics import TASK_OK, newest
+from assay.collector.statistics import newest
 from assay.evaluators.engine._attach import attaching
 from assay.evaluators.engine._brake import Brake
 from assay.evaluators.engine._drive import drive
@@ -32,7 +32,7 @@ from assay.evaluators.engine._totals import wall_ns
 from assay.evaluators.engine._waiting import Watch
 from assay.evaluators.engine._whole import score_set
 from assay.evaluators.engine._write import Unstored, Writer
-from assay.evaluators.protocol import Evaluator, Judgements, as_evaluator, judging, waiting_on
+from assay.evaluators.protocol import Judgements, as_evaluator, check_keys, judging, waiting_on
 from assay.evaluators.protocol._telling import told_to
 
 
@@ -40,7 +40,8 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
     """Prepare an experiment, run it to its end, and return it."""
     judges = [as_evaluator(given) for given in ([evaluators] if isinstance(evaluators, str) else evaluators)]
     whole = (*(judge for judge in judges if judge.summary), *map(as_evaluator, settings.summary_evaluators))
-    single = _distinct([judge for judge in judges if not judge.summary])
+    single = tuple(judge for judge in judges if not judge.summary)
+    check_keys((*single, *whole))
     for judge in (*single, *whole):
         if judge.asking is not None:
             judge.asking.ready()
@@ -184,13 +185,3 @@ def _unwrapped(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-def _distinct(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-    keys = [evaluator.key for evaluator in evaluators]
-    doubles = sorted({key for key in keys if keys.count(key) > 1})
-    if TASK_OK in keys:
-        raise ValueError(f"{TASK_OK!r} is said of every run anyway: give the evaluator another key with key='…'")
-    if doubles:
-        raise ValueError(f"two evaluators have the key {doubles[0]!r}: give one another with key='…'")
-    return tuple(evaluators)

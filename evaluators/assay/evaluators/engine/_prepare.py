@@ -28,7 +28,7 @@ from assay.evaluators.engine._source import Source, items_of, source_of
 from assay.evaluators.engine._spool import Parcel, deliver_waiting
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._task import Task
-from assay.evaluators.protocol import Evaluator, unknown_to
+from assay.evaluators.protocol import Evaluator, check_keys, unknown_to
 from assay.tracer.spans import current as tracing
 
 UNKNOWN = 5  # values that cannot be compared, of which one is told
@@ -135,6 +135,7 @@ def _begun(
     if task and settings.progress is not False and (unknown := unknown_to(task.function)):
         say(f"assay: cannot tell whether this is as it was: {', '.join(unknown[:UNKNOWN])}")
     deliver_waiting(earlier.id, store)
+    check_keys(evaluators, earlier.evaluators)
     merged = _setup.merged(earlier.evaluators, described)
     record = replace(
         earlier,
@@ -164,6 +165,7 @@ def _rescoring(
     """More evaluators over the runs that an experiment has already."""
     deliver_waiting(experiment.id, store)
     record = store.experiment(experiment.id)  # somebody may have scored it further since
+    check_keys(evaluators, record.evaluators)
     merged = _setup.merged(record.evaluators, _setup.described(evaluators))
     record = replace(record, evaluators=merged, metadata={**record.metadata, **_setup.plain(settings.metadata or {})})
     repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)

@@ -24,7 +24,7 @@ from assay.evaluators.engine._setup import plain as as_kept
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._totals import wall_ns
 from assay.evaluators.engine._whole import score_set
-from assay.evaluators.protocol import Evaluator, Judgements, finish, judging, plain
+from assay.evaluators.protocol import Evaluator, Judgements, check_keys, finish, judging, plain
 from assay.evaluators.scoring import case_of, of_failed, retrieved, score
 from assay.tracer import attributes as names
 from assay.tracer.capture import Captured, capture, is_traced
@@ -103,6 +103,7 @@ class Recorder:
         started_ns: int | None = None,
     ) -> None:
         """With `id` and `started_ns` several processes add to one experiment, which `finish_stored` finishes."""
+        check_keys(evaluators)
         known = {"repetitions": repetitions} if repetitions > 1 else {}
         setup = setup_of(None, known, dataset=dataset, dataset_version=dataset_version)
         self._store = store

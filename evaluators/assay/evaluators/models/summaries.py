@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     Image: TypeAlias = "numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.float64]]"
 
     Asks: TypeAlias = Generator[Sequence[Pair], Mapping[Pair, Row], Image]
+_COMPLETENESS = "summarization_cf_completeness"
+_CONV = "summarization_cf_faithfulness_conv"
+_ZS = "summarization_cf_faithfulness_zs"
 _NO_CONV = (
     "its weights are in a file of SummaC's authors: get it at github.com/tingofurro/summac "
     "(summac_conv_vitc_sent_perc_e.bin) and name it: conv=FILE, pickle=True"
@@ -37,13 +40,14 @@ _NO_CONV = (
 @builtin(
     "summarization_cf",
     metrics=(
-        Metric("completeness", threshold=0.75, primary=True),
-        Metric("faithfulness_conv", threshold=0.75),
-        Metric("faithfulness_zs", (-1.0, 1.0), threshold=0.75),
+        Metric(_COMPLETENESS, threshold=0.75, primary=True),
+        Metric(_CONV, threshold=0.75),
+        Metric(_ZS, (-1.0, 1.0), threshold=0.75),
     ),
     standards=(VALID,),
     source="H2O Eval Studio: summarization (completeness and faithfulness); SummaC",
     canonical="numpy; summac 0.0.4 (by its definitions)",
+    version="2",
     model=True,
     gpu=True,
     kind="model",
@@ -124,7 +128,7 @@ class Summarization(Stepwise[Pair, Row]):
         return [
             self._completeness(told, kept, len(said)),
             self._learned(entailment),
-            {"key": "faithfulness_zs", "score": zero_shot(entailment, contradiction)},
+            {"key": _ZS, "score": zero_shot(entailment, contradiction)},
         ]
 
     def _sentences(self, text: str, what: str) -> list[str]:
@@ -151,15 +155,15 @@ class Summarization(Stepwise[Pair, Row]):
     def _completeness(self, told: list[str], kept: list[str], said: int) -> dict[str, Any]:
         comment = f"{len(kept)} of {said} sentences are faithful"
         if not kept:
-            return {"key": "completeness", "score": 0.0, "comment": comment}
+            return {"key": _COMPLETENESS, "score": 0.0, "comment": comment}
         vectors = self._embedder.by_text([*told, *kept])
         score = max(cosine(_mean(vectors, told), _mean(vectors, kept)), 0.0)
-        return {"key": "completeness", "score": score, "comment": comment}
+        return {"key": _COMPLETENESS, "score": score, "comment": comment}
 
     def _learned(self, entailment: Any) -> dict[str, Any]:
         if self._conv is None:
-            return {"key": "faithfulness_conv", "score": None, "comment": f"needs SummaC-Conv: {_NO_CONV}"}
-        return {"key": "faithfulness_conv", "score": self._conv.score(entailment)}
+            return {"key": _CONV, "score": None, "comment": f"needs SummaC-Conv: {_NO_CONV}"}
+        return {"key": _CONV, "score": self._conv.score(entailment)}
 
 
 def _text_of(case: Case) -> str:

@@ -9,7 +9,7 @@ from assay.collector.records import JSON, Rule
 from assay.evaluators.models._address import ADDRESSES, of_environment
 from assay.evaluators.models._presets import BY_HUB, PRESETS
 from assay.evaluators.monitors._rule import Monitored
-from assay.evaluators.protocol import Evaluator, from_dict, names
+from assay.evaluators.protocol import Evaluator, check_keys, from_dict, names
 from assay.evaluators.protocol._own import entry
 from assay.tracer.hints import did_you_mean
 
@@ -24,9 +24,12 @@ _FILE = "write such a rule in a file"
 def of_data(rule: Rule) -> Monitored:
     """The rule with its evaluators. Raises `ValueError`, with the way out, for what data may not say."""
     made = tuple(_made(entry) for entry in rule.evaluators)
-    keys = [evaluator.key for evaluator in made]
-    if not made or len(set(keys)) < len(keys):
-        raise ValueError(f"evaluators have one key each, not {keys!r}; give another key")
+    if not made:
+        raise ValueError("a rule has at least one evaluator, not []")
+    try:
+        check_keys(made)
+    except ValueError as error:
+        raise ValueError(f"evaluators have one key each: {error}") from None
     if sets := [evaluator.key for evaluator in made if evaluator.summary]:
         raise ValueError(f"{sets[0]!r} looks at a whole set of cases; leave it out")
     return Monitored(rule, made)

@@ -13,7 +13,7 @@ from assay.evaluators.monitors._job import Came, Job, is_done, state_of
 from assay.evaluators.monitors._memory import Memory
 from assay.evaluators.monitors._money import OverBudget
 from assay.evaluators.monitors._pauses import Pauses
-from assay.evaluators.protocol import may_pass, retry_after, status_of, wait_before
+from assay.evaluators.protocol import claim_keys, declared_keys, may_pass, retry_after, status_of, wait_before
 
 WORST: tuple[Verdict, ...] = ("failed", "skipped", "scored")
 SHADOW = "shadow:"  # before the keys of a shadow's feedback, which no mean of the rule's own key is to have
@@ -39,7 +39,12 @@ class Outcome:
         self._reported: list[str] = []
         self._feedback: list[Feedback] = []
         self._again: list[_Again] = []
+        self._owners = declared_keys(job.held.evaluators)
         self._attempts = 0
+        for evaluator in job.held.evaluators:
+            if (came := job.came.get(evaluator.key)) is not None:
+                own = claim_keys(self._owners, evaluator, list(came.feedback), job.target)
+                job.came[evaluator.key] = replace(came, feedback=own)
         for evaluator in job.held.evaluators:
             self._look(evaluator.key)
 

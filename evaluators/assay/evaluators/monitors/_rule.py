@@ -14,7 +14,7 @@ from assay.collector.filters import Filter, askable, combined, normal_form
 from assay.collector.querystring import moment, parse
 from assay.collector.records import JSON, Rule, RuleSettings, RuleTarget, Scope, Stratum
 from assay.evaluators.monitors._version import entry_of, version_of
-from assay.evaluators.protocol import Evaluator, as_evaluator
+from assay.evaluators.protocol import Evaluator, as_evaluator, check_keys
 from assay.tracer.hints import did_you_mean
 
 FilterLike: TypeAlias = "Filter | Mapping[str, Any] | str | None"
@@ -123,6 +123,10 @@ def _check(
     keys = [evaluator.key for evaluator in evaluators]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ValueError(f"rule {name!r} has two evaluators with the key {twice!r}; give one of them another key=")
+    try:
+        check_keys(evaluators)
+    except ValueError as error:
+        raise ValueError(f"rule {name!r}: {error}") from None
     for word, value, words in (("target", target, get_args(RuleTarget)), ("scope", scope, get_args(Scope))):
         if value not in words:
             raise ValueError(f"rule {name!r}: {word}={value!r} is none of {', '.join(words)}")

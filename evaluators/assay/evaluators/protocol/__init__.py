@@ -31,6 +31,7 @@ from assay.evaluators.protocol._registry import as_evaluator, definition, factor
 from assay.evaluators.protocol._spec import DATABRICKS, Spec
 from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_on
 from assay.evaluators.protocol.fingerprint import NoSource, code_of, fingerprint_of, source_of, unknown_to, version_of
+from assay.evaluators.protocol.metric_keys import check_keys, claim_keys, declared_keys
 from assay.evaluators.protocol.shown_parameters import PARAMETERS, parameters_of
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
@@ -57,7 +58,10 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "as_evaluator",
     "builtin",
     "caught",
+    "check_keys",
+    "claim_keys",
     "code_of",
+    "declared_keys",
     "definition",
     "document_of",
     "documents_of",

@@ -114,7 +114,7 @@ def _source(function: Any) -> str:
     try:
         return _source_of_code(code) if isinstance(code, CodeType) else inspect.cleandoc(inspect.getsource(function))
     except (OSError, TypeError, SyntaxError):
-        raise NoSource(f"the source text of {_name(function)} is not available") from None
+        raise NoSource(f"the source of {_name(function)} is not to be had") from None
 
 
 @functools.lru_cache(4096)

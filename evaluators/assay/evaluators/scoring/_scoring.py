@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from assay.collector.records import Case, Feedback, Target
-from assay.evaluators.protocol import Evaluator, Wait, in_thread, waiting_on
+from assay.evaluators.protocol import Evaluator, Wait, claim_keys, declared_keys, in_thread, waiting_on
 from assay.evaluators.scoring._batcher import Batcher, is_batch
 
 _SEE_FAILURES = frozenset({"run", "root_run", "trace", "case"})  # evaluators that ask for these can judge a failed run
@@ -25,6 +25,7 @@ class Scoring:
         self._plain = tuple(judge for judge in evaluators if judge.plain)
         self._others = tuple(judge for judge in evaluators if not judge.plain)
         self.has_later = bool(self._others)
+        self._owners = declared_keys(evaluators)
         self._returned: set[str] = set()  # keys of plain ones that have come back once
         self._looked = {judge.key: count(1) for judge in evaluators if judge.max_cases is not None}
 
@@ -33,14 +34,16 @@ class Scoring:
         feedback: list[Feedback] = []
         for evaluator in _chosen(self._plain, only):
             left_out = self._left_out(evaluator, case, target)
-            feedback += left_out or evaluator.evaluate_here(case, target, wait)
+            said = left_out or evaluator.evaluate_here(case, target, wait)
+            feedback += claim_keys(self._owners, evaluator, said, target)
         return feedback
 
     async def on_loop(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
         """What the plain evaluators say, on the loop; those that turn out slow move to threads."""
         feedback: list[Feedback] = []
         for evaluator in _chosen(self._plain, only):
-            feedback += self._left_out(evaluator, case, target) or await self._tried(evaluator, case, target)
+            said = self._left_out(evaluator, case, target) or await self._tried(evaluator, case, target)
+            feedback += claim_keys(self._owners, evaluator, said, target)
         return feedback
 
     async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
@@ -50,7 +53,7 @@ class Scoring:
         outcomes = await asyncio.gather(*looking, return_exceptions=True)
         feedback: list[Feedback] = []
         for evaluator, outcome in zip(evaluators, outcomes, strict=True):
-            feedback += evaluator.settled(outcome, target)
+            feedback += claim_keys(self._owners, evaluator, evaluator.settled(outcome, target), target)
         return feedback
 
     async def _tried(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
