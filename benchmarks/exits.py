@@ -1,4 +1,4 @@
-"""How long the end of a process takes beside a collector that accepts and never answers, and one that answers.
+"""How long the end of a process takes with a collector that hangs, one that refuses connections, and one that answers.
 
     python benchmarks/exits.py [--rounds 3]
 
@@ -26,9 +26,9 @@ from assay.tracer import _spool
 SPANS = (0, 1, 1_000, 40_000, 200_000)
 PROGRAM = """
 import atexit, sys, time
-from assay.tracer import configure, trace
 began = 0.0
-atexit.register(lambda: print(time.monotonic() - began))  # runs last
+atexit.register(lambda: print(time.monotonic() - began))  # registered first, so that it runs last
+from assay.tracer import configure, trace
 configure()
 @trace
 def work(n): return n
@@ -38,14 +38,17 @@ began = time.monotonic()
 
 
 class Collector(ThreadingHTTPServer):
-    """Counts the spans that it acknowledges; hangs if it is told to."""
+    """Counts the spans that it acknowledges; hangs or refuses connections if it is told to."""
 
     daemon_threads = True
 
-    def __init__(self, hangs: bool) -> None:
+    def __init__(self, mode: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.hangs, self.ids = hangs, list[bytes]()
+        self.mode, self.ids = mode, list[bytes]()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        if mode == "refuses":
+            self.server_close()
+            return
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -62,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Take a request."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.hangs:
+        if self.server.mode == "hangs":
             time.sleep(60)
         self.server.ids += ids(body)
         self.send_response(200)
@@ -88,28 +91,27 @@ def on_disk(spool: Path) -> list[bytes]:
     return found
 
 
-def once(spans: int, hangs: bool) -> tuple[float, int, int]:
+def once(spans: int, mode: str) -> tuple[float, int, int]:
     """Run the program; returns its delay in seconds, and how many spans are somewhere, all and different ones."""
-    collector = Collector(hangs)
+    collector = Collector(mode)
     with tempfile.TemporaryDirectory(prefix="assay-exits-") as folder:
         env = {**os.environ, "ASSAY_URL": collector.url, "ASSAY_SPILL_DIR": folder}
         command = [sys.executable, "-c", PROGRAM, str(spans)]
         done = subprocess.run(command, env=env, capture_output=True, check=True, timeout=120)
         found = collector.ids + on_disk(Path(folder))
-    collector.shutdown()
+    if mode != "refuses":
+        collector.shutdown()
     collector.server_close()
     return float(done.stdout), len(found), len(set(found))
 
 
 def main(rounds: int) -> None:
     """Print a line for each case."""
-    for hangs in (True, False):
+    for mode in ("hangs", "refuses", "answers"):
         for spans in SPANS:
-            delays, found, different = zip(*(once(spans, hangs) for _ in range(rounds)), strict=True)
+            delays, found, different = zip(*(once(spans, mode) for _ in range(rounds)), strict=True)
             assert set(found) == set(different) == {spans}, (found, different)
-            print(
-                f"{'hangs' if hangs else 'answers':8}{spans:8,} spans: {max(delays):5.2f} s, every span is there once"
-            )
+            print(f"{mode:8}{spans:8,} spans: {max(delays):5.2f} s, every span is there once", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -106,13 +105,13 @@ def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None
     previous = _runtime.replace(None)
     if previous is not None:
         previous.delivery.close(0.2)  # what tests elsewhere have left in its queue is no business of these
-    monkeypatch.setattr(_delivery, "_live", weakref.WeakSet())
+    monkeypatch.setattr(_delivery, "_live", {})
     _errors.reset()
     _spool.forget()  # what other tests have left on disk
     _errors.strict = True
     yield
     _errors.strict = False
-    made = _runtime.replace(previous)
+    made = _runtime.replace(None)
     if made is not None:
         made.delivery.close(0.2)
     _spool.forget()

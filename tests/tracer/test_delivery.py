@@ -24,8 +24,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from assay.tracer import FlushResult, _errors, _runtime, _spool, configure, flush, shutdown, span, stats, trace
-from assay.tracer._delivery import Delivery, _batches
+from assay.tracer._delivery import Delivery
 from assay.tracer._encode import FeedbackEvent
+from assay.tracer._exporter import Batch, batches
 from assay.tracer._post import Answer
 from assay.tracer._queue import Queue
 from assay.tracer._settings import Settings, salvaged
@@ -39,6 +40,10 @@ from .conftest import Sink, somewhere, spooled, until
 @trace
 def work(n: int = 0) -> int:
     return n
+
+
+def with_queue(delivery: Delivery, queue: Queue) -> None:
+    delivery.queue = delivery.exporter.queue = queue
 
 
 def answers(*statuses: int, headers: dict[str, str] | None = None) -> Callable[[str, bytes], Any]:
@@ -93,11 +98,12 @@ def test_what_a_wrong_key_keeps_out_waits_for_the_right_one(
 
 
 @pytest.mark.usefixtures("only_when_asked")
-def test_a_refused_key_without_a_disk_is_counted(sink: Sink) -> None:
+def test_a_refused_key_without_a_disk_is_counted_at_the_end(sink: Sink) -> None:
     sink.answer = lambda path, body: (401, {}, b"")
     configure(url=sink.url, spill_dir="off")
     work()
-    assert flush(60).dropped == 1
+    assert flush(60) == FlushResult(pending=1)
+    shutdown()
     assert stats().dropped == {"http_401": 1}
 
 
@@ -155,7 +161,7 @@ def test_what_one_process_leaves_the_next_one_sends(sink: Sink, tmp_path: Path) 
 
 def test_the_disk_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
     runtime = _runtime.Runtime(Settings(url="http://127.0.0.1:9"))
-    runtime.delivery.spool = Spool(tmp_path, max_bytes=40_000)
+    runtime.delivery.exporter.spool = Spool(tmp_path, max_bytes=40_000)
     _runtime.replace(runtime)
     for i in range(5):
         with span(f"s{i}", inputs="x" * 15_000):
@@ -165,11 +171,12 @@ def test_the_disk_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.spool"))) == 2
 
 
-def test_no_collector_and_no_disk_is_counted(tmp_path: Path) -> None:
+def test_no_collector_and_no_disk_is_counted_at_the_end() -> None:
     configure(url="http://127.0.0.1:9", spill_dir="off")
     work()
-    assert not flush(60)
-    assert stats().dropped == {"collector_away": 1}
+    assert flush(60) == FlushResult(pending=1)
+    shutdown()
+    assert (stats().dropped, stats().queued) == ({"collector_away": 1}, 0)
 
 
 def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
@@ -403,10 +410,10 @@ def test_a_batch_is_bounded_in_spans_and_bytes() -> None:
     with capture_spans() as spans:
         for _ in range(514):
             work()
-    assert [len(batch) for batch in _batches(spans.ended)] == [512, 2]
+    assert [len(batch.items) for batch in batches(spans.ended)] == [512, 2]
     for item, weight in zip(spans.ended, (3 << 20, 1 << 20, 1, 5 << 20, 1), strict=False):
         item.weight = weight  # type: ignore[attr-defined]
-    assert [len(batch) for batch in _batches(spans.ended[:5])] == [2, 1, 1, 1]
+    assert [len(batch.items) for batch in batches(spans.ended[:5])] == [2, 1, 1, 1]
 
 
 @pytest.mark.usefixtures("only_when_asked")
@@ -433,15 +440,15 @@ def test_a_flush_does_not_wait_for_the_back_off(sink: Sink) -> None:
 
 
 def test_the_pause_doubles_up_to_a_minute_until_something_is_acknowledged() -> None:
-    delivery = Delivery(Settings(spill_dir=None))
+    exporter = Delivery(Settings(spill_dir=None)).exporter
 
     def pauses(seconds: float, after: float = 0.0) -> bool:
         before = time.monotonic()
-        delivery._back_off(Answer("later", after=after))
-        return before + 0.7 * seconds <= delivery._not_before <= time.monotonic() + seconds
+        exporter._back_off(Answer("later", after=after))
+        return before + 0.7 * seconds <= exporter._not_before <= time.monotonic() + seconds
 
     assert all(pauses(seconds) for seconds in (0.5, 1, 2, 4, 8, 16, 32, 60, 60))
-    delivery._acknowledged("/v1/traces", Answer("ok"), 1)
+    exporter._acknowledged(Batch("/v1/traces", []), Answer("ok"))
     assert pauses(0.5)
     assert pauses(100, after=100.0)
 
@@ -554,7 +561,7 @@ def test_a_retry_after_that_is_a_date_is_honoured(sink: Sink) -> None:
     assert times[1] >= int(times[0] + 2)
 
 
-def test_a_shutdown_delivers_may_be_repeated_and_ends_nothing_for_good(
+def test_a_shutdown_delivers_may_be_repeated_and_lasts_until_the_next_configure(
     sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Delivery.close, "__defaults__", (60.0,))  # else a busy machine has it wait in vain
@@ -565,7 +572,11 @@ def test_a_shutdown_delivers_may_be_repeated_and_ends_nothing_for_good(
     assert len(sink.spans()) == 1
     work()
     shutdown()
-    assert len(sink.spans()) == 2
+    assert (len(sink.spans()), stats().dropped) == (1, {"closed": 1})
+    configure(url=sink.url)
+    work()
+    shutdown()
+    assert (len(sink.spans()), stats().dropped) == (2, {})
 
 
 def test_what_earlier_processes_left_is_sent_without_anything_traced(sink: Sink, tmp_path: Path) -> None:
@@ -590,7 +601,7 @@ def test_a_flush_is_not_true_while_spans_of_this_process_lie_on_disk(tmp_path: P
 def test_what_the_queue_does_not_hold_goes_to_the_disk_and_from_there_to_the_collector(sink: Sink) -> None:
     configure(url=sink.url)
     delivery = _runtime.current().delivery
-    delivery.queue = Queue(high_bytes=100_000)
+    with_queue(delivery, Queue(high_bytes=100_000))
     delivery._thread = threading.current_thread()  # nobody takes anything out
     for _ in range(1_000):
         work()
@@ -603,7 +614,7 @@ def test_what_the_queue_does_not_hold_goes_to_the_disk_and_from_there_to_the_col
 
 def test_many_threads_take_from_the_queue_without_losing_count(tmp_path: Path) -> None:
     configure(url="http://127.0.0.1:9", spill_dir=str(tmp_path))
-    _runtime.current().delivery.queue = Queue(high_bytes=20_000)
+    with_queue(_runtime.current().delivery, Queue(high_bytes=20_000))
     threads = [threading.Thread(target=lambda: [work() for _ in range(500)]) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -617,7 +628,7 @@ def test_many_threads_take_from_the_queue_without_losing_count(tmp_path: Path) -
 def test_feedback_that_cannot_be_written_is_counted_where_the_queue_is_too_long(tmp_path: Path) -> None:
     _errors.strict = False
     delivery = Delivery(Settings(url="http://127.0.0.1:9", spill_dir=tmp_path))
-    delivery.queue = Queue(high_bytes=1)
+    with_queue(delivery, Queue(high_bytes=1))
     delivery._thread = threading.current_thread()  # nobody takes anything out
     delivery.put(FeedbackEvent(1 << 200, 0, 0, {}))  # no protocol has room for that id
     assert (len(delivery.queue), delivery.dropped()) == (0, {"delivery_failed": 1})

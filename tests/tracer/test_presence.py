@@ -209,7 +209,7 @@ def test_reports_come_by_themselves_at_most_every_so_often(assay: Sink, monkeypa
     leaf(1)
     until(lambda: stats().delivered == 4)
     assert len(events(assay, names.REPORT_EVENT)) == 1
-    current().delivery._presence._next_report = 0.0
+    current().delivery.exporter._presence._next_report = 0.0
     until(lambda: report(assay)["started"] == 2)
 
 

@@ -39,7 +39,8 @@ def names(queue: Queue) -> list[Any]:
 def test_roots_and_feedback_come_first_then_inner_spans_then_leaves() -> None:
     queue, feedback = Queue(), event()
     items = [made("leaf", "leaf"), made("inner", "inner"), made("root", "root"), feedback, made("leaf 2", "leaf")]
-    assert [queue.put(item) for item in items] == [1, 2, 3, 4, 5]
+    for item in items:
+        queue.put(item)
     assert len(queue) == 5
     assert names(queue) == ["root", feedback, "inner", "leaf", "leaf 2"]
 
@@ -62,22 +63,24 @@ def test_the_newest_of_the_lowest_rank_goes() -> None:
 
 def test_what_fits_exactly_is_kept() -> None:
     queue = Queue(max_bytes=3_020)  # 1,500 bytes and its text each
-    assert [queue.put(made(name, "leaf", "x" * 10)) for name in "ab"] == [1, 2]
-    assert queue.dropped == {}
+    for name in "ab":
+        queue.put(made(name, "leaf", "x" * 10))
+    assert (len(queue), queue.dropped) == (2, {})
 
 
 @pytest.mark.parametrize("text", ["x" * 11, "x" * 600])
 def test_one_byte_too_many_costs_one_span(text: str) -> None:
     queue = Queue(max_bytes=3_020)
     queue.put(made("a", "leaf", "x" * 10))
-    assert queue.put(made("b", "leaf", text)) == 1
+    queue.put(made("b", "leaf", text))
     assert names(queue) == ["a"]
 
 
 def test_what_was_taken_counts_no_more() -> None:
     queue = Queue(max_bytes=3_100)
     for _ in range(3):
-        assert [queue.put(made(name, "leaf", "x")) for name in "ab"] == [1, 2]
+        for name in "ab":
+            queue.put(made(name, "leaf", "x"))
         assert (names(queue), len(queue)) == (["a", "b"], 0)
     assert queue.dropped == {}
 
@@ -85,7 +88,9 @@ def test_what_was_taken_counts_no_more() -> None:
 def test_what_was_dropped_counts_no_more() -> None:
     queue = Queue(max_bytes=3_100)
     queue.put(made("big", "leaf", "x" * 4000))
-    assert [queue.put(made(name, "leaf", "x")) for name in "ab"] == [1, 2]
+    for name in "ab":
+        queue.put(made(name, "leaf", "x"))
+    assert names(queue) == ["a", "b"]
 
 
 def test_the_weight_of_a_span_is_its_text() -> None:
@@ -102,6 +107,35 @@ def test_what_is_taken_away_are_the_oldest_leaves() -> None:
     assert [item.name for item in queue.take_some(2)] == ["a", "d"]  # type: ignore[union-attr]
     assert [item.name for item in queue.take_some(2)] == ["e", "c"]  # type: ignore[union-attr]
     assert (queue.is_high, len(queue), names(queue)) == (False, 1, ["b"])
+
+
+def test_put_asks_for_attention_when_a_batch_is_full_or_the_queue_is_high() -> None:
+    queue = Queue()
+    assert [queue.put(made("a", "leaf")) for _ in range(513)] == [False] * 511 + [True] * 2
+    queue = Queue(high_bytes=3_200)
+    assert [queue.put(made("a", "leaf")) for _ in range(3)] == [False, False, True]
+
+
+def test_what_is_put_back_comes_before_the_rest_of_its_rank_and_is_in_hand_no_more() -> None:
+    queue = Queue()
+    for name in "abc":
+        queue.put(made(name, "leaf"))
+    taken = queue.take()
+    queue.put(made("d", "leaf"))
+    assert (queue.in_hand, len(queue)) == (3, 1)
+    queue.put_back(taken[1:])
+    queue.settle(1)
+    assert (queue.in_hand, names(queue)) == (0, ["b", "c", "d"])
+
+
+def test_what_is_put_back_beyond_the_bound_is_dropped_and_counted() -> None:
+    queue = Queue(max_bytes=2 * 1_560)
+    for name in "ab":
+        queue.put(made(name, "leaf"))
+    taken = queue.take()
+    queue.put(made("c", "leaf"))
+    queue.put_back(taken)
+    assert (names(queue), queue.dropped) == (["a", "b"], {"queue_full": 1})
 
 
 def interrupted(work: Callable[[], Any], line: int, handler: Callable[[], Any]) -> Any:
@@ -129,13 +163,16 @@ def do(what: str, queue: Queue, account: Counter[str]) -> None:
     if what == "put":
         queue.put(made("new", "leaf", "x" * 60))
         account["put"] += 1
+    elif what == "put_back":
+        queue.put_back(queue.take_some(1))
     else:
         taken = queue.take() if what == "take" else queue.take_some(2)
         account["taken"] += len(taken)
+        queue.settle(len(taken))
 
 
-@pytest.mark.parametrize("handler", ["put", "take", "take_some"])
-@pytest.mark.parametrize("work", ["put", "take", "take_some"])
+@pytest.mark.parametrize("handler", ["put", "take", "take_some", "put_back"])
+@pytest.mark.parametrize("work", ["put", "take", "take_some", "put_back"])
 def test_whatever_a_signal_handler_does_in_between_each_item_is_taken_once(work: str, handler: str) -> None:
     for line in range(1, 60):
         queue, account = Queue(max_bytes=2 * 1_560), Counter(put=2)
@@ -143,4 +180,5 @@ def test_whatever_a_signal_handler_does_in_between_each_item_is_taken_once(work:
             queue.put(made(name, "leaf"))
         interrupted(lambda: do(work, queue, account), line, lambda: do(handler, queue, account))  # noqa: B023
         left = len(queue.take()) + queue.dropped["queue_full"]
-        assert (account["taken"] + left, len(queue), queue._bytes) == (account["put"], 0, 0), line
+        queue.settle(left - queue.dropped["queue_full"])
+        assert (account["taken"] + left, len(queue), queue.bytes, queue.in_hand) == (account["put"], 0, 0, 0), line

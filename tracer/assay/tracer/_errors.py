@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
@@ -70,8 +71,10 @@ def _log(where: str, error: BaseException) -> None:
 
 
 def say_once(kind: str, text: str) -> None:
-    """Log a warning, once per kind and process."""
-    if kind not in _logged:
+    """Log a warning, once per kind and process. While the interpreter is finalizing, a lock of `logging` may be held
+    by a thread that never runs again.
+    """
+    if kind not in _logged and not sys.is_finalizing():
         _logged.add(kind)
         logger.warning("assay: %s (said once; see assay.tracer.stats())", text)
 

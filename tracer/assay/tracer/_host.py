@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from assay.tracer import _threads
 from assay.tracer._errors import ours
 
+_LONGEST_CLOSE = 20.0  # seconds after which SIGTERM ends the process even if delivery has not ended
 _sigterm_done = False
 
 
@@ -26,7 +28,7 @@ def carry_context_into_threads(carried: bool = True) -> None:
             _threads.carry()
 
 
-def flush_on_sigterm(flush: Callable[[], object], hurry: Callable[[], object]) -> None:
+def close_on_sigterm(close: Callable[[], object], hurry: Callable[[], object]) -> None:
     """Deliver before SIGTERM ends the process. An application's own handler stays in charge and has us hurry: uvicorn's
     ends the process by the same signal a tenth of a second later, with no handler of ours in place.
     """
@@ -36,7 +38,7 @@ def flush_on_sigterm(flush: Callable[[], object], hurry: Callable[[], object]) -
     with ours("sigterm"):  # an interpreter may be without signals
         own = signal.getsignal(signal.SIGTERM)
         if own is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _handler(flush))
+            signal.signal(signal.SIGTERM, _closing(close))
             _sigterm_done = True
         elif callable(own):
             signal.signal(signal.SIGTERM, _hurrying(own, hurry))
@@ -55,16 +57,22 @@ def _hurrying(
     return handle
 
 
-def _handler(flush: Callable[[], object]) -> Callable[[int, FrameType | None], None]:
-    def last() -> None:
+def _closing(close: Callable[[], object]) -> Callable[[int, FrameType | None], None]:
+    def handle(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        # Not here: the interrupted code may hold a lock of ours. In bare threads, for `threading` has locks as well.
         try:
-            flush()
-        finally:
+            _thread.start_new_thread(_end, (lambda: time.sleep(_LONGEST_CLOSE),))
+            _thread.start_new_thread(_end, (close,))
+        except RuntimeError:  # the system has no more threads, or the interpreter is finalizing
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def handle(signum: int, frame: FrameType | None) -> None:
-        # Not here: the interrupted code may hold one of our locks. A bare thread, for `threading` has locks as well.
-        signal.signal(signum, signal.SIG_DFL)
-        _thread.start_new_thread(last, ())
-
     return handle
+
+
+def _end(wait: Callable[[], object]) -> None:
+    """End the process after a wait, as the default action of SIGTERM does."""
+    try:
+        wait()
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)

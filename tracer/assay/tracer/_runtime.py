@@ -19,8 +19,8 @@ from opentelemetry.trace import Link, SpanContext
 
 from assay.tracer import _context, _errors, _settings
 from assay.tracer import attributes as names
-from assay.tracer._delivery import Delivery, flush_all
-from assay.tracer._host import carry_context_into_threads, flush_on_sigterm
+from assay.tracer._delivery import Delivery, close_all, flush_all
+from assay.tracer._host import carry_context_into_threads, close_on_sigterm
 from assay.tracer._joined import JoinedProcessor
 from assay.tracer._provider import CaptureSink, Provider, Spans, merged
 from assay.tracer._settings import Capture, Redactor, Settings
@@ -84,10 +84,14 @@ class Runtime:
         self.spans.extra += provider.spans.extra
         provider.spans, self.provider = self.spans, provider
 
-    def close(self) -> None:
-        """Deliver what there is; this set-up is replaced by another one."""
+    def close(self, successor: Runtime) -> None:
+        """Deliver what there is. What its open spans still bring goes to the set-up that replaces this one, unless that
+        one records nothing.
+        """
         if self.joined is not None:
             self._processor.active = False
+        if not successor.off:
+            self.delivery.successor = successor.delivery
         self.delivery.close()
 
     def open(self, name: str, attributes: dict[str, Any], ctx: Context) -> tuple[otel.Span, Context]:
@@ -258,7 +262,7 @@ def configure(
     previous = replace(runtime)
     if previous is not None:
         runtime.take_over(previous.provider)
-        previous.close()
+        previous.close(runtime)
     runtime.delivery.pick_up()
 
 
@@ -271,7 +275,7 @@ def _prepared(runtime: Runtime) -> Runtime:
 def _with_signals(runtime: Runtime) -> Runtime:
     """What the main thread alone can do, when it comes along."""
     if runtime.settings.sigterm and not runtime.off:
-        flush_on_sigterm(lambda: current().close(), lambda: current().delivery.hurry())
+        close_on_sigterm(close_all, lambda: current().delivery.hurry())
     return runtime
 
 
@@ -284,10 +288,10 @@ def flush(timeout: float = 30.0) -> FlushResult:
 
 
 def shutdown() -> None:
-    """Deliver everything and end the thread that does, as the end of the process would; what remains goes to the disk.
+    """Deliver everything that has ended and stop delivery, as the end of the process does; the rest goes to the disk.
 
-    Takes 0.8 s without an answer of the collector, at most 5 s with answers. May be called again, and by anybody: what
-    is traced afterwards begins delivery anew.
+    Takes 0.8 s without an answer of the collector, at most 5 s with answers. May be called again, and from any thread.
+    Spans that end afterwards are dropped and counted as `closed`, until `configure` is called again.
     """
     current().delivery.close()
 
@@ -306,5 +310,7 @@ class Stats:
 def stats() -> Stats:
     """Counts since the start of the process (or since `configure`)."""
     delivery = current().delivery
-    tally = delivery.tally
-    return Stats(tally.delivered, len(delivery.queue), tally.spilled, dict(delivery.dropped()), dict(_errors.counts))
+    tally = delivery.exporter.tally
+    return Stats(
+        tally.delivered, delivery.exporter.pending, tally.spilled, dict(delivery.dropped()), dict(_errors.counts)
+    )

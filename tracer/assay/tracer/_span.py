@@ -25,6 +25,7 @@ from opentelemetry.trace.span import TraceState
 
 from assay.tracer import _errors
 from assay.tracer import attributes as names
+from assay.tracer._locks import ExitLock
 from assay.tracer._sampling import ALWAYS, KEY
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _UNSET = Status(StatusCode.UNSET)
 _SAMPLED, _NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 
 _random = random.Random()  # our own: an application that calls random.seed(0) must not repeat our ids
-_lock = threading.RLock()  # guards the counts of every Local; a signal handler may come in between (see `Queue`)
+_lock: Any = threading.RLock()  # guards the counts of every Local; a signal handler may come in between (see `Queue`)
 _time_ns = time.time_ns
 
 
@@ -140,6 +141,19 @@ def _book(local: Local) -> None:
         account.started += started - local.booked_started
         account.open += open - local.booked_open
         local.booked_started, local.booked_open = started, open
+
+
+def rebook(source: Account, target: Account) -> None:
+    """Move one started span to another account: it goes to another address than it was started for."""
+    with _lock:
+        source.started -= 1
+        target.started += 1
+
+
+def bound_waits() -> None:
+    """Wait for no lock for long from now on; see `ExitLock`."""
+    global _lock
+    _lock = ExitLock(_lock)
 
 
 def book_open(account: Account) -> None:

@@ -10,6 +10,7 @@ of ours are left alone.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -22,11 +23,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from struct import Struct
+from typing import Any
 
 import orjson
 
 from assay.tracer import _errors
 from assay.tracer._encode import LOGS, TRACES
+from assay.tracer._locks import ExitLock
 from assay.tracer._settings import MIB, Settings
 
 try:
@@ -89,24 +92,27 @@ class Spool:
         self._folder = folder
         self._max_bytes = max_bytes
         self._about = about or {}
-        self._adding = threading.RLock()  # callers add where the queue is too long
+        self._adding: Any = threading.RLock()  # the application's threads write, too, where the queue is high
         self._own: tuple[Path, int] | None = None  # the segment that grows, and its descriptor
         self._began = 0.0
         self._size = 0
         self._broken_until = 0.0
+        self.is_full = False  # whether there was no room for what was to be written last
         self._unchecked = max_bytes  # bytes written since the folder was measured
 
     def keep(self, path: str, body: bytes, count: int) -> tuple[int, Mapping[str, int]]:
         """Write a body; returns how many items were kept, and how many were lost, by reason."""
         if self._folder is None:
             return 0, {"collector_away": count}
-        try:
-            with self._adding:
+        with self._adding:
+            try:
                 self._add(self._folder, path, body, count)
+            except OSError as error:
+                self._fails(error)
+                return 0, {"disk": count}
+            with suppress(OSError):  # it is kept, whether or not room can be made for the next one
                 return count, self._trim(self._folder)
-        except OSError as error:
-            self._fails(error)
-            return 0, {"disk": count}
+            return count, {}
 
     def copy(self, path: str, body: bytes, count: int) -> Copy | None:
         """Write a body that is being sent, for the case that this process does not live to see the answer.
@@ -126,6 +132,7 @@ class Spool:
 
     def _fails(self, error: OSError) -> None:
         self._broken_until = time.monotonic() + _BROKEN_S
+        self.is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         _errors.note("spill", error)
 
     @property
@@ -162,6 +169,10 @@ class Spool:
         """Add nothing more to the segment that grew: whoever comes first may send it."""
         with self._adding:
             self._rest()
+
+    def bound_waits(self) -> None:
+        """Wait for no lock for long from now on; see `ExitLock`."""
+        self._adding = ExitLock(self._adding)
 
     def abandon(self) -> None:
         """In a forked child, where nobody holds the lock any more: the segment is the parent's."""
@@ -211,8 +222,12 @@ class Spool:
     def _describe(self, folder: Path) -> None:
         if folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
-        with suppress(FileExistsError), os.fdopen(os.open(folder / ABOUT, _NEW, 0o600), "wb") as file:
-            file.write(orjson.dumps(dict(self._about)))
+        try:
+            with suppress(FileExistsError), os.fdopen(os.open(folder / ABOUT, _NEW, 0o600), "wb") as file:
+                file.write(orjson.dumps(dict(self._about)))
+        except OSError:  # an empty file would stay for ever
+            (folder / ABOUT).unlink(missing_ok=True)
+            raise
 
     def _trim(self, folder: Path) -> Mapping[str, int]:
         """Remove the oldest segments until the folder is within its bound; returns the items lost, by reason."""

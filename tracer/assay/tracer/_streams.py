@@ -7,7 +7,6 @@ the generator as if it had not been wrapped.
 
 from __future__ import annotations
 
-import atexit
 import sys
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
@@ -28,7 +27,6 @@ from assay.tracer._handle import AsyncGeneratorHandle, GeneratorHandle
 from assay.tracer._iterators import body_of, followed, has_body, is_built_in, is_stream, set_body
 from assay.tracer._json import to_json
 from assay.tracer._run import JSON_MIME
-from assay.tracer._runtime import current
 
 MAX_ITEMS = 10_000  # recorded; the rest is counted
 _MOST_KINDS = 1_000  # types that are remembered
@@ -45,15 +43,7 @@ def _finish() -> None:
             stream.end(closed=True)
 
 
-def _finish_alone() -> None:
-    """The same, where no delivery has begun that would do it before its own end."""
-    if _live:
-        _finish()
-        current().delivery.close()
-
-
 before_exit.append(_finish)
-atexit.register(_finish_alone)
 
 
 def follow(spec: Spec, call: Call, result: Any) -> Any:

@@ -1,10 +1,13 @@
-"""What has become of spans and feedback, counted: of a process so far, and by one flush."""
+"""Counts of spans and feedback by what became of them: in this process so far, and during one flush."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
+
+from assay.tracer._locks import ExitLock
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +29,10 @@ class Tally:
     def __init__(self) -> None:
         self.delivered = self.spilled = 0
         self.dropped: Counter[str] = Counter()
-        self._lock = threading.RLock()
-        self._here = threading.local()
+        self._lock: Any = threading.RLock()
 
-    def add(
-        self, *, delivered: int = 0, spilled: int = 0, dropped: int = 0, reason: str = "", earlier: bool = False
-    ) -> None:
-        """Count some more; `earlier` ones were counted before, as spilled."""
-        if not earlier:
-            self._here.settled = self.settled_here + delivered + spilled + dropped
+    def add(self, *, delivered: int = 0, spilled: int = 0, dropped: int = 0, reason: str = "") -> None:
+        """Count some more."""
         with self._lock:
             self.delivered += delivered
             self.spilled += spilled
@@ -43,14 +41,9 @@ class Tally:
 
     @property
     def settled(self) -> int:
-        """How many were counted; what went to the disk first counts again when that is."""
+        """How many were counted; an item that was spooled counts again when it is sent from the spool."""
         return self.delivered + self.spilled + sum(tuple(self.dropped.values()))
 
-    def set_aside(self, count: int) -> None:
-        """What this thread is to settle later counts as settled for now."""
-        self._here.settled = self.settled_here + count
-
-    @property
-    def settled_here(self) -> int:
-        """How many were counted by this thread."""
-        return int(getattr(self._here, "settled", 0))
+    def bound_waits(self) -> None:
+        """Wait for no lock for long from now on; see `ExitLock`."""
+        self._lock = ExitLock(self._lock)

@@ -16,13 +16,14 @@ from opentelemetry.trace import StatusCode
 from assay.tracer import _sampling
 from assay.tracer import attributes as names
 from assay.tracer._account import Account
+from assay.tracer._locks import ExitLock
 from assay.tracer._queue import Item, weight_of
 from assay.tracer._settings import MIB
 from assay.tracer._span import LiveSpan, book
 
 MAX_BYTES = 32 * MIB  # of spans and feedback, about
 
-_lock = threading.RLock()  # as the queue's: a signal handler may come in between
+_lock: Any = threading.RLock()  # as the queue's: a signal handler may come in between
 _waiting: dict[Undecided, None] = {}  # in the order in which they began to wait
 _bytes = 0
 
@@ -35,6 +36,12 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
+
+
+def bound_waits() -> None:
+    """Wait for no lock for long from now on; see `ExitLock`."""
+    global _lock
+    _lock = ExitLock(_lock)
 
 
 class Outlet(Protocol):
