@@ -642,7 +642,7 @@ def test_filters(store: Store, conditions: dict[str, Any], passes: bool) -> None
 @pytest.mark.parametrize("verb", ["traces", "feedbacks", "sessions", "aggregate", "delete"])
 def test_an_impossible_status_is_refused_wherever_it_is_asked_for(store: Store, verb: str) -> None:
     store.append([run()])
-    with pytest.raises(ValueError, match=r"one of unset, ok, error, not 'eror'"):
+    with pytest.raises(ValueError, match=r"one of unset, ok, error, cancelled, not 'eror'"):
         getattr(store, verb)(status="eror")
     assert store.count()["traces"] == 1
 
@@ -803,6 +803,26 @@ def test_aggregates_by_model_count_the_calls_tokens(store: Store) -> None:
     store.append([root, *calls])
     found = {one.group: (one.traces, one.input_tokens, one.cost) for one in store.aggregate(group_by="model")}
     assert found == {"a": (1, 4, pytest.approx(0.4)), "b": (1, 2, pytest.approx(0.2))}
+
+
+def test_aggregates_by_error_put_one_fault_of_many_tasks_together(store: Store) -> None:
+    task = "RuntimeError: Task <Task pending name='Task-{0}' coro=<f() at 0x7f00dead{0}>> got a Future"
+    errors = [task.format(number) for number in (11, 12, 13)] + ["ValueError: no such order\nat line 3"]
+    store.append([run(status="error", error=error) for error in errors] + [run()])
+    assert {one.group: one.errors for one in store.aggregate(group_by="error")} == {
+        "RuntimeError: Task <Task pending name='Task-…' coro=<f() at 0x…>> got a Future": 3,
+        "ValueError: no such order": 1,
+        None: 0,
+    }
+
+
+def test_a_cancelled_trace_is_neither_ok_nor_an_error(store: Store) -> None:
+    cancelled = run(status="cancelled", outputs=["partial"])
+    store.append([cancelled, run(), run(status="error", error="E")])
+    assert [one.trace_id for one in store.traces(status="cancelled")] == [cancelled.trace_id]
+    assert [len(store.traces(status=status)) for status in ("ok", "error")] == [1, 1]
+    assert [one.errors for one in store.aggregate()] == [1]
+    assert store.trace(cancelled.trace_id).root.status == "cancelled"
 
 
 def test_aggregates_count_outcomes_apart_and_newest_versions_only(store: Store) -> None:

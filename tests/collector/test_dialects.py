@@ -325,3 +325,23 @@ def test_a_failing_dialect_is_logged_once_for_each_type_of_error(caplog):
         read(raw({"error": error}), dialects=[faulty])
     assert [record.exc_info[1].args for record in caplog.records] == [("a",), ("c",)]
     assert "dialect 'faulty'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "kind", ["asyncio.exceptions.CancelledError", "CancelledError", "trio.Cancelled", "GeneratorExit", "AbortError"]
+)
+def test_a_span_that_a_cancellation_ended_is_cancelled(kind):
+    event = Event("exception", 1, {"exception.type": kind})
+    found = read(raw(status=2, message="cancelled", events=(event,)), strict)
+    assert (found.status, found.error) == ("cancelled", None)
+
+
+def test_a_span_that_failed_after_a_cancellation_is_an_error():
+    kinds = ("CancelledError", "KeyError")
+    events = tuple(Event("exception", n, {"exception.type": kind}) for n, kind in enumerate(kinds))
+    assert read(raw(status=2, events=events), strict).status == "error"
+
+
+@pytest.mark.parametrize("said", ["true", 1, False])
+def test_only_true_marks_a_run_as_cancelled(said):
+    assert run(**{"assay.cancelled": said}).status == "unset"

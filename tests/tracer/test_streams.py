@@ -57,6 +57,7 @@ def test_closed_early(traced: Spans) -> None:
     assert traced.outputs("count") == [0]
     assert closed(traced, "count") is True
     assert traced.one("count").status.status_code is StatusCode.UNSET
+    assert (traced.one("count").attributes or {})["assay.cancelled"] is True
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -264,7 +265,9 @@ def test_cancelled_while_iterating(traced: Spans) -> None:
             await task
 
     asyncio.run(main())
-    assert "CancelledError" in str(traced.one("slow").status.description)
+    span = traced.one("slow")
+    assert (span.status.status_code, (span.attributes or {}).get("assay.cancelled")) == (StatusCode.UNSET, True)
+    assert (span.attributes or {}).get("output.value") == "[1]"
 
 
 def test_frameworks_still_see_generator_functions(traced: Spans) -> None:

@@ -15,7 +15,7 @@ from assay.collector.records import JSON, Feedback, OpenRun, Run, Trace
 from assay.collector.terminal import cut
 
 SHORT, DOCUMENT = 400, 120  # characters
-STYLES = {"error": "bold red", "ok": "bold", "unset": "bold"}
+STYLES = {"error": "bold red", "cancelled": "bold yellow", "ok": "bold", "unset": "bold"}
 
 
 def tree(trace: Trace, *, whole: bool = False) -> Tree:

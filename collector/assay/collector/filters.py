@@ -42,7 +42,7 @@ class Filter:
     kind: str | None = None
     any_name: str | None = None
     any_kind: str | None = None
-    status: str | None = None  # "error"; "ok" holds for every other, "unset" for those of them that say nothing
+    status: str | None = None  # "error", "cancelled"; "ok": every other; "unset": those without a status
     error: str | None = None  # words of the error's text
     model: str | None = None  # some run used this model
     latency_ms: Comparison | None = None

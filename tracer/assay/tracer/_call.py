@@ -19,6 +19,7 @@ from assay.tracer._documents import readable
 from assay.tracer._json import cut_text, to_json
 from assay.tracer._run import JSON_MIME, TEXT_MIME
 from assay.tracer._runtime import Runtime, current
+from assay.tracer._span import mark_ok
 
 
 class Spec(NamedTuple):
@@ -67,6 +68,7 @@ def finish(spec: Spec, call: Call, result: object) -> None:
         try:
             if spec.outputs and call.runtime.content and call.span.is_recording():
                 set_outputs(spec, call, result)
+            mark_ok(call.span)
         finally:
             call.span.end()
     except Exception as error:

@@ -20,7 +20,7 @@ from assay.tracer._errors import ours, say_once
 from assay.tracer._feedback import said_of
 from assay.tracer._json import cut_text, to_json
 from assay.tracer._runtime import Runtime, current
-from assay.tracer._span import Clock, LiveSpan
+from assay.tracer._span import Clock, LiveSpan, mark_ok
 from assay.tracer.hints import no_option
 
 JSON_MIME, TEXT_MIME = "application/json", "text/plain"
@@ -242,6 +242,8 @@ class span:
             _context.detach(self._token)
             if error is not None:
                 self._run._runtime.fail(self._run.span, error)
+            else:
+                mark_ok(self._run.span)
             self._run.span.end()
 
     async def __aenter__(self) -> Run:

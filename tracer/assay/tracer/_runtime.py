@@ -24,7 +24,7 @@ from assay.tracer._host import carry_context_into_threads, close_on_sigterm
 from assay.tracer._joined import JoinedProcessor
 from assay.tracer._provider import CaptureSink, Provider, Spans, merged
 from assay.tracer._settings import Capture, Redactor, Settings
-from assay.tracer._span import Clock, LiveSpan, mark_recorded, new_local
+from assay.tracer._span import Clock, LiveSpan, is_cancellation, mark_recorded, new_local
 from assay.tracer._tally import FlushResult
 
 SCOPE = InstrumentationScope("assay", "0.1.0")
@@ -116,11 +116,11 @@ class Runtime:
         return span, otel.set_span_in_context(span, ctx)
 
     def fail(self, span: otel.Span, error: BaseException) -> None:
-        """Record the exception that leaves a span. A generator that is closed early has not failed."""
-        if isinstance(error, GeneratorExit):
-            return
+        """Record the exception that leaves a span. A cancelled run has not failed."""
         if isinstance(span, LiveSpan):
             span.fail(error)
+        elif is_cancellation(error):
+            span.set_attribute(names.CANCELLED, True)
         elif span.is_recording():
             if mark_recorded(error, span.get_span_context().trace_id):
                 span.record_exception(error, escaped=True)

@@ -36,7 +36,7 @@ VENDOR = "assay"  # our key in the W3C tracestate
 SAMPLED, MARKED = 1, 2  # bits of the flags there
 MAX_ATTRIBUTES = 10_000
 MAX_EVENTS = 1_000
-_UNSET = Status(StatusCode.UNSET)
+_UNSET, _OK = Status(StatusCode.UNSET), Status(StatusCode.OK)
 _SAMPLED, _NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 
 _random = random.Random()  # our own: an application that calls random.seed(0) must not repeat our ids
@@ -330,12 +330,36 @@ class LiveSpan(ReadableSpan, otel.Span):
         self.end()
 
     def fail(self, error: BaseException) -> None:
-        """Record an exception that leaves the span, once per trace, and set the status, unless told otherwise."""
+        """Record an exception that leaves the span, once per trace, and set the status, unless told otherwise.
+
+        A cancellation is marked as such; it is not an error.
+        """
+        if is_cancellation(error):
+            return self.set_attribute(names.CANCELLED, True)
         event, status = self.notes
         if event:
             self.record_exception(error, escaped=True)
         if status:
             self.set_status(Status(StatusCode.ERROR, _errors.describe(error)))
+        return None
+
+
+def mark_ok(span: otel.Span) -> None:
+    """Set the status of a span whose work ended well to OK, unless it has a status already."""
+    if isinstance(span, LiveSpan):
+        if span._status is _UNSET:
+            span._status = _OK
+    elif (status := getattr(span, "status", None)) is not None and status.is_unset:
+        span.set_status(_OK)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether an exception cancels work from outside: a closed generator, a cancelled task (asyncio, trio)."""
+    if isinstance(error, Exception):
+        return False
+    return isinstance(error, GeneratorExit) or any(
+        kind.__name__ in ("CancelledError", "Cancelled") for kind in type(error).__mro__
+    )
 
 
 def _beyond(what: str, most: int) -> None:

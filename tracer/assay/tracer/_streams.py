@@ -27,6 +27,7 @@ from assay.tracer._handle import AsyncGeneratorHandle, GeneratorHandle
 from assay.tracer._iterators import body_of, followed, has_body, is_built_in, is_stream, set_body
 from assay.tracer._json import to_json
 from assay.tracer._run import JSON_MIME
+from assay.tracer._span import mark_ok
 
 MAX_ITEMS = 10_000  # recorded; the rest is counted
 _MOST_KINDS = 1_000  # types that are remembered
@@ -193,6 +194,9 @@ class Stream:
             try:
                 if closed:
                     self._call.span.set_attribute(names.STREAM_CLOSED, True)
+                    self._call.span.set_attribute(names.CANCELLED, True)
+                else:
+                    mark_ok(self._call.span)
                 self._set_outputs()
             finally:
                 self._call.span.end()

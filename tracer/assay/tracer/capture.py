@@ -16,13 +16,14 @@ from typing import Any
 
 from opentelemetry.context.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
 
-from assay.tracer import _context
+from assay.tracer import _context, _errors
 from assay.tracer._decorate import MARK
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
-from assay.tracer._span import LiveSpan, book
+from assay.tracer._span import LiveSpan, book, is_cancellation
 
 __all__ = ["Captured", "FeedbackEvent", "capture", "is_traced", "is_wrapped"]
 
@@ -117,7 +118,10 @@ def capture(
     try:
         yield captured
     except BaseException as error:
-        span.fail(error)
+        if is_cancellation(error):  # what is captured was to return something, so it has failed, whoever stopped it
+            span.set_status(StatusCode.ERROR, _errors.describe(error))
+        else:
+            span.fail(error)
         raise
     finally:
         _context.detach(token)

@@ -32,6 +32,8 @@ from assay.collector.records import JSON, Event, Run, Status, quick
 from assay.tracer import attributes as names
 
 STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
+# Names of exceptions that cancel work from outside: asyncio's, trio's, a closed generator, JavaScript's
+CANCELLATIONS = frozenset(("CancelledError", "Cancelled", "GeneratorExit", "AbortError"))
 SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # internal is what everything is by default
 ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
 AWAITS = "assay.awaits"  # an attribute: the fields that a dialect expects in other messages
@@ -116,7 +118,7 @@ def _run(span: RawSpan, draft: Draft) -> Run:
     if draft.awaits:
         attributes[AWAITS] = list(draft.awaits)
     _, project, environment = whose(span.resource)
-    status = STATUSES[span.status] if 0 <= span.status < 3 else "unset"
+    status = status_of(span.status, attributes, span.events)
     return new_run(  # its fields in their order
         span.trace_id,
         span.span_id,
@@ -181,8 +183,26 @@ def _failed(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
     return dialects[-1]  # one that does not fail every time: leave one out at any rate
 
 
+def status_of(code: int, attributes: Mapping[str, Any], events: Sequence[Event]) -> Status:
+    """Return the status of a run: cancelled if its tracer says so, or if the last exception of a failed one cancels it.
+
+    `code` is OTLP's: 0 unset, 1 ok, 2 error.
+    """
+    if attributes.get(names.CANCELLED) is True:
+        return "cancelled"
+    if code == 2 and events and (exception := _last_exception(events)):
+        kind = exception.attributes.get("exception.type")
+        if isinstance(kind, str) and kind.rpartition(".")[2] in CANCELLATIONS:
+            return "cancelled"
+    return STATUSES[code] if 0 <= code < 3 else "unset"
+
+
+def _last_exception(events: Sequence[Event]) -> Event | None:
+    return next((event for event in reversed(events) if event.name == "exception"), None)
+
+
 def _error(span: RawSpan, attributes: Mapping[str, JSON]) -> str:
-    exception = next((event for event in reversed(span.events) if event.name == "exception"), None)
+    exception = _last_exception(span.events)
     if exception and (told := _exception(exception)):
         return told
     return span.message or as_text(attributes.get("error.type") or "error")

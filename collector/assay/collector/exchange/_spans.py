@@ -91,13 +91,20 @@ def _bare(run: Run) -> dict[str, Any]:
     return {"traceId": run.trace_id, "spanId": run.span_id, **parent, "name": run.name, **times, "attributes": []}
 
 
+def _status_code(run: Run) -> int:
+    """Return OTLP's code; a cancellation is told by its attribute, or by an exception beside the code for errors."""
+    if run.status != "cancelled":
+        return STATUSES.index(run.status)
+    return 0 if names.CANCELLED in run.attributes else 2
+
+
 def _span(run: Run) -> dict[str, Any]:
     kind = run.attributes.get("otel.span.kind")
     message = {"message": run.error} if run.error is not None else {}
     made = {
         **_bare(run),
         "kind": SPAN_KINDS.index(kind) if kind in SPAN_KINDS[2:] else 1,
-        "status": {"code": STATUSES.index(run.status), **message},
+        "status": {"code": _status_code(run), **message},
         "attributes": attributes({**run.attributes, **_names(run)}),
         "events": [
             {"name": event.name, "timeUnixNano": str(event.time_ns), "attributes": attributes(event.attributes)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 JSON: TypeAlias = Any  # None, bool, int, float, str, list or dict of these
-Status = Literal["unset", "ok", "error"]
+Status = Literal["unset", "ok", "error", "cancelled"]
 Outcome = Literal["score", "error", "skip"]
 Source = Literal["code", "model", "human"]
 DatasetKind = Literal["kv", "llm", "chat"]

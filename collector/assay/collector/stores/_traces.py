@@ -173,8 +173,9 @@ class TraceStore(Protocol):
     ) -> list[Bucket]:
         """Counts, error rate, latency, tokens, cost and feedback over time; one bucket in all if `bucket_ns` is None.
 
-        `group_by` is one of project, environment, name, model, user, session, experiment. What the store keeps no sums
-        of is counted trace by trace: of the newest 10,000 alone, or as many as `newest` says, and each `Bucket` tells;
+        `group_by` is one of project, environment, name, model, user, session, experiment, error (the first line of the
+        root's error, without addresses and task numbers; None for traces without one). What the store keeps no sums of
+        is counted trace by trace: of the newest 10,000 alone, or as many as `newest` says, and each `Bucket` tells;
         "all" counts all of them. Raises `Refused` for more than 10,000 buckets.
         """
 

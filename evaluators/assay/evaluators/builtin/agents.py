@@ -145,8 +145,8 @@ class TrajectoryMatch:
 class HasSpan:
     """Whether the trace has a span that matches all that is given; `at_least` and `at_most` count the matching spans.
 
-    `name` and `kind` are compared as they are, `attributes` and `inputs` field by field, `status` is "ok", "error" or
-    "unset", `max_seconds` and `min_seconds` bound the duration.
+    `name` and `kind` are compared as they are, `attributes` and `inputs` field by field, `status` is "ok", "error",
+    "cancelled" or "unset", `max_seconds` and `min_seconds` bound the duration.
     """
 
     name: str | None = None

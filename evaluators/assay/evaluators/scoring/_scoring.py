@@ -81,13 +81,15 @@ class Scoring:
 
 
 def of_failed(evaluator: Evaluator, case: Case, target: Target) -> list[Feedback] | None:
-    """Skips, when the task failed and the evaluator judges what it would have returned."""
+    """Return skips when the task failed, or was cancelled without outputs, and the evaluator judges its outputs."""
     run = case.run
-    if run is None or run.status != "error":
+    cancelled = run is not None and run.status == "cancelled" and run.outputs is None
+    if run is None or not (cancelled or run.status == "error"):
         return None
     if _SEE_FAILURES & set(evaluator.needs) or "outputs" in evaluator.uses:
         return None
-    return evaluator.make.skip(target, f"the task failed: {run.error or 'error'}")
+    reason = "the run was cancelled before it returned" if cancelled else f"the task failed: {run.error or 'error'}"
+    return evaluator.make.skip(target, reason)
 
 
 def _chosen(evaluators: Sequence[Evaluator], only: Sequence[Evaluator] | None) -> Sequence[Evaluator]:

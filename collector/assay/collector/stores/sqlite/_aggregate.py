@@ -41,6 +41,7 @@ _GROUPS = {
     "session": "t.session_id",
     "experiment": "t.experiment_id",
     "model": "m.key",
+    "error": "error_group(t.error)",
 }
 
 # Of an array SQLite makes JSON far faster than a text of its own

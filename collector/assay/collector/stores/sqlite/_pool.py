@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from assay.collector._asking import ASKED, Question
+from assay.collector.error_text import error_group
 from assay.collector.errors import Closed, Halted, Unavailable
 from assay.collector.stores.sqlite._beside import connect_read_only
 from assay.collector.stores.sqlite._errors import translate
@@ -94,6 +95,7 @@ class Readers:
         except sqlite3.Error as error:
             raise self._why(error, None) from error
         db.create_function("store_now", 0, self._now)
+        db.create_function("error_group", 1, error_group, deterministic=True)
         reader = Reader(db)
         db.set_progress_handler(lambda: self._closed or reader.is_over, STEPS)
         return reader

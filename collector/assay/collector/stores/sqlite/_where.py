@@ -109,7 +109,8 @@ def _operator(operator: str) -> str:
 
 _STATUSES = {
     "error": "t.error_count > 0 AND t.status = 'error'",  # the first half lets SQLite use the index over such traces
-    "ok": "t.status <> 'error'",
+    "ok": "t.status NOT IN ('error', 'cancelled')",
+    "cancelled": "t.status = 'cancelled'",
     "unset": "t.status = 'unset'",
 }
 
